@@ -1,0 +1,300 @@
+"""Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any
+
+from ascend_lab.chip.model import Chip, Fact, Link, Memory, Path, VectorCost
+from ascend_lab.errors import ChipError
+
+PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
+
+# Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
+LIMITS = {
+    "hz": 1e10,
+    "bytes": 1e14,
+    "rate_bytes_per_cycle": 1e5,
+    "rate_bytes_per_s": 1e14,
+    "cycles": 1e5,
+    "s": 1.0,
+    "count": 4096,
+    "w": 1e4,
+    "energy_pj_per_byte": 1e5,
+}
+ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s")
+VALUE_KEYS = {"value", "source", "trust"}
+PATH_KEYS = {"pipe", "unit", "rate_bytes_per_cycle", "startup_cycles", "latency_cycles"}
+PATH_KEYS |= {"energy_pj_per_byte"}
+SECTIONS = {
+    "core": {"count", "vector_per_core"},
+    "clock": {"hz"},
+    "cube": {"fp16", "int8", "head_cycles", "fp16_energy_pj", "int8_energy_pj"},
+    "vector": {"repeat_bytes", "energy_pj_per_byte"},
+    "scalar": {"cycles"},
+    "sync": {"flag_cycles", "barrier_cycles", "event_ids_count"},
+    "launch": {"overhead_s"},
+    "power": {"typical_w"},
+}
+MEMORY_KEYS = {"size_bytes", "rate_bytes_per_s", "latency_cycles", "energy_pj_per_byte"}
+LINK_KEYS = {"rate_bytes_per_s", "latency_s", "count"}
+OPTIONAL = {"power", "power.typical_w", "link", "base"}
+
+
+class _Reader:
+    """Walks the parsed file, checks as it reads, and remembers every fact."""
+
+    def __init__(self, file: str, data: dict[str, Any]) -> None:
+        self.file, self.data = file, data
+        self.facts: dict[str, Fact] = {}
+        self.sources: dict[str, str] = data.get("sources", {})
+
+    def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
+        return ChipError(f"{self.file}: {key} needs {needed}", repr(got), remedy)
+
+    def table(self, key: str, known: set[str] | None = None) -> dict[str, Any]:
+        """Return the table at dotted `key`; refuse unknown names in it."""
+        node: Any = self.data
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise self.fail(key, "a table", node, "copy the section from a preset chip file")
+        if known is not None:
+            for name in node:
+                if name not in known:
+                    raise self.fail(
+                        f"{key}.{name}",
+                        "a known key",
+                        name,
+                        f"known keys: {', '.join(sorted(known))}",
+                    )
+        return node
+
+    def number(self, key: str) -> float:
+        """Return the number at dotted `key`, finite, credible and with a known source."""
+        parent, _, leaf = key.rpartition(".")
+        entry = self.table(parent).get(leaf)
+        if not isinstance(entry, dict) or set(entry) != VALUE_KEYS:
+            raise self.fail(
+                key, '{value = ..., source = "...", trust = "..."}', entry, "give all three"
+            )
+        value, source, trust = entry["value"], entry["source"], entry["trust"]
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise self.fail(key, "a number", value, "write it without quotes")
+        zero_ok = any(leaf.endswith(z) for z in ZERO_ALLOWED)
+        if value < 0 or (value == 0 and not zero_ok):
+            raise self.fail(key, "a positive number", value, "check the sign and the unit")
+        limit = next((v for k, v in LIMITS.items() if leaf == k or leaf.endswith("_" + k)), 1e15)
+        if value > limit:
+            raise self.fail(key, f"at most {limit:g}", value, "check the unit in the key's name")
+        if trust not in ("published", "derived", "assumed"):
+            raise self.fail(key, "trust published, derived or assumed", trust, "choose one")
+        if source not in self.sources:
+            raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
+        self.facts[key] = Fact(float(value), source, trust)
+        return float(value)
+
+    def integer(self, key: str) -> int:
+        value = self.number(key)
+        if value != int(value):
+            raise self.fail(key, "a whole number", value, "round it")
+        return int(value)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        is_fact = isinstance(value, dict) and "value" in value
+        if isinstance(old, dict) and isinstance(value, dict) and not is_fact:
+            out[key] = _merge(old, value)
+        else:
+            out[key] = value
+    return out
+
+
+def _cube(reader: _Reader) -> dict[str, tuple[int, int, int]]:
+    shapes = {}
+    for dtype in ("fp16", "int8"):
+        sides = [reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn"]
+        shapes[dtype] = (sides[0], sides[1], sides[2])
+    return shapes
+
+
+def _paths(reader: _Reader) -> dict[tuple[str, str], Path]:
+    paths = {}
+    for name in reader.table("path"):
+        src, arrow, dst = name.partition("->")
+        key = f"path.{name}"
+        if not arrow or src not in SPACES or dst not in SPACES:
+            raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "mend the name")
+        entry = reader.table(key, PATH_KEYS)
+        pipe, unit = entry.get("pipe"), entry.get("unit")
+        if pipe not in PIPES:
+            raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "mend it")
+        if unit not in ("core", "cube", "vector"):
+            raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
+        paths[src, dst] = Path(
+            pipe,
+            unit,
+            reader.number(f"{key}.rate_bytes_per_cycle"),
+            reader.integer(f"{key}.startup_cycles"),
+            reader.integer(f"{key}.latency_cycles"),
+            reader.number(f"{key}.energy_pj_per_byte"),
+        )
+    for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B")):
+        if needed not in paths:
+            raise reader.fail(f"path.{'->'.join(needed)}", "an entry", None, "add the path")
+    return paths
+
+
+def _memory(reader: _Reader, key: str) -> Memory:
+    reader.table(key, MEMORY_KEYS)
+    return Memory(
+        reader.integer(f"{key}.size_bytes"),
+        reader.number(f"{key}.rate_bytes_per_s"),
+        reader.integer(f"{key}.latency_cycles"),
+        reader.number(f"{key}.energy_pj_per_byte"),
+    )
+
+
+def _links(reader: _Reader) -> dict[str, Link]:
+    if "link" not in reader.data:
+        return {}
+    links = {}
+    for name in reader.table("link"):
+        key = f"link.{name}"
+        reader.table(key, LINK_KEYS)
+        links[name] = Link(
+            reader.number(f"{key}.rate_bytes_per_s"),
+            reader.number(f"{key}.latency_s"),
+            reader.integer(f"{key}.count"),
+        )
+    return links
+
+
+def _vector_costs(reader: _Reader) -> dict[str, VectorCost]:
+    costs = {}
+    for op in reader.table("vector_op"):
+        key = f"vector_op.{op}"
+        reader.table(key, {"head_cycles", "slope_cycles", "tail_cycles"})
+        head, slope, tail = (
+            reader.integer(f"{key}.{part}_cycles") for part in ("head", "slope", "tail")
+        )
+        costs[op] = VectorCost(head, slope, tail)
+    if "default" not in costs:
+        raise reader.fail("vector_op.default", "an entry", None, "add the default cost")
+    return costs
+
+
+def _check_sections(reader: _Reader) -> None:
+    known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
+    known |= {"alignment", "path", "l2", "memory", "vector_op"}
+    for name in reader.data:
+        if name not in known:
+            raise reader.fail(name, "a known section", name, f"known: {', '.join(sorted(known))}")
+    for section, keys in SECTIONS.items():
+        if section in reader.data or section not in OPTIONAL:
+            reader.table(section, keys)
+    for key in ("name", "summary"):
+        if not isinstance(reader.data.get(key), str):
+            raise reader.fail(key, "a text", reader.data.get(key), "add it")
+    if not isinstance(reader.data.get("combined"), bool):
+        raise reader.fail("combined", "true or false", reader.data.get("combined"), "add it")
+
+
+def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
+    """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
+    reader = _Reader(file, data)
+    _check_sections(reader)
+    buffers = {name: reader.integer(f"buffer.{name}.size_bytes") for name in reader.table("buffer")}
+    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
+        if name not in buffers:
+            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    align = {n: reader.integer(f"alignment.{n}.size_bytes") for n in reader.table("alignment")}
+    power = reader.number("power.typical_w") if "power" in data else None
+    cube = _cube(reader)
+    energy = {d: reader.number(f"cube.{d}_energy_pj") for d in cube}
+    return Chip(
+        name=data["name"],
+        summary=data["summary"],
+        combined=data["combined"],
+        core_count=reader.integer("core.count"),
+        vector_cores_per_core=reader.integer("core.vector_per_core"),
+        clock_hz=reader.number("clock.hz"),
+        cube=MappingProxyType(cube),
+        cube_head_cycles=reader.integer("cube.head_cycles"),
+        vector_bytes_per_repeat=reader.integer("vector.repeat_bytes"),
+        vector_costs=MappingProxyType(_vector_costs(reader)),
+        scalar_cycles=reader.integer("scalar.cycles"),
+        flag_cycles=reader.integer("sync.flag_cycles"),
+        barrier_cycles=reader.integer("sync.barrier_cycles"),
+        max_repeat=255,
+        event_ids=reader.integer("sync.event_ids_count"),
+        launch_overhead_s=reader.number("launch.overhead_s"),
+        buffers=MappingProxyType(buffers),
+        alignment=MappingProxyType(align),
+        paths=MappingProxyType(_paths(reader)),
+        l2=_memory(reader, "l2"),
+        device_memory=_memory(reader, "memory"),
+        mac_energy_pj=MappingProxyType(energy),
+        vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
+        power_w=power,
+        links=MappingProxyType(_links(reader)),
+        facts=MappingProxyType(reader.facts),
+        sources=MappingProxyType(reader.sources),
+    )
+
+
+def _parse(text: str, file: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ChipError(f"{file}: valid TOML", str(error), "mend that line") from error
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    if base not in (*PRESETS, "common"):
+        raise ChipError(f"{file}: base names a preset", repr(base), f"use {', '.join(PRESETS)}")
+    return _merge(_parse(_preset_text(base), f"{base}.toml"), data)
+
+
+def _preset_text(name: str) -> str:
+    return (resources.files("ascend_lab.chip") / "presets" / f"{name}.toml").read_text("utf-8")
+
+
+@cache
+def _load_preset(name: str) -> Chip:
+    return chip_from_dict(_parse(_preset_text(name), f"{name}.toml"), f"{name}.toml")
+
+
+def load_chip(name_or_file: str | FilePath) -> Chip:
+    """Return a preset by name ("Ascend910A") or a chip read from a .toml file of your own.
+
+    Raises `ChipError` for an unknown name, an unreadable file or a wrong entry.
+    """
+    name = str(name_or_file)
+    if name in PRESETS:
+        return _load_preset(name)
+    if not name.endswith(".toml"):
+        raise ChipError(
+            "a preset name or a .toml file", repr(name), f"presets: {', '.join(PRESETS)}"
+        )
+    try:
+        text = FilePath(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChipError("a readable chip file", f"{name}: {error}", "check the path") from error
+    return chip_from_dict(_parse(text, name), name)
+
+
+def presets() -> Mapping[str, Chip]:
+    """Return all preset chips by name."""
+    return {name: _load_preset(name) for name in PRESETS}

@@ -1,0 +1,155 @@
+"""What a chip is: frozen numbers, each with its source and how far to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ascend_lab.errors import PathError
+
+Trust = Literal["published", "derived", "assumed"]
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "fp16": 2,
+    "fp32": 4,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+}
+
+BLOCK_BYTES = 32
+"""One UB/L1 block: the unit of addresses and of the C0 axis (Ascend C docs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One number of a chip file: its value, the key of its source, and its trust level."""
+
+    value: float
+    source: str
+    trust: Trust
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A legal data path: who drives it, how fast, and what an instruction on it costs.
+
+    A copy of n bytes occupies the pipe for `startup_cycles + n / rate_bytes_per_cycle` and its
+    result is visible `latency_cycles` later. `unit` is the kind of core that owns the path.
+    """
+
+    pipe: str
+    unit: str
+    rate_bytes_per_cycle: float
+    startup_cycles: int
+    latency_cycles: int
+    energy_pj_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCost:
+    """Vector timing `head + slope * repeats`, result visible `tail` cycles later."""
+
+    head_cycles: int
+    slope_cycles: int
+    tail_cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A memory shared by all cores: size and total rate for reading or writing."""
+
+    size_bytes: int
+    rate_bytes_per_s: float
+    latency_cycles: int
+    energy_pj_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One kind of link between devices: rate per direction and start-up time."""
+
+    rate_bytes_per_s: float
+    latency_s: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """An NPU as data: cores, clock, cube, vector unit, buffers, paths, memories, links.
+
+    `facts` keeps every number once more with source and trust, keyed like the file
+    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out.
+    """
+
+    name: str
+    summary: str
+    combined: bool
+    core_count: int
+    vector_cores_per_core: int
+    clock_hz: float
+    cube: Mapping[str, tuple[int, int, int]]
+    cube_head_cycles: int
+    vector_bytes_per_repeat: int
+    vector_costs: Mapping[str, VectorCost]
+    scalar_cycles: int
+    flag_cycles: int
+    barrier_cycles: int
+    max_repeat: int
+    event_ids: int
+    launch_overhead_s: float
+    buffers: Mapping[str, int]
+    alignment: Mapping[str, int]
+    paths: Mapping[tuple[str, str], Path]
+    l2: Memory
+    device_memory: Memory
+    mac_energy_pj: Mapping[str, float]
+    vector_energy_pj_per_byte: float
+    power_w: float | None
+    links: Mapping[str, Link]
+    facts: Mapping[str, Fact]
+    sources: Mapping[str, str]
+
+    def path(self, src: str, dst: str) -> Path:
+        """Return the path src -> dst; raise `PathError` naming the paths that do exist."""
+        found = self.paths.get((src, dst))
+        if found is None:
+            legal = ", ".join(f"{a}->{b}" for a, b in self.paths if a == src or b == dst)
+            raise PathError(
+                f"a data path {src}->{dst} on {self.name}",
+                "none",
+                f"go through one of: {legal or 'no path touches them'}",
+            )
+        return found
+
+    def cube_shape(self, dtype: str) -> tuple[int, int, int]:
+        """Return (m, k, n) multiplied per cycle for inputs of `dtype`."""
+        if dtype not in self.cube:
+            raise PathError(
+                f"a cube number format on {self.name}", dtype, f"use one of {', '.join(self.cube)}"
+            )
+        return self.cube[dtype]
+
+    def macs_per_cycle(self, dtype: str) -> int:
+        """Multiply-accumulates of one core in one cycle: m * k * n of the cube."""
+        return math.prod(self.cube_shape(dtype))
+
+    def peak_ops_per_s(self, dtype: str) -> float:
+        """Cube peak of the chip, ops/s = 2 * cores * macs/cycle * clock (1 MAC = 2 ops)."""
+        return 2.0 * self.core_count * self.macs_per_cycle(dtype) * self.clock_hz
+
+    def vector_peak_ops_per_s(self, dtype: str) -> float:
+        """Vector peak of the chip, ops/s = vector cores * lanes * clock, one op a lane a cycle."""
+        lanes = self.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
+        return float(self.core_count * self.vector_cores_per_core * lanes) * self.clock_hz
+
+    def cores_of(self, unit: str) -> int:
+        """Number of cores that run programs of `unit` ("core", "cube" or "vector")."""
+        return self.core_count * (self.vector_cores_per_core if unit == "vector" else 1)
+
+    def shared_rate_bytes_per_cycle(self, level: str, active_cores: int) -> float:
+        """Rate one of n active cores gets from "L2" or "memory": total / n, in bytes/cycle."""
+        memory = self.l2 if level == "L2" else self.device_memory
+        return memory.rate_bytes_per_s / active_cores / self.clock_hz

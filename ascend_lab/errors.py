@@ -1,0 +1,53 @@
+"""The error family: every message says what was needed, what was there, and a remedy."""
+
+from __future__ import annotations
+
+
+class AscendLabError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    def __init__(self, needed: str, got: str = "", remedy: str = "") -> None:
+        """Build the message from `needed`, `got` and `remedy`; empty parts are left out."""
+        self.needed, self.got, self.remedy = needed, got, remedy
+        parts = [needed]
+        if got:
+            parts.append(f"got {got}")
+        if remedy:
+            parts.append(remedy)
+        super().__init__("; ".join(parts))
+
+
+class ChipError(AscendLabError):
+    """A chip file or chip name is wrong."""
+
+
+class ProgramError(AscendLabError):
+    """An instruction, region, loop or program is malformed."""
+
+
+class PathError(ProgramError):
+    """The chip has no path, unit or number format for what an instruction asks."""
+
+
+class CapacityError(ProgramError):
+    """Something does not fit: a buffer, a repeat count, an event id."""
+
+
+class AlignmentError(ProgramError):
+    """An on-chip address or length is not a multiple of the buffer's block."""
+
+
+class SyncError(ProgramError):
+    """Flags are used so that pipes wait forever or synchronise nothing."""
+
+
+class SimulationError(AscendLabError):
+    """A program cannot be executed or timed as asked."""
+
+
+class MachineError(AscendLabError):
+    """A small teaching machine was asked for something it cannot do."""
+
+
+class InputError(AscendLabError):
+    """A user's file, number or command-line argument cannot be used."""

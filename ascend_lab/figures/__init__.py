@@ -1,0 +1,24 @@
+"""Figures: pure functions `fig_*(...) -> Figure`, loaded when first used.
+
+To add a figure write it in a module of this package and add one line to `FIGURES`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+FIGURES: dict[str, str] = {
+    # figure function -> module of this package that defines it
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in FIGURES:
+        return getattr(import_module(f"{__name__}.{FIGURES[name]}"), name)
+    known = ", ".join(sorted(FIGURES)) or "none yet"
+    raise AttributeError(f"ascend_lab.figures has no figure {name!r}; there are: {known}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*FIGURES, "FIGURES"])

@@ -1,0 +1,244 @@
+"""One look for every figure of the book: size, type, colours, hatches, background, alt text.
+
+A figure function is pure: parameters in, `LabFigure` out, no pyplot state. It has this shape:
+
+    @styled
+    def fig_name(...) -> LabFigure:
+        fig, ax = new_figure(height_in=2.6)
+        ...
+        return finish(fig, alt="what the data say, in one or two sentences")
+
+The palette is the one of Okabe and Ito (https://jfly.uni-koeln.de/color/), which readers with any
+common form of colour blindness can tell apart; hatches carry the same information without colour.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib as mpl
+from cycler import cycler
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ascend_lab.errors import AscendLabError
+
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILLION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#8C8C8C"
+LIGHT = "#E4E4E0"
+INK = "#222222"
+PAPER = "#FBFBF8"
+
+PALETTE: tuple[str, ...] = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK)
+"""Order in which series take their colour."""
+
+WIDTH_IN = 6.4
+DPI = 100
+MIN_ALT_CHARS = 40
+
+STYLE: Mapping[str, Any] = MappingProxyType(
+    {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.titleweight": "bold",
+        "axes.labelsize": 9,
+        "xtick.labelsize": 8,
+        "ytick.labelsize": 8,
+        "legend.fontsize": 8,
+        "legend.frameon": False,
+        "legend.handlelength": 2.4,
+        "legend.handleheight": 1.1,
+        "figure.titlesize": 10,
+        "figure.facecolor": PAPER,
+        "axes.facecolor": "#FFFFFF",
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "text.color": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.8,
+        "axes.grid": False,
+        "axes.axisbelow": True,
+        "grid.color": "#D8D8D4",
+        "grid.linewidth": 0.6,
+        "lines.linewidth": 1.6,
+        "lines.markersize": 5,
+        "patch.linewidth": 0.6,
+        "hatch.linewidth": 0.6,
+        "axes.prop_cycle": cycler(
+            color=PALETTE, linestyle=["-", "--", "-.", ":", "-", "--", "-.", ":"]
+        ),
+        "savefig.facecolor": "auto",
+        "savefig.bbox": "standard",
+        "path.sketch": None,
+        "text.usetex": False,
+    }
+)
+"""The matplotlib settings of the book; applied around building and drawing, never globally."""
+
+
+def book_style() -> AbstractContextManager[None]:
+    """Return a context of the matplotlib settings `STYLE`; the user's come back after it."""
+    settings: Any = dict(STYLE)
+    return mpl.rc_context(settings)
+
+
+class FigureError(AscendLabError):
+    """A figure that the book may not show, for example one without alt text."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipeStyle:
+    """How the bars of one pipe look: fill colour, hatch, and a text colour that reads on it."""
+
+    colour: str
+    hatch: str
+    text_colour: str
+
+    def patch_args(self) -> dict[str, Any]:
+        """Return keyword arguments for `Axes.barh`, `Axes.bar` or a patch."""
+        return {
+            "facecolor": self.colour,
+            "hatch": self.hatch,
+            "hatchcolor": (*to_rgb(self.text_colour), 0.45),
+            "edgecolor": INK,
+            "linewidth": 0.6,
+        }
+
+    def text_args(self) -> dict[str, Any]:
+        """Return keyword arguments for text on a bar: a plain box keeps the hatch out of it."""
+        box = {"facecolor": self.colour, "edgecolor": "none", "pad": 1.0}
+        return {"color": self.text_colour, "fontsize": 8, "bbox": box}
+
+
+PIPE_STYLE: Mapping[str, PipeStyle] = MappingProxyType(
+    {
+        "S": PipeStyle(YELLOW, "..", INK),
+        "V": PipeStyle(GREEN, "//", "#FFFFFF"),
+        "M": PipeStyle(VERMILLION, "", "#FFFFFF"),
+        "MTE1": PipeStyle(SKY, "\\\\", INK),
+        "MTE2": PipeStyle(BLUE, "xx", "#FFFFFF"),
+        "MTE3": PipeStyle(PURPLE, "--", INK),
+        "FIX": PipeStyle(ORANGE, "++", INK),
+    }
+)
+"""Colour and hatch of each pipe of a Da Vinci core, the same in every figure."""
+
+
+class LabFigure(Figure):
+    """A matplotlib figure that a notebook draws by itself, with its alt text, without pyplot.
+
+    Its text form is its alt text, so a strict notebook test compares what the figure says.
+    """
+
+    alt_text: str = ""
+
+    def __repr__(self) -> str:
+        return f"Figure: {self.alt_text or 'without alt text (call figures.style.finish)'}"
+
+    def to_png(self) -> bytes:
+        """Return the figure as PNG: the same bytes each time on the same matplotlib."""
+        buffer = io.BytesIO()
+        with book_style():
+            self.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.to_png()
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> tuple[dict[str, object], dict[str, object]]:
+        """Hand IPython picture and alt text together; it filters by `include` and `exclude`."""
+        data: dict[str, object] = {"image/png": self.to_png(), "text/plain": repr(self)}
+        return data, {"image/png": {"alt": self.alt_text}}
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def styled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Make a `fig_*` function build its artists in the book's style, and restore the user's."""
+
+    @wraps(function)
+    def in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with book_style():
+            return function(*args, **kwargs)
+
+    in_style.__dict__["is_styled"] = True
+    return in_style
+
+
+def new_figure(
+    nrows: int = 1,
+    ncols: int = 1,
+    height_in: float = 3.2,
+    *,
+    sharex: bool = False,
+    sharey: bool = False,
+    width_ratios: Sequence[float] | None = None,
+    height_ratios: Sequence[float] | None = None,
+) -> tuple[LabFigure, Any]:
+    """Return a figure of the book's width and its axes.
+
+    The axes come as `matplotlib.figure.Figure.subplots` returns them: one `Axes` for 1 x 1, an
+    array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise.
+    """
+    if nrows < 1 or ncols < 1 or not 0.5 <= height_in <= 12.0:
+        raise FigureError(
+            "a figure needs at least one row and one column and a height of 0.5 to 12 inches",
+            f"{nrows} x {ncols} axes and {height_in} inches",
+            "correct the call of new_figure",
+        )
+    with book_style():
+        fig = LabFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
+        axes = fig.subplots(
+            nrows,
+            ncols,
+            sharex=sharex,
+            sharey=sharey,
+            width_ratios=width_ratios,
+            height_ratios=height_ratios,
+        )
+    return fig, axes
+
+
+def finish(fig: LabFigure, *, alt: str) -> LabFigure:
+    """Give the figure its alt text, the data in one or two sentences, and return it.
+
+    Raises `FigureError` below `MIN_ALT_CHARS` characters: a reader who does not see the figure
+    must learn from the text what the others see.
+    """
+    text = " ".join(alt.split())
+    if len(text) < MIN_ALT_CHARS:
+        raise FigureError(
+            f"alt text needs at least {MIN_ALT_CHARS} characters",
+            f"{len(text)}: {text!r}",
+            "say what the data show: the series, their extremes, the comparison",
+        )
+    fig.alt_text = text
+    return fig
+
+
+def pipe_legend(ax: Any, pipes: Sequence[str], **legend_args: Any) -> None:
+    """Add a legend of pipes, colour and hatch, to the axes, in the order given."""
+    handles = [Patch(label=pipe, **PIPE_STYLE[pipe].patch_args()) for pipe in pipes]
+    ax.legend(handles=handles, **legend_args)

@@ -1,0 +1,255 @@
+"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError, ProgramError, SyncError
+from ascend_lab.isa import instructions as ins
+from ascend_lab.isa.legality import check_program
+from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One slot of a queue, held between alloc/enqueue or dequeue/free."""
+
+    buffer: Buffer
+    slot: int
+
+    def region(
+        self,
+        offset: Affine | int = 0,
+        sizes: Sequence[int] | int | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> Region:
+        """Return a region of this slot, as `Buffer.region`."""
+        return self.buffer.region(offset, sizes, strides, slot=self.slot)
+
+
+@dataclass(slots=True)
+class Queue:
+    """`depth` slots passed from one pipe to another: full flags one way, empty flags back."""
+
+    builder: KernelBuilder
+    buffer: Buffer
+    full: Event
+    empty: Event
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"alloc": 0, "enqueue": 0, "dequeue": 0, "free": 0}
+    )
+
+    def _step(self, what: str, instruction: Instruction) -> Tile:
+        self.builder.emit(instruction)
+        slot = self.counts[what]
+        self.counts[what] = slot + 1
+        return Tile(self.buffer, slot)
+
+    def alloc(self) -> Tile:
+        """Wait (on the producer) for an empty slot and return it."""
+        return self._step("alloc", ins.wait_flag(self.builder.chip, self.empty))
+
+    def enqueue(self) -> None:
+        """Tell the consumer that the slot is full."""
+        self._step("enqueue", ins.set_flag(self.builder.chip, self.full))
+
+    def dequeue(self) -> Tile:
+        """Wait (on the consumer) for a full slot and return it."""
+        return self._step("dequeue", ins.wait_flag(self.builder.chip, self.full))
+
+    def free(self) -> None:
+        """Give the slot back to the producer."""
+        self._step("free", ins.set_flag(self.builder.chip, self.empty))
+
+
+class KernelBuilder:
+    """Collects buffers, loops and instructions into a checked `Program` for one chip."""
+
+    def __init__(self, name: str, chip: Chip) -> None:
+        """Start an empty kernel `name` for `chip`."""
+        self.name, self.chip = name, chip
+        self._buffers: list[Buffer] = []
+        self._params: list[tuple[str, int]] = []
+        self._body: list[Node] = []
+        self._queues: list[Queue] = []
+        self._used_bytes: dict[str, int] = {}
+        self._used_ids: dict[tuple[str, str], int] = {}
+
+    # -- memory ---------------------------------------------------------------------------------
+    def tensor(self, name: str, dtype: str, elements: int) -> Buffer:
+        """Declare a tensor in GM."""
+        return self._add(Buffer(name, "GM", dtype, elements))
+
+    def buffer(self, name: str, space: str, dtype: str, elements: int, slots: int = 1) -> Buffer:
+        """Allocate `slots` on-chip pieces behind what is already allocated in `space`.
+
+        Raises `CapacityError` with the bytes needed and left.
+        """
+        unit = self.chip.alignment.get(space, 32)
+        pitch = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
+        start = self._used_bytes.get(space, 0)
+        size = self.chip.buffers.get(space)
+        if size is not None and start + pitch * slots > size:
+            raise CapacityError(
+                f"{name} ({slots} x {elements} {dtype}) needs {pitch * slots} bytes of {space}",
+                f"{size - start} of {size} bytes left on {self.chip.name}",
+                "use a smaller tile or fewer slots",
+            )
+        self._used_bytes[space] = start + pitch * slots
+        return self._add(Buffer(name, space, dtype, elements, slots, start, pitch))
+
+    def _add(self, buffer: Buffer) -> Buffer:
+        if any(b.name == buffer.name for b in self._buffers):
+            raise ProgramError(f"{self.name}: one buffer per name", buffer.name, "rename one")
+        self._buffers.append(buffer)
+        return buffer
+
+    def queue(
+        self, name: str, space: str, dtype: str, elements: int, *, src: str, dst: str, depth: int = 2
+    ) -> Queue:
+        """Allocate a queue of `depth` slots filled by pipe `src` and emptied by pipe `dst`."""
+        buffer = self.buffer(name, space, dtype, elements, depth)
+        full = Event(src, dst, self._take_ids(src, dst, depth), depth)
+        empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
+        queue = Queue(self, buffer, full, empty)
+        self._queues.append(queue)
+        return queue
+
+    def _take_ids(self, src: str, dst: str, count: int) -> int:
+        first = self._used_ids.get((src, dst), 0)
+        self._used_ids[src, dst] = first + count
+        if first + count > self.chip.event_ids:
+            raise CapacityError(
+                f"{self.name}: {first + count} event ids for {src}>{dst}",
+                str(self.chip.event_ids),
+                "use fewer queues or a smaller depth between these pipes",
+            )
+        return first
+
+    # -- control --------------------------------------------------------------------------------
+    def param(self, name: str, count: int) -> Affine:
+        """Declare a value set per core at launch, 0 .. count-1, and return it."""
+        self._params.append((name, count))
+        return var(name)
+
+    @contextmanager
+    def loop(self, name: str, count: int) -> Iterator[Affine]:
+        """Repeat what is written inside; queues must be left as full as they were found."""
+        outer, self._body = self._body, []
+        before = [dict(q.counts) for q in self._queues]
+        yield var(name)
+        body, self._body = tuple(self._body), outer
+        for queue, start in zip(self._queues, before, strict=False):
+            steps = {queue.counts[k] - start[k] for k in queue.counts}
+            if len(steps) != 1:
+                raise SyncError(
+                    f"loop {name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
+                    str({k: queue.counts[k] - start[k] for k in queue.counts}),
+                    "pair them inside the loop body",
+                )
+            step = steps.pop()
+            body = _rotate(body, queue.buffer, var(name) * step)
+            for key in queue.counts:
+                queue.counts[key] = start[key] + step * count
+        self._body.append(Loop(name, count, body))
+
+    def emit(self, instruction: Instruction) -> None:
+        """Append any instruction (raw mode: build it with `isa.instructions`)."""
+        self._body.append(instruction)
+
+    # -- instructions ---------------------------------------------------------------------------
+    def copy(self, dst: Region, src: Region, *, pad: bool = False) -> None:
+        """Emit `data_copy`."""
+        self.emit(ins.data_copy(self.chip, dst, src, pad=pad))
+
+    def load2d(self, dst: Region, src: Region) -> None:
+        """Emit `load2d`."""
+        self.emit(ins.load2d(self.chip, dst, src))
+
+    def mmad(
+        self,
+        c: Region,
+        a: Region,
+        b: Region,
+        *,
+        accumulate: Affine | int = 0,
+        bias: Region | None = None,
+    ) -> None:
+        """Emit `mmad`."""
+        self.emit(ins.mmad(self.chip, c, a, b, accumulate=accumulate, bias=bias))
+
+    def fixpipe(self, dst: Region, src: Region, *, relu: bool = False, scale: float = 1.0) -> None:
+        """Emit `fixpipe`."""
+        self.emit(ins.fixpipe(self.chip, dst, src, relu=relu, scale=scale))
+
+    def vector(
+        self,
+        op: str,
+        dst: Region,
+        *srcs: Region,
+        scalar: float | None = None,
+        mask: int | None = None,
+    ) -> None:
+        """Emit a vector instruction; see `isa.instructions.vector`."""
+        self.emit(ins.vector(self.chip, op, dst, *srcs, scalar=scalar, mask=mask))
+
+    def set_flag(self, src: str, dst: str, id: int) -> None:
+        """Emit `set_flag` by hand."""
+        self.emit(ins.set_flag(self.chip, Event(src, dst, id)))
+
+    def wait_flag(self, src: str, dst: str, id: int) -> None:
+        """Emit `wait_flag` by hand."""
+        self.emit(ins.wait_flag(self.chip, Event(src, dst, id)))
+
+    def barrier(self, pipe: str = "ALL") -> None:
+        """Emit `pipe_barrier`."""
+        self.emit(ins.barrier(self.chip, pipe))
+
+    def scalar(self, *, steps: int = 1) -> None:
+        """Emit scalar work of `steps` operations."""
+        self.emit(ins.scalar(self.chip, steps=steps))
+
+    def finish(self) -> Program:
+        """Return the checked program; all slots start empty and must end empty."""
+        for queue in self._queues:
+            if len(set(queue.counts.values())) != 1:
+                raise SyncError(
+                    f"{self.name}: as many alloc, enqueue, dequeue and free of "
+                    f"{queue.buffer.name}",
+                    str(queue.counts),
+                    "pair them",
+                )
+        chip, used = self.chip, [q for q in self._queues if q.counts["alloc"]]
+        opening = [ins.set_flag(chip, q.empty) for q in used for _ in range(q.empty.count)]
+        closing = [ins.wait_flag(chip, q.empty) for q in used for _ in range(q.empty.count)]
+        body = (*opening, *self._body, *closing)
+        program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
+        return check_program(chip, program)
+
+
+def _rotate(nodes: tuple[Node, ...], buffer: Buffer, step: Affine) -> tuple[Node, ...]:
+    """Add `step` to the slot of every region of `buffer`, modulo its slots."""
+    if buffer.slots == 1 or not step.terms:
+        return nodes
+
+    def turn(region: Region) -> Region:
+        if region.buffer != buffer:
+            return region
+        total = region.slot + step
+        terms = tuple((v, c % buffer.slots) for v, c in total.terms if c % buffer.slots)
+        return replace(region, slot=Affine(total.const % buffer.slots, terms))
+
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            out.append(replace(node, body=_rotate(node.body, buffer, step)))
+        elif node.regions:
+            dst = None if node.dst is None else turn(node.dst)
+            out.append(replace(node, dst=dst, srcs=tuple(turn(s) for s in node.srcs)))
+        else:
+            out.append(node)
+    return tuple(out)

@@ -1,0 +1,212 @@
+"""The instruction set: one constructor per instruction, each checked against the chip.
+
+Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
+(data paths per chip).
+"""
+
+from __future__ import annotations
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError, PathError, ProgramError
+from ascend_lab.isa.legality import check_instruction
+from ascend_lab.isa.memory import Affine, Region, as_affine
+from ascend_lab.isa.program import AttrValue, Event, Instruction
+
+BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
+UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
+WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
+REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
+VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel")
+
+CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",)}
+"""Accumulator formats per input format (hardware facts, mmad types)."""
+
+
+def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Instruction:
+    """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
+
+    On-chip runs are whole 32-byte blocks; `pad` allows ragged GM<->UB ends (chips with separate
+    vector cores only). A copy between different strides is how ND becomes a fractal layout.
+    Raises `PathError`, `AlignmentError`, `ProgramError`.
+    """
+    path = chip.path(src.space, dst.space)
+    if dst.sizes != src.sizes:
+        raise ProgramError(
+            "data_copy: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one region"
+        )
+    attrs: tuple[tuple[str, AttrValue], ...] = (("pad", 1),) if pad else ()
+    return check_instruction(chip, Instruction("data_copy", path.pipe, dst, (src,), attrs))
+
+
+def load2d(chip: Chip, dst: Region, src: Region) -> Instruction:
+    """Move `repeat` fractals of 512 bytes from L1 to L0A or L0B, one stride for all of them.
+
+    Regions are (repeat, ...) with 512 bytes behind the first axis; inner strides may differ, which
+    transposes each fractal. Raises `PathError`, `CapacityError` (repeat > 255).
+    """
+    path = chip.path(src.space, dst.space)
+    return check_instruction(chip, Instruction("load2d", path.pipe, dst, (src,)))
+
+
+def load3d(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    *,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    m_start: Affine | int = 0,
+    k_start: Affine | int = 0,
+) -> Instruction:
+    """Build a tile of the im2col matrix in L0A from a feature map (C1, H, W, C0) in L1.
+
+    Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
+    the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right).
+    """
+    path = chip.path(src.space, dst.space)
+    attrs: tuple[tuple[str, AttrValue], ...] = (
+        ("kernel", kernel),
+        ("stride", stride),
+        ("pad", pad),
+        ("dilation", dilation),
+        ("m_start", as_affine(m_start)),
+        ("k_start", as_affine(k_start)),
+    )
+    return check_instruction(chip, Instruction("load3d", path.pipe, dst, (src,), attrs))
+
+
+def mmad(
+    chip: Chip,
+    c: Region,
+    a: Region,
+    b: Region,
+    *,
+    accumulate: Affine | int = 0,
+    bias: Region | None = None,
+) -> Instruction:
+    """Multiply-accumulate one tile: C = A @ B (+ bias), or C += A @ B where accumulate is not 0.
+
+    A (M1, K1, 16, C0) in L0A as zZ, B (K1, N1, 16, C0) in L0B as zN, C (N1, M1, 16, 16) in L0C as
+    zNZ; fp16 -> fp32 or fp16, int8 -> int32. `accumulate` may be affine in loop variables: the
+    first pass of a reduction writes, the others add.
+    """
+    if a.buffer.dtype not in chip.cube or c.buffer.dtype not in CUBE_OUTPUT[a.buffer.dtype]:
+        raise PathError(
+            f"mmad: a number format of the {chip.name} cube",
+            f"{a.buffer.dtype} -> {c.buffer.dtype}",
+            "use fp16 -> fp32 or int8 -> int32",
+        )
+    srcs = (a, b) if bias is None else (a, b, bias)
+    attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
+    return check_instruction(chip, Instruction("mmad", "M", c, srcs, attrs))
+
+
+def fixpipe(
+    chip: Chip, dst: Region, src: Region, *, relu: bool = False, scale: float = 1.0
+) -> Instruction:
+    """Drain L0C through the fix pipe to GM or L1: scale, optional ReLU, cast to dst's format.
+
+    Only chips with separate cube and vector cores have it; others copy L0C to UB on the V pipe.
+    """
+    path = chip.path(src.space, dst.space)
+    if path.pipe != "FIX":
+        raise PathError("fixpipe: a path on the FIX pipe", path.pipe, "use data_copy to UB")
+    if dst.sizes != src.sizes:
+        raise ProgramError("fixpipe: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one")
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+    if relu:
+        attrs += (("relu", 1),)
+    if scale != 1.0:
+        attrs += (("scale", float(scale)),)
+    return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
+
+
+def vector(
+    chip: Chip,
+    op: str,
+    dst: Region,
+    *srcs: Region,
+    scalar: float | None = None,
+    mask: int | None = None,
+) -> Instruction:
+    """One vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
+
+    `mask` is a bit per lane (default: all lanes write); `scalar` belongs to vadds, vmuls, vmaxs,
+    vmins and vdup. Reductions (vcadd, vcmax, vcmin) write one element a repeat, vcgadd and vcgmax
+    one a 32-byte block.
+    """
+    if op not in VECTOR_OPS:
+        raise ProgramError("a vector instruction", op, f"use one of {', '.join(VECTOR_OPS)}")
+    arity = 2 if op in BINARY or op == "vsel" else 0 if op == "vdup" else 1
+    if len(srcs) != arity:
+        raise ProgramError(f"{op}: {arity} source regions", str(len(srcs)), "add or drop sources")
+    if (scalar is not None) != (op in WITH_SCALAR or op == "vdup"):
+        raise ProgramError(
+            f"{op}: {'a' if scalar is None else 'no'} scalar", str(scalar), "see the docstring"
+        )
+    attrs: tuple[tuple[str, AttrValue], ...] = ()
+    if scalar is not None:
+        attrs += (("scalar", float(scalar)),)
+    if mask is not None:
+        attrs += (("mask", mask),)
+    return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
+
+
+def scalar(
+    chip: Chip, dst: Region | None = None, src: Region | None = None, *, steps: int = 1
+) -> Instruction:
+    """Scalar work of `steps` operations on S; with regions it also copies one element."""
+    if steps < 1:
+        raise ProgramError("scalar: steps >= 1", str(steps), "count its operations")
+    srcs = () if src is None else (src,)
+    instruction = Instruction("scalar", "S", dst, srcs, (("steps", steps),))
+    return check_instruction(chip, instruction)
+
+
+def set_flag(chip: Chip, event: Event) -> Instruction:
+    """Let pipe event.src raise a flag for pipe event.dst when all before it has finished."""
+    _check_event(chip, event)
+    return Instruction("set_flag", event.src, event=event)
+
+
+def wait_flag(chip: Chip, event: Event) -> Instruction:
+    """Let pipe event.dst stand still until pipe event.src has raised the flag; lower it."""
+    _check_event(chip, event)
+    return Instruction("wait_flag", event.dst, event=event)
+
+
+def barrier(chip: Chip, pipe: str = "ALL") -> Instruction:
+    """pipe_barrier: wait until everything before it on `pipe` (or on all pipes) has finished."""
+    if pipe not in ("ALL", "S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX"):
+        raise ProgramError("barrier: a pipe or ALL", pipe, "check the name")
+    return Instruction("barrier", pipe)
+
+
+def _check_event(chip: Chip, event: Event) -> None:
+    for pipe in (event.src, event.dst):
+        if pipe not in ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX"):
+            raise ProgramError("an event between two pipes", str(event), "check the pipe names")
+    if event.src == event.dst:
+        raise ProgramError(
+            "an event between two different pipes", str(event), "a pipe is in order by itself"
+        )
+    if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
+        raise CapacityError(
+            f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}",
+            f"{event.id}..{event.id + event.count - 1}",
+            "share an id between queues or use fewer slots",
+        )
+
+
+def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
+    """Return (m, k, n) in elements of an mmad, from its operand regions."""
+    a, b = instruction.srcs[:2]
+    m1, k1, rows, c0 = a.sizes
+    return m1 * rows, k1 * c0, b.sizes[1] * b.sizes[2]
+
+
+def c0_of(dtype: str) -> int:
+    """Length of the innermost axis C0 = 32 bytes / size: 16 for fp16, 32 for int8."""
+    return 32 // DTYPE_BYTES[dtype]

@@ -1,0 +1,190 @@
+"""Addresses as data: affine expressions of loop variables, buffers, and strided regions of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import ProgramError
+
+Ranges = Mapping[str, int]
+"""Trip count of every loop variable in scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """const + sum(coefficient * loop variable): every address the hardware loops produce."""
+
+    const: int = 0
+    terms: tuple[tuple[str, int], ...] = ()
+
+    def __add__(self, other: Affine | int) -> Affine:
+        """Return the sum of two affine expressions."""
+        if isinstance(other, int):
+            return Affine(self.const + other, self.terms)
+        merged = dict(self.terms)
+        for var, coefficient in other.terms:
+            merged[var] = merged.get(var, 0) + coefficient
+        kept = tuple(sorted((v, c) for v, c in merged.items() if c))
+        return Affine(self.const + other.const, kept)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Affine:
+        """Return the expression scaled by an integer."""
+        terms = tuple((v, c * factor) for v, c in self.terms if c * factor)
+        return Affine(self.const * factor, terms)
+
+    __rmul__ = __mul__
+
+    def at(self, env: Mapping[str, int]) -> int:
+        """Return the value for loop variables `env`."""
+        return self.const + sum(c * env[v] for v, c in self.terms)
+
+    def bounds(self, ranges: Ranges) -> tuple[int, int]:
+        """Return the smallest and largest value over 0 <= variable < trip count."""
+        low = high = self.const
+        for var, coefficient in self.terms:
+            reach = coefficient * max(ranges[var] - 1, 0)
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    def __str__(self) -> str:
+        """Print as `2*i+j+5`; the text form of programs reads it back."""
+        parts = [v if c == 1 else f"{c}*{v}" for v, c in self.terms]
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return "+".join(parts).replace("+-", "-")
+
+
+def var(name: str) -> Affine:
+    """Return the loop variable `name` as an affine expression."""
+    return Affine(0, ((name, 1),))
+
+
+def as_affine(value: Affine | int) -> Affine:
+    """Return `value` unchanged if affine, else the constant."""
+    return value if isinstance(value, Affine) else Affine(int(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named array in one memory space: a GM tensor, or `slots` equal pieces of on-chip memory.
+
+    `elements` counts one slot; slot s starts at byte `address + s * slot_bytes` (GM tensors have
+    an address space of their own and one slot).
+    """
+
+    name: str
+    space: str
+    dtype: str
+    elements: int
+    slots: int = 1
+    address: int = 0
+    slot_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Check counts and number format; fill in the default slot pitch."""
+        if self.dtype not in DTYPE_BYTES:
+            raise ProgramError(
+                f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
+            )
+        if self.elements < 1 or self.slots < 1 or self.address < 0:
+            raise ProgramError(
+                f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0",
+                f"{self.elements}, {self.slots}, {self.address}",
+                "check the tile size",
+            )
+        if self.slot_bytes == 0:
+            object.__setattr__(self, "slot_bytes", self.elements * self.itemsize)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.slot_bytes * (self.slots - 1) + self.elements * self.itemsize
+
+    def region(
+        self,
+        offset: Affine | int = 0,
+        sizes: Sequence[int] | int | None = None,
+        strides: Sequence[int] | None = None,
+        slot: Affine | int = 0,
+    ) -> Region:
+        """Return a strided region; default: the whole slot, contiguous.
+
+        `sizes`/`strides` count elements, outermost first; default strides are row-major.
+        """
+        if sizes is None:
+            sizes = (self.elements,)
+        shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        if strides is None:
+            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        return Region(self, as_affine(offset), shape, tuple(strides), as_affine(slot))
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Elements offset + sum(index_d * strides[d]) of slot (slot mod slots) of a buffer."""
+
+    buffer: Buffer
+    offset: Affine
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    slot: Affine = Affine()
+
+    def __post_init__(self) -> None:
+        """Check that sizes and strides belong together."""
+        if len(self.sizes) != len(self.strides) or any(s < 1 for s in self.sizes):
+            raise ProgramError(
+                f"region of {self.buffer.name}: one stride per size, sizes >= 1",
+                f"sizes {self.sizes}, strides {self.strides}",
+                "check the tile shape",
+            )
+
+    @property
+    def space(self) -> str:
+        """The memory space the region lies in."""
+        return self.buffer.space
+
+    @property
+    def elements(self) -> int:
+        """Number of elements addressed."""
+        return math.prod(self.sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Number of bytes addressed."""
+        return self.elements * self.buffer.itemsize
+
+    @property
+    def run_bytes(self) -> int:
+        """Length of the contiguous runs the region falls into: its burst length."""
+        run = 1
+        for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
+            if size == 1:
+                continue
+            if stride != run:
+                break
+            run *= size
+        return run * self.buffer.itemsize
+
+    def extent(self, ranges: Ranges) -> tuple[int, int]:
+        """Return the lowest and highest element touched over all iterations."""
+        low, high = self.offset.bounds(ranges)
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            reach = (size - 1) * stride
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    def __str__(self) -> str:
+        """Print as `name[slot | offset | sizes:strides]`."""
+        dims = ",".join(f"{n}:{s}" for n, s in zip(self.sizes, self.strides, strict=True))
+        slot = f"{self.slot} | " if self.buffer.slots > 1 else ""
+        return f"{self.buffer.name}[{slot}{self.offset} | {dims}]"

@@ -1,0 +1,32 @@
+"""Programs executed for values (`execute`) and for time (`simulate`)."""
+
+from ascend_lab.sim.compiled import Compiled, compile_program
+from ascend_lab.sim.cost import Cost, Surroundings, instruction_cost
+from ascend_lab.sim.execute import execute
+from ascend_lab.sim.fast import NotComposable, run_batch, run_fast
+from ascend_lab.sim.reference import numba_available, run_reference
+from ascend_lab.sim.simulate import simulate
+from ascend_lab.sim.timeline import Span, Timeline
+from ascend_lab.sim.trace import trace_events, write_trace
+from ascend_lab.sim.traffic import Traffic, analyse
+
+__all__ = [
+    "Compiled",
+    "Cost",
+    "NotComposable",
+    "Span",
+    "Surroundings",
+    "Timeline",
+    "Traffic",
+    "analyse",
+    "compile_program",
+    "execute",
+    "instruction_cost",
+    "numba_available",
+    "run_batch",
+    "run_fast",
+    "run_reference",
+    "simulate",
+    "trace_events",
+    "write_trace",
+]

@@ -1,0 +1,141 @@
+"""A program reduced to what time needs: pipes, flags, loops, and a duration per instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
+from ascend_lab.sim.cost import Surroundings, instruction_cost
+
+WORK, SET, WAIT = 2, 3, 4
+"""Kinds of timed step; 0 and 1 are loop begin and end in the reference engine's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One static step: its pipe, kind, event number (-1 for work) and source instruction."""
+
+    pipe: int
+    kind: int
+    event: int
+    source: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A loop of the compiled tree: number of its trip count, and its body."""
+
+    loop: int
+    body: tuple[int | Nest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Structure (shared by all candidates of one template) plus durations and trip counts.
+
+    `cycles[s]` is how long step s takes its pipe; `latency[s]` delays the flag a SET raises;
+    `tail_latency[p]` is the latency of the last work of pipe p, paid at the end.
+    """
+
+    pipes: tuple[str, ...]
+    events: tuple[Event, ...]
+    steps: tuple[Step, ...]
+    tree: tuple[int | Nest, ...]
+    sources: tuple[Instruction, ...]
+    cycles: tuple[int, ...]
+    latency: tuple[int, ...]
+    tail_latency: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def runs(self) -> list[int]:
+        """Return how often each step runs."""
+        out = [0] * len(self.steps)
+
+        def visit(nodes: Sequence[int | Nest], times: int) -> None:
+            for node in nodes:
+                if isinstance(node, Nest):
+                    visit(node.body, times * self.counts[node.loop])
+                else:
+                    out[node] += times
+
+        visit(self.tree, 1)
+        return out
+
+
+class _Compiler:
+    def __init__(self, program: Program, chip: Chip, around: Surroundings) -> None:
+        self.chip, self.around = chip, around
+        self.pipes = program.pipes
+        self.events: dict[Event, int] = {}
+        self.steps: list[Step] = []
+        self.sources: list[Instruction] = []
+        self.cycles: list[int] = []
+        self.latency: list[int] = []
+        self.counts: list[int] = []
+        self.last_latency = [0] * len(self.pipes)
+
+    def tree(self, nodes: tuple[Node, ...]) -> tuple[int | Nest, ...]:
+        out: list[int | Nest] = []
+        for node in nodes:
+            if isinstance(node, Loop):
+                number = len(self.counts)
+                self.counts.append(node.count)
+                out.append(Nest(number, self.tree(node.body)))
+            elif node.pipe == "ALL":
+                out += self.barrier(node)
+            else:
+                out.append(self.instruction(node))
+        return tuple(out)
+
+    def step(self, pipe: int, kind: int, event: int, cycles: int, latency: int) -> int:
+        self.steps.append(Step(pipe, kind, event, len(self.sources) - 1))
+        self.cycles.append(cycles)
+        self.latency.append(latency)
+        return len(self.steps) - 1
+
+    def instruction(self, node: Instruction) -> int:
+        self.sources.append(node)
+        cost = instruction_cost(self.chip, node, self.around)
+        pipe = self.pipes.index(node.pipe)
+        if node.event is None:
+            self.last_latency[pipe] = cost.latency_cycles
+            return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
+        event = self.events.setdefault(node.event, len(self.events))
+        if node.op == "set_flag":
+            return self.step(pipe, SET, event, cost.occupancy_cycles, self.last_latency[pipe])
+        return self.step(pipe, WAIT, event, cost.occupancy_cycles, 0)
+
+    def barrier(self, node: Instruction) -> list[int]:
+        """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone."""
+        self.sources.append(node)
+        count = len(self.pipes)
+        pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
+        number = {
+            pair: self.events.setdefault(
+                Event(self.pipes[pair[0]], self.pipes[pair[1]], 1000), len(self.events)
+            )
+            for pair in pairs
+        }
+        out = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
+        out += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
+        cycles = self.chip.barrier_cycles
+        return out + [self.step(p, WORK, -1, cycles, 0) for p in range(count)]
+
+
+def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
+    """Return the timed form of `program`; every duration comes from `cost.instruction_cost`."""
+    compiler = _Compiler(program, chip, around)
+    tree = compiler.tree(program.body)
+    return Compiled(
+        compiler.pipes,
+        tuple(compiler.events),
+        tuple(compiler.steps),
+        tree,
+        tuple(compiler.sources),
+        tuple(compiler.cycles),
+        tuple(compiler.latency),
+        tuple(compiler.last_latency),
+        tuple(compiler.counts),
+    )

@@ -1,0 +1,193 @@
+"""What a simulation tells: cycles, busy shares, bytes, energy, and on demand every span."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import SimulationError
+from ascend_lab.sim.compiled import WAIT, Compiled
+from ascend_lab.sim.reference import run_reference
+
+MAX_SPANS = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One instruction in time: pipe, name, [start, end) in cycles.
+
+    `stall_cycles` is how long a wait_flag stood still, `cause` the event or pipe that held it.
+    `previous` is the index of the span that decided when this one ended (-1: none).
+    """
+
+    pipe: str
+    name: str
+    start: int
+    end: int
+    stall_cycles: int = 0
+    cause: str = ""
+    previous: int = -1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Time of one launch: its slowest core in detail, the launch as a whole in sums.
+
+    `cycles` counts the kernel from first to last instruction of the slowest core;
+    `launch_cycles` is the host's overhead before it, included in `time_s` and in shares.
+    """
+
+    name: str
+    chip: Chip
+    cycles: int
+    core_count: int
+    busy_cycles: Mapping[str, int]
+    path_bytes: Mapping[tuple[str, str], int]
+    memory_bytes: int
+    l2_bytes: int
+    macs: int
+    dtype: str
+    energy_pj: float
+    memory_slowdown: float
+    compiled: Compiled = field(repr=False)
+
+    @property
+    def launch_cycles(self) -> int:
+        """Host overhead of one launch, in cycles."""
+        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
+
+    @property
+    def total_cycles(self) -> int:
+        """Kernel plus launch overhead."""
+        return self.cycles + self.launch_cycles
+
+    @property
+    def time_s(self) -> float:
+        """Seconds from launch to end: total_cycles / clock."""
+        return self.total_cycles / self.chip.clock_hz
+
+    @property
+    def energy_j(self) -> float:
+        """Energy of moving and computing, all cores (assumed figures; leakage left out)."""
+        return self.energy_pj * 1e-12
+
+    @property
+    def ops_per_s(self) -> float:
+        """Cube operations per second, 1 MAC = 2 ops."""
+        return 2.0 * self.macs / self.time_s
+
+    @property
+    def peak_share(self) -> float:
+        """ops/s over the cube peak of the whole chip."""
+        return self.ops_per_s / self.chip.peak_ops_per_s(self.dtype)
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Share of the slowest core's total time each pipe spends working."""
+        return {p: c / self.total_cycles for p, c in self.busy_cycles.items()}
+
+    @property
+    def bound_by(self) -> str:
+        """What limits it: "memory", "launch", or the busiest pipe."""
+        if self.launch_cycles > self.cycles:
+            return "launch"
+        if self.memory_slowdown > 1.0:
+            return "memory"
+        return max(self.busy_cycles, key=lambda p: self.busy_cycles[p], default="launch")
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Every instruction of the slowest core; raises `SimulationError` above MAX_SPANS."""
+        events = sum(self.compiled.runs())
+        if events > MAX_SPANS:
+            raise SimulationError(
+                f"at most {MAX_SPANS} instructions to draw", str(events), "simulate a smaller shape"
+            )
+        _, _, record = run_reference(self.compiled, record=True)
+        assert record is not None
+        program = self.compiled
+        out: list[Span] = []
+        last: dict[int, int] = {}
+        rows = zip(record.step, record.start, record.end, record.cause, strict=True)
+        for index, (number, start, end, cause) in enumerate(rows):
+            step = program.steps[number]
+            source = program.sources[step.source]
+            stall = end - start - program.cycles[number] if step.kind == WAIT else 0
+            name = source.op if source.event is None else f"{source.op} {source.event}"
+            why = f"{program.events[step.event]}" if stall else ""
+            previous = cause if stall or cause >= 0 else last.get(step.pipe, -1)
+            out.append(Span(program.pipes[step.pipe], name, start, end, stall, why, previous))
+            last[step.pipe] = index
+        return tuple(out)
+
+    @cached_property
+    def stalls(self) -> dict[tuple[str, str], int]:
+        """Cycles each pipe stood still, by (pipe, event waited for), most first."""
+        total: dict[tuple[str, str], int] = {}
+        for span in self.spans:
+            if span.stall_cycles:
+                key = (span.pipe, span.cause)
+                total[key] = total.get(key, 0) + span.stall_cycles
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    @cached_property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The chain of spans that fixes the end: each ended when the next could go on."""
+        tails = dict(zip(self.compiled.pipes, self.compiled.tail_latency, strict=True))
+        spans = self.spans
+        if not spans:
+            return ()
+        index = max(range(len(spans)), key=lambda i: (spans[i].end + tails[spans[i].pipe], i))
+        chain = []
+        while index >= 0:
+            chain.append(spans[index])
+            index = spans[index].previous
+        return tuple(reversed(chain))
+
+    def critical_share(self) -> dict[str, float]:
+        """Share of the critical path's cycles spent on each pipe (stalls not counted twice)."""
+        total: dict[str, int] = {}
+        for span in self.critical_path:
+            worked = span.end - span.start - span.stall_cycles
+            total[span.pipe] = total.get(span.pipe, 0) + worked
+        whole = max(sum(total.values()), 1)
+        return {pipe: cycles / whole for pipe, cycles in total.items()}
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers as plain data, ready for JSON."""
+        return {
+            "name": self.name,
+            "chip": self.chip.name,
+            "cycles": self.cycles,
+            "launch_cycles": self.launch_cycles,
+            "time_s": self.time_s,
+            "cores": self.core_count,
+            "busy": self.busy,
+            "bound_by": self.bound_by,
+            "bytes": {f"{a}->{b}": n for (a, b), n in self.path_bytes.items()},
+            "memory_bytes": self.memory_bytes,
+            "energy_j": self.energy_j,
+        }
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        rows = "".join(
+            f"<tr><td>{p}</td><td>{c:,}</td><td>{c / max(self.total_cycles, 1):.1%}</td></tr>"
+            for p, c in self.busy_cycles.items()
+        )
+        head = (
+            f"<b>{self.name}</b> on {self.core_count} core(s) of {self.chip.name}: "
+            f"{self.cycles:,} cycles, {self.time_s * 1e6:.2f} µs with launch, "
+            f"bound by {self.bound_by}"
+        )
+        return (
+            f"<div>{head}<table><thead><tr><th>pipe</th><th>busy cycles</th>"
+            f"<th>share of time</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        shares = ", ".join(f"{p} {s:.1%}" for p, s in self.busy.items())
+        return f"Timeline({self.name}: {self.cycles} cycles, {shares}, bound by {self.bound_by})"

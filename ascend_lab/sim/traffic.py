@@ -1,0 +1,168 @@
+"""Bytes a launch moves, and how many of them come from device memory rather than from L2.
+
+The rule: inside one launch the first touch of a byte comes from memory; a later touch hits L2 if
+the data touched in between, by all cores, fits. For a loop nest that is decided loop by loop: if
+one pass of a loop's body fits in L2, the whole loop fetches each byte once; otherwise every pass
+fetches again. Nothing is simulated per address, so the cost does not depend on trip counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.isa.memory import Region
+from ascend_lab.isa.program import Instruction, Launch, Loop, Node
+
+Footprint = dict[str, int]
+"""Bytes per tensor name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of a whole launch, all cores.
+
+    `path_bytes` per (src, dst); `fresh` is the share of each tensor's read bytes that comes from
+    memory; `memory_bytes` is everything that crosses the memory interface.
+    """
+
+    path_bytes: Mapping[tuple[str, str], int]
+    fresh: Mapping[str, float]
+    memory_read_bytes: int
+    memory_write_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes read from and written to device memory."""
+        return self.memory_read_bytes + self.memory_write_bytes
+
+
+def unique_elements(dims: list[tuple[int, int]]) -> int:
+    """Count distinct addresses of {sum(i_d * stride_d)}: (count, stride) pairs, any order.
+
+    Strides that step inside what is already covered extend it, larger ones multiply it; exact
+    when the pieces do not half-overlap, an upper bound otherwise.
+    """
+    span, pieces = 1, 1
+    for count, stride in sorted(((c, abs(s)) for c, s in dims if c > 1 and s), key=lambda d: d[1]):
+        if stride <= span:
+            span += (count - 1) * stride
+        else:
+            pieces *= count
+    return span * pieces
+
+
+def _access_bytes(region: Region, inside: Mapping[str, int]) -> int:
+    dims = list(zip(region.sizes, region.strides, strict=True))
+    dims += [(inside[v], c) for v, c in region.offset.terms if v in inside]
+    return unique_elements(dims) * region.buffer.itemsize
+
+
+def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
+    found = [(r, False) for r in instruction.srcs if r.space == "GM"]
+    if instruction.dst is not None and instruction.dst.space == "GM":
+        found.append((instruction.dst, True))
+    return found
+
+
+def _footprint(nodes: tuple[Node, ...], inside: Mapping[str, int]) -> tuple[Footprint, Footprint]:
+    """Return bytes touched per tensor (read, written) with the loops of `inside` unrolled."""
+    reads: Footprint = {}
+    writes: Footprint = {}
+    for node in nodes:
+        if isinstance(node, Loop):
+            if node.count == 0:
+                continue
+            inner = _footprint(node.body, {**inside, node.var: node.count})
+            for total, part in zip((reads, writes), inner, strict=True):
+                for name, size in part.items():
+                    total[name] = total.get(name, 0) + size
+            continue
+        for region, is_write in _gm_regions(node):
+            total = writes if is_write else reads
+            name = region.buffer.name
+            size = total.get(name, 0) + _access_bytes(region, inside)
+            total[name] = min(size, region.buffer.size_bytes)
+    return reads, writes
+
+
+def _size(footprint: tuple[Footprint, Footprint]) -> int:
+    reads, writes = footprint
+    return sum(reads.values()) + sum(v for k, v in writes.items() if k not in reads)
+
+
+def _misses(nodes: tuple[Node, ...], params: Mapping[str, int], capacity: int) -> Footprint:
+    """Return bytes per tensor read from memory by one run of `nodes` on all cores."""
+    whole = _footprint(nodes, params)
+    if _size(whole) <= capacity:
+        return whole[0]
+    total: Footprint = {}
+    for node in nodes:
+        if isinstance(node, Loop):
+            if _size(_footprint(node.body, params)) <= capacity:
+                part, times = _footprint((node,), params)[0], 1
+            else:
+                part, times = _misses(node.body, params, capacity), node.count
+        else:
+            part, times = _footprint((node,), params)[0], 1
+        for name, size in part.items():
+            total[name] = total.get(name, 0) + size * times
+    return total
+
+
+def analyse(launch: Launch, chip: Chip) -> Traffic:
+    """Return the traffic of a launch, from its loops alone."""
+    path_bytes: dict[tuple[str, str], int] = {}
+    read: Footprint = {}
+    missed: Footprint = {}
+    written: Footprint = {}
+    held: Footprint = {}
+    for part in launch.parts:
+        params = _distinct(part.bindings)
+        for instruction, times in part.program.instructions():
+            if instruction.dst is None or not instruction.srcs:
+                continue
+            src, dst = instruction.srcs[0], instruction.dst
+            if src.space == dst.space or instruction.op == "mmad":
+                continue
+            moved = min(src.size_bytes, dst.size_bytes)
+            if src.space == "L0C":
+                moved = dst.size_bytes
+            if instruction.op == "load3d":
+                moved = dst.size_bytes
+            moved *= times * part.core_count
+            key = (src.space, dst.space)
+            path_bytes[key] = path_bytes.get(key, 0) + moved
+            if src.space == "GM":
+                read[src.buffer.name] = read.get(src.buffer.name, 0) + moved
+        reads, writes = _footprint(part.program.body, params)
+        for total, extra in (
+            (missed, _misses(part.program.body, params, chip.l2.size_bytes)),
+            (written, writes),
+            (held, reads),
+        ):
+            for name, size in extra.items():
+                total[name] = total.get(name, 0) + size
+    sizes = {b.name: b.size_bytes for b in launch.tensors}
+    if len(launch.parts) > 1:
+        fits = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
+        if fits <= chip.l2.size_bytes:
+            missed = {n: min(m, sizes[n]) for n, m in missed.items()}
+    total_held = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
+    spills = total_held > chip.l2.size_bytes
+    fresh = {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r}
+    return Traffic(
+        path_bytes,
+        fresh,
+        sum(min(m, read[n]) for n, m in missed.items() if n in read),
+        sum(min(w, sizes[n]) for n, w in written.items()) if spills else 0,
+    )
+
+
+def _distinct(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:
+    values: dict[str, set[int]] = {}
+    for binding in bindings:
+        for name, value in binding:
+            values.setdefault(name, set()).add(value)
+    return {name: len(found) for name, found in values.items()}

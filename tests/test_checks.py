@@ -1,0 +1,307 @@
+"""Checks never raise, name what failed, and test the very object they were given."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ascend_lab import checks
+from ascend_lab.checks import CheckResult, check_against, check_property, compare, predict
+from ascend_lab.checks.core import CheckError, equal_to, show
+from ascend_lab.checks.grading import (
+    SOLUTION,
+    STUB,
+    attempt,
+    exercises_of,
+    needed_cells,
+    read_code_cells,
+)
+from ascend_lab.checks.prediction import Prediction, PredictionError
+
+
+def draw(rng: np.random.Generator) -> dict[str, object]:
+    return {"n": int(rng.integers(1, 100))}
+
+
+def check_ex_90_1(fn, *, seed: int = 7) -> CheckResult:
+    return check_against("ex_90_1", fn, lambda n: 2 * n, draw, seed=seed, edge_cases=[{"n": 0}])
+
+
+def double(n):
+    return 2 * n
+
+
+def test_a_right_answer_passes_and_says_how_much_was_tried() -> None:
+    result = check_ex_90_1(double)
+    assert repr(result) == "ex 90.1 passed: 1 edge and 40 random cases (seed 7)"
+    assert result and result.subject is double and result.cases == 41
+
+
+def test_a_wrong_answer_names_case_answer_expectation_and_seed() -> None:
+    result = check_against("ex_01_2", lambda n: None, lambda n: 2 * n, lambda rng: {"n": 17})
+    assert repr(result) == (
+        "ex 1.2 not yet: for n=17 your function returned None, expected 34 (seed 7)"
+    )
+    assert not result and result.cases == 1
+
+
+class BrokenRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def raises(error: BaseException):
+    def function(n):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        None,
+        42,
+        "text",
+        lambda: 1,
+        lambda n: None,
+        lambda n: "34",
+        lambda n: True,
+        lambda n: [n, n],
+        lambda n: np.full((2, 2), 2 * n),
+        lambda n: math.nan,
+        lambda n: BrokenRepr(),
+        lambda n: n / 0,
+        lambda n: n + 0.5j,
+        lambda n: (_ for _ in ()),
+        raises(NotImplementedError()),
+        raises(SystemExit(3)),
+        raises(RecursionError("deep")),
+        raises(AssertionError(BrokenRepr)),
+    ],
+)
+def test_nonsense_is_not_yet_and_never_an_exception(fn: object) -> None:
+    first, second = check_ex_90_1(fn), check_ex_90_1(fn)
+    assert not first.passed
+    assert repr(first) == repr(second)
+    assert " at 0x" not in repr(first)
+    assert "\n" not in repr(first)
+
+
+def test_the_interrupt_key_still_works() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        check_ex_90_1(raises(KeyboardInterrupt()))
+
+
+def test_a_function_cannot_change_the_case_it_is_judged_by() -> None:
+    def cheat(values):
+        values[:] = 0
+        return values
+
+    result = check_against("ex_90_1", cheat, lambda v: 2 * v, lambda rng: {"v": rng.random(3)})
+    assert not result.passed
+
+
+def test_the_same_seed_draws_the_same_cases_and_another_seed_others() -> None:
+    seen: list[list[int]] = []
+
+    def judge(got: object, case: object) -> str | None:
+        seen[-1].append(case["n"])  # type: ignore[index]
+        return None
+
+    for seed in (7, 7, 8):
+        seen.append([])
+        check_property("ex_90_1", double, judge, draw, seed=seed)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_a_broken_check_raises_instead_of_blaming_the_student() -> None:
+    with pytest.raises(CheckError, match="reference"):
+        check_against("ex_90_1", double, lambda n: n / 0, draw)
+    with pytest.raises(CheckError, match="ex_01_2"):
+        check_against("exercise 1", double, double, draw)
+    with pytest.raises(CheckError, match="at least one case"):
+        check_against("ex_90_1", double, double, draw, cases=0)
+
+
+@pytest.mark.parametrize(
+    ("expected", "good", "bad"),
+    [
+        (3, [3, 3.0, np.int64(3)], [4, "3", None, True, [3]]),
+        (0.1 + 0.2, [0.3], [0.3001, None]),
+        (True, [True, np.True_], [1, "True", False, None]),
+        (None, [None], [0, False, ""]),
+        (math.nan, [math.nan], [0.0]),
+        ([1, (2, 3)], [[1, [2, 3]], (1, (2, 3))], [[1, 2], [1, (2, 4)], None, 5]),
+        ("ring", ["ring"], ["mesh", None]),
+        (np.arange(4), [np.arange(4.0), [0, 1, 2, 3]], [np.arange(5), np.zeros(4), None]),
+    ],
+)
+def test_equal_to_compares_by_what_is_expected(expected, good, bad) -> None:
+    judge = equal_to(expected, rel_tol=1e-9)
+    assert [judge(value) for value in good] == [None] * len(good)
+    assert all(judge(value) for value in bad)
+
+
+def test_show_is_short_and_has_no_addresses() -> None:
+    assert show(object()) == "<object object>"
+    assert len(show("x" * 5000)) < 200
+    assert len(show(np.zeros((1000, 1000)))) < 200
+    assert show(np.float64(0.5)) == "0.5"
+    assert show(BrokenRepr()) == "<BrokenRepr instance>"
+    # reprlib goes by the name of the class and expects array.array here.
+    assert show(type("array", (), {})()) == "a array whose repr raises AttributeError"
+
+
+def test_checks_of_chapters_are_found_by_name_or_say_so() -> None:
+    with pytest.raises(AttributeError, match="check_ex_99_1"):
+        _ = checks.check_ex_99_1
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = checks.nothing
+    assert set(checks.check_names()) <= set(dir(checks))
+    assert callable(checks.predict)
+
+
+@pytest.mark.parametrize(
+    ("guess", "model", "said"),
+    [
+        (2.0, 3.1, "You guessed 2x; the model says 3.1x: your guess is too low by a factor"),
+        (6.2, 3.1, "too high by a factor of 2."),
+        (3.0, 3.1, "within 5%, well predicted."),
+        (-1.0, 3.0, "too low by 4x."),
+        (1.0, 0.0, "too high by 1x."),
+        (0.0, 0.0, "well predicted"),
+        (None, 3.0, "You made no guess; the model says 3x."),
+    ],
+)
+def test_compare_says_how_far_off(guess, model, said, capsys) -> None:
+    prediction = predict("How many times faster?", guess=guess, unit="x")
+    compare(prediction, model)
+    question, verdict = capsys.readouterr().out.splitlines()
+    assert question.startswith("How many times faster?")
+    assert said in verdict
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "3", True, [1.0]])
+def test_a_guess_or_model_value_must_be_a_finite_number(value) -> None:
+    with pytest.raises(PredictionError, match="finite number"):
+        predict("How many?", guess=value)
+    with pytest.raises(PredictionError, match="finite number"):
+        compare(Prediction("How many?", 1.0), value)
+
+
+def test_numpy_numbers_are_numbers(capsys) -> None:
+    compare(predict("How many?", np.int64(12345), "cycles"), np.float32(12345))
+    assert "12,345 cycles" in capsys.readouterr().out
+
+
+# The two-sided runner, on notebooks small enough to read.
+
+
+def notebook(tmp_path: Path, *cells: tuple[str, str, str]) -> Path:
+    """Write a notebook of (tag, exercise, source) code cells."""
+    made = [
+        {
+            "cell_type": "code",
+            "id": f"c{index}",
+            "execution_count": None,
+            "outputs": [],
+            "metadata": {"tags": [tag] if tag else [], **({"exercise": name} if name else {})},
+            "source": source.splitlines(keepends=True),
+        }
+        for index, (tag, name, source) in enumerate(cells)
+    ]
+    path = tmp_path / "90_tiny.ipynb"
+    path.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+CHECK = """
+from ascend_lab.checks import check_against
+
+def ready_made(n):
+    return 2 * n
+
+class checks:
+    @staticmethod
+    def check_ex_90_1(fn, seed=7):
+        draw = lambda rng: {"n": int(rng.integers(1, 100))}
+        return check_against("ex_90_1", fn, ready_made, draw, seed=seed)
+"""
+STUB_CELL = (STUB, "ex_90_1", "def double(n):\n    ...")
+CALL_CELL = ("", "", "checks.check_ex_90_1(double)")
+SOLUTION_CELL = (
+    SOLUTION,
+    "ex_90_1",
+    "def double(n):\n    return FACTOR * n\n\nchecks.check_ex_90_1(double)",
+)
+
+
+def test_both_sides_of_an_exercise_run_on_the_cells_own_function(tmp_path: Path) -> None:
+    path = notebook(
+        tmp_path,
+        ("", "", f"%matplotlib inline\n{CHECK}"),
+        ("", "", "FACTOR = 2"),
+        ("", "", "raise SystemExit('an unrelated cell must not run')"),
+        STUB_CELL,
+        CALL_CELL,
+        SOLUTION_CELL,
+    )
+    cells = read_code_cells(path)
+    assert exercises_of(cells) == ["ex_90_1"]
+    stub = attempt(cells, "ex_90_1", STUB, [1, 2, 3])
+    solution = attempt(cells, "ex_90_1", SOLUTION, [1, 2, 3])
+    assert [r.passed for r in stub.results] == [False] * 3
+    assert [r.passed for r in solution.results] == [True] * 3
+    for side in (stub, solution):
+        assert side.defined_here
+        assert all(result.subject is side.subject for result in side.results)
+    assert [r.seed for r in stub.results] == [1, 2, 3]
+
+
+def test_a_solution_that_checks_somebody_elses_function_is_noticed(tmp_path: Path) -> None:
+    foreign = "double = ready_made\nchecks.check_ex_90_1(double)"
+    cells = read_code_cells(
+        notebook(tmp_path, ("", "", CHECK), STUB_CELL, CALL_CELL, (SOLUTION, "ex_90_1", foreign))
+    )
+    result = attempt(cells, "ex_90_1", SOLUTION, [1])
+    assert result.results[0].passed
+    assert not result.defined_here
+
+
+def test_needed_cells_follow_names_through_cells_above_only(tmp_path: Path) -> None:
+    cells = read_code_cells(
+        notebook(
+            tmp_path,
+            ("", "", "import math as m"),
+            ("", "", "unused = 1"),
+            ("", "", "def area(r):\n    hidden = 3\n    return m.pi * r"),
+            ("", "", "with open('x') as handle, area as (a, *b):\n    total = [i for i in a]"),
+            (STUB, "ex_90_1", "x = area(2)"),
+            ("", "", "area = None"),
+            ("", "", "b += [hidden, unused]"),
+            ("", "", "b"),
+        )
+    )
+    assert [c.index for c in needed_cells(cells, [cells[4]])] == [0, 2]
+    assert [c.index for c in needed_cells(cells, [cells[7]])] == [0, 1, 2, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([("", "", CHECK), STUB_CELL], "no cell calls check_ex_90_1"),
+        ([("", "", CHECK), STUB_CELL, ("", "", "checks.check_ex_90_1()")], "no cell calls"),
+        ([("", "", CHECK), SOLUTION_CELL], "no cell tagged exercise-stub"),
+    ],
+)
+def test_an_incomplete_exercise_is_named(tmp_path: Path, cells, said: str) -> None:
+    with pytest.raises(CheckError, match=said):
+        attempt(read_code_cells(notebook(tmp_path, *cells)), "ex_90_1", STUB, [1])

@@ -1,0 +1,76 @@
+"""Every exercise of the book from both sides: the stub fails its check, the solution passes."""
+
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ascend_lab import checks
+from ascend_lab.checks.core import DEFAULT_SEED
+from ascend_lab.checks.grading import (
+    SOLUTION,
+    STUB,
+    CodeCell,
+    attempt,
+    exercises_of,
+    read_code_cells,
+)
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+SEEDS = (DEFAULT_SEED, 20, 21, 22)
+
+LABEL = re.compile(r"^:label:\s*(ex-\d\d-\d+)\s*$", re.MULTILINE)
+EXERCISE_BLOCK = re.compile(
+    r"^(`{3,}|:{3,})\{exercise(?:-start)?\}.*?^\1", re.MULTILINE | re.DOTALL
+)
+ANSWERED = re.compile(r"\{solution(?:-start)?\}\s+(ex-\d\d-\d+)")
+
+
+@cache
+def cells_of(notebook: Path) -> list[CodeCell]:
+    return read_code_cells(notebook)
+
+
+def prose_of(notebook: Path) -> str:
+    document = json.loads(notebook.read_text(encoding="utf-8"))
+    return "\n\n".join(
+        "".join(cell["source"]) for cell in document["cells"] if cell["cell_type"] == "markdown"
+    )
+
+
+CODED = [(path, name) for path in NOTEBOOKS for name in exercises_of(cells_of(path))]
+CODED_IDS = [f"{path.stem}-{name}" for path, name in CODED]
+
+
+@pytest.mark.parametrize(("notebook", "exercise"), CODED, ids=CODED_IDS)
+def test_stub_fails_and_solution_passes(notebook: Path, exercise: str) -> None:
+    cells = cells_of(notebook)
+    for side, should_pass in ((STUB, False), (SOLUTION, True)):
+        run = attempt(cells, exercise, side, SEEDS, where=notebook.stem)
+        for seed, result in zip(SEEDS, run.results, strict=True):
+            assert result.passed is should_pass, f"{side}: {result!r}"
+            assert result.subject is run.subject, f"{exercise}: the check tested another object"
+            assert (result.exercise, result.seed) == (exercise, seed)
+        assert run.defined_here, f"{exercise}: the {side} cell does not define what it checks"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_exercises_are_labelled_answered_and_checked_once(notebook: Path) -> None:
+    prose = prose_of(notebook)
+    blocks = [found[0] for found in EXERCISE_BLOCK.finditer(prose)]
+    labels = [label for block in blocks for label in LABEL.findall(block)]
+    assert len(labels) == len(blocks), "an exercise has no label of the form ex-NN-k"
+    assert Counter(labels) == Counter(ANSWERED.findall(prose)), "one solution per exercise"
+    named = {label.replace("-", "_") for label in labels}
+    coded = exercises_of(cells_of(notebook))
+    assert set(coded) <= named, "a stub or solution cell names an exercise the prose lacks"
+    for exercise in coded:
+        assert callable(getattr(checks, f"check_{exercise}"))
+
+
+def test_every_check_belongs_to_an_exercise() -> None:
+    asked = {f"check_{name}" for _, name in CODED}
+    assert set(checks.check_names()) == asked
