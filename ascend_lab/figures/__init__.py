@@ -10,6 +10,7 @@ from typing import Any
 
 FIGURES: dict[str, str] = {
     # figure function -> module of this package that defines it
+    "fig_gantt": "gantt",
 }
 
 

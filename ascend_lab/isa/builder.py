@@ -232,16 +232,12 @@ class KernelBuilder:
 
 
 def _rotate(nodes: tuple[Node, ...], buffer: Buffer, step: Affine) -> tuple[Node, ...]:
-    """Add `step` to the slot of every region of `buffer`, modulo its slots."""
+    """Add `step` to the slot of every region of `buffer`."""
     if buffer.slots == 1 or not step.terms:
         return nodes
 
     def turn(region: Region) -> Region:
-        if region.buffer != buffer:
-            return region
-        total = region.slot + step
-        terms = tuple((v, c % buffer.slots) for v, c in total.terms if c % buffer.slots)
-        return replace(region, slot=Affine(total.const % buffer.slots, terms))
+        return replace(region, slot=region.slot + step) if region.buffer == buffer else region
 
     out: list[Node] = []
     for node in nodes:

@@ -140,7 +140,10 @@ class Region:
     slot: Affine = Affine()
 
     def __post_init__(self) -> None:
-        """Check that sizes and strides belong together."""
+        """Check that sizes and strides belong together; keep the slot modulo the slots."""
+        slots = self.buffer.slots
+        terms = tuple((v, c % slots) for v, c in self.slot.terms if c % slots)
+        object.__setattr__(self, "slot", Affine(self.slot.const % slots, terms))
         if len(self.sizes) != len(self.strides) or any(s < 1 for s in self.sizes):
             raise ProgramError(
                 f"region of {self.buffer.name}: one stride per size, sizes >= 1",

@@ -23,9 +23,10 @@ ACCUMULATE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """Square output tiles of `tile` x `tile` elements, and the traffic they cause."""
+    """Output tiles of `rows` x `columns` elements, and the traffic they cause."""
 
-    tile: int
+    rows: int
+    columns: int
     tiles: int
     bytes_in: int
     bytes_out: int
@@ -37,20 +38,31 @@ def blocking(
     """Return the largest square tiling whose three tiles fit in `local_bytes`.
 
     A is read once per column of tiles and B once per row of tiles:
-    bytes_in = in_bytes * (m k ceil(n / t) + k n ceil(m / t)). Tiles are multiples of `unit`.
+    bytes_in = in_bytes * (m k ceil(n / columns) + k n ceil(m / rows)). Tiles are multiples of
+    `unit`; where C is narrower than the square, the room goes to the other side.
     """
-    largest = math.isqrt(local_bytes // (2 * in_bytes + out_bytes)) // unit * unit
-    if largest < unit:
+    square = math.isqrt(local_bytes // (2 * in_bytes + out_bytes)) // unit * unit
+    if square < unit:
         raise MachineError(
             f"one {unit} x {unit} tile of A, B and C needs "
             f"{unit * unit * (2 * in_bytes + out_bytes)} bytes of on-chip memory",
             f"{local_bytes} bytes",
             "enlarge local_bytes",
         )
-    tile = min(largest, -(-max(program.m, program.n) // unit) * unit)
-    rows, columns = -(-program.m // tile), -(-program.n // tile)
-    moved = program.m * program.k * columns + program.k * program.n * rows
-    return Blocking(tile, rows * columns, in_bytes * moved, out_bytes * program.m * program.n)
+    high, wide = (-(-side // unit) * unit for side in (program.m, program.n))
+    deep = min(program.k, square)
+
+    def longest(other: int) -> int:
+        free = local_bytes - in_bytes * other * deep
+        return max(square, free // (in_bytes * deep + out_bytes * other) // unit * unit)
+
+    rows = min(high, square if wide >= square else longest(wide))
+    columns = min(wide, square if high >= square else longest(high))
+    down, across = -(-program.m // rows), -(-program.n // columns)
+    moved = program.m * program.k * across + program.k * program.n * down
+    return Blocking(
+        rows, columns, down * across, in_bytes * moved, out_bytes * program.m * program.n
+    )
 
 
 def operands(program: Matmul, inputs: Mapping[str, Array]) -> tuple[Array, Array, np.dtype]:
@@ -74,4 +86,4 @@ def operands(program: Matmul, inputs: Mapping[str, Array]) -> tuple[Array, Array
 
 def product(a: Array, b: Array, accumulate: np.dtype) -> Array:
     """Return A B with sums in `accumulate`; the order of the sums is NumPy's, not the machine's."""
-    return np.matmul(a.astype(accumulate), b.astype(accumulate))
+    return np.asarray(np.matmul(a.astype(accumulate), b.astype(accumulate)))

@@ -111,7 +111,7 @@ def run_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> R
     }
     stream = (
         Line("load A, B", 2 * cut.tiles),
-        Line(f"mmad {block.m}x{block.k}x{block.n} blocks", steps),
+        Line(f"mmad {block.m}x{block.k}x{block.n}", steps),
         Line("store C", cut.tiles),
     )
     move = bytes_moved / machine.port.rate_bytes_per_cycle

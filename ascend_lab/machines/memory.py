@@ -52,7 +52,7 @@ def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:
     units = np.sort(np.where(active, addresses // unit_bytes, idle), axis=1)
     fresh = np.ones_like(units, dtype=bool)
     fresh[:, 1:] = units[:, 1:] != units[:, :-1]
-    return np.count_nonzero(fresh & (units != idle), axis=1)
+    return np.asarray(np.count_nonzero(fresh & (units != idle), axis=1))
 
 
 def distinct_units(addresses: Array, active: Array, unit_bytes: int) -> int:

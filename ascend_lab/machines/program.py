@@ -198,7 +198,8 @@ def _check_independent(kernel: Kernel) -> None:
     for instr in walk(kernel.body):
         if not isinstance(instr, Load | Store) or instr.array not in stores:
             continue
-        if (instr.stride, instr.offset) != stores[instr.array] or getattr(instr, "index", ""):
+        by_index = isinstance(instr, Load) and instr.index != ""
+        if (instr.stride, instr.offset) != stores[instr.array] or by_index:
             raise MachineError(
                 f"kernel {kernel.name} needs every access to the stored array {instr.array!r} at "
                 "the same stride and offset",

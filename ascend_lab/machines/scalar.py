@@ -106,9 +106,7 @@ def sequential_sum(values: Array) -> Array:
 
 
 def _timing(machine: Scalar) -> Timing:
-    return Timing(
-        machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes
-    )
+    return Timing(machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes)
 
 
 def _finish(

@@ -101,9 +101,7 @@ def run_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> R
     rows = program.m * program.k
     instructions = rows * instruction_count(program.n, width)
     repeats = rows * -(-program.n // width)
-    cut = blocking(
-        program, a.itemsize, accumulate.itemsize, machine.local_bytes // machine.buffers
-    )
+    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes // machine.buffers)
     bytes_moved = cut.bytes_in + cut.bytes_out
     cycles = instructions * machine.startup_cycles + repeats * machine.cycles_per_repeat
     counts = {

@@ -1,4 +1,4 @@
-"""The tiled matmul of every GPU course: tiles of A and B in shared memory, one thread per result."""
+"""The tiled matmul of a GPU course: tiles in shared memory, one thread per result."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def run_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> R
         Line("st C", warps),
     )
     values = {"C": product(a, b, accumulate)}
-    return Run(
-        machine.name, program.name, values, times[3], Breakdown(*times[:3]), counts, stream
-    )
+    return Run(machine.name, program.name, values, times[3], Breakdown(*times[:3]), counts, stream)
 
 
 def _stall(machine: Simt) -> int:

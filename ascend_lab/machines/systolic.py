@@ -115,7 +115,8 @@ def systolic_product(a: Array, b: Array, rows: int, columns: int, accumulate: np
         column = np.flatnonzero((for_rows >= 0) & (for_rows < chunk))
         out[..., for_rows[column], column] = state[1][..., rows - 1, column]
     partial = out.sum(axis=1, dtype=accumulate)
-    return partial.transpose(0, 2, 1, 3).reshape(m1 * chunk, n1 * columns)[:m, :n]
+    whole_tiles = partial.transpose(0, 2, 1, 3).reshape(m1 * chunk, n1 * columns)
+    return np.asarray(whole_tiles[:m, :n])
 
 
 def zero_state(

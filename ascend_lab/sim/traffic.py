@@ -2,8 +2,8 @@
 
 The rule: inside one launch the first touch of a byte comes from memory; a later touch hits L2 if
 the data touched in between, by all cores, fits. For a loop nest that is decided loop by loop: if
-one pass of a loop's body fits in L2, the whole loop fetches each byte once; otherwise every pass
-fetches again. Nothing is simulated per address, so the cost does not depend on trip counts.
+one pass of a loop's body fits in L2, the whole loop fetches each byte once (neighbouring passes
+share what they share); otherwise every pass fetches again. Nothing is simulated per address, so the cost does not depend on trip counts.
 """
 
 from __future__ import annotations
@@ -66,25 +66,31 @@ def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
     return found
 
 
-def _footprint(nodes: tuple[Node, ...], inside: Mapping[str, int]) -> tuple[Footprint, Footprint]:
+def _footprint(
+    nodes: tuple[Node, ...], inside: Mapping[str, int], sizes: Footprint | None = None
+) -> tuple[Footprint, Footprint]:
     """Return bytes touched per tensor (read, written) with the loops of `inside` unrolled."""
+    sizes = {} if sizes is None else sizes
     reads: Footprint = {}
     writes: Footprint = {}
     for node in nodes:
         if isinstance(node, Loop):
-            if node.count == 0:
-                continue
-            inner = _footprint(node.body, {**inside, node.var: node.count})
-            for total, part in zip((reads, writes), inner, strict=True):
-                for name, size in part.items():
-                    total[name] = total.get(name, 0) + size
+            if node.count:
+                inner = _footprint(node.body, {**inside, node.var: node.count}, sizes)
+                _add(reads, inner[0], sizes)
+                _add(writes, inner[1], sizes)
             continue
         for region, is_write in _gm_regions(node):
-            total = writes if is_write else reads
-            name = region.buffer.name
-            size = total.get(name, 0) + _access_bytes(region, inside)
-            total[name] = min(size, region.buffer.size_bytes)
+            sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
+            part = {region.buffer.name: _access_bytes(region, inside)}
+            _add(writes if is_write else reads, part, sizes)
     return reads, writes
+
+
+def _add(total: Footprint, part: Footprint, sizes: Footprint) -> None:
+    """Add bytes per tensor; overlapping pieces can never exceed the tensor."""
+    for name, size in part.items():
+        total[name] = min(total.get(name, 0) + size, sizes[name])
 
 
 def _size(footprint: tuple[Footprint, Footprint]) -> int:
@@ -98,16 +104,15 @@ def _misses(nodes: tuple[Node, ...], params: Mapping[str, int], capacity: int) -
     if _size(whole) <= capacity:
         return whole[0]
     total: Footprint = {}
+    streamed: list[Node] = []
     for node in nodes:
-        if isinstance(node, Loop):
-            if _size(_footprint(node.body, params)) <= capacity:
-                part, times = _footprint((node,), params)[0], 1
-            else:
-                part, times = _misses(node.body, params, capacity), node.count
-        else:
-            part, times = _footprint((node,), params)[0], 1
-        for name, size in part.items():
-            total[name] = total.get(name, 0) + size * times
+        if not isinstance(node, Loop) or _size(_footprint(node.body, params)) <= capacity:
+            streamed.append(node)
+            continue
+        for name, size in _misses(node.body, params, capacity).items():
+            total[name] = total.get(name, 0) + size * node.count
+    for name, size in _footprint(tuple(streamed), params)[0].items():
+        total[name] = total.get(name, 0) + size
     return total
 
 

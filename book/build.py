@@ -1,0 +1,175 @@
+"""Execute the chapters and render the book; `lab.py` calls this inside its environment.
+
+python book/build.py book [--saved]      copy the sources to _build, execute, render strictly
+python book/build.py refresh [NAME ...]  execute notebooks in place
+"""
+
+import asyncio
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib.font_manager  # noqa: F401  builds the font cache before a kernel would
+import nbclient
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "_build"
+HTML = BUILD / "html"
+# Jupyter Book ends a failed build with a traceback of its own, below Sphinx' messages: not needed.
+RENDER = """
+import sys
+from jupyter_book.cli.main import main
+try:
+    main()
+except RuntimeError:
+    sys.exit(1)
+"""
+RUN_TIMES_MARK = "<!-- lab: run times -->"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+
+
+class BuildError(Exception):
+    """Something an author has to put right; the message says what."""
+
+
+def find_notebooks(folder: Path, names: Sequence[str] = ()) -> list[Path]:
+    """Return the notebooks of `folder`, or those whose file name starts with one of `names`."""
+    found = sorted(folder.glob("*.ipynb"))
+    prefixes = tuple(Path(name).name for name in names)
+    chosen = [path for path in found if not prefixes or path.name.startswith(prefixes)]
+    if not chosen:
+        raise BuildError(f"no notebook {' or '.join(names) or '(*.ipynb)'} in {folder}")
+    return chosen
+
+
+def model_id(name: str, index: int) -> str:
+    """Return the id that widget number `index` of notebook `name` gets."""
+    return hashlib.sha256(f"{name}:{index}".encode()).hexdigest()[:32]
+
+
+def tidy(notebook: nbformat.NotebookNode, name: str) -> str:
+    """Keep the metadata that readers need, and name widget models by their order, not by chance."""
+    kept = {"widgets": notebook.metadata["widgets"]} if "widgets" in notebook.metadata else {}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": kernel, "language_info": {"name": "python"}, **kept}
+    )
+    for cell in notebook.cells:
+        for key in ("execution", "collapsed", "ExecuteTime"):
+            cell.metadata.pop(key, None)
+    text = nbformat.writes(notebook)
+    models = kept.get("widgets", {}).get(WIDGET_STATE, {})
+    for index, model in enumerate(models.get("state", {})):
+        text = text.replace(model, model_id(name, index))
+    # Written twice: the file sorts models by their ids, which the first text still had by chance.
+    return nbformat.writes(nbformat.reads(text, as_version=4)).rstrip("\n") + "\n"
+
+
+async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
+    """Execute one notebook in a fresh kernel; return its new text and the seconds it took."""
+    async with gate:
+        notebook = nbformat.read(path, as_version=4)
+        notebook.metadata.pop("widgets", None)
+        client = nbclient.NotebookClient(
+            notebook,
+            timeout=300,
+            kernel_name="python3",
+            record_timing=False,
+            coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        started = time.perf_counter()
+        try:
+            await client.async_execute()
+        except nbclient.exceptions.CellExecutionError as error:
+            raise BuildError(f"{path.name} raised an error:\n{error}") from None
+        except nbclient.exceptions.CellTimeoutError:
+            raise BuildError(f"{path.name}: a cell ran for more than 300 s") from None
+        seconds = time.perf_counter() - started
+        print(f"  {path.name}: {seconds:.1f} s", flush=True)
+        return tidy(notebook, path.name), seconds
+
+
+def execute_notebooks(paths: Sequence[Path]) -> dict[str, float]:
+    """Execute notebooks in place, two at a time, and return {name: seconds}; all or none change."""
+
+    async def all_of_them() -> list[tuple[str, float]]:
+        gate = asyncio.Semaphore(min(2, os.cpu_count() or 1))
+        return await asyncio.gather(*(execute_one(path, gate) for path in paths))
+
+    print("lab: executing", len(paths), "notebooks", flush=True)
+    done = asyncio.run(all_of_them())
+    for path, (text, _) in zip(paths, done, strict=True):
+        if path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8", newline="\n")
+    return {path.name: seconds for path, (_, seconds) in zip(paths, done, strict=True)}
+
+
+def run_times_table(seconds: Mapping[str, float]) -> str:
+    """Return the status page's tables: versions in use, and run times where there are any."""
+    rows = [("Python", platform.python_version())]
+    rows += [(name, version(name)) for name in ("ascend-lab", "numpy", "matplotlib", "ipywidgets")]
+    lines = ["| Built with | Version |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows), ""]
+    if seconds:
+        lines += ["| Notebook | Seconds |", "|---|---:|"]
+        lines += [f"| {name} | {value:.1f} |" for name, value in seconds.items()]
+    else:
+        lines += ["This copy shows the saved outputs; its notebooks were not executed again."]
+    return "\n".join(lines) + "\n"
+
+
+def copy_sources(source: Path) -> None:
+    """Copy what the book is made from to the empty folder `source`."""
+    shutil.rmtree(source, ignore_errors=True)
+    skip = shutil.ignore_patterns(".*", "__pycache__")
+    for folder in ("book", "notebooks"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=skip)
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copy(ROOT / name, source / name)
+
+
+def build_book(execute: bool = True) -> int:
+    """Render the book strictly, from scratch, from a copy of the sources; return the exit code."""
+    source = BUILD / "src"
+    copy_sources(source)
+    notebooks = find_notebooks(source / "notebooks")
+    seconds = execute_notebooks(notebooks) if execute else {}
+    status = source / "book" / "status.md"
+    if status.exists():
+        text = status.read_text(encoding="utf-8")
+        filled = text.replace(RUN_TIMES_MARK, run_times_table(seconds))
+        status.write_text(filled, encoding="utf-8")
+    # A second strict build over an old one would report only the pages it reads again.
+    for old in (HTML, BUILD / ".doctrees"):
+        shutil.rmtree(old, ignore_errors=True)
+    command = [sys.executable, "-c", RENDER, "build", source, "--path-output", ROOT]
+    strict = ["-W", "-n", "--keep-going", "-q"]
+    # Warnings and errors come on stderr; stdout holds greetings.
+    return subprocess.run([*command, *strict], stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        if arguments[0] == "book":
+            return build_book(execute="--saved" not in arguments)
+        execute_notebooks(find_notebooks(ROOT / "notebooks", arguments[1:]))
+        return 0
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,357 @@
+#!/usr/bin/env python3
+"""Set up, build, test and serve the book: `python3 lab.py` lists the verbs.
+
+Standard library only. On first use it makes `.venv` beside this file, installs the pinned packages
+there and starts itself again inside; later runs reuse it until a pinned list changes. Everything it
+makes lies in `.venv` and `_build`; only `refresh` writes to the sources.
+"""
+
+import sys
+
+OLDEST, NEWEST = (3, 11), (3, 13)
+
+
+def python_problem(version: tuple) -> str:
+    """Return one line saying why Python `version` (major, minor, ...) will not do, or ""."""
+    if OLDEST <= tuple(version[:2]) <= NEWEST:
+        return ""
+    import shutil
+
+    names = ["python%d.%d" % (3, minor) for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
+    found = [name for name in names if shutil.which(name)]
+    remedy = "this machine has %s: run it with that" % found[0] if found else "install one"
+    wanted = "3.11, 3.12 or 3.13"
+    return "lab: Python %s is needed, this is %d.%d; %s" % (wanted, version[0], version[1], remedy)
+
+
+if __name__ == "__main__" and python_problem(sys.version_info):
+    sys.exit(python_problem(sys.version_info))
+
+# From here on the Python is new enough; an older one must still be able to read the lines.
+import functools
+import hashlib
+import http.server
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BUILD = ROOT / "_build"
+HTML = BUILD / "html"
+STAMP = VENV / "lab-stamp.json"
+PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
+BUILDER = ROOT / "book" / "build.py"
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist")
+
+
+class LabError(Exception):
+    """Something the reader has to put right; the message says what."""
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def venv_python() -> Path:
+    """Return the path of the environment's interpreter on this system."""
+    return VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def is_inside() -> bool:
+    """Tell whether this process already runs in the environment."""
+    return Path(sys.prefix).resolve() == VENV.resolve()
+
+
+def wanted_stamp(root: Path = ROOT) -> dict[str, str]:
+    """Return what a finished environment was made from: the place and the pinned lists."""
+    digest = hashlib.sha256()
+    for name in PINNED:
+        digest.update(name.encode() + (root / name).read_bytes().replace(b"\r\n", b"\n"))
+    return {"root": str(root), "pins": digest.hexdigest()}
+
+
+def read_stamp() -> dict[str, str]:
+    """Return the environment's stamp, or {} where there is none that can be read."""
+    try:
+        return dict(json.loads(STAMP.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def venv_problem(find_spec: Callable = importlib.util.find_spec) -> str:
+    """Return one line saying what to install when this Python cannot make environments, or ""."""
+    missing = [name for name in ("venv", "ensurepip") if find_spec(name) is None]
+    if not missing:
+        return ""
+    return (
+        "this Python lacks the module '%s' that makes environments; on Debian or Ubuntu run: "
+        "sudo apt install python%d.%d-venv (elsewhere: a Python from python.org has it)"
+        % (missing[0], sys.version_info[0], sys.version_info[1])
+    )
+
+
+def child_environment() -> dict[str, str]:
+    """Return the variables of child processes: the user's own set-up stays out."""
+    dropped = {"PYTHONHOME", "PYTHONPATH", "MPLBACKEND", "PIP_USER", "PIP_TARGET", "PIP_PREFIX"}
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
+    env["PATH"] = str(venv_python().parent) + os.pathsep + env.get("PATH", "")
+    env["MPLCONFIGDIR"] = str(VENV / "etc" / "matplotlib")
+    env["IPYTHONDIR"] = str(VENV / "etc" / "ipython")
+    env.update(JUPYTER_PREFER_ENV_PATH="1", PYTHONUTF8="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    return env
+
+
+def run(*command: object, **options: object) -> int:
+    """Run a command in the checkout and return its exit code; Ctrl-C ends it, then us."""
+    options.setdefault("cwd", str(ROOT))
+    process = subprocess.Popen([str(c) for c in command], env=child_environment(), **options)
+    interrupted = False
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # the child got it too and decides when to end
+            interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
+    return code
+
+
+def python(*arguments: object, **options: object) -> int:
+    """Run the environment's interpreter with `arguments` and return its exit code."""
+    return run(venv_python(), *arguments, **options)
+
+
+def is_usable() -> bool:
+    """Tell whether `.venv` has an interpreter that starts, suits, was made here and has pip."""
+    probe = "import sys, pip; print('%d.%d' % sys.version_info[:2], pip.__version__)"
+    if not venv_python().exists() or read_stamp().get("root", str(ROOT)) != str(ROOT):
+        return False
+    try:
+        answer = subprocess.run(
+            [str(venv_python()), "-c", probe], capture_output=True, text=True, check=True
+        ).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    numbers = [tuple(int(n) for n in text.split(".")[:2]) for text in answer]
+    return OLDEST <= numbers[0] <= NEWEST and numbers[1] >= (21, 3)
+
+
+def make_venv() -> None:
+    """Make an empty environment in the place of one that cannot be used."""
+    if is_inside():
+        raise LabError("run it with the system's Python once; the environment must be made anew")
+    if venv_problem():
+        raise LabError(venv_problem())
+    print("lab: making the environment in", VENV, flush=True)
+    shutil.rmtree(VENV, ignore_errors=True)
+    if subprocess.call([sys.executable, "-m", "venv", str(VENV)]) != 0:
+        raise LabError("python -m venv failed; its message is above")
+
+
+def pip_install(*arguments: str) -> None:
+    """Install with pip, showing one line that counts; its errors pass through."""
+    command = [str(venv_python()), "-m", "pip", "install", "--disable-pip-version-check"]
+    command += ["--no-input", *arguments]
+    process = subprocess.Popen(
+        command, cwd=str(ROOT), env=child_environment(), stdout=subprocess.PIPE, text=True
+    )
+    count, live = 0, sys.stdout.isatty()
+    try:
+        for line in process.stdout:
+            if live and line.startswith(("Collecting", "Installing")):
+                count += 1
+                print("\r  pip: %3d %-60.60s" % (count, line.split("(")[0].strip()), end="")
+    finally:
+        process.stdout.close()
+        code = process.wait()
+        if live and count:
+            print("\r" + " " * 72 + "\r", end="", flush=True)
+    if code != 0:
+        raise LabError(
+            "pip could not install the packages, its message is above; without a network point "
+            "PIP_INDEX_URL to an index that can be reached or PIP_FIND_LINKS to a folder of wheels"
+        )
+
+
+def ensure_environment() -> None:
+    """Make or renew `.venv` unless it was finished from these very lists."""
+    if not is_inside() and not is_usable():
+        make_venv()
+    elif read_stamp() == wanted_stamp():
+        return
+    print("lab: installing the pinned packages (first time: some minutes, 1 GB)", flush=True)
+    pip_install("-r", "requirements.txt")
+    pip_install("--no-deps", "--no-build-isolation", "--editable", ".")
+    STAMP.write_text(json.dumps(wanted_stamp()), encoding="utf-8")
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+def do_book(arguments: list[str]) -> int:
+    """Execute every notebook afresh and render the book (--saved: render the saved outputs)."""
+    if set(arguments) - {"--saved"}:
+        raise LabError("book takes nothing but --saved")
+    if python(BUILDER, "book", *arguments) != 0:
+        raise LabError("the book has errors (above); the build is strict")
+    print("lab: the book is ready:", (HTML / "index.html").as_uri())
+    print("lab: open that file, or run 'python3 lab.py serve' (icons need it in some browsers)")
+    return 0
+
+
+def warm_fonts() -> None:
+    """Let matplotlib build its font cache: its notice must not become a notebook's output."""
+    python("-c", "import matplotlib.font_manager", stderr=subprocess.DEVNULL)
+
+
+def run_lint() -> int:
+    """Run ruff and mypy; return the worst exit code."""
+    checks = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
+    return max([python("-m", *check) for check in checks])
+
+
+def run_notebooks() -> int:
+    """Compare every notebook's saved outputs with fresh ones, strictly."""
+    warm_fonts()
+    return python("-m", "pytest", "-q", "--nbval", "notebooks")
+
+
+def run_browser() -> int:
+    """Open the built book and JupyterLab in a headless browser."""
+    os.environ["ASCEND_LAB_BOOK"] = str(HTML)
+    return python("-m", "pytest", "-q", "-m", "browser", "tests/test_browser.py")
+
+
+STEPS = {
+    "lint": run_lint,
+    "package": lambda: python("-m", "pytest", "-q", "tests"),
+    "notebooks": run_notebooks,
+    "book": lambda: python(BUILDER, "book", "--saved"),
+    "browser": run_browser,
+}
+
+
+def do_test(arguments: list[str]) -> int:
+    """Run every test: lint, package, notebooks, book, browser; or only the steps named."""
+    if set(arguments) - set(STEPS):
+        raise LabError("test takes these steps: " + " ".join(STEPS))
+    results = {}
+    for name in arguments or STEPS:
+        print(f"lab: --- {name}", flush=True)
+        started = time.perf_counter()
+        results[name] = (STEPS[name](), time.perf_counter() - started)
+    summary = ", ".join(f"{name} {seconds:.0f} s" for name, (_, seconds) in results.items())
+    failed = [name for name, (code, _) in results.items() if code != 0]
+    if failed:
+        raise LabError(f"FAILED: {', '.join(failed)} ({summary})")
+    print(f"lab: all passed ({summary})")
+    return 0
+
+
+def do_refresh(arguments: list[str]) -> int:
+    """Execute notebooks in place (all, or those named: refresh 02); cell ids stay."""
+    if python(BUILDER, "refresh", *arguments) != 0:
+        raise LabError("nothing was changed; the reason is above")
+    return 0
+
+
+def do_notebooks(arguments: list[str]) -> int:
+    """Open the chapters in JupyterLab."""
+    return python("-m", "jupyterlab", *arguments, ROOT / "notebooks")
+
+
+def do_serve(arguments: list[str]) -> int:
+    """Serve the built book on this machine only (serve [PORT], default 8000)."""
+    if not (HTML / "index.html").exists():
+        raise LabError("there is no book yet; run: python3 lab.py book")
+    if arguments and not (len(arguments) == 1 and arguments[0].isdigit()):
+        raise LabError("serve takes one port number")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(HTML))
+    handler_class = http.server.ThreadingHTTPServer
+    try:
+        server = handler_class(("127.0.0.1", int((arguments or ["8000"])[0])), handler)
+    except OSError:
+        server = handler_class(("127.0.0.1", 0), handler)  # that port is taken: any free one
+    print(f"lab: http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends)", flush=True)
+    with server:
+        server.serve_forever()
+    return 0
+
+
+def do_bench(arguments: list[str]) -> int:
+    """Measure speed and fidelity (arguments go to `python -m ascend_lab.bench`)."""
+    return python("-m", "ascend_lab.bench", *arguments)
+
+
+def do_lint(arguments: list[str]) -> int:
+    """Run ruff and mypy."""
+    if run_lint() != 0:
+        raise LabError("lint found something (above); 'ruff format .' repairs the layout")
+    return 0
+
+
+def do_clean(arguments: list[str]) -> int:
+    """Remove what builds and tools left; --all removes the environment too."""
+    doomed = [BUILD, *(ROOT / name for name in CACHES), *ROOT.glob("*.egg-info")]
+    for path in [*doomed, *([VENV] if "--all" in arguments else [])]:
+        shutil.rmtree(path, ignore_errors=True)
+    return 0
+
+
+VERBS = {
+    "book": do_book,
+    "test": do_test,
+    "refresh": do_refresh,
+    "notebooks": do_notebooks,
+    "serve": do_serve,
+    "bench": do_bench,
+    "lint": do_lint,
+    "clean": do_clean,
+}
+WITHOUT_ENVIRONMENT = ("serve", "clean")
+
+
+def usage() -> str:
+    """Return the help text."""
+    lines = ["usage: python3 lab.py VERB [ARGUMENTS]", ""]
+    lines += [f"  {name:<10} {(verb.__doc__ or '').strip()}" for name, verb in VERBS.items()]
+    return "\n".join(lines)
+
+
+def reenter(argv: list[str]) -> int:
+    """Run this script again inside the environment; it prints its own closing line."""
+    try:
+        return python(ROOT / "lab.py", *argv)
+    except KeyboardInterrupt:
+        return 130
+
+
+def main(argv: list[str]) -> int:
+    """Run one verb in the environment and return the exit code."""
+    if not argv or argv[0] in ("help", "-h", "--help"):
+        print(usage())
+        return 0
+    try:
+        if argv[0] not in VERBS:
+            raise LabError(f"no verb '{argv[0]}'; there are: {', '.join(VERBS)}")
+        if argv[0] not in WITHOUT_ENVIRONMENT:
+            ensure_environment()
+            if not is_inside():
+                return reenter(argv)
+        return VERBS[argv[0]](argv[1:])
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 2 if argv[0] not in VERBS else 1
+    except KeyboardInterrupt:
+        print("lab: stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
