@@ -1,0 +1,131 @@
+"""Run a kernel from a file: values against its reference, cycles, sanitizer findings.
+
+The file defines `kernel(chip)` returning a `Program` or `Launch`, `inputs(rng)` returning arrays
+by tensor name, and `reference(inputs)` returning the expected output arrays by name.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.isa import Finding, Launch, Program, sanitize
+from ascend_lab.sim import Timeline, execute, simulate
+
+TOLERANCE = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3}
+NAMES = ("kernel", "inputs", "reference")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """Outcome of one run: largest error per output, whether all are within tolerance."""
+
+    values_ok: bool
+    errors: dict[str, float]
+    timeline: Timeline
+    findings: tuple[Finding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {
+            **self.timeline.summary(),
+            "values_ok": self.values_ok,
+            "max_error": self.errors,
+            "findings": [{"kind": f.kind, "message": f.message} for f in self.findings],
+        }
+
+
+def run_kernel_file(
+    file: str | Path, chip: Chip, *, check_sync: bool = False, seed: int = 0
+) -> KernelReport:
+    """Load, execute, check and time the kernel in `file`.
+
+    Raises `InputError` naming file, line and error for anything wrong in the file itself.
+    """
+    names = _load(file)
+    program = _call(file, "kernel", names["kernel"], chip)
+    if not isinstance(program, Program | Launch):
+        raise InputError(
+            f"{file}: kernel(chip) returning a Program or Launch",
+            type(program).__name__,
+            "end it with `return k.finish()`",
+        )
+    arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
+    wanted = _call(file, "reference", names["reference"], arrays)
+    for name, value in (("inputs", arrays), ("reference", wanted)):
+        if not isinstance(value, dict):
+            raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
+    findings = tuple(sanitize(program, chip)) if check_sync else ()
+    if any(f.kind == "out-of-bounds" for f in findings):
+        raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
+    outputs = execute(program, arrays, chip)
+    errors = {}
+    ok = bool(wanted)
+    for name, expected in wanted.items():
+        if name not in outputs:
+            raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
+        error, good = compare(outputs[name], np.asarray(expected))
+        errors[name] = error
+        ok = ok and good
+    return KernelReport(ok, errors, simulate(program, chip), findings)
+
+
+def compare(values: Any, expected: Any) -> tuple[float, bool]:
+    """Return (largest absolute error, whether every element is within tolerance)."""
+    if values.size != expected.size:
+        raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
+    got = values.reshape(expected.shape).astype(np.float64)
+    want = expected.astype(np.float64)
+    tolerance = TOLERANCE.get(values.dtype, 0.0)
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(got - want)
+    good = bool(np.all(difference <= tolerance * (1.0 + np.abs(want))))
+    finite = difference[np.isfinite(difference)]
+    largest = float(finite.max()) if finite.size == difference.size and finite.size else 0.0
+    return (largest if finite.size == difference.size else float("inf")), good
+
+
+def _load(file: str | Path) -> dict[str, Any]:
+    path = Path(file)
+    try:
+        source = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("a readable kernel file", f"{file}: {error}", "check the path") from error
+    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    try:
+        exec(compile(source, str(path), "exec"), names)
+    except AscendLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _wrong(file, "loading", error) from error
+    missing = [n for n in NAMES if not callable(names.get(n))]
+    if missing:
+        raise InputError(
+            f"{file}: functions {', '.join(NAMES)}",
+            f"no {', '.join(missing)}",
+            "copy notebooks/my_kernel.py and change it",
+        )
+    return names
+
+
+def _call(file: str | Path, name: str, function: Any, argument: Any) -> Any:
+    try:
+        return function(argument)
+    except AscendLabError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _wrong(file, f"{name}()", error) from error
+
+
+def _wrong(file: str | Path, where: str, error: BaseException) -> InputError:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+    line = frames[-1].lineno if frames else getattr(error, "lineno", "?")
+    return InputError(
+        f"{file} to run ({where})", f"line {line}: {type(error).__name__}: {error}", "mend the line"
+    )

@@ -1,0 +1,72 @@
+"""Small hand-written vector kernels: the examples of the first chapters and of the tests."""
+
+from __future__ import annotations
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import InputError
+from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of
+
+
+def elementwise_program(
+    chip: Chip,
+    elements: int,
+    *,
+    op: str = "vadd",
+    tile: int = 2048,
+    depth: int = 2,
+    dtype: str = "fp16",
+    cores: int = 1,
+) -> Program:
+    """y = op(x1, x2) (or op(x1) for one-operand ops) on `elements` per core, tile by tile.
+
+    `elements` and `tile` are whole repeats of 256 bytes; `depth` is the number of UB slots of each
+    queue. Run it on several cores with `elementwise_launch`.
+    """
+    lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
+    if tile % lanes or elements % tile or tile < lanes:
+        raise InputError(
+            f"tiles of a multiple of {lanes} elements that divide {elements}", str(tile), "round it"
+        )
+    names = ("x1", "x2") if op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin") else ("x1",)
+    k = KernelBuilder(op, chip)
+    total = elements * cores
+    sources = [k.tensor(name, dtype, total) for name in names]
+    y = k.tensor("y", dtype, total)
+    loads = [
+        k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names
+    ]
+    store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=depth)
+    base = k.param("core", cores) * elements
+    shape = (tile // lanes, lanes)
+    with k.loop("i", elements // tile) as i:
+        for queue, tensor in zip(loads, sources, strict=True):
+            k.copy(queue.alloc().region(), tensor.region(base + i * tile, tile))
+            queue.enqueue()
+        tiles = [queue.dequeue() for queue in loads]
+        out = store.alloc()
+        k.vector(op, out.region(0, shape), *(t.region(0, shape) for t in tiles))
+        for queue in loads:
+            queue.free()
+        store.enqueue()
+        k.copy(y.region(base + i * tile, tile), store.dequeue().region())
+        store.free()
+    return k.finish()
+
+
+def elementwise_launch(
+    chip: Chip,
+    elements: int,
+    *,
+    op: str = "vadd",
+    tile: int = 2048,
+    depth: int = 2,
+    dtype: str = "fp16",
+) -> Launch:
+    """Spread `elements` evenly over all vector cores of the chip."""
+    cores = chip.core_count * chip.vector_cores_per_core
+    if elements % cores:
+        raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")
+    program = elementwise_program(
+        chip, elements // cores, op=op, tile=tile, depth=depth, dtype=dtype, cores=cores
+    )
+    return Launch(op, (Part(program, tuple(binding_of({"core": c}) for c in range(cores))),))

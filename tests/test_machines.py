@@ -1,0 +1,538 @@
+"""The small machines: values against NumPy, cycles against bounds, counts against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab import machines
+from ascend_lab.errors import MachineError
+from ascend_lab.machines import (
+    Arith,
+    Branch,
+    Cube,
+    Kernel,
+    Load,
+    Matmul,
+    Port,
+    Scalar,
+    Simd,
+    Simt,
+    Store,
+    Systolic,
+    Total,
+    VectorOp,
+    bank_ways,
+    occupancy,
+    plain_ops,
+    reference,
+    run,
+    run_vector,
+    sample_inputs,
+    units_touched,
+)
+from ascend_lab.machines import facts as fact_file
+from ascend_lab.machines.blocking import blocking
+from ascend_lab.machines.result import tiled
+from ascend_lab.machines.simt import tree_steps
+from ascend_lab.machines.systolic import array_cycles, frames, systolic_product
+from ascend_lab.machines.vector_unit import instruction_count
+from ascend_lab.machines.warps import finish, schedule
+
+LANE_MACHINES = [Scalar(), Simd(), Simt()]
+MATRIX_MACHINES = [Systolic(), Cube(), Cube(fold=16), Cube(pads_in_memory=False)]
+ALL_MACHINES = [*LANE_MACHINES, *MATRIX_MACHINES]
+SIZES = [1, 2, 31, 32, 33, 64, 97, 257, 1000, 4099]
+KERNELS = {
+    "saxpy": machines.saxpy,
+    "masked add": machines.masked_add,
+    "reduction": machines.total,
+    "two-sided": machines.two_sided,
+    "strided copy": lambda n: machines.strided_copy(n, 3),
+    "gather": machines.gather,
+}
+
+
+def named(machine: object) -> str:
+    return type(machine).__name__
+
+
+def assert_bounds(one: machines.Run) -> None:
+    parts = (one.parts.compute, one.parts.move, one.parts.wait)
+    assert max(parts) <= one.cycles <= sum(parts)
+    assert one.bar.total == one.cycles
+    assert min(one.bar.compute, one.bar.move, one.bar.wait) >= 0
+    assert one.bar.move <= one.parts.move
+    assert one.bar.wait <= one.parts.wait
+
+
+@pytest.mark.parametrize("machine", LANE_MACHINES, ids=named)
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("n", SIZES)
+def test_lane_machines_compute_what_numpy_computes(machine, name, n):
+    if isinstance(machine, Simd) and name == "gather":
+        pytest.skip("a SIMD machine refuses to gather; tested below")
+    kernel = KERNELS[name](n)
+    inputs = sample_inputs(kernel, seed=n)
+    one = run(machine, kernel, inputs)
+    for key, expected in reference(kernel, inputs).items():
+        np.testing.assert_array_equal(one.values[key], expected)
+    assert_bounds(one)
+
+
+@pytest.mark.parametrize("machine", MATRIX_MACHINES, ids=repr)
+@pytest.mark.parametrize("name", ["saxpy", "reduction"])
+@pytest.mark.parametrize("n", SIZES)
+def test_matrix_machines_compute_linear_kernels(machine, name, n):
+    kernel = KERNELS[name](n)
+    inputs = sample_inputs(kernel, seed=n)
+    one = run(machine, kernel, inputs)
+    for key, expected in reference(kernel, inputs).items():
+        np.testing.assert_array_equal(one.values[key], expected)
+    assert_bounds(one)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from(["float32", "float16", "int8"]),
+    st.sampled_from(range(len(ALL_MACHINES))),
+)
+def test_matmul_values_and_bounds(m, k, n, dtype, which):
+    program = Matmul(m, k, n)
+    inputs = sample_inputs(program, seed=m * 71 + n, dtype=dtype)
+    one = run(ALL_MACHINES[which], program, inputs)
+    np.testing.assert_array_equal(one.values["C"], reference(program, inputs)["C"])
+    assert one.values["C"].dtype == ("int32" if dtype == "int8" else "float32")
+    assert_bounds(one)
+
+
+def test_sums_round_in_the_order_of_each_machine():
+    x = np.full(4096, 1.0, np.float16)
+    kernel = machines.total(4096)
+    sums = {named(m): float(run(m, kernel, {"x": x}).values["s"][0]) for m in LANE_MACHINES}
+    # fp16 counts exactly to 2048; one running sum stops there, partial sums do not.
+    assert sums == {"Scalar": 2048.0, "Simd": 4096.0, "Simt": 4096.0}
+
+
+def test_cycles_do_not_depend_on_values_without_branches():
+    kernel = machines.saxpy(777)
+    for machine in ALL_MACHINES:
+        first = run(machine, kernel, sample_inputs(kernel, seed=1))
+        second = run(machine, kernel, sample_inputs(kernel, seed=2))
+        assert first.cycles == second.cycles
+
+
+@pytest.mark.parametrize("machine", LANE_MACHINES, ids=named)
+def test_counts_are_exact_for_saxpy(machine):
+    n = 1000
+    one = run(machine, machines.saxpy(n))
+    assert one.counters["ops"] == 2 * n
+    assert one.counters["bytes_used"] == 12 * n
+    warps = math.ceil(n / 32)
+    expected = {
+        "Scalar": 6 * n,  # two loads, mad, store, increment, jump
+        "Simd": 3 + 2,  # three copies; 15 repeats and a masked tail
+        "Simt": 7 * warps,  # index, bound, exit and the four of the body
+    }
+    assert one.instructions == expected[named(machine)]
+
+
+def test_scalar_iteration_is_the_scoreboard_by_hand():
+    # ld at 0, ld at 1, mad when y is there at 5, store when mad is done at 9, two loop slots: 12.
+    machine = Scalar(port=Port(rate_bytes_per_cycle=1e9, latency_cycles=0))
+    one = run(machine, machines.saxpy(1000))
+    assert (one.parts.compute, one.parts.wait) == (6000, 6000)
+
+
+# --- divergence -----------------------------------------------------------------------------
+
+
+def test_mixed_mask_costs_both_sides():
+    kernel = machines.two_sided(32 * 64, depth=8)
+    inputs = sample_inputs(kernel)
+    machine = Simt(port=Port(latency_cycles=0, rate_bytes_per_cycle=1e9))
+    compute = {}
+    for name, mask in {
+        "then": np.ones(kernel.n, bool),
+        "else": np.zeros(kernel.n, bool),
+        "mixed": np.arange(kernel.n) % 2 == 0,
+        "none": None,
+    }.items():
+        body = kernel if mask is not None else replace(kernel, body=_without_branch(kernel))
+        one = run(machine, body, inputs | ({} if mask is None else {"mask": mask}))
+        compute[name] = one.counters["instructions"]
+    shared = compute["none"]
+    assert compute["then"] - shared == compute["else"] - shared == 8 * 64
+    assert compute["mixed"] - shared == 2 * 8 * 64
+
+
+def _without_branch(kernel: Kernel) -> tuple:
+    return tuple(
+        replace(instr, then=(), other=()) if isinstance(instr, Branch) else instr
+        for instr in kernel.body
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.05, 0.5, 1.0]))
+def test_divergent_warps_and_issues_match_brute_force(n, seed, density):
+    kernel = machines.two_sided(n, depth=5)
+    inputs = sample_inputs(kernel, seed=seed, density=density)
+    one = run(Simt(), kernel, inputs)
+    warps = [inputs["mask"][i : i + 32] for i in range(0, n, 32)]
+    assert one.counters["divergent_warps"] == sum(w.any() and not w.all() for w in warps)
+    sides = sum(5 * bool(w.any()) + 5 * bool(not w.all()) for w in warps)
+    assert one.instructions == sides + (3 + 5) * len(warps)
+
+
+def test_simd_pays_both_sides_whatever_the_mask():
+    kernel = machines.two_sided(5000)
+    cycles = {
+        run(Simd(), kernel, sample_inputs(kernel, density=density)).cycles
+        for density in (0.0, 0.3, 1.0)
+    }
+    assert len(cycles) == 1
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 40))
+def test_sectors_and_banks_match_brute_force(seed, groups, spread):
+    rng = np.random.default_rng(seed)
+    address = 4 * rng.integers(0, 8 * spread, (groups, 32))
+    active = rng.random((groups, 32)) < 0.7
+    for row in range(groups):
+        wanted = [int(a) for a, on in zip(address[row], active[row], strict=True) if on]
+        assert units_touched(address, active, 32)[row] == len({a // 32 for a in wanted})
+        words = {a // 4 for a in wanted}
+        per_bank = [sum(word % 32 == bank for word in words) for bank in range(32)]
+        assert bank_ways(address, active)[row] == max(per_bank)
+
+
+def test_known_bank_patterns():
+    lane = np.arange(32)[None, :]
+    on = np.ones((1, 32), bool)
+    assert [int(bank_ways(4 * s * lane, on)[0]) for s in (0, 1, 2, 3, 8, 32, 33)] == [
+        *(1, 1, 2, 1, 8, 32, 1)
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 400), st.integers(1, 20))
+def test_coalescing_counts_of_a_run_match_brute_force(n, stride):
+    one = run(Simt(), machines.strided_copy(n, stride))
+    sectors = 0
+    for start in range(0, n, 32):
+        lanes = range(start, min(start + 32, n))
+        sectors += len({4 * stride * i // 32 for i in lanes}) + len({4 * i // 32 for i in lanes})
+    assert one.counters["sectors"] == sectors
+    assert one.counters["bytes_moved"] == 32 * sectors
+
+
+def test_scalar_cache_fetches_each_line_once():
+    one = run(Scalar(), machines.saxpy(1000))
+    assert one.counters["cache_misses"] == 2 * math.ceil(4000 / 128)
+    assert one.counters["bytes_moved"] == 3 * math.ceil(4000 / 128) * 128
+
+
+def test_interleaved_reduction_conflicts_and_is_slower():
+    kernel = machines.total(65536)
+    good, bad = run(Simt(), kernel), run(Simt(interleaved=True), kernel)
+    assert good.counters["bank_conflict_cycles"] == 0
+    assert bad.counters["bank_conflict_cycles"] > 0
+    assert bad.cycles > good.cycles
+    assert good.values["s"] == bad.values["s"]
+    assert [warps for warps, _ in tree_steps(Simt())] == [4, 2, 1, 1, 1, 1, 1, 1]
+    assert max(ways for _, ways in tree_steps(Simt(interleaved=True))) == 16
+
+
+# --- warps -----------------------------------------------------------------------------------
+
+
+def test_occupancy_limits_by_hand():
+    assert occupancy(Simt())["all"] == 64
+    assert occupancy(Simt(registers_per_thread=64))["all"] == 32
+    assert occupancy(Simt(), shared_bytes_per_block=48 * 1024)["all"] == 16
+    with pytest.raises(MachineError, match="registers"):
+        occupancy(Simt(registers_per_thread=300))
+
+
+@pytest.mark.parametrize("registers", [32, 64, 128, 250])
+@pytest.mark.parametrize("warps", [1, 3, 16, 64, 250])
+@pytest.mark.parametrize("rate", [8, 32, 1000])
+def test_closed_form_brackets_the_warp_scheduler(registers, warps, rate):
+    machine = Simt(
+        threads_per_block=64,
+        registers_per_thread=registers,
+        port=Port(rate_bytes_per_cycle=rate),
+    )
+    kernel = machines.saxpy(32 * warps)
+    modelled, parts = run(machine, kernel).cycles, run(machine, kernel).parts
+    scheduled = finish(schedule(kernel, machine, warps))
+    assert max(parts.compute, parts.move) <= scheduled <= 1.02 * parts.total
+    assert 0.65 < modelled / scheduled < 1.4
+    sides = sorted((parts.compute, parts.move, parts.wait))
+    if sides[2] > 10 * sides[1]:
+        assert modelled == pytest.approx(scheduled, rel=0.1)
+
+
+def test_more_resident_warps_never_slow_a_kernel_down():
+    kernel = machines.saxpy(65536)
+    cycles = [run(Simt(registers_per_thread=r), kernel).cycles for r in (32, 64, 128, 255)]
+    assert cycles == sorted(cycles)
+    assert cycles[-1] > 2 * cycles[0]
+
+
+def test_schedule_issues_every_instruction_in_order():
+    spans = schedule(machines.saxpy(320), Simt(lanes=32), 10)
+    assert len(spans) == 10 * 7
+    assert len({span.start for span in spans}) == len(spans)  # one issue per cycle
+    for warp in range(10):
+        starts = [span.start for span in spans if span.warp == warp]
+        assert starts == sorted(starts)
+
+
+# --- systolic and cube ----------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 20), st.integers(1, 20), st.integers(1, 7), st.data())
+def test_systolic_values_are_exact(m, k, n, rows, data):
+    columns = data.draw(st.integers(1, 7))
+    rng = np.random.default_rng(m * 1000 + k * 30 + n)
+    a, b = rng.integers(-5, 6, (m, k)), rng.integers(-5, 6, (k, n))
+    got = systolic_product(a, b, rows, columns, np.dtype(np.int32))
+    np.testing.assert_array_equal(got, a @ b)
+
+
+def test_systolic_product_in_several_chunks_of_rows():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-5, 6, (600, 5)), rng.integers(-5, 6, (5, 3))
+    np.testing.assert_array_equal(systolic_product(a, b, 4, 4, np.dtype(np.int32)), a @ b)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (7, 16, 16), (100, 33, 17), (64, 64, 64)])
+def test_systolic_cycles_are_the_closed_form(m, k, n):
+    machine = Systolic(port=Port(rate_bytes_per_cycle=1e9, latency_cycles=0))
+    one = run(machine, Matmul(m, k, n))
+    tiles = math.ceil(k / 16) * math.ceil(n / 16)
+    assert one.cycles == array_cycles(machine, Matmul(m, k, n)) == tiles * (16 + m + 16 + 16 - 2)
+
+
+def test_systolic_steps_are_the_frames_of_the_figure():
+    a, b = np.arange(6).reshape(3, 2), np.array([[1, 10], [2, 20]])
+    states = frames(a, b)
+    assert len(states) == 3 + 2 + 2 - 2
+    leaving = [states[m + 1 + c][1][1, c] for m in range(3) for c in range(2)]
+    np.testing.assert_array_equal(np.reshape(leaving, (3, 2)), a @ b)
+
+
+@pytest.mark.parametrize(("dtype", "k_block", "passes"), [("float16", 16, 1), ("int8", 32, 1),
+                                                          ("float32", 8, 2)])
+def test_cube_blocks(dtype, k_block, passes):
+    machine = Cube(port=Port(rate_bytes_per_cycle=1e9, latency_cycles=0), local_bytes=1 << 24)
+    program = Matmul(33, 40, 17)
+    one = run(machine, program, sample_inputs(program, dtype=dtype))
+    steps = 3 * math.ceil(40 / k_block) * 2
+    assert one.counters["blocks"] == steps
+    assert one.parts.compute == steps * passes + machine.startup_cycles
+    assert one.counters["macs_used"] == 33 * 40 * 17 <= one.counters["macs_issued"]
+
+
+def test_folding_fills_the_blocks():
+    kernel = machines.saxpy(65536)
+    naive, folded = run(Cube(), kernel), run(Cube(fold=16), kernel)
+    assert naive.counters["bytes_moved"] == pytest.approx(8 * 12 * kernel.n, rel=0.01)
+    assert folded.counters["bytes_moved"] == pytest.approx(12 * kernel.n, rel=0.01)
+    assert folded.cycles * 7 < naive.cycles
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500), st.sampled_from([1, 16]))
+def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
+    local = 64 * 1024
+    cut = blocking(Matmul(m, k, n), 2, 4, local, unit)
+    deep = min(k, math.isqrt(local // 8))
+    assert 2 * deep * (cut.rows + cut.columns) + 4 * cut.rows * cut.columns <= local
+    assert cut.bytes_in >= 2 * (m * k + k * n)
+    assert cut.tiles == math.ceil(m / cut.rows) * math.ceil(n / cut.columns)
+
+
+@given(
+    st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 1000), st.integers(1, 50),
+    st.integers(1, 4),
+)
+def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
+    cycles, parts = tiled(compute, move, latency, tiles, buffers)
+    assert parts.longest <= cycles <= parts.total
+    if buffers == 1:
+        assert cycles == parts.total
+
+
+# --- vector instructions ---------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40_000), st.sampled_from(["float32", "float16"]))
+def test_plain_ops_cover_exactly_and_are_counted(n, dtype):
+    room = -(-n // 16) * 16
+    rng = np.random.default_rng(n)
+    buffer = rng.integers(-9, 10, 3 * room).astype(dtype)
+    ops = plain_ops("add", n, 2 * room, 0, room, dtype)
+    after = run_vector(ops, buffer)
+    expected = buffer.copy()
+    expected[2 * room : 2 * room + n] = buffer[:n] + buffer[room : room + n]
+    np.testing.assert_array_equal(after, expected)
+    assert len(ops) == instruction_count(n, 256 // np.dtype(dtype).itemsize)
+
+
+def test_one_thousand_elements_in_one_instruction():
+    one = [VectorOp("add", 2000, 0, 1000, mask=40, repeats=25, stride_blocks=5)]
+    two = plain_ops("add", 1000, 2000, 0, 1000, "float32")
+    buffer = np.arange(3000, dtype=np.float32)
+    np.testing.assert_array_equal(run_vector(one, buffer), run_vector(two, buffer))
+    assert [machines.vector_cycles(Simd(), ops) for ops in (one, two)] == [74, 80]
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+def _bad_programs() -> dict:
+    load = Load("x", "x")
+    return {
+        "no elements": lambda: machines.saxpy(0),
+        "unknown op": lambda: Kernel("k", 4, (Arith("x", "pow", ("x", "x")),)),
+        "operand count": lambda: Kernel("k", 4, (load, Arith("x", "add", ("x",)))),
+        "stride": lambda: Kernel("k", 4, (Load("x", "x", stride=0),)),
+        "two totals": lambda: Kernel("k", 4, (load, Total("s", "x"), Total("t", "x"))),
+        "loop-carried": lambda: Kernel("k", 4, (Load("x", "y", offset=1), Store("y", "x"))),
+        "matmul shape": lambda: Matmul(0, 1, 1),
+        "threads": lambda: Simt(threads_per_block=48),
+        "port": lambda: Port(rate_bytes_per_cycle=0),
+        "sector": lambda: Port(sector_bytes=48),
+        "missing input": lambda: run(Scalar(), machines.saxpy(4), {"x": np.ones(4)}),
+        "short input": lambda: run(
+            Simd(), machines.saxpy(9), sample_inputs(machines.saxpy(8))
+        ),
+        "mixed formats": lambda: run(
+            Scalar(),
+            machines.saxpy(2),
+            {"a": np.float32(1), "x": np.ones(2, np.float32), "y": np.ones(2)},
+        ),
+        "not a machine": lambda: run("cpu", machines.saxpy(2)),
+        "not a program": lambda: run(Scalar(), "saxpy"),
+        "undefined register": lambda: run(
+            Scalar(), Kernel("k", 2, (load, Store("z", "y"))), {"x": np.ones(2)}
+        ),
+        "half-defined register": lambda: run(
+            Simt(),
+            Kernel("k", 9, (Load("m", "mask"), Branch("m", (Load("x", "x"),)), Store("z", "x"))),
+            {"mask": np.arange(9) > 4, "x": np.ones(9)},
+        ),
+        "index": lambda: run(
+            Simt(), machines.gather(2), {"x": np.ones(2), "idx": np.array([0, 7])}
+        ),
+        "simd gather": lambda: run(Simd(), machines.gather(2)),
+        "cube mask": lambda: run(Cube(), machines.masked_add(4)),
+        "cube product": lambda: run(
+            Cube(),
+            Kernel("k", 4, (load, Arith("x", "mul", ("x", "x")), Store("z", "x"))),
+        ),
+        "cube format": lambda: run(
+            Cube(), Matmul(2, 2, 2), sample_inputs(Matmul(2, 2, 2), dtype=np.int32)
+        ),
+        "matmul input": lambda: run(Cube(), Matmul(2, 2, 2), {"A": np.ones((2, 3))}),
+        "small buffer": lambda: run(Simd(local_bytes=512), machines.saxpy(100)),
+        "mask": lambda: run_vector([VectorOp("add", 0, 0, 0, 65)], np.ones(99, np.float32)),
+        "repeats": lambda: run_vector(
+            [VectorOp("add", 0, 0, 0, 1, 256, 0)], np.ones(99, np.float32)
+        ),
+        "overrun": lambda: run_vector([VectorOp("add", 64, 0, 0, 64)], np.ones(99, np.float32)),
+        "alignment": lambda: run_vector([VectorOp("add", 1, 0, 0, 1)], np.ones(99, np.float32)),
+        "unknown fact": lambda: machines.fact("v100", "colour"),
+        "unknown machine": lambda: machines.fact("abacus", "power_w"),
+        "unknown preset": lambda: machines.preset("abacus"),
+    }
+
+
+@pytest.mark.parametrize("name", _bad_programs())
+def test_bad_input_is_a_typed_error_with_remedy(name):
+    with pytest.raises(MachineError) as caught:
+        _bad_programs()[name]()
+    assert caught.value.needed
+    assert caught.value.got
+    assert caught.value.remedy
+
+
+# --- facts ------------------------------------------------------------------------------------
+
+
+def test_every_fact_has_a_known_source_and_a_unit():
+    suffixes = ("_tops", "_w", "_hz", "_bytes", "_bytes_per_s", "_cycles", "_repeat", "_lanes",
+                "_core", "cores")
+    for machine in fact_file.real_machines():
+        for key, fact in fact_file.facts_of(machine).items():
+            assert fact.value > 0
+            assert fact_file.source_text(fact.source)
+            assert fact.trust in ("published", "derived", "assumed")
+            assert key.endswith(suffixes), key
+
+
+def test_tops_per_watt_rows():
+    rows = {(r.machine, r.kind, r.number_format): r for r in machines.tops_per_watt()}
+    assert rows["ascend310", "matrix", "int8"].tops_per_watt == 2.0
+    assert rows["ascend910a", "matrix", "int8"].tops_per_watt == pytest.approx(512 / 310)
+    assert rows["ascend910b2", "matrix", "fp16"].tops_per_watt is None  # power not published
+    assert rows["h100", "matrix", "int8"].peak_tops is None
+    by_kind = {
+        kind: [r.tops_per_watt for r in rows.values() if r.kind == kind and r.tops_per_watt]
+        for kind in ("scalar", "vector", "matrix")
+    }
+    assert max(by_kind["scalar"]) < min(by_kind["vector"])
+    assert max(by_kind["vector"]) < min(by_kind["matrix"])
+
+
+def test_derived_peaks_agree_with_their_arithmetic():
+    fact = machines.fact
+    tops = fact("ascend910b2", "cores") * 4096 * 2 * fact("ascend910b2", "clock_hz") / 1e12
+    assert tops == pytest.approx(fact("ascend910b2", "fp16_matrix_tops"), rel=1e-3)
+    for machine in ("v100", "a100"):
+        tops = 2 * fact(machine, "fp32_lanes") * fact(machine, "clock_hz") / 1e12
+        assert tops == pytest.approx(fact(machine, "fp32_vector_tops"), rel=0.01)
+
+
+def test_facts_agree_with_the_chip_files():
+    chip = pytest.importorskip("ascend_lab.chip").load_chip("Ascend910A")
+    assert machines.fact("ascend910a", "cores") == chip.facts["core.count"].value
+    assert machines.fact("ascend910a", "ub_bytes") == chip.facts["buffer.UB.size_bytes"].value
+    memory = chip.facts["memory.rate_bytes_per_s"].value
+    assert machines.fact("ascend910a", "memory_rate_bytes_per_s") == memory
+
+
+@pytest.mark.parametrize("name", machines.preset_names())
+def test_every_preset_runs_saxpy_and_matmul(name):
+    machine = machines.preset(name)
+    dtype = "float16" if isinstance(machine, Cube) else "float32"
+    for program in (machines.saxpy(1000), Matmul(40, 24, 33)):
+        assert_bounds(run(machine, program, sample_inputs(program, dtype=dtype)))
+
+
+def test_upgrades_never_slow_down():
+    kernel = machines.two_sided(5000)
+    inputs = sample_inputs(kernel)
+    for machine, rate in itertools.product(LANE_MACHINES, (8, 32)):
+        port = machine.port
+        slow = run(replace(machine, port=replace(port, rate_bytes_per_cycle=rate)), kernel, inputs)
+        fast = replace(machine, port=replace(port, rate_bytes_per_cycle=2 * rate))
+        assert run(fast, kernel, inputs).cycles <= slow.cycles
