@@ -273,11 +273,11 @@ def do_serve(arguments: list[str]) -> int:
     if arguments and not (len(arguments) == 1 and arguments[0].isdigit()):
         raise LabError("serve takes one port number")
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(HTML))
-    handler_class = http.server.ThreadingHTTPServer
+    make_server = http.server.ThreadingHTTPServer
     try:
-        server = handler_class(("127.0.0.1", int((arguments or ["8000"])[0])), handler)
-    except OSError:
-        server = handler_class(("127.0.0.1", 0), handler)  # that port is taken: any free one
+        server = make_server(("127.0.0.1", int((arguments or ["8000"])[0])), handler)
+    except (OSError, OverflowError):
+        server = make_server(("127.0.0.1", 0), handler)  # that port is taken: any free one
     print(f"lab: http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends)", flush=True)
     with server:
         server.serve_forever()

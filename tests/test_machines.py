@@ -72,12 +72,13 @@ def assert_bounds(one: machines.Run) -> None:
     assert one.bar.wait <= one.parts.wait
 
 
-@pytest.mark.parametrize("machine", LANE_MACHINES, ids=named)
-@pytest.mark.parametrize("name", KERNELS)
+# A SIMD machine refuses to gather; that is tested with the bad input.
+PAIRS = [(m, k) for m in LANE_MACHINES for k in KERNELS if (named(m), k) != ("Simd", "gather")]
+
+
+@pytest.mark.parametrize(("machine", "name"), PAIRS, ids=lambda v: v if isinstance(v, str) else "")
 @pytest.mark.parametrize("n", SIZES)
 def test_lane_machines_compute_what_numpy_computes(machine, name, n):
-    if isinstance(machine, Simd) and name == "gather":
-        pytest.skip("a SIMD machine refuses to gather; tested below")
     kernel = KERNELS[name](n)
     inputs = sample_inputs(kernel, seed=n)
     one = run(machine, kernel, inputs)
@@ -254,7 +255,8 @@ def test_interleaved_reduction_conflicts_and_is_slower():
     assert bad.cycles > good.cycles
     assert good.values["s"] == bad.values["s"]
     assert [warps for warps, _ in tree_steps(Simt())] == [4, 2, 1, 1, 1, 1, 1, 1]
-    assert max(ways for _, ways in tree_steps(Simt(interleaved=True))) == 16
+    # 2*s*t falls on 32 / (2*s) banks while all 32 lanes are active; then lanes run out.
+    assert [ways for _, ways in tree_steps(Simt(interleaved=True))] == [2, 4, 8, 8, 8, 4, 2, 1]
 
 
 # --- warps -----------------------------------------------------------------------------------
@@ -338,8 +340,9 @@ def test_systolic_steps_are_the_frames_of_the_figure():
     np.testing.assert_array_equal(np.reshape(leaving, (3, 2)), a @ b)
 
 
-@pytest.mark.parametrize(("dtype", "k_block", "passes"), [("float16", 16, 1), ("int8", 32, 1),
-                                                          ("float32", 8, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "k_block", "passes"), [("float16", 16, 1), ("int8", 32, 1), ("float32", 8, 2)]
+)
 def test_cube_blocks(dtype, k_block, passes):
     machine = Cube(port=Port(rate_bytes_per_cycle=1e9, latency_cycles=0), local_bytes=1 << 24)
     program = Matmul(33, 40, 17)
@@ -363,14 +366,17 @@ def test_folding_fills_the_blocks():
 def test_blocking_fits_and_never_moves_less_than_the_data(m, k, n, unit):
     local = 64 * 1024
     cut = blocking(Matmul(m, k, n), 2, 4, local, unit)
-    deep = min(k, math.isqrt(local // 8))
+    deep = min(k, math.isqrt(local // 8) // unit * unit)
     assert 2 * deep * (cut.rows + cut.columns) + 4 * cut.rows * cut.columns <= local
     assert cut.bytes_in >= 2 * (m * k + k * n)
     assert cut.tiles == math.ceil(m / cut.rows) * math.ceil(n / cut.columns)
 
 
 @given(
-    st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 1000), st.integers(1, 50),
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.integers(0, 1000),
+    st.integers(1, 50),
     st.integers(1, 4),
 )
 def test_tiled_time_lies_in_its_bracket(compute, move, latency, tiles, buffers):
@@ -422,9 +428,7 @@ def _bad_programs() -> dict:
         "port": lambda: Port(rate_bytes_per_cycle=0),
         "sector": lambda: Port(sector_bytes=48),
         "missing input": lambda: run(Scalar(), machines.saxpy(4), {"x": np.ones(4)}),
-        "short input": lambda: run(
-            Simd(), machines.saxpy(9), sample_inputs(machines.saxpy(8))
-        ),
+        "short input": lambda: run(Simd(), machines.saxpy(9), sample_inputs(machines.saxpy(8))),
         "mixed formats": lambda: run(
             Scalar(),
             machines.saxpy(2),
@@ -479,8 +483,18 @@ def test_bad_input_is_a_typed_error_with_remedy(name):
 
 
 def test_every_fact_has_a_known_source_and_a_unit():
-    suffixes = ("_tops", "_w", "_hz", "_bytes", "_bytes_per_s", "_cycles", "_repeat", "_lanes",
-                "_core", "cores")
+    suffixes = (
+        "_tops",
+        "_w",
+        "_hz",
+        "_bytes",
+        "_bytes_per_s",
+        "_cycles",
+        "_repeat",
+        "_lanes",
+        "_core",
+        "cores",
+    )
     for machine in fact_file.real_machines():
         for key, fact in fact_file.facts_of(machine).items():
             assert fact.value > 0

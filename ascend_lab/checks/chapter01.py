@@ -111,9 +111,7 @@ def check_ex_01_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
         {"mask": np.arange(64) == 40, "then": 3, "other": 5},
         {"mask": np.ones(33, bool), "then": 2, "other": 7},
     ]
-    return check_against(
-        "ex_01_3", fn, _warp_issues, make_case, edge_cases=edge_cases, seed=seed
-    )
+    return check_against("ex_01_3", fn, _warp_issues, make_case, edge_cases=edge_cases, seed=seed)
 
 
 def _warp_issues(mask: Any, then: int, other: int) -> int:

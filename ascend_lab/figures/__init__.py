@@ -10,7 +10,21 @@ from typing import Any
 
 FIGURES: dict[str, str] = {
     # figure function -> module of this package that defines it
+    "fig_streams": "machines",
+    "fig_bound": "machines",
+    "fig_tops_per_watt": "machines",
+    "fig_divergence": "lanes",
+    "fig_sectors": "lanes",
+    "fig_warps": "lanes",
+    "fig_systolic": "lanes",
+    "fig_core_map": "core_map",
+    "fig_core_path": "core_map",
+    "fig_roofline": "roofline",
     "fig_gantt": "gantt",
+    "fig_buffer_depths": "overlap",
+    "fig_circuits": "overlap",
+    "fig_more_buffers": "overlap",
+    "fig_overlap": "overlap",
 }
 
 

@@ -128,7 +128,7 @@ def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
 
 
 def unit_pipes(chip: Chip, unit: str) -> list[str]:
-    """Return the queues that the scalar unit of a core of kind `unit` feeds, in the book's order."""
+    """Return the queues that the scalar unit of a core of kind `unit` feeds, in one order."""
     used = {path.pipe for path in chip.paths.values() if path.unit == unit}
     used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
     return [pipe for pipe in PIPE_STYLE if pipe in used]
@@ -136,11 +136,12 @@ def unit_pipes(chip: Chip, unit: str) -> list[str]:
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
     x, y, width, height = BOXES[name]
-    look: dict[str, Any] = {"facecolor": WHITE, "edgecolor": INK, "linewidth": 2.6 if thick else 1.0}
-    if name == "GM":
-        look["facecolor"] = LIGHT
+    colour = LIGHT if name == "GM" else WHITE
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": INK, "linewidth": 1.0}
     if pipe:
         look = PIPE_STYLE[pipe].patch_args()
+    elif thick:
+        look["linewidth"] = 2.6
     ax.add_patch(Rectangle((x, y), width, height, zorder=3, **look))
     style = PIPE_STYLE[pipe].text_args() if pipe else {"color": INK, "fontsize": 8}
     style["linespacing"] = 1.25
@@ -191,8 +192,8 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
 
 def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> None:
     """Draw the border of one core, its scalar unit and the queues the scalar unit feeds."""
-    edge = {"facecolor": "none", "edgecolor": GREY, "linewidth": 1.0, "linestyle": (0, (4, 2))}
-    ax.add_patch(Rectangle((14, bottom), 85.5, top - bottom, zorder=0, **edge))
+    edge: dict[str, Any] = {"facecolor": "none", "edgecolor": GREY, "linestyle": (0, (4, 2))}
+    ax.add_patch(Rectangle((14, bottom), 85.5, top - bottom, zorder=0, linewidth=1.0, **edge))
     row = top - 5.0
     scalar = PIPE_STYLE["S"]
     ax.add_patch(Rectangle((15.5, row), 9, 4, zorder=3, **scalar.patch_args()))

@@ -130,10 +130,11 @@ def fig_bound(
     axes[1].set_xlim(0, max(one.parts.total for one in runs) / kernel.n * 1.45)
     axes[1].set_xlabel("cycles per element")
     diverged = runs[1].counters["divergent_warps"] / runs[1].counters["warps"]
-    alt = f"{lanes} lanes, {mask_density:.0%} of the mask set in runs of {run_length}, " + (
-        f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge. "
+    setting = (
+        f"{lanes} lanes, {mask_density:.0%} of the mask set in runs of {run_length}, "
+        f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge."
     )
-    alt += " ".join(_bracket_text(one, kernel.n) for one in runs)
+    alt = " ".join([setting, *(_bracket_text(one, kernel.n) for one in runs)])
     return finish(fig, alt=alt)
 
 

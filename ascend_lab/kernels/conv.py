@@ -61,7 +61,11 @@ class ConvShape:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
         sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.stride)
         if min(sizes) < 1 or self.pad < 0 or max(sizes) > 1 << 20:
-            raise InputError("sizes from 1 to 1048576, padding of at least 0", str(sizes), "mend")
+            raise InputError(
+                "sizes and stride from 1 to 1048576, padding of at least 0",
+                f"{sizes}, padding {self.pad}",
+                "check the order N C H W K R S",
+            )
         if self.dtype not in ACCUMULATOR:
             raise InputError("dtype fp16 or int8", self.dtype, "convert the operands")
         if not self.out_dtype:

@@ -64,7 +64,11 @@ class GemmShape:
     def __post_init__(self) -> None:
         """Check sizes and formats; the default output format is the accumulator's."""
         if min(self.m, self.k, self.n) < 1:
-            raise InputError("m, k and n of at least 1", f"{self.m}, {self.k}, {self.n}", "mend")
+            raise InputError(
+                "m, k and n of at least 1",
+                f"{self.m}, {self.k}, {self.n}",
+                "give three positive sizes",
+            )
         if max(self.m, self.k, self.n) > 1 << 24:
             raise InputError(
                 "m, k and n of at most 16777216", f"{self.m}, {self.k}, {self.n}", "split it"
@@ -74,7 +78,11 @@ class GemmShape:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
         if self.out_dtype not in (ACCUMULATOR[self.dtype], "fp16"):
-            raise InputError(f"out dtype {ACCUMULATOR[self.dtype]} or fp16", self.out_dtype, "mend")
+            raise InputError(
+                f"out dtype {ACCUMULATOR[self.dtype]} or fp16 for {self.dtype} operands",
+                self.out_dtype,
+                "leave it out for the accumulator's own format",
+            )
 
     @property
     def fractals(self) -> tuple[int, int, int]:
@@ -95,7 +103,11 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         if value < 1 or value % unit:
             raise InputError(f"{name} in multiples of {unit}", str(value), "round it")
     if min(schedule.step_k, schedule.grid_rows, schedule.grid_cols) < 1:
-        raise InputError("step_k and grid of at least 1", str(schedule.as_dict()), "mend it")
+        raise InputError(
+            "step_k, grid rows and grid columns of at least 1",
+            f"{schedule.step_k}, {schedule.grid_rows}x{schedule.grid_cols}",
+            "use positive numbers",
+        )
     cores = schedule.grid_rows * schedule.grid_cols
     if cores > chip.core_count:
         raise InputError(
@@ -466,7 +478,9 @@ def pack_gemm(
     c0 = c0_of(shape.dtype)
     if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
         raise InputError(
-            f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}", f"{a.shape} and {b.shape}", "mend"
+            f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}",
+            f"{a.shape} and {b.shape}",
+            "pass row-major matrices of the problem's size",
         )
     left = np.zeros((m1 * FRACTAL, k1 * c0), a.dtype)
     left[: shape.m, : shape.k] = a

@@ -28,6 +28,7 @@ class Port:
     line_bytes: int = 128
 
     def __post_init__(self) -> None:
+        """Refuse rates and sizes that no memory has."""
         if self.rate_bytes_per_cycle <= 0 or self.latency_cycles < 0:
             raise MachineError(
                 "a port needs a positive rate and a latency of at least 0",

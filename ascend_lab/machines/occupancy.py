@@ -34,6 +34,7 @@ class Simt:
     port: Port = field(default_factory=Port)
 
     def __post_init__(self) -> None:
+        """Refuse a block that is not a whole number of warps."""
         if self.threads_per_block % self.warp_lanes or not 32 <= self.threads_per_block <= 1024:
             raise MachineError(
                 f"threads_per_block must be a multiple of {self.warp_lanes} from 32 to 1024",

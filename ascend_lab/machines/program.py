@@ -112,6 +112,7 @@ class Kernel:
     params: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Refuse sizes, operations and addresses that make no sense."""
         if not 1 <= self.n <= MAX_ELEMENTS:
             raise MachineError(
                 f"kernel {self.name} needs 1 to {MAX_ELEMENTS} elements", str(self.n), "change n"
@@ -146,6 +147,7 @@ class Matmul:
     name: str = "matmul"
 
     def __post_init__(self) -> None:
+        """Refuse an empty or a monstrous shape."""
         if min(self.m, self.k, self.n) < 1 or self.m * self.k * self.n > 1 << 36:
             raise MachineError(
                 "matmul needs m, k, n of at least 1 and at most 2**36 multiply-adds",

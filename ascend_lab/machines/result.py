@@ -63,6 +63,7 @@ class Run:
     stream: tuple[Line, ...]
 
     def __post_init__(self) -> None:
+        """Refuse a time outside its bracket, and freeze the mappings."""
         if not self.parts.longest <= self.cycles <= self.parts.total:
             raise MachineError(
                 f"{self.machine}: cycles must lie between the longest part and the sum of parts",

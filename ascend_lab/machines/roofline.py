@@ -25,6 +25,7 @@ class Level:
     rate_bytes_per_s: float
 
     def __post_init__(self) -> None:
+        """Refuse a rate that is not positive."""
         _positive(f"level {self.name}", "rate_bytes_per_s", self.rate_bytes_per_s)
 
 
@@ -38,6 +39,7 @@ class Dot:
     time_s: float
 
     def __post_init__(self) -> None:
+        """Refuse empty work, and freeze the mapping."""
         _positive(f"dot {self.name}", "ops", self.ops)
         _positive(f"dot {self.name}", "time_s", self.time_s)
         for level, moved in self.bytes_per_level.items():

@@ -70,14 +70,12 @@ def run_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Ru
     repeats = -(-kernel.n // width)
     vector_ops = sum(issue.kind in ("arith", "branch", "total") for issue in trace.issues)
     copies = sum(issue.kind in ("load", "store") for issue in trace.issues)
-    instructions = vector_ops * per_op
-    cycles = instructions * machine.startup_cycles
-    cycles += vector_ops * repeats * machine.cycles_per_repeat
+    instructions, passes = vector_ops * per_op, vector_ops * repeats
     if trace.summand is not None:
         values[kernel_total(kernel)][0] = lane_sum(trace.summand, trace.active)
         folds = (width - 1).bit_length()
-        instructions += folds
-        cycles += folds * (machine.startup_cycles + machine.cycles_per_repeat)
+        instructions, passes = instructions + folds, passes + folds
+    cycles = instructions * machine.startup_cycles + passes * machine.cycles_per_repeat
     bytes_moved = trace.count("sectors") * machine.port.sector_bytes
     counts = {
         "instructions": instructions + copies * tiles,

@@ -76,6 +76,9 @@ class _Runner:
     def loop(self, nest: Nest) -> None:
         """Replace n passes by the n-th power of one pass over the state the body touches."""
         counts = self.counts[nest.loop]
+        while len(nest.body) == 1 and isinstance(nest.body[0], Nest):
+            nest = nest.body[0]
+            counts = counts * self.counts[nest.loop]
         high = int(counts.max())
         if high == 0:
             return

@@ -1,0 +1,188 @@
+"""Speed of the simulators and the fidelity table: `python3 lab.py bench`.
+
+Every figure is a median of this run; machines differ, so compare ratios, not seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ascend_lab.chip import load_chip
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels.gemm_batch import time_tilings
+from ascend_lab.kernels.validation import validation_rows, validation_table
+from ascend_lab.sim import (
+    Surroundings,
+    analyse,
+    compile_program,
+    numba_available,
+    run_reference,
+    simulate,
+)
+
+PUBLISHED = GemmSchedule(128, 64, 256, 4, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure beside its target; `met` is None where it is information only."""
+
+    name: str
+    measured: str
+    target: str
+    met: bool | None
+
+
+def _median_s(action: Callable[[], object], repeats: int = 15) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def bench_simulate() -> list[Figure]:
+    """Fast engine on a 4096 cubed matmul of one core, and on 1000 times its iterations."""
+    chip = load_chip("Ascend910B2")
+    launch = gemm_launch(GemmShape(4096, 4096, 4096), chip, PUBLISHED)
+    large = gemm_launch(GemmShape(40960, 40960, 40960), chip, PUBLISHED)
+    fast = _median_s(lambda: simulate(launch, chip))
+    slow = _median_s(lambda: simulate(large, chip))
+    again = _median_s(lambda: simulate(launch, chip))
+    ratio = slow / statistics.mean((fast, again))
+    equal = simulate(launch, chip).cycles == simulate(launch, chip, engine="reference").cycles
+    return [
+        Figure("simulate 4096^3, one core", f"{fast * 1e3:.2f} ms", "< 2 ms", fast < 2e-3),
+        Figure("  equal to the reference", str(equal), "to the cycle", equal),
+        Figure("  1000x the iterations costs", f"{ratio:.2f}x", "< 2x", ratio < 2.0),
+    ]
+
+
+def bench_reference() -> list[Figure]:
+    """Events per second of the event-by-event engine, plain and compiled."""
+    chip = load_chip("Ascend910B2")
+    launch = gemm_launch(GemmShape(4096, 4096, 4096), chip, PUBLISHED)
+    program = launch.parts[0].program
+    compiled = compile_program(program, chip, Surroundings(1, analyse(launch, chip).fresh))
+    events = program.event_count
+    plain = events / _median_s(lambda: run_reference(compiled), 5) / 1e6
+    rows = [Figure("reference, plain Python", f"{plain:.1f} M events/s", ">= 1 M", plain >= 1.0)]
+    if not numba_available():
+        return [*rows, Figure("reference, Numba", "not installed", ">= 20 M", None)]
+    run_reference(compiled, compiled=True)
+    quick = events / _median_s(lambda: run_reference(compiled, compiled=True), 5) / 1e6
+    rows.append(Figure("reference, Numba", f"{quick:.1f} M events/s", ">= 20 M", quick >= 20.0))
+    return rows
+
+
+def bench_batch() -> list[Figure]:
+    """Candidate timings per second of a three-level tile nest, sampled against the reference."""
+    chip = load_chip("Ascend910B2")
+    shape = GemmShape(6144, 6144, 6144)
+    tilings = [
+        GemmSchedule(m, k, n, step, rows, 24 // rows)
+        for m in (16, 32, 64, 128, 256)
+        for n in (16, 32, 64, 128, 256)
+        for k in (32, 64, 128)
+        for step in (1, 2, 4, 8)
+        for rows in (1, 2, 3, 4, 6, 8, 12, 24)
+        if 2 * k * max(m, n) * 2 <= 65536 and m * n * 4 <= 131072
+        if 4 * (m + n) * k * step <= 524288
+        if 6144 % (m * rows) == 0 and 6144 % (n * (24 // rows)) == 0
+    ]
+    rate = len(tilings) / _median_s(lambda: time_tilings(shape, chip, tilings), 3)
+    cycles = time_tilings(shape, chip, tilings)
+    picks = np.random.default_rng(0).choice(len(tilings), 20, replace=False)
+    wrong = sum(
+        simulate(gemm_launch(shape, chip, tilings[i]), chip, engine="fast").cycles != cycles[i]
+        for i in picks
+    )
+    small = GemmShape(768, 768, 768)
+    few = [t for t in tilings if t.base_m * t.grid_rows <= 768 and t.base_n * t.grid_cols <= 768]
+    few = [t for t in few if 768 % (t.base_k * t.step_k) == 0][::40]
+    few = [
+        t
+        for t in few
+        if 768 % (t.base_m * t.grid_rows) == 0 and 768 % (t.base_n * t.grid_cols) == 0
+    ]
+    exact = time_tilings(small, chip, few)
+    wrong += sum(
+        simulate(gemm_launch(small, chip, t), chip, engine="reference").cycles != c
+        for t, c in zip(few, exact, strict=True)
+    )
+    return [
+        Figure(
+            f"batch of {len(tilings)} tilings", f"{rate:,.0f} /s", ">= 10,000 /s", rate >= 1e4
+        ),
+        Figure("  wrong in sample", f"{wrong} of {20 + len(few)}", "0", wrong == 0),
+    ]
+
+
+def bench_import() -> list[Figure]:
+    """Wall time of `import ascend_lab` beyond a bare interpreter."""
+    run = lambda code: _median_s(  # noqa: E731
+        lambda: subprocess.run([sys.executable, "-c", code], check=True), 7
+    )
+    cost = run("import ascend_lab") - run("pass")
+    all_of_it = run("import ascend_lab.kernels, ascend_lab.sim") - run("pass")
+    return [
+        Figure("import ascend_lab", f"{cost * 1e3:.0f} ms", "< 400 ms", cost < 0.4),
+        Figure("import with simulators", f"{all_of_it * 1e3:.0f} ms", "", None),
+    ]
+
+
+def bench_chapters() -> list[Figure]:
+    """Seconds to execute every notebook of the book fresh, kernel start included."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    folder = Path(__file__).parent.parent / "notebooks"
+    rows, total = [], 0.0
+    for file in sorted(folder.glob("0*.ipynb")):
+        notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
+        client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
+        start = time.perf_counter()
+        client.execute()
+        seconds = time.perf_counter() - start
+        total += seconds
+        rows.append(Figure(f"chapter {file.stem}", f"{seconds:.1f} s", "< 20 s", seconds < 20))
+    return [*rows, Figure("all chapters", f"{total:.1f} s", "< 60 s", total < 60)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmarks and print a table; exit 1 if a target is missed."""
+    parser = argparse.ArgumentParser(prog="lab.py bench", description=__doc__)
+    parser.add_argument("--json", metavar="F", help="also write the figures to F")
+    parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
+    arguments = parser.parse_args(argv)
+    benches = [bench_simulate, bench_reference, bench_batch, bench_import]
+    if not arguments.no_chapters:
+        benches.append(bench_chapters)
+    figures: list[Figure] = []
+    for bench in benches:
+        for figure in bench():
+            verdict = {True: "met", False: "MISSED", None: ""}[figure.met]
+            line = f"{figure.name:<34}{figure.measured:>20}   {figure.target:<14}{verdict}"
+            print(line.rstrip(), flush=True)
+            figures.append(figure)
+    print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
+    print(validation_table(validation_rows()))
+    if arguments.json:
+        rows = [{"name": f.name, "measured": f.measured, "met": f.met} for f in figures]
+        Path(arguments.json).write_text(json.dumps(rows, indent=2), "utf-8")
+    return 1 if any(f.met is False for f in figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Time thousands of GEMM tilings at once: one loop structure, arrays of durations and counts.
+
+All candidates that divide the problem evenly and keep the same number of L0C slots run the same
+nest and differ in numbers only, so the (max, +) engine times them as one batch. The result equals
+`simulate(gemm_launch(...))` of each candidate to the cycle (a test holds them together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip, Path
+from ascend_lab.errors import InputError
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels.gemm import (
+    FRACTAL,
+    GemmSchedule,
+    GemmShape,
+    check_schedule,
+    gemm_launch,
+)
+from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch
+
+Array = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+CHUNK = 128
+"""Candidates timed together: their matrices stay in a core's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Candidates as arrays, in fractals: tile sides, K tiles per stage, own rows and columns."""
+
+    m: Array
+    k: Array
+    n: Array
+    step: Array
+    rows: Array
+    cols: Array
+
+    def take(self, index: Array) -> _Tiles:
+        return _Tiles(*(getattr(self, name)[index] for name in self.__slots__))
+
+
+def time_tilings(
+    shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule]
+) -> NDArray[np.int64]:
+    """Return the kernel cycles of each schedule; all must divide the problem evenly.
+
+    Raises `InputError` naming the first schedule that leaves a tail, `CapacityError` for one that
+    does not fit.
+    """
+    tiles = _arrays(shape, schedules)
+    _check(shape, chip, schedules, tiles)
+    out = np.zeros(len(schedules), np.int64)
+    double = tiles.m * tiles.n * 2048 <= chip.buffers["L0C"]
+    for slots in (False, True):
+        index = np.flatnonzero(double == slots)
+        for start in range(0, len(index), CHUNK):
+            part = index[start : start + CHUNK]
+            out[part] = _time_group(shape, chip, tiles.take(part), schedules[part[0]])
+    return out
+
+
+def _arrays(shape: GemmShape, schedules: Sequence[GemmSchedule]) -> _Tiles:
+    c0 = c0_of(shape.dtype)
+    units = {"base_m": FRACTAL, "base_k": c0, "base_n": FRACTAL}
+    columns = [
+        np.array([getattr(s, name) for s in schedules], np.int64) // units.get(name, 1)
+        for name in GemmSchedule.__slots__
+    ]
+    return _Tiles(*columns)
+
+
+def _check(
+    shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: _Tiles
+) -> None:
+    m1, k1, n1 = shape.fractals
+    even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
+    if chip.combined:
+        even &= t.n % _columns(shape, chip, t) == 0
+    if not even.all():
+        bad = schedules[int(np.flatnonzero(~even)[0])]
+        raise InputError(
+            f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly",
+            str(bad.as_dict()),
+            "time it with simulate(gemm_launch(...))",
+        )
+    for schedule in schedules:
+        check_schedule(shape, schedule, chip)
+
+
+def _columns(shape: GemmShape, chip: Chip, t: _Tiles) -> Array:
+    column = t.m * 256 * DTYPE_BYTES[shape.out_dtype]
+    return np.maximum(1, np.minimum(t.n, chip.buffers["UB"] // (2 * column)))
+
+
+def _time_group(shape: GemmShape, chip: Chip, t: _Tiles, first: GemmSchedule) -> Array:
+    """Time candidates that share a structure; memory that is asked too much is slowed once."""
+    template = _template(shape, chip, first)
+    fresh, memory_bytes = _traffic(shape, chip, t)
+    cores = t.rows * t.cols
+    counts = _counts(shape, chip, template, t)
+
+    def run(slowdown: Floats) -> Array:
+        times = _durations(shape, chip, template, t, fresh, cores, slowdown)
+        return run_batch(template, *times, counts)
+
+    once = run(np.ones(len(t.m)))
+    needed = np.ceil(
+        memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9
+    ).astype(np.int64)
+    if not (once < needed).any():
+        return once
+    again = run(np.where(once < needed, needed / once, 1.0))
+    return np.where(once < needed, np.maximum(again, needed), once)
+
+
+def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
+    """Compile a problem whose loops all run at least twice, with the group's L0C slots."""
+    c0 = c0_of(shape.dtype)
+    base = replace(first, base_k=2 * c0, step_k=2, grid_rows=1, grid_cols=1)
+    if base.base_m == FRACTAL or base.base_n == FRACTAL:
+        base = replace(base, base_m=2 * FRACTAL, base_n=2 * FRACTAL)
+    probe = GemmShape(2 * base.base_m, 8 * c0, 2 * base.base_n, shape.dtype, shape.out_dtype)
+    return compile_program(gemm_launch(probe, chip, base).parts[0].program, chip, Surroundings())
+
+
+def _traffic(shape: GemmShape, chip: Chip, t: _Tiles) -> tuple[dict[str, Floats], Array]:
+    """Return the share of A and B bytes that comes from memory, and all memory bytes.
+
+    The rule of `sim.traffic`, written out for this nest: the outermost loop whose body fits in L2
+    fetches every byte once.
+    """
+    m1, k1, n1 = shape.fractals
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    out = 256 * DTYPE_BYTES[shape.out_dtype]
+    a, b, c = m1 * k1 * area, k1 * n1 * area, m1 * n1 * out
+    m_turns, n_turns = m1 // (t.rows * t.m), n1 // (t.cols * t.n)
+    capacity = chip.l2.size_bytes
+    per_m = t.rows * t.m * (k1 * area + n1 * out) + b
+    per_n = k1 * area * (t.rows * t.m + t.cols * t.n) + t.rows * t.m * t.cols * t.n * out
+    whole = (a + b + c <= capacity) | (per_m <= capacity)
+    by_m = ~whole & (per_n <= capacity)
+    a_missed = np.where(whole | by_m, a, a * n_turns)
+    b_missed = np.where(whole, b, b * m_turns)
+    a_read, b_read = a * t.cols * n_turns, b * t.rows * m_turns
+    fresh = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
+    written = c if a + b + c > capacity else 0
+    total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written
+    return fresh, total.astype(np.int64)
+
+
+def _counts(shape: GemmShape, chip: Chip, template: Compiled, t: _Tiles) -> Array:
+    """Trip counts in the order the kernel opens its loops."""
+    m1, k1, n1 = shape.fractals
+    rows = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
+    rows += [np.minimum(t.k, t.m), t.k]
+    if chip.combined:
+        rows.append(t.n // _columns(shape, chip, t))
+    assert len(rows) == len(template.counts)
+    return np.stack(rows)
+
+
+def _durations(
+    shape: GemmShape,
+    chip: Chip,
+    template: Compiled,
+    t: _Tiles,
+    fresh: dict[str, Floats],
+    cores: Array,
+    slowdown: Floats,
+) -> tuple[Array, Array, Array]:
+    """Cycles and flag latencies per step, last latency per pipe; the same formulas as `sim.cost`, on arrays."""
+    size = DTYPE_BYTES[shape.dtype]
+    area = FRACTAL * c0_of(shape.dtype) * size
+    out_bytes = DTYPE_BYTES[shape.out_dtype]
+    columns = _columns(shape, chip, t) if chip.combined else t.n
+    stage = t.k * t.step
+    loads = {
+        name: _load(chip, side * stage * area, fresh[name], cores, slowdown)
+        for name, side in (("a", t.m), ("b", t.n))
+    }
+    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
+    drain = chip.path("L0C", "UB" if chip.combined else "GM")
+    work = {
+        "a_l1": loads["a"],
+        "b_l1": loads["b"],
+        "a_l0": (_plain(l0a, np.maximum(t.k, t.m) * area), 0 * t.m + l0a.latency_cycles),
+        "b_l0": (_plain(l0b, t.n * area), 0 * t.m + l0b.latency_cycles),
+        "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * _mmad_steps(chip, shape), 0 * t.m),
+        "c_ub": (_plain(drain, t.m * columns * 256 * out_bytes), 0 * t.m + drain.latency_cycles),
+        "c": _store(chip, t.m * columns * 256 * out_bytes, cores),
+    }
+    return _fill(template, work, len(t.m))
+
+
+def _fill(
+    template: Compiled, work: dict[str, tuple[Array, Array]], count: int
+) -> tuple[Array, Array, Array]:
+    """Spread the costs over the steps: by destination buffer; flags inherit their latency."""
+    cycles = np.repeat(np.array(template.cycles, np.int64)[:, None], count, axis=1)
+    latency = np.zeros_like(cycles)
+    last: dict[int, Array] = {}
+    for number, step in enumerate(template.steps):
+        source = template.sources[step.source]
+        if source.event is None and source.dst is not None:
+            cycles[number], last[step.pipe] = work[source.dst.buffer.name]
+        elif source.op == "set_flag" and step.pipe in last:
+            latency[number] = last[step.pipe]
+    none = np.zeros(count, np.int64)
+    return cycles, latency, np.stack([last.get(p, none) for p in range(len(template.pipes))])
+
+
+def _mmad_steps(chip: Chip, shape: GemmShape) -> int:
+    m0, k0, n0 = chip.cube_shape(shape.dtype)
+    return -(-FRACTAL // m0) * -(-c0_of(shape.dtype) // k0) * -(-FRACTAL // n0)
+
+
+def _plain(path: Path, size_bytes: Array) -> Array:
+    return _occupancy(path, size_bytes, np.full(len(size_bytes), 1.0 / path.rate_bytes_per_cycle))
+
+
+def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats) -> Array:
+    moved = np.ceil(size_bytes * cycles_per_byte - 1e-9).astype(np.int64)
+    return path.startup_cycles + moved
+
+
+def _load(
+    chip: Chip, size_bytes: Array, fresh: Floats, cores: Array, slowdown: Floats
+) -> tuple[Array, Array]:
+    path = chip.path("GM", "L1")
+    own = 1.0 / path.rate_bytes_per_cycle
+    hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
+    miss = np.maximum(own, slowdown / shared)
+    cycles = _occupancy(path, size_bytes, fresh * miss + (1.0 - fresh) * hit)
+    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
+    return cycles, np.rint(latency).astype(np.int64)
+
+
+def _store(chip: Chip, size_bytes: Array, cores: Array) -> tuple[Array, Array]:
+    path = chip.path("UB" if chip.combined else "L0C", "GM")
+    own = 1.0 / path.rate_bytes_per_cycle
+    per_byte = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    latency = path.latency_cycles + chip.l2.latency_cycles
+    return _occupancy(path, size_bytes, per_byte), 0 * size_bytes + latency

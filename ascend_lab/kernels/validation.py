@@ -1,0 +1,106 @@
+"""The model held against published measurements, row by row, hits and misses alike."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.isa import Launch
+from ascend_lab.kernels.conv import ConvShape, conv_launch
+from ascend_lab.kernels.gemm import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.sim import simulate
+
+TIME_LIMIT = 0.15
+SHARE_LIMIT = 0.10
+PIPES = ("cube", "mte1", "mte2", "store")
+GEMM_SCHEDULE = GemmSchedule(128, 64, 256, 4, 4, 6)
+CONV_SCHEDULE = GemmSchedule(128, 48, 256, 3, 4, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRow:
+    """One published row and the model's answer: times in seconds, busy shares 0..1."""
+
+    name: str
+    published_s: float
+    model_s: float
+    published_busy: dict[str, float]
+    model_busy: dict[str, float]
+
+    @property
+    def time_error(self) -> float:
+        """model / published - 1."""
+        return self.model_s / self.published_s - 1.0
+
+    @property
+    def share_errors(self) -> dict[str, float]:
+        """model - published, per pipe."""
+        return {p: self.model_busy[p] - share for p, share in self.published_busy.items()}
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """What is outside the goal: 15 % of time, 10 points of a pipe's busy share."""
+        wide = [p for p, e in self.share_errors.items() if abs(e) > SHARE_LIMIT]
+        return (*(("time",) if abs(self.time_error) > TIME_LIMIT else ()), *wide)
+
+
+def validation_rows(chip: Chip | None = None) -> list[ValidationRow]:
+    """Simulate every published row on Ascend910B2 (or `chip`).
+
+    Rows with busy shares use the published tiling, rows with a time only our default schedule.
+    """
+    chip = chip or load_chip("Ascend910B2")
+    text = (resources.files("ascend_lab.kernels") / "published.toml").read_text("utf-8")
+    data = tomllib.loads(text)
+    rows = []
+    for entry in data["gemm"]:
+        size = entry["size"]
+        launch = gemm_launch(GemmShape(size, size, size), chip, GEMM_SCHEDULE)
+        rows.append(_row(f"gemm {size}", entry, launch, chip))
+    for entry in data["conv"]:
+        n, c1, h, w, c0 = entry["x"]
+        shape = ConvShape(n, c1 * c0, h, w, entry["channels_out"], 3, 3, 1, 1)
+        launch = conv_launch(shape, chip, CONV_SCHEDULE)
+        rows.append(_row(f"conv {n}x{c1 * c0}x{h}x{w}", entry, launch, chip))
+    for entry in data["gemm_time"]:
+        m, n, k = entry["mnk"]
+        small = GemmShape(m, k, n, "fp16", "fp16")
+        rows.append(_row(f"gemm {m}x{n}x{k}", entry, gemm_launch(small, chip), chip))
+    return rows
+
+
+def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> ValidationRow:
+    timeline = simulate(launch, chip)
+    pipes = dict(zip(PIPES, ("M", "MTE1", "MTE2", "FIX"), strict=True))
+    return ValidationRow(
+        name,
+        entry["time_ms"] * 1e-3,
+        timeline.time_s,
+        {p: entry[p] / 100.0 for p in PIPES if p in entry},
+        {p: timeline.busy.get(pipe, 0.0) for p, pipe in pipes.items()},
+    )
+
+
+def validation_table(rows: list[ValidationRow]) -> str:
+    """Return the rows as text: time, error, busy shares as model/published in percent."""
+    head = f"{'row':<20}{'model':>9}{'publ.':>9}{'error':>8}" + "".join(
+        f"{p:>10}" for p in PIPES
+    )
+    lines = [head + "  outside the goal"]
+    for row in rows:
+        shares = "".join(
+            f"{f'{row.model_busy[p]:.0%}/' + _percent(row.published_busy.get(p)):>10}"
+            for p in PIPES
+        )
+        lines.append(
+            f"{row.name:<20}{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
+            f"{row.time_error:>+8.1%}{shares}  {', '.join(row.misses) or '-'}"
+        )
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "?" if share is None else f"{share:.0%}"

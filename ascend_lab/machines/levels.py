@@ -1,0 +1,86 @@
+"""A simulated launch under one roofline per memory level, from the bytes it counted itself.
+
+Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is device
+memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
+"""
+
+from __future__ import annotations
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import MachineError
+from ascend_lab.machines.roofline import Dot, Level
+from ascend_lab.sim import Timeline
+
+INTO_L0, INTO_L1, INTO_L2 = "L1→L0", "L2→L1", "memory→L2"
+L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
+
+
+def level_dot(name: str, timeline: Timeline) -> Dot:
+    """Return the launch as a dot: its cube operations, its bytes across each level, its time."""
+    moved = timeline.path_bytes
+    return Dot(
+        name,
+        2.0 * timeline.macs,
+        {
+            INTO_L0: sum(moved.get(path, 0) for path in L0_PATHS),
+            INTO_L1: moved.get(("GM", "L1"), 0),
+            INTO_L2: timeline.memory_bytes,
+        },
+        timeline.time_s,
+    )
+
+
+def levels_of(timeline: Timeline) -> tuple[Level, Level, Level]:
+    """Return the bytes/s each level delivers to all cores of a launch together.
+
+    rate into L0 = bytes / sum(bytes_path / rate_path), since A and B take turns on one pipe;
+    rate into L1 = n * min(port, L2 / n); rate into L2 = the rate of device memory.
+    """
+    moved = [timeline.path_bytes.get(path, 0) for path in L0_PATHS]
+    if not sum(moved):
+        raise MachineError("a launch that fills L0", timeline.name, "take a matmul or convolution")
+    return chip_levels(timeline.chip, timeline.core_count, moved[0] / sum(moved))
+
+
+def chip_levels(chip: Chip, cores: int = 0, share_of_a: float = 0.5) -> tuple[Level, Level, Level]:
+    """Return the three levels of a chip with `cores` at work (0: all).
+
+    `share_of_a` is the share of the bytes into L0 that goes to L0A, between 0 and 1.
+    """
+    cores = cores or chip.core_count
+    to_a, to_b = (chip.path(*path).rate_bytes_per_cycle for path in L0_PATHS)
+    port = min(
+        chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
+    )
+    per_cycle = 1.0 / (share_of_a / to_a + (1.0 - share_of_a) / to_b)
+    return (
+        Level(INTO_L0, per_cycle * cores * chip.clock_hz),
+        Level(INTO_L1, port * cores * chip.clock_hz),
+        Level(INTO_L2, chip.device_memory.rate_bytes_per_s),
+    )
+
+
+def energy_parts(timeline: Timeline) -> dict[str, float]:
+    """Return pJ per multiply-accumulate by place: cube, each level, and what C pays to leave.
+
+    A byte between GM and a core pays for its path and for L2, a byte of device memory for that.
+    """
+    chip = timeline.chip
+    if not timeline.macs:
+        raise MachineError("a launch that multiplies", timeline.name, "take a matmul")
+    spent = {
+        path: n
+        * (
+            chip.paths[path].energy_pj_per_byte
+            + (chip.l2.energy_pj_per_byte if "GM" in path else 0.0)
+        )
+        for path, n in timeline.path_bytes.items()
+    }
+    totals = {
+        "cube": timeline.macs * chip.mac_energy_pj[timeline.dtype],
+        INTO_L0: sum(spent.pop(path, 0.0) for path in L0_PATHS),
+        INTO_L1: spent.pop(("GM", "L1"), 0.0),
+        INTO_L2: timeline.memory_bytes * chip.device_memory.energy_pj_per_byte,
+        "C leaves": sum(spent.values()),
+    }
+    return {place: total / timeline.macs for place, total in totals.items()}

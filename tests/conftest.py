@@ -1,0 +1,36 @@
+"""Shared by all tests: repeatable Hypothesis runs, and lab.py and book/build.py as modules."""
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples.
+settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def load_script(path: Path) -> ModuleType:
+    """Import a script that is not part of the package, afresh."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def lab() -> ModuleType:
+    return load_script(ROOT / "lab.py")
+
+
+@pytest.fixture
+def build() -> ModuleType:
+    return load_script(ROOT / "book" / "build.py")

@@ -1,0 +1,310 @@
+"""lab.py and book/build.py: environment, verbs, messages; refreshed notebooks that do not churn."""
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with lab.py and the pinned lists, its name with a space, and no environment."""
+    root = tmp_path / "my book"
+    root.mkdir()
+    for name in ("lab.py", *PINNED):
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
+def run_lab(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "lab.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root.parent)
+
+
+# --- Python and venv ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [(3, 8), (3, 10), (3, 14), (4, 0)])
+def test_an_unsuitable_python_gets_one_line(lab: ModuleType, version: tuple[int, int]) -> None:
+    line = lab.python_problem(version)
+    assert "3.11, 3.12 or 3.13" in line
+    assert "%d.%d" % version in line  # noqa: UP031
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 12, 1), (3, 13, 0, "final", 0)])
+def test_a_suitable_python_gets_none(lab: ModuleType, version: tuple[object, ...]) -> None:
+    assert lab.python_problem(version) == ""
+
+
+def test_the_line_names_a_python_that_is_there(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "python3.12" else None)
+    assert "this machine has python3.12" in lab.python_problem((3, 9))
+
+
+def test_an_old_python_can_read_the_script() -> None:
+    source = (ROOT / "lab.py").read_text(encoding="ascii")
+    ast.parse(source, feature_version=(3, 7))
+
+
+@pytest.mark.parametrize("name", ["python3.8", "python3.9", "python3.10"])
+def test_an_old_python_here_prints_the_line(name: str) -> None:
+    found = shutil.which(name)
+    if not found or subprocess.run([found, "-V"], capture_output=True, check=False).returncode:
+        pytest.skip(f"no {name} on this machine")
+    done = subprocess.run(
+        [found, str(ROOT / "lab.py"), "book"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("lab: Python 3.11, 3.12 or 3.13 is needed")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_venv_module_gets_one_line(lab: ModuleType) -> None:
+    missing = lab.venv_problem(lambda name: None if name == "ensurepip" else name)
+    assert f"sudo apt install python3.{sys.version_info[1]}-venv" in missing
+    assert "\n" not in missing
+    assert lab.venv_problem(lambda name: name) == ""
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def test_the_stamp_follows_place_and_pins(lab: ModuleType, checkout: Path) -> None:
+    first = lab.wanted_stamp(checkout)
+    assert first["root"] == str(checkout)
+    path = checkout / "constraints.txt"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert lab.wanted_stamp(checkout) == first, "line ends of another system change nothing"
+    path.write_text(path.read_text() + "another==1.0\n")
+    assert lab.wanted_stamp(checkout)["pins"] != first["pins"]
+
+
+@pytest.fixture
+def watched(
+    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ModuleType, list[str]]:
+    """lab.py on a checkout whose environment is only pretended; the list holds what it did."""
+    done: list[str] = []
+    (checkout / ".venv").mkdir()
+    for name, path in {"ROOT": "", "VENV": ".venv", "STAMP": ".venv/stamp.json"}.items():
+        monkeypatch.setattr(lab, name, checkout / path)
+    stamp = lab.wanted_stamp(checkout)
+    monkeypatch.setattr(lab, "wanted_stamp", lambda: stamp)
+    monkeypatch.setattr(lab, "is_inside", lambda: False)
+    monkeypatch.setattr(lab, "is_usable", lambda: True)
+    monkeypatch.setattr(lab, "make_venv", lambda: done.append("venv"))
+    monkeypatch.setattr(lab, "pip_install", lambda *words: done.append(words[0]))
+    return lab, done
+
+
+def test_a_second_run_installs_nothing(watched: tuple[ModuleType, list[str]]) -> None:
+    lab, done = watched
+    lab.ensure_environment()
+    assert done == ["-r", "--no-deps"], "a usable environment without a stamp is completed"
+    lab.ensure_environment()
+    assert done == ["-r", "--no-deps"]
+    lab.STAMP.write_text("not json")
+    lab.ensure_environment()
+    assert done == ["-r", "--no-deps"] * 2
+
+
+def test_an_unusable_environment_is_made_anew(
+    watched: tuple[ModuleType, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, done = watched
+    monkeypatch.setattr(lab, "is_usable", lambda: False)
+    lab.ensure_environment()
+    assert done == ["venv", "-r", "--no-deps"]
+
+
+def test_an_environment_that_does_not_start_is_unusable(
+    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "VENV", checkout / ".venv")
+    assert not lab.is_usable()
+    lab.venv_python().parent.mkdir(parents=True)
+    lab.venv_python().write_text("not a program")
+    assert not lab.is_usable()
+    monkeypatch.setattr(lab, "VENV", Path(sys.prefix))
+    monkeypatch.setattr(lab, "STAMP", checkout / "stamp.json")
+    assert lab.is_usable()
+    lab.STAMP.write_text(json.dumps({"root": "/elsewhere"}))
+    assert not lab.is_usable(), "a moved checkout has scripts that point to the old place"
+
+
+def test_pip_without_an_index_ends_with_one_clear_line(
+    lab: ModuleType, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "VENV", Path(sys.prefix))
+    monkeypatch.setattr(lab, "ROOT", checkout)
+    (checkout / "requirements.txt").write_text("a-package-that-is-not-there==1.0\n")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(lab.LabError, match=r"PIP_INDEX_URL .* PIP_FIND_LINKS"):
+        lab.pip_install("-r", "requirements.txt")
+
+
+def test_children_see_the_environment_and_not_the_users_own(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTHONPATH", "PYTHONHOME", "MPLBACKEND", "PIP_USER"):
+        monkeypatch.setenv(name, "x")
+    env = lab.child_environment()
+    assert not {"PYTHONPATH", "PYTHONHOME", "MPLBACKEND", "PIP_USER"} & set(env)
+    assert env["PATH"].split(os.pathsep)[0] == str(lab.venv_python().parent)
+
+
+# --- verbs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+def test_help_names_every_verb(
+    lab: ModuleType, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert lab.main(words) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert listed == list(lab.VERBS)
+
+
+def test_an_unknown_verb_is_refused_in_one_line(checkout: Path) -> None:
+    done = run_lab(checkout, "bok")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("lab: no verb 'bok'; there are: book, test")
+    assert not (checkout / ".venv").exists()
+
+
+def test_every_step_runs_and_the_failed_ones_are_named(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lab, "STEPS", {"a": lambda: 0, "b": lambda: 3, "c": lambda: 0})
+    with pytest.raises(lab.LabError, match=r"^FAILED: b \(a 0 s, b 0 s, c 0 s\)$"):
+        lab.do_test([])
+    assert lab.do_test(["a", "c"]) == 0
+    assert "all passed (a 0 s, c 0 s)" in capsys.readouterr().out
+    with pytest.raises(lab.LabError, match="a b c"):
+        lab.do_test(["d"])
+
+
+def test_serve_answers_on_this_machine_only(checkout: Path) -> None:
+    assert "run: python3 lab.py book" in run_lab(checkout, "serve").stderr
+    (checkout / "_build" / "html").mkdir(parents=True)
+    (checkout / "_build" / "html" / "index.html").write_text("<p>the book</p>")
+    command = [sys.executable, str(checkout / "lab.py"), "serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            address = server.stdout.readline().split()[1]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address) as answer:
+                assert answer.read() == b"<p>the book</p>"
+        finally:
+            server.terminate()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
+def test_ctrl_c_ends_quietly(checkout: Path) -> None:
+    (checkout / "_build" / "html").mkdir(parents=True)
+    (checkout / "_build" / "html" / "index.html").write_text("")
+    # A shell in the background hands down an ignored Ctrl-C; Python's own handler is wanted here.
+    program = "import signal, runpy, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    program += "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [sys.executable, "-c", program, str(checkout / "lab.py"), "serve", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        server.send_signal(signal.SIGINT)
+        _, said = server.communicate()
+    assert (server.returncode, said) == (130, "lab: stopped\n")
+
+
+def test_clean_keeps_sources_and_environment(checkout: Path) -> None:
+    for name in ("_build/html", ".venv/bin", "book", ".pytest_cache"):
+        (checkout / name).mkdir(parents=True)
+    assert run_lab(checkout, "clean").returncode == 0
+    assert not (checkout / "_build").exists()
+    assert not (checkout / ".pytest_cache").exists()
+    assert (checkout / ".venv").exists()
+    assert run_lab(checkout, "clean", "--all").returncode == 0
+    assert not (checkout / ".venv").exists()
+    assert (checkout / "book").exists()
+
+
+# --- notebooks ------------------------------------------------------------------------------------
+
+
+def write_notebook(path: Path, *sources: str) -> nbformat.NotebookNode:
+    notebook = nbformat.v4.new_notebook(metadata={"custom": 1})
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    for cell in notebook.cells:
+        cell.metadata.update(execution={"iopub.status.busy": "now"}, tags=["kept"])
+    nbformat.write(notebook, path)
+    return notebook
+
+
+def refresh(build: ModuleType, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run build.py's refresh on another folder, in a process of its own as lab.py does."""
+    (folder / "book").mkdir(exist_ok=True)
+    script = shutil.copy(build.__file__, folder / "book")
+    command = [sys.executable, str(script), "refresh"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_refresh_keeps_ids_and_writes_the_same_twice(build: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "notebooks" / "01_a.ipynb"
+    path.parent.mkdir()
+    widget = "import ipywidgets\nprint(1)\nipywidgets.interact(lambda k: print(k), k=(1, 5));"
+    before = write_notebook(path, widget, "ipywidgets.VBox([ipywidgets.IntSlider(2)])")
+    assert refresh(build, tmp_path).returncode == 0
+    first = path.read_bytes()
+    after = nbformat.read(path, as_version=4)
+    assert [cell.id for cell in after.cells] == [cell.id for cell in before.cells]
+    assert [dict(cell.metadata) for cell in after.cells] == [{"tags": ["kept"]}] * 2
+    assert set(after.metadata) == {"kernelspec", "language_info", "widgets"}
+    assert after.cells[0].outputs[0].text == "1\n"
+    assert refresh(build, tmp_path).returncode == 0
+    assert path.read_bytes() == first, "no chance and no clock in what is saved"
+
+
+def test_a_failing_cell_leaves_every_notebook_alone(build: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "notebooks").mkdir()
+    paths = [tmp_path / "notebooks" / name for name in ("01_a.ipynb", "02_b.ipynb")]
+    write_notebook(paths[0], "print(1)")
+    write_notebook(paths[1], "1 / 0")
+    before = [path.read_bytes() for path in paths]
+    done = refresh(build, tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("02_b.ipynb raised an error:")
+    assert "ZeroDivisionError" in done.stderr
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_the_names_of_refresh_are_prefixes(build: ModuleType, tmp_path: Path) -> None:
+    for name in ("01_a.ipynb", "02_b.ipynb"):
+        write_notebook(tmp_path / name)
+    assert [path.name for path in build.find_notebooks(tmp_path, ["02"])] == ["02_b.ipynb"]
+    with pytest.raises(build.BuildError, match="no notebook 03"):
+        build.find_notebooks(tmp_path, ["03"])
+
+
+def test_the_status_table_says_what_was_run(build: ModuleType) -> None:
+    table = build.run_times_table({"01_a.ipynb": 1.26})
+    assert "| 01_a.ipynb | 1.3 |" in table
+    assert "| numpy | " in table
+    assert "not executed again" in build.run_times_table({})

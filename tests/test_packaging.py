@@ -1,0 +1,134 @@
+"""The wheel alone is enough: built from the checkout, installed in an empty environment, used."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import ascend_lab
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CHIPS = {"Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy"}
+
+
+def run(*command: object) -> str:
+    """Run a command outside the checkout and return what it printed."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT.anchor,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build from a copy of what belongs to the package: building leaves files behind."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    skip = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "ascend_lab", source / "ascend_lab", ignore=skip)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "LICENSE-TEXT"):
+        shutil.copy(ROOT / name, source / name)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel, and nothing of this checkout, in an empty environment."""
+    home = tmp_path_factory.mktemp("empty env")
+    venv.create(home, with_pip=False)
+    paths = sysconfig.get_paths("venv", vars={"base": str(home), "platbase": str(home)})
+    python = next(Path(paths["scripts"]).glob("python*"))
+    # The dependencies come from here, so that no index is needed. A path line in a .pth file does
+    # not read that folder's own .pth files: an editable install of the checkout stays out.
+    here = sysconfig.get_path("purelib")
+    (Path(paths["purelib"]) / "dependencies.pth").write_text(here + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "install", "--no-index", "--no-deps", "--force-reinstall", wheel)
+    return Path(paths["scripts"])
+
+
+def python_in(scripts: Path) -> Path:
+    return scripts / ("python.exe" if sys.platform == "win32" else "python")
+
+
+def test_the_wheel_holds_the_package_and_its_data_only(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    own = {name for name in names if not name.split("/")[0].endswith(".dist-info")}
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ascend_lab").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert own == there
+    assert {f"ascend_lab/chip/presets/{chip}.toml" for chip in CHIPS} <= own
+    assert "ascend_lab/py.typed" in own
+    assert {Path(name).name for name in names if "/licenses/" in name} == {
+        "LICENSE",
+        "LICENSE-TEXT",
+    }
+
+
+def test_the_metadata_ask_for_ranges_not_pins(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode("utf-8"))
+    needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert {re.split(r"[<>=~ ]", line)[0] for line in needed} == {
+        "numpy",
+        "matplotlib",
+        "ipywidgets",
+        "tqdm",
+    }
+    assert not any("==" in line for line in needed)
+    assert set(metadata.get_all("Provides-Extra", [])) == {"fast", "book", "dev"}
+
+
+def test_the_installed_package_is_the_wheels(scripts: Path) -> None:
+    program = (
+        "import ascend_lab, sys; print(ascend_lab.__file__); print('matplotlib' in sys.modules)"
+    )
+    place, loaded = run(python_in(scripts), "-W", "error", "-c", program).splitlines()
+    assert Path(place).is_relative_to(scripts.parent)
+    assert loaded == "False", "importing the package must stay light"
+
+
+def test_the_command_line_lists_chips(scripts: Path) -> None:
+    listed = run(scripts / "ascend-lab", "chips", "--json", "-")
+    assert all(f'"{chip}"' in listed for chip in CHIPS)
+    json.loads(listed)
+    assert set(re.findall(r"\w+", run(scripts / "ascend-lab", "chips"))) >= CHIPS
+
+
+def test_the_command_line_times_a_matmul(scripts: Path) -> None:
+    words = ["gemm", 256, 256, 256, "--chip", "Toy", "--json", "-"]
+    answer = json.loads(run(scripts / "ascend-lab", *words))
+    keys = {"time_s", "cycles", "tflops", "busy", "bound_by", "bytes", "schedule"}
+    assert keys <= set(answer)
+    assert set(answer["busy"]) >= {"cube", "mte1", "mte2", "store"}
+    assert all(0 <= share <= 1 for share in answer["busy"].values())
+    assert answer["cycles"] > 0
+    assert answer["tflops"] * 1e12 == pytest.approx(2 * 256**3 / answer["time_s"])
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["version"]
+    assert ascend_lab.__version__ == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
