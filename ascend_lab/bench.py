@@ -122,18 +122,17 @@ def bench_batch() -> list[Figure]:
         for t, c in zip(few, exact, strict=True)
     )
     return [
-        Figure(
-            f"batch of {len(tilings)} tilings", f"{rate:,.0f} /s", ">= 10,000 /s", rate >= 1e4
-        ),
+        Figure(f"batch of {len(tilings)} tilings", f"{rate:,.0f} /s", ">= 10,000 /s", rate >= 1e4),
         Figure("  wrong in sample", f"{wrong} of {20 + len(few)}", "0", wrong == 0),
     ]
 
 
 def bench_import() -> list[Figure]:
     """Wall time of `import ascend_lab` beyond a bare interpreter."""
-    run = lambda code: _median_s(  # noqa: E731
-        lambda: subprocess.run([sys.executable, "-c", code], check=True), 7
-    )
+
+    def run(code: str) -> float:
+        return _median_s(lambda: subprocess.run([sys.executable, "-c", code], check=True), 7)
+
     cost = run("import ascend_lab") - run("pass")
     all_of_it = run("import ascend_lab.kernels, ascend_lab.sim") - run("pass")
     return [
@@ -151,7 +150,9 @@ def bench_chapters() -> list[Figure]:
     rows, total = [], 0.0
     for file in sorted(folder.glob("0*.ipynb")):
         notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
-        client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook, timeout=120, resources={"metadata": {"path": str(folder)}}
+        )
         start = time.perf_counter()
         client.execute()
         seconds = time.perf_counter() - start

@@ -133,9 +133,7 @@ def _gemm(arguments: argparse.Namespace) -> int:
     from ascend_lab.kernels import GemmShape, default_schedule, gemm_launch
 
     chip = load_chip(arguments.chip)
-    shape = GemmShape(
-        arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype
-    )
+    shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
     schedule = _override(default_schedule(shape, chip), arguments)
     return _time(arguments, chip, gemm_launch(shape, chip, schedule), schedule)
 
@@ -145,10 +143,8 @@ def _conv(arguments: argparse.Namespace) -> int:
     from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule
 
     chip = load_chip(arguments.chip)
-    sizes = (getattr(arguments, name) for name in ("n", "c", "h", "w", "k", "r", "s"))
-    shape = ConvShape(
-        *sizes, arguments.stride, arguments.pad, arguments.dtype, arguments.out_dtype
-    )
+    names = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dtype", "out_dtype")
+    shape = ConvShape(**{name: getattr(arguments, name) for name in names})
     schedule = _override(conv_schedule(shape, chip), arguments)
     return _time(arguments, chip, conv_launch(shape, chip, schedule), schedule)
 

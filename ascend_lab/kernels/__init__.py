@@ -1,21 +1,15 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
-from ascend_lab.kernels.conv import (
-    ConvShape,
-    conv_launch,
-    conv_schedule,
-    pack_conv,
-    unpack_conv,
-)
-from ascend_lab.kernels.gemm import (
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape, conv_schedule
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import (
     GemmSchedule,
     GemmShape,
     default_schedule,
-    gemm_launch,
-    pack_gemm,
     tile_bytes,
-    unpack_gemm,
 )
+from ascend_lab.kernels.layouts import pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
 
 __all__ = [

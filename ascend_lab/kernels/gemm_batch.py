@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
 from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.gemm import (
-    FRACTAL,
-    GemmSchedule,
-    GemmShape,
-    check_schedule,
-    gemm_launch,
-)
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, check_schedule
 from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch
 
 Array = NDArray[np.int64]
@@ -77,9 +72,7 @@ def _arrays(shape: GemmShape, schedules: Sequence[GemmSchedule]) -> _Tiles:
     return _Tiles(*columns)
 
 
-def _check(
-    shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: _Tiles
-) -> None:
+def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: _Tiles) -> None:
     m1, k1, n1 = shape.fractals
     even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
     if chip.combined:
@@ -176,7 +169,7 @@ def _durations(
     cores: Array,
     slowdown: Floats,
 ) -> tuple[Array, Array, Array]:
-    """Cycles and flag latencies per step, last latency per pipe; the same formulas as `sim.cost`, on arrays."""
+    """Cycles and flag latency per step, last latency per pipe: `sim.cost` on arrays."""
     size = DTYPE_BYTES[shape.dtype]
     area = FRACTAL * c0_of(shape.dtype) * size
     out_bytes = DTYPE_BYTES[shape.out_dtype]

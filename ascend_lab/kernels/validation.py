@@ -9,8 +9,10 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.conv import ConvShape, conv_launch
-from ascend_lab.kernels.gemm import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.sim import simulate
 
 TIME_LIMIT = 0.15
@@ -86,9 +88,7 @@ def _row(name: str, entry: dict[str, Any], launch: Launch, chip: Chip) -> Valida
 
 def validation_table(rows: list[ValidationRow]) -> str:
     """Return the rows as text: time, error, busy shares as model/published in percent."""
-    head = f"{'row':<20}{'model':>9}{'publ.':>9}{'error':>8}" + "".join(
-        f"{p:>10}" for p in PIPES
-    )
+    head = f"{'row':<20}{'model':>9}{'publ.':>9}{'error':>8}" + "".join(f"{p:>10}" for p in PIPES)
     lines = [head + "  outside the goal"]
     for row in rows:
         shares = "".join(

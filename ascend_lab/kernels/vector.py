@@ -32,9 +32,7 @@ def elementwise_program(
     total = elements * cores
     sources = [k.tensor(name, dtype, total) for name in names]
     y = k.tensor("y", dtype, total)
-    loads = [
-        k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names
-    ]
+    loads = [k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names]
     store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=depth)
     base = k.param("core", cores) * elements
     shape = (tile // lanes, lanes)

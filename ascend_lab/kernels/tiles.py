@@ -1,0 +1,103 @@
+"""Steps the matrix product and the convolution share: tails, L0 loads, draining L0C."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+
+
+def chunks(total: int, tile: int, cores: int) -> list[int]:
+    """Sizes in fractals per core: whole tiles, equal except for the last core."""
+    each = up(up(total, tile), cores) * tile
+    return [min(each, total - i * each) for i in range(cores) if total > i * each]
+
+
+def by_size(chunks: list[int]) -> dict[int, list[int]]:
+    """Group the positions of equal chunks."""
+    groups: dict[int, list[int]] = {}
+    for index, size in enumerate(chunks):
+        groups.setdefault(size, []).append(index)
+    return groups
+
+
+def segments(
+    builder: KernelBuilder, name: str, total: int, tile: int
+) -> Iterator[tuple[Affine, int]]:
+    """Yield (start, size) for a loop over full tiles, then once for the tail."""
+    full = total // tile
+    if full:
+        with builder.loop(name, full) as index:
+            yield index * tile, tile
+    if total % tile:
+        yield Affine(full * tile), total % tile
+
+
+def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
+    """Allocate UB slots for draining C by as many 16-wide columns as fit twice."""
+    column = tile_m * 256 * DTYPE_BYTES[dtype]
+    columns = max(1, min(tile_n, builder.chip.buffers["UB"] // (2 * column)))
+    return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
+
+
+def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int, k_at: Affine) -> None:
+    """(K1, M1) fractals of L1 to (M1, K1) of L0A: one load2d per row or column of fractals."""
+    area = FRACTAL * c0_of(src.buffer.dtype)
+    start = k_at * (m * area)
+    if depth <= m:
+        with repeat(k, "row", depth) as i:
+            to = dst.region(i * area, (m, area), (depth * area, 1))
+            k.load2d(to, src.region(start + i * (m * area), (m, area)))
+        return
+    with repeat(k, "row", m) as i:
+        to = dst.region(i * (depth * area), (depth, area))
+        k.load2d(to, src.region(start + i * area, (depth, area), (m * area, 1)))
+
+
+def load_b(k: KernelBuilder, dst: Tile, src: Tile, n: int, depth: int, k_at: Affine) -> None:
+    """(K1, N1) fractals of L1 to the same order in L0B: one load2d per row of fractals."""
+    area = FRACTAL * c0_of(src.buffer.dtype)
+    with repeat(k, "row", depth) as i:
+        to = dst.region(i * (n * area), (n, area))
+        k.load2d(to, src.region((k_at + i) * (n * area), (n, area)))
+
+
+@contextmanager
+def repeat(k: KernelBuilder, name: str, count: int) -> Iterator[Affine]:
+    """A loop, or its body alone where it runs once."""
+    if count == 1:
+        yield Affine()
+        return
+    with k.loop(name, count) as index:
+        yield index
+
+
+def store_tile(
+    k: KernelBuilder,
+    acc: Queue,
+    out: Queue | None,
+    tensor: Buffer,
+    sizes: tuple[int, int],
+    start: Affine,
+    pitch: int,
+) -> None:
+    """Move a finished (N1, M1) tile of L0C to GM at `start`; `pitch` fractals a column."""
+    m, n = sizes
+    c = acc.dequeue()
+    if out is None:
+        to = tensor.region(start, (n, m * 256), (pitch * 256, 1))
+        k.fixpipe(to, c.region(0, to.sizes))
+        acc.free()
+        return
+    columns = out.buffer.elements // (m * 256)
+    for at, size in segments(k, "column", n, min(columns, n)):
+        k.copy(out.alloc().region(0, size * m * 256), c.region(at * (m * 256), size * m * 256))
+        out.enqueue()
+        held = out.dequeue()
+        to = tensor.region(start + at * (pitch * 256), (size, m * 256), (pitch * 256, 1))
+        k.copy(to, held.region(0, to.sizes))
+        out.free()
+    acc.free()
