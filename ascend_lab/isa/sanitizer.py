@@ -1,22 +1,29 @@
 """Find what goes wrong between pipes: races, uninitialised reads, deadlocks, misused flags.
 
 Happens-before is computed with one vector clock per pipe: a pipe's own order, plus set -> wait.
-Two accesses to the same element, one of them a write, that neither order covers are a race.
+Two accesses to the same byte, one of them a write, that neither order covers are a race. Nothing
+orders the cores of a launch, so whatever one of them writes no other may touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
 from ascend_lab.isa.legality import check_bounds, check_instruction
-from ascend_lab.isa.memory import Buffer, Region
+from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.program import Event, Instruction, Launch, Program, as_launch
+from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble
 from ascend_lab.isa.walk import interleave
 
 Clock = dict[str, int]
+"""Per pipe, the number of its last step that is known to have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +42,18 @@ class Finding:
         return f"{self.kind}: {self.message}"
 
 
-@dataclass(slots=True)
-class _Cell:
-    """What is known of one 32-byte block (GM: one element group): last write, later reads."""
-
-    write: tuple[str, int, str] | None = None
-    reads: dict[str, tuple[int, str]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _State:
-    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
-    clocks: dict[str, Clock] = field(default_factory=dict)
-    cells: dict[tuple[str, int], _Cell] = field(default_factory=dict)
-    flags: dict[Event, list[Clock]] = field(default_factory=dict)
-    waited: dict[Event, list[Clock]] = field(default_factory=dict)
-    sets: dict[Event, int] = field(default_factory=dict)
-
-    def report(self, kind: str, message: str, instruction: Instruction | str = "") -> None:
-        key = (kind, str(instruction) if instruction else message)
-        self.findings.setdefault(key, Finding(kind, message, str(instruction)))
-
-
 def sanitize(
-    program: Program | Launch, chip: Chip, *, limit_events: int = 200_000
+    program: Program | Launch,
+    chip: Chip,
+    *,
+    filled: Collection[str] | None = None,
+    limit_events: int = 200_000,
 ) -> list[Finding]:
     """Run the program without values and return every fault found, each once.
 
-    Raises `SimulationError` when it has more than `limit_events` instructions: check a smaller
-    shape, the code is the same.
+    `filled` names the GM tensors that hold values before the launch; by default those that it
+    never writes. Raises `SimulationError` when it has more than `limit_events` instructions:
+    check a smaller shape, the code is the same.
     """
     launch = as_launch(program)
     total = sum(p.program.event_count * p.core_count for p in launch.parts)
@@ -71,196 +61,218 @@ def sanitize(
         raise SimulationError(
             f"at most {limit_events} instructions to check", str(total), "use smaller shapes"
         )
-    findings: dict[tuple[str, str], Finding] = {}
-    written: dict[tuple[str, int], int] = {}
-    core = 0
+    report = _Report()
     for part in launch.parts:
-        static = _static(part.program, chip)
-        findings.update(static)
-        for binding in part.bindings:
-            if not any(kind == "out-of-bounds" for kind, _ in static):
-                state = _run(part.program, dict(binding))
-                findings.update(state.findings)
-                _across_cores(state, written, core, findings)
-            core += 1
-    return list(findings.values())
+        _check_static(part.program, chip, report)
+    if not report.has("out-of-bounds"):
+        checker = _Checker(launch, _never_written(launch) if filled is None else filled, report)
+        for part in launch.parts:
+            for binding in part.bindings:
+                checker.run(part.program, dict(binding))
+    return list(report.findings.values())
 
 
-def _static(program: Program, chip: Chip) -> dict[tuple[str, str], Finding]:
-    state = _State()
+class _Report:
+    """Findings by kind and instruction, so that a loop reports a fault once."""
+
+    def __init__(self) -> None:
+        self.findings: dict[tuple[str, str], Finding] = {}
+
+    def add(self, kind: str, message: str, instruction: Instruction | str = "") -> None:
+        text = str(instruction)
+        self.findings.setdefault((kind, text or message), Finding(kind, message, text))
+
+    def has(self, kind: str) -> bool:
+        return any(found == kind for found, _ in self.findings)
+
+
+def _check_static(program: Program, chip: Chip, report: _Report) -> None:
+    """What needs no run: legality, bounds, event ids."""
+    events: list[Event] = []
     for instruction, ranges in program.scoped():
         try:
             check_instruction(chip, instruction)
         except AscendLabError as error:
-            state.report("illegal", str(error), instruction)
+            report.add("illegal", str(error), instruction)
         for region in instruction.regions:
             try:
                 check_bounds(region, ranges, instruction.op)
             except AscendLabError as error:
-                state.report("out-of-bounds", str(error), instruction)
+                report.add("out-of-bounds", str(error), instruction)
         event = instruction.event
-        if event is not None and event.id + event.count > chip.event_ids:
-            state.report(
-                "event-overflow", f"{event}: ids go from 0 to {chip.event_ids - 1}", instruction
-            )
-    return state.findings
+        if event is not None and event not in events:
+            events.append(event)
+            _check_ids(event, events, chip, instruction, report)
 
 
-def _run(program: Program, env: Mapping[str, int]) -> _State:
-    state = _State(clocks={p: {} for p in program.pipes})
-    written = _initialised(program)
-    try:
-        for instruction, values in interleave(program, env):
-            _step(state, instruction, values, written)
-    except SyncError as error:
-        state.report("deadlock", str(error))
-        return state
-    for event, clocks in state.flags.items():
-        if clocks:
-            state.report("leak", f"{event} is set {len(clocks)} times more than it is waited for")
-    return state
-
-
-def _initialised(program: Program) -> set[str]:
-    """GM tensors that the program reads but never writes come filled from outside."""
-    outputs = {i.dst.buffer.name for i, _ in program.instructions() if i.dst is not None}
-    return {b.name for b in program.tensors if b.name not in outputs}
-
-
-def _step(
-    state: _State, instruction: Instruction, env: Mapping[str, int], filled: set[str]
+def _check_ids(
+    event: Event, events: list[Event], chip: Chip, instruction: Instruction, report: _Report
 ) -> None:
-    if instruction.pipe == "ALL":
-        merged: Clock = {}
-        for clock in state.clocks.values():
-            _join(merged, clock)
-        for clock in state.clocks.values():
-            clock.update(merged)
-        return
-    pipe = instruction.pipe
-    clock = state.clocks[pipe]
-    clock[pipe] = clock.get(pipe, 0) + 1
-    event = instruction.event
-    if event is not None:
-        _flag(state, instruction, event, clock)
-        return
-    for region in instruction.srcs:
-        for key in _blocks(region, env):
-            _read(state, instruction, key, pipe, clock, region.buffer.name in filled)
-    accumulates = instruction.op == "mmad" and _accumulates(instruction, env)
-    if instruction.dst is not None:
-        for key in _blocks(instruction.dst, env):
-            if accumulates:
-                _read(state, instruction, key, pipe, clock, False)
-            _write(state, instruction, key, pipe, clock)
+    if event.id + event.count > chip.event_ids:
+        message = f"{event}: ids go from 0 to {chip.event_ids - 1}"
+        report.add("event-overflow", message, instruction)
+    for other in events:
+        same_pipes = (other.src, other.dst) == (event.src, event.dst)
+        if other != event and same_pipes and _overlap(other, event):
+            message = f"{event} and {other} share an id: a wait may take the other's flag"
+            report.add("illegal", message, instruction)
+
+
+def _overlap(one: Event, two: Event) -> bool:
+    return one.id < two.id + two.count and two.id < one.id + one.count
+
+
+def _never_written(launch: Launch) -> set[str]:
+    written = {
+        i.dst.buffer.name
+        for part in launch.parts
+        for i, _ in part.program.instructions()
+        if i.dst is not None
+    }
+    return {b.name for b in launch.tensors if b.name not in written}
+
+
+def _spaces(launch: Launch, filled: Collection[str]) -> dict[str, Space]:
+    """One shadow per on-chip memory ("UB") and per GM tensor ("GM x")."""
+    groups: dict[str, list[Buffer]] = {}
+    for part in launch.parts:
+        for instruction, _ in part.program.instructions():
+            for region in instruction.regions:
+                groups.setdefault(_key(region), []).append(region.buffer)
+    return {
+        key: Space(found, filled=key.startswith("GM ") and found[0].name in filled)
+        for key, found in groups.items()
+    }
+
+
+def _key(region: Region) -> str:
+    return f"GM {region.buffer.name}" if region.space == "GM" else region.space
+
+
+class _Checker:
+    """Runs one core after another over the same shadow memory."""
+
+    def __init__(self, launch: Launch, filled: Collection[str], report: _Report) -> None:
+        self.spaces = _spaces(launch, filled)
+        self.report = report
+        self.ops = [""]
+        self.starts: list[int] = []
+        self.clocks: dict[str, Clock] = {}
+        self.raised: dict[Event, list[Clock]] = {}
+        self.waited: dict[Event, list[Clock]] = {}
+        self.sets: dict[Event, int] = {}
+
+    def run(self, program: Program, env: Mapping[str, int]) -> None:
+        self.starts.append(len(self.ops) - 1)
+        self.clocks = {pipe: {} for pipe in program.pipes}
+        self.raised, self.waited, self.sets = {}, {}, {}
+        try:
+            for instruction, values in interleave(program, env):
+                self._step(instruction, values)
+        except SyncError as error:
+            self.report.add("deadlock", str(error))
+            return
+        for event, clocks in self.raised.items():
+            if clocks:
+                times = f"{len(clocks)} times more than it is waited for"
+                self.report.add("leak", f"{event} is set {times}")
+
+    def _step(self, instruction: Instruction, env: Mapping[str, int]) -> None:
+        if instruction.pipe == "ALL":
+            merged: Clock = {}
+            for clock in self.clocks.values():
+                _join(merged, clock)
+            for clock in self.clocks.values():
+                clock.update(merged)
+            return
+        clock, step = self.clocks[instruction.pipe], len(self.ops)
+        clock[instruction.pipe] = step
+        self.ops.append(instruction.op)
+        if instruction.event is not None:
+            self._flag(instruction, instruction.event, clock)
+            return
+        access = Access(step, instruction.pipe, clock, self.starts[-1], len(self.starts))
+        for region in instruction.srcs:
+            self._read(region, instruction, env, access)
+        dst = instruction.dst
+        if dst is not None:
+            if _accumulates(instruction, env):
+                self._read(dst, instruction, env, access)
+            space = self.spaces[_key(dst)]
+            lanes = _written_lanes(instruction, dst)
+            for trouble in space.write(space.cut(dst, env), access, lanes):
+                self._trouble(trouble, "overwrites", space, instruction)
+
+    def _read(
+        self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
+    ) -> None:
+        space = self.spaces[_key(region)]
+        for trouble in space.read(space.cut(region, env), access):
+            self._trouble(trouble, "reads", space, instruction)
+
+    def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
+        raised = self.raised.setdefault(event, [])
+        waited = self.waited.setdefault(event, [])
+        if instruction.op == "wait_flag":
+            _join(clock, raised.pop(0))
+            waited.append(dict(clock))
+            return
+        index = self.sets.get(event, 0)
+        self.sets[event] = index + 1
+        needed = index - event.count
+        if needed >= 0:
+            seen = waited[needed] if needed < len(waited) else None
+            if seen is None or seen[event.dst] > clock.get(event.dst, 0):
+                message = f"{event} may be set again before it was waited for: the flag is lost"
+                self.report.add("event-overflow", message, instruction)
+        raised.append(dict(clock))
+
+    def _trouble(
+        self, trouble: Trouble, verb: str, space: Space, instruction: Instruction
+    ) -> None:
+        place = f"{space.name} byte {trouble.byte}"
+        if trouble.kind == "uninitialised":
+            message = f"{instruction.op} reads {place} that nothing has written"
+            self.report.add("uninitialised-read", message, instruction)
+        elif trouble.kind == "unordered":
+            message = (
+                f"{instruction.op} on {instruction.pipe} {verb} {place} "
+                f"while nothing orders it after {self.ops[trouble.step]}; "
+                "add a flag between them"
+            )
+            self.report.add("race", message, instruction)
+        else:
+            message = f"{self._cores(trouble, verb, space.name)}; no order between cores"
+            key = ("race", space.name)
+            self.report.findings.setdefault(key, Finding("race", message))
+
+    def _cores(self, trouble: Trouble, verb: str, name: str) -> str:
+        here = len(self.starts) - 1
+        if trouble.kind == "core read":
+            other = "other cores" if trouble.core == SEVERAL else f"core {trouble.core - 1}"
+            return f"core {here} writes {name} byte {trouble.byte}, which {other} read"
+        before = bisect_left(self.starts, trouble.step) - 1
+        if verb == "overwrites":
+            return f"cores {before} and {here} both write {name}"
+        return f"core {here} reads {name} byte {trouble.byte}, which core {before} writes"
 
 
 def _accumulates(instruction: Instruction, env: Mapping[str, int]) -> bool:
     value = instruction.attr("accumulate")
-    return bool(value if isinstance(value, int) else value.at(env))  # type: ignore[union-attr]
+    return bool(value.at(env) if isinstance(value, Affine) else value)
 
 
-def _flag(state: _State, instruction: Instruction, event: Event, clock: Clock) -> None:
-    queue = state.flags.setdefault(event, [])
-    waited = state.waited.setdefault(event, [])
-    if instruction.op == "wait_flag":
-        _join(clock, queue.pop(0))
-        waited.append(dict(clock))
-        return
-    index = state.sets.get(event, 0)
-    state.sets[event] = index + 1
-    needed = index - event.count
-    if needed >= 0:
-        seen = waited[needed] if needed < len(waited) else None
-        if seen is None or seen[event.dst] > clock.get(event.dst, 0):
-            state.report(
-                "event-overflow",
-                f"{event} may be set again before it was waited for: the flag is lost",
-                instruction,
-            )
-    queue.append(dict(clock))
+def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] | None:
+    """Lanes a masked vector instruction writes, shaped to meet a cut; None means all."""
+    bits = instruction.attr("mask", -1)
+    reduces = instruction.op.startswith(("vcadd", "vcmax", "vcmin", "vcg"))
+    if not isinstance(bits, int) or bits < 0 or reduces or instruction.op == "vsel":
+        return None
+    lanes = dst.elements // dst.sizes[0]
+    return np.array([bits >> i & 1 for i in range(lanes)], bool).reshape((1, *dst.sizes[1:], 1))
 
 
 def _join(clock: Clock, other: Clock) -> None:
-    for pipe, value in other.items():
-        if value > clock.get(pipe, 0):
-            clock[pipe] = value
-
-
-def _blocks(region: Region, env: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield (space, element address in bytes) keys of what a region touches."""
-    buffer: Buffer = region.buffer
-    base = region.offset.at(env)
-    space, start = buffer.name, 0
-    if buffer.space != "GM":
-        space = buffer.space
-        start = buffer.address + (region.slot.at(env) % buffer.slots) * buffer.slot_bytes
-    offsets = [base]
-    for size, stride in zip(region.sizes, region.strides, strict=True):
-        offsets = [o + i * stride for o in offsets for i in range(size)]
-    grain = min(buffer.itemsize, 2)
-    seen = set()
-    for offset in offsets:
-        for byte in range(0, buffer.itemsize, grain):
-            seen.add(start + offset * buffer.itemsize + byte)
-    return ((space, key) for key in seen)
-
-
-def _ordered(clock: Clock, pipe: str, stamp: int, own: str) -> bool:
-    return pipe == own or clock.get(pipe, 0) >= stamp
-
-
-def _read(
-    state: _State,
-    instruction: Instruction,
-    key: tuple[str, int],
-    pipe: str,
-    clock: Clock,
-    filled: bool,
-) -> None:
-    cell = state.cells.setdefault(key, _Cell())
-    if cell.write is None:
-        if not filled:
-            state.report(
-                "uninitialised-read",
-                f"{instruction.op} reads {key[0]} byte {key[1]} that nothing has written",
-                instruction,
-            )
-    elif not _ordered(clock, cell.write[0], cell.write[1], pipe):
-        state.report("race", _race("reads", instruction, key, cell.write[2]), instruction)
-    cell.reads[pipe] = (clock[pipe], instruction.op)
-
-
-def _write(
-    state: _State, instruction: Instruction, key: tuple[str, int], pipe: str, clock: Clock
-) -> None:
-    cell = state.cells.setdefault(key, _Cell())
-    if cell.write is not None and not _ordered(clock, cell.write[0], cell.write[1], pipe):
-        state.report("race", _race("overwrites", instruction, key, cell.write[2]), instruction)
-    for other, (stamp, op) in cell.reads.items():
-        if not _ordered(clock, other, stamp, pipe):
-            state.report("race", _race("overwrites", instruction, key, op), instruction)
-    cell.write, cell.reads = (pipe, clock[pipe], instruction.op), {}
-
-
-def _race(verb: str, instruction: Instruction, key: tuple[str, int], other: str) -> str:
-    return (
-        f"{instruction.op} on {instruction.pipe} {verb} {key[0]} byte {key[1]} "
-        f"while nothing orders it after {other}; add a flag between them"
-    )
-
-
-def _across_cores(
-    state: _State,
-    written: dict[tuple[str, int], int],
-    core: int,
-    findings: dict[tuple[str, str], Finding],
-) -> None:
-    on_chip = {"L1", "L0A", "L0B", "L0C", "UB", "BT"}
-    for key, cell in state.cells.items():
-        if key[0] in on_chip or cell.write is None:
-            continue
-        other = written.setdefault(key, core)
-        if other != core:
-            message = f"cores {other} and {core} both write {key[0]}; no order between cores"
-            findings.setdefault(("race", key[0]), Finding("race", message))
+    for pipe, step in other.items():
+        if step > clock.get(pipe, 0):
+            clock[pipe] = step

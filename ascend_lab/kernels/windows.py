@@ -31,10 +31,12 @@ def window_of(shape: ConvShape, pixel: int, fractals: int) -> Window:
     last = min(pixel + fractals * FRACTAL, oh * ow) - 1
     low = pixel // ow * shape.stride - shape.pad
     high = last // ow * shape.stride - shape.pad + shape.r - 1
-    first, end = min(max(low, 0), shape.h - 1), max(min(high, shape.h - 1), 0)
-    end = max(end, first)
-    top, bottom = max(0, -low), max(0, high - (shape.h - 1))
-    return Window(first, end - first + 1, top, bottom, pixel % ow, fractals)
+    below = max(0, -(-(low - shape.h + 1) // shape.stride))  # rows of pixels under the image
+    start = low - below * shape.stride
+    first = max(start, 0)
+    end = max(min(high, shape.h - 1), first)
+    top, bottom = max(0, -start), max(0, high - end)
+    return Window(first, end - first + 1, top, bottom, below * ow + pixel % ow, fractals)
 
 
 @dataclass(frozen=True, slots=True)

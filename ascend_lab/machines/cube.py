@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 
@@ -18,20 +17,19 @@ from ascend_lab.machines.result import Line, Run, tiled
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The block a cube unit multiplies at once, (m x k) by (k x n), and the cycles it takes."""
+    """What a cube unit multiplies at once: (m x k) by (k x n) in a format, in some cycles."""
 
+    dtype: str
     m: int
     k: int
     n: int
     cycles: int = 1
 
 
-BLOCKS: Mapping[str, Block] = MappingProxyType(
-    {
-        "float16": Block(16, 16, 16),
-        "int8": Block(16, 32, 16),
-        "float32": Block(16, 8, 16, 2),
-    }
+BLOCKS = (
+    Block("float16", 16, 16, 16),
+    Block("int8", 16, 32, 16),
+    Block("float32", 16, 8, 16, cycles=2),
 )
 """Block per input format (Ascend platform files; float32 as on the 910B, pto-isa cost model)."""
 
@@ -47,7 +45,7 @@ class Cube:
     """
 
     name: str = "cube"
-    blocks: Mapping[str, Block] = field(default_factory=lambda: BLOCKS)
+    blocks: tuple[Block, ...] = BLOCKS
     startup_cycles: int = 6
     local_bytes: int = 1024 * 1024
     buffers: int = 2
@@ -62,11 +60,11 @@ class Cube:
 
     def block(self, dtype: str) -> Block:
         """Return the block of a number format, or raise `MachineError`."""
-        if dtype not in self.blocks:
-            raise MachineError(
-                f"{self.name} multiplies {', '.join(self.blocks)}", dtype, "convert the inputs"
-            )
-        return self.blocks[dtype]
+        for block in self.blocks:
+            if block.dtype == dtype:
+                return block
+        known = ", ".join(block.dtype for block in self.blocks)
+        raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
 
 
 def run_kernel(machine: Cube, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:

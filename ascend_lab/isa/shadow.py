@@ -1,0 +1,165 @@
+"""Shadow memory of the sanitizer: which step last wrote and last read every piece of memory.
+
+One integer per piece and pipe, in NumPy arrays laid out like the memory itself, so that checking a
+whole tile is a few array operations. Steps are numbered from 1 over all cores of a launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.isa.memory import Buffer, Region
+
+Stamps = NDArray[np.int32]
+STAMP_BYTES = 4
+SEVERAL = 2**31 - 1
+"""Stands for 'more than one core' where a core's number is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who touches memory: step number, pipe, what the pipe knows, and the core.
+
+    `clock` gives per pipe the last step known to have finished; steps up to `base` belong to cores
+    that ran before. `core` counts from 1.
+    """
+
+    step: int
+    pipe: str
+    clock: Mapping[str, int]
+    base: int
+    core: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One fault at `byte` of a space: the step or the core (0: unknown) on the other side."""
+
+    kind: Literal["uninitialised", "unordered", "core wrote", "core read"]
+    byte: int
+    step: int = 0
+    core: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The pieces of a space one access touches, as a view into any of the space's arrays."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def of(self, stamps: Stamps) -> Stamps:
+        """Return the view; NumPy refuses one that leaves the array."""
+        return np.ndarray(self.shape, np.int32, stamps, self.offset, self.strides)
+
+    def first(self, bad: NDArray[np.bool_]) -> tuple[tuple[int, ...], int]:
+        """Return (index, piece number) of the first True in a view-shaped array."""
+        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), self.shape))
+        place = self.offset + sum(i * s for i, s in zip(index, self.strides, strict=True))
+        return index, place // STAMP_BYTES
+
+
+class Space:
+    """One GM tensor, or one on-chip memory; a piece is the largest part all its buffers share."""
+
+    def __init__(self, buffers: Iterable[Buffer], *, filled: bool = False) -> None:
+        """Cover `buffers`; a `filled` tensor holds values before the first step."""
+        self.name, self.filled, self.on_chip = "", filled, False
+        self.piece_bytes, size_bytes = 0, 0
+        for buffer in buffers:
+            self.on_chip = buffer.space != "GM"
+            self.name = buffer.space if self.on_chip else buffer.name
+            start, pitch = (buffer.address, buffer.slot_bytes) if self.on_chip else (0, 0)
+            self.piece_bytes = math.gcd(self.piece_bytes, buffer.itemsize, start, pitch)
+            size_bytes = max(size_bytes, start + buffer.size_bytes)
+        self._pieces = size_bytes // self.piece_bytes
+        self._last = self._blank()
+        self._reader = self._blank() if not self.on_chip else None
+        self._writes: dict[str, Stamps] = {}
+        self._reads: dict[str, Stamps] = {}
+
+    def _blank(self) -> Stamps:
+        return np.zeros(self._pieces, np.int32)
+
+    def cut(self, region: Region, env: Mapping[str, int]) -> Cut:
+        """Place a region for loop variables `env`; the last axis is the pieces of an element."""
+        buffer = region.buffer
+        start = region.offset.at(env) * buffer.itemsize
+        if self.on_chip:
+            start += buffer.address + (region.slot.at(env) % buffer.slots) * buffer.slot_bytes
+        pieces = buffer.itemsize // self.piece_bytes
+        width = pieces * STAMP_BYTES
+        strides = (*(s * width for s in region.strides), STAMP_BYTES)
+        return Cut(start // self.piece_bytes * STAMP_BYTES, (*region.sizes, pieces), strides)
+
+    def read(self, cut: Cut, access: Access) -> Iterator[Trouble]:
+        """Note a read; yield what is wrong with it."""
+        last = cut.of(self._last)
+        floor = access.base if self.on_chip else 0
+        if not self.filled and last.min() <= floor:
+            yield self._trouble("uninitialised", cut, last <= floor)
+        yield from self._unordered(self._writes, cut, access)
+        if self._reader is not None:
+            yield from self._foreign_writes(cut, last, access)
+            reader = cut.of(self._reader)
+            mine = (reader == 0) | (reader == access.core)
+            reader[...] = np.where(mine, access.core, SEVERAL)
+        self._stamp(self._reads, cut, access)
+
+    def write(
+        self, cut: Cut, access: Access, lanes: NDArray[np.bool_] | None = None
+    ) -> Iterator[Trouble]:
+        """Note a write, of the masked `lanes` only; yield what is wrong with it."""
+        last = cut.of(self._last)
+        yield from self._unordered(self._writes, cut, access)
+        yield from self._unordered(self._reads, cut, access)
+        if self._reader is not None:
+            yield from self._foreign_writes(cut, last, access)
+            reader = cut.of(self._reader)
+            bad = (reader != 0) & (reader != access.core)
+            if bad.any():
+                index, _ = cut.first(bad)
+                yield self._trouble("core read", cut, bad, core=int(reader[index]))
+        np.copyto(last, access.step, where=True if lanes is None else lanes)
+        self._stamp(self._writes, cut, access)
+
+    def _stamp(self, stamps: dict[str, Stamps], cut: Cut, access: Access) -> None:
+        if access.pipe not in stamps:
+            stamps[access.pipe] = self._blank()
+        cut.of(stamps[access.pipe])[...] = access.step
+
+    def _unordered(
+        self, stamps: Mapping[str, Stamps], cut: Cut, access: Access
+    ) -> Iterator[Trouble]:
+        """Yield steps of other pipes that may still be running: newer than what is known."""
+        for pipe, array in stamps.items():
+            if pipe == access.pipe:
+                continue
+            view, known = cut.of(array), access.clock.get(pipe, access.base)
+            if view.max() > known:
+                yield self._trouble("unordered", cut, view > known, view)
+
+    def _foreign_writes(self, cut: Cut, last: Stamps, access: Access) -> Iterator[Trouble]:
+        if access.base:
+            bad = (last > 0) & (last <= access.base)
+            if bad.any():
+                yield self._trouble("core wrote", cut, bad, last)
+
+    def _trouble(
+        self,
+        kind: Literal["uninitialised", "unordered", "core wrote", "core read"],
+        cut: Cut,
+        bad: NDArray[np.bool_],
+        stamps: Stamps | None = None,
+        core: int = 0,
+    ) -> Trouble:
+        index, piece = cut.first(bad)
+        step = 0 if stamps is None else int(stamps[index])
+        return Trouble(kind, piece * self.piece_bytes, step, core)
