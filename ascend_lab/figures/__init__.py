@@ -25,6 +25,7 @@ FIGURES: dict[str, str] = {
     "fig_circuits": "overlap",
     "fig_more_buffers": "overlap",
     "fig_overlap": "overlap",
+    "fig_validation": "validation",
 }
 
 

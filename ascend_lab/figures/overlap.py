@@ -60,48 +60,50 @@ def _shares(timeline: Timeline) -> str:
 
 
 @styled
-def fig_circuits(load: int, compute: int, latency: int = 0, buffers: int = 2) -> LabFigure:
+def fig_circuits(
+    load: int, compute: int, latency: int = 0, tail: int = 0, buffers: int = 2
+) -> LabFigure:
     """Draw the event graph of a two-stage pipeline: circuits, their cycles, their tokens.
 
-    A circuit with w cycles of work and t tokens lets a tile pass every w / t cycles at best; the
-    greatest of the three sets the rate. Times in cycles, flags included.
+    A circuit with w cycles and t tokens lets a tile pass every w / t cycles at best; the greatest
+    of the three, drawn bold, sets the rate. Times in cycles, flags included; `latency` delays the
+    full flag, `tail` the free flag.
     """
-    rates = {"load": float(load), "compute": float(compute)}
-    rates["slots"] = (load + latency + compute) / buffers
+    trip = load + latency + compute + tail
+    rates = {"load": float(load), "compute": float(compute), "slots": trip / buffers}
     slowest = max(rates, key=lambda name: rates[name])
-    fig, ax = new_figure(height_in=2.5)
-    ax.set_xlim(0, 10)
-    ax.set_ylim(-1.9, 2.3)
+    fig, ax = new_figure(height_in=2.6)
+    ax.set(xlim=(0, 10), ylim=(-1.95, 2.3))
     ax.axis("off")
-    for x, pipe, text in ((2.6, "MTE2", f"load\n{load}"), (7.4, "V", f"compute\n{compute}")):
-        look = PIPE_STYLE[pipe]
-        box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
-        box.set(facecolor=look.colour, edgecolor=INK, linewidth=0.8)
-        ax.add_patch(box)
-        ax.text(x, 0, text, ha="center", va="center", color=look.text_colour)
-        ax.text(x, -0.78, pipe, ha="center", va="center", fontweight="bold")
-    arcs = {"load": (2.1, 3.1), "compute": (6.9, 7.9)}
-    for name, (left, right) in arcs.items():
-        _arc(ax, (left, 0.55), (right, 0.55), -1.5, name == slowest)
-        centre = (left + right) / 2
-        _token(ax, centre, 1.36)
-        _label(ax, centre, 1.9, f"{rates[name]:g} / 1 = {rates[name]:g}", name == slowest)
+    for x, pipe, name, cycles in ((2.6, "MTE2", "load", load), (7.4, "V", "compute", compute)):
+        _node(ax, x, pipe, f"{name}\n{cycles}")
+        _arc(ax, (x - 0.5, 0.55), (x + 0.5, 0.55), -1.5, name == slowest)
+        _token(ax, x, 1.36)
+        _label(ax, x, 1.9, f"{cycles} / 1 = {cycles}", name == slowest)
     bold = slowest == "slots"
     _arc(ax, (3.45, 0.2), (6.55, 0.2), -0.12, bold)
     _arc(ax, (6.55, -0.25), (3.45, -0.25), -0.28, bold)
-    ax.text(5, 0.62, f"full flag: latency {latency}", ha="center", fontsize=8)
+    ax.text(5, 0.66, f"full, after latency {latency}", ha="center", fontsize=8)
+    ax.text(5, -0.3, f"free, after tail {tail}", ha="center", fontsize=8)
     for i in range(buffers):
         _token(ax, 5 + 0.3 * (i - (buffers - 1) / 2), -0.69)
-    text = f"({load} + {latency} + {compute}) / {buffers} = {rates['slots']:.4g}"
-    _label(ax, 5, -1.3, text, bold)
-    ax.text(5, -1.72, "free flag: one token a slot", ha="center", fontsize=8)
+    sum_text = f"({load} + {latency} + {compute} + {tail}) / {buffers} = {rates['slots']:.4g}"
+    _label(ax, 5, -1.45, sum_text, bold)
     alt = (
         f"Two nodes, load on MTE2 ({load} cycles) and compute on V ({compute} cycles), and three "
-        f"circuits: load on itself {rates['load']:g} cycles a tile, compute on itself "
-        f"{rates['compute']:g}, and the round trip of {buffers} slots {rates['slots']:.4g}. "
-        f"The slowest is {slowest}."
+        f"circuits: load on itself {load} cycles a tile, compute on itself {compute}, and the "
+        f"round trip of {buffers} slots {rates['slots']:.4g}. The slowest is {slowest}."
     )
     return finish(fig, alt=alt)
+
+
+def _node(ax: Any, x: float, pipe: str, text: str) -> None:
+    look = PIPE_STYLE[pipe]
+    box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
+    box.set(facecolor=look.colour, edgecolor=INK, linewidth=0.8)
+    ax.add_patch(box)
+    ax.text(x, 0, text, ha="center", va="center", color=look.text_colour)
+    ax.text(x, -0.82, pipe, ha="center", va="center", fontweight="bold")
 
 
 def _arc(
@@ -154,13 +156,14 @@ def fig_more_buffers(
             many = [steady_cycles(kernel, chip, (g,), depth) for g in degrees]
             gain = [a / b for a, b in zip(one, many, strict=True)]
             ax.axhline(depth, color=colour, linewidth=0.6, linestyle="-", alpha=0.6)
-            ax.plot(ratios, gain, color=colour, marker=marker, label=f"{depth} buffers")
+            size = 10 - 2 * depth  # curves coincide where a pipe is the limit: all must show
+            ax.plot(ratios, gain, color=colour, marker=marker, markersize=size, label=str(depth))
             said.append(f"{label}, {depth} buffers: {min(gain):.2f} to {max(gain):.2f}")
         ax.set_title(label)
         ax.set_xlabel("compute cycles / load cycles")
     panels[0].set_ylabel("times faster than one buffer")
     panels[0].set_ylim(1.0, max(depths) + 0.15)
-    panels[-1].legend()
+    panels[-1].legend(title="buffers")
     alt = f"Speed-up over one buffer for compute/load from {ratios[0]:.2f} to {ratios[-1]:.2f}. "
     return finish(fig, alt=alt + "; ".join(said) + ".")
 
@@ -173,7 +176,7 @@ def _ratio(timeline: Timeline) -> float:
 def fig_overlap(
     kernel: Kernel,
     chip: Chip,
-    degree: int = 2,
+    degree: int = 3,
     buffers: int = 2,
     latency_cycles: int = 0,
     tiles: int = 8,

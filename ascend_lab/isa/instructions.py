@@ -7,19 +7,10 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 from __future__ import annotations
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, PathError, ProgramError
+from ascend_lab.errors import ProgramError
 from ascend_lab.isa.legality import check_instruction
 from ascend_lab.isa.memory import Affine, Region, as_affine
 from ascend_lab.isa.program import AttrValue, Event, Instruction
-
-BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
-UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
-WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
-REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
-VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel")
-
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",)}
-"""Accumulator formats per input format (hardware facts, mmad types)."""
 
 
 def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Instruction:
@@ -30,10 +21,6 @@ def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Ins
     Raises `PathError`, `AlignmentError`, `ProgramError`.
     """
     path = chip.path(src.space, dst.space)
-    if dst.sizes != src.sizes:
-        raise ProgramError(
-            "data_copy: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one region"
-        )
     attrs: tuple[tuple[str, AttrValue], ...] = (("pad", 1),) if pad else ()
     return check_instruction(chip, Instruction("data_copy", path.pipe, dst, (src,), attrs))
 
@@ -92,12 +79,6 @@ def mmad(
     zNZ; fp16 -> fp32 or fp16, int8 -> int32. `accumulate` may be affine in loop variables: the
     first pass of a reduction writes, the others add.
     """
-    if a.buffer.dtype not in chip.cube or c.buffer.dtype not in CUBE_OUTPUT[a.buffer.dtype]:
-        raise PathError(
-            f"mmad: a number format of the {chip.name} cube",
-            f"{a.buffer.dtype} -> {c.buffer.dtype}",
-            "use fp16 -> fp32 or int8 -> int32",
-        )
     srcs = (a, b) if bias is None else (a, b, bias)
     attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
     return check_instruction(chip, Instruction("mmad", "M", c, srcs, attrs))
@@ -110,11 +91,6 @@ def fixpipe(
 
     Only chips with separate cube and vector cores have it; others copy L0C to UB on the V pipe.
     """
-    path = chip.path(src.space, dst.space)
-    if path.pipe != "FIX":
-        raise PathError("fixpipe: a path on the FIX pipe", path.pipe, "use data_copy to UB")
-    if dst.sizes != src.sizes:
-        raise ProgramError("fixpipe: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one")
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     if relu:
         attrs += (("relu", 1),)
@@ -137,15 +113,6 @@ def vector(
     vmins and vdup. Reductions (vcadd, vcmax, vcmin) write one element a repeat, vcgadd and vcgmax
     one a 32-byte block.
     """
-    if op not in VECTOR_OPS:
-        raise ProgramError("a vector instruction", op, f"use one of {', '.join(VECTOR_OPS)}")
-    arity = 2 if op in BINARY or op == "vsel" else 0 if op == "vdup" else 1
-    if len(srcs) != arity:
-        raise ProgramError(f"{op}: {arity} source regions", str(len(srcs)), "add or drop sources")
-    if (scalar is not None) != (op in WITH_SCALAR or op == "vdup"):
-        raise ProgramError(
-            f"{op}: {'a' if scalar is None else 'no'} scalar", str(scalar), "see the docstring"
-        )
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     if scalar is not None:
         attrs += (("scalar", float(scalar)),)
@@ -158,8 +125,6 @@ def scalar(
     chip: Chip, dst: Region | None = None, src: Region | None = None, *, steps: int = 1
 ) -> Instruction:
     """Scalar work of `steps` operations on S; with regions it also copies one element."""
-    if steps < 1:
-        raise ProgramError("scalar: steps >= 1", str(steps), "count its operations")
     srcs = () if src is None else (src,)
     instruction = Instruction("scalar", "S", dst, srcs, (("steps", steps),))
     return check_instruction(chip, instruction)
@@ -167,37 +132,17 @@ def scalar(
 
 def set_flag(chip: Chip, event: Event) -> Instruction:
     """Let pipe event.src raise a flag for pipe event.dst when all before it has finished."""
-    _check_event(chip, event)
-    return Instruction("set_flag", event.src, event=event)
+    return check_instruction(chip, Instruction("set_flag", event.src, event=event))
 
 
 def wait_flag(chip: Chip, event: Event) -> Instruction:
     """Let pipe event.dst stand still until pipe event.src has raised the flag; lower it."""
-    _check_event(chip, event)
-    return Instruction("wait_flag", event.dst, event=event)
+    return check_instruction(chip, Instruction("wait_flag", event.dst, event=event))
 
 
 def barrier(chip: Chip, pipe: str = "ALL") -> Instruction:
     """pipe_barrier: wait until everything before it on `pipe` (or on all pipes) has finished."""
-    if pipe not in ("ALL", "S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX"):
-        raise ProgramError("barrier: a pipe or ALL", pipe, "check the name")
-    return Instruction("barrier", pipe)
-
-
-def _check_event(chip: Chip, event: Event) -> None:
-    for pipe in (event.src, event.dst):
-        if pipe not in ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX"):
-            raise ProgramError("an event between two pipes", str(event), "check the pipe names")
-    if event.src == event.dst:
-        raise ProgramError(
-            "an event between two different pipes", str(event), "a pipe is in order by itself"
-        )
-    if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
-        raise CapacityError(
-            f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}",
-            f"{event.id}..{event.id + event.count - 1}",
-            "share an id between queues or use fewer slots",
-        )
+    return check_instruction(chip, Instruction("barrier", pipe))
 
 
 def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
