@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab import machines
+from ascend_lab import checks, figures, machines
 from ascend_lab.errors import MachineError
 from ascend_lab.machines import (
     Arith,
@@ -40,6 +40,14 @@ from ascend_lab.machines import (
 from ascend_lab.machines import facts as fact_file
 from ascend_lab.machines.blocking import blocking
 from ascend_lab.machines.result import tiled
+from ascend_lab.machines.roofline import (
+    Dot,
+    Level,
+    attainable,
+    binding_level,
+    ridge_point,
+    roof_share,
+)
 from ascend_lab.machines.simt import tree_steps
 from ascend_lab.machines.systolic import array_cycles, frames, systolic_product
 from ascend_lab.machines.vector_unit import instruction_count
@@ -550,3 +558,111 @@ def test_upgrades_never_slow_down():
         slow = run(replace(machine, port=replace(port, rate_bytes_per_cycle=rate)), kernel, inputs)
         fast = replace(machine, port=replace(port, rate_bytes_per_cycle=2 * rate))
         assert run(fast, kernel, inputs).cycles <= slow.cycles
+
+
+# --- roofline ---------------------------------------------------------------------------------
+
+
+def test_roofline_by_hand():
+    hbm, l2 = Level("HBM", 1e12), Level("L2", 4e12)
+    assert ridge_point(200e12, hbm) == 200
+    assert attainable(50, 200e12, hbm) == 50e12
+    assert attainable(500, 200e12, hbm) == 200e12
+    dot = Dot("matmul", 1e12, {"HBM": 1e9, "L2": 1e11}, time_s=0.05)
+    assert dot.ops_per_byte("HBM") == 1000
+    assert math.isinf(dot.ops_per_byte("L1"))
+    assert binding_level(dot, 200e12, [hbm, l2]) == ("L2", 40e12)
+    assert roof_share(dot, 200e12, [hbm, l2]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_no_run_is_above_its_roof(name):
+    for machine in (Scalar(), Simd(), Simt()):
+        if isinstance(machine, Simd) and name == "gather":
+            continue
+        one = run(machine, KERNELS[name](5000))
+        if one.counters["ops"]:
+            port = Level("memory", machine.port.rate_bytes_per_cycle)  # at one cycle per second
+            dot = Dot(
+                name, one.counters["ops"], {"memory": one.counters["bytes_moved"]}, one.cycles
+            )
+            assert roof_share(dot, machine.peak_ops_per_cycle(), [port]) <= 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Level("HBM", 0),
+        lambda: Dot("x", 0, {}, 1),
+        lambda: Dot("x", 1, {}, math.nan),
+        lambda: Dot("x", 1, {"HBM": -1}, 1),
+        lambda: ridge_point(-1, Level("HBM", 1)),
+    ],
+)
+def test_roofline_refuses_nonsense(make):
+    with pytest.raises(MachineError):
+        make()
+
+
+# --- figures and checks -----------------------------------------------------------------------
+
+
+def test_divergence_figure_draws_what_the_machine_issues():
+    mask = np.random.default_rng(5).permutation(64) < 32
+    kernel = machines.two_sided(64, depth=3)
+    counted = []
+    for order in (mask, np.sort(mask)):
+        one = run(Simt(), kernel, sample_inputs(kernel) | {"mask": order})
+        counted.append(one.instructions - 2 * (3 + 4))  # without index, loads and store
+    assert f"issue {counted[0]} instructions, with the mask sorted {counted[1]}" in (
+        figures.fig_divergence(mask, depth=3).alt_text
+    )
+
+
+@pytest.mark.parametrize("lanes", [16, 128])
+@pytest.mark.parametrize("run_length", [1, 256])
+@pytest.mark.parametrize("density", [0.0, 1.0])
+def test_widget_figure_draws_at_the_corners_of_its_sliders(lanes, run_length, density):
+    for rate in (4, 128):
+        assert "bound" in figures.fig_bound(lanes, density, run_length, rate).alt_text
+
+
+def test_figures_say_what_they_show():
+    kernel = machines.saxpy(4096)
+    runs = [run(machine, kernel) for machine in LANE_MACHINES]
+    streams = figures.fig_streams(runs, [m.peak_ops_per_cycle() for m in LANE_MACHINES], 4096)
+    for one in runs:
+        assert f"{one.machine}: {one.instructions:,} instructions" in streams.alt_text
+    sectors = figures.fig_sectors({"a": np.arange(32), "b": 8 * np.arange(32)})
+    assert "a: 4 sectors" in sectors.alt_text
+    assert "b: 32 sectors" in sectors.alt_text
+    assert "not known" in figures.fig_tops_per_watt().alt_text
+    assert (
+        "5 50; 11 110; 17 170"
+        in (
+            figures.fig_systolic(np.array([[1, 2], [3, 4], [5, 6]]), np.array([[1, 10], [2, 20]]))
+        ).alt_text
+    )
+    dot = Dot("saxpy", 1e9, {"HBM": 6e9, "L2": 6e9}, 0.01)
+    roofs = figures.fig_roofline(1e12, [Level("HBM", 1e12), Level("L2", 4e12)], [dot])
+    assert "its lowest roof is HBM" in roofs.alt_text
+    warps = figures.fig_warps(Simt(lanes=32, port=Port(128, 24)), (1, 8))
+    assert warps.to_png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong"),
+    [
+        ("1", lambda c, m, w: (max(c, m, w), c + m + w, "compute", 2.0)),
+        ("1", lambda c, m, w: (min(c, m, w), c + m + w, "none", 1.0)),
+        ("2", lambda n, x, y, z: machines.plain_ops("add", n, z, x, y, "float32")),
+        ("2", lambda n, x, y, z: [VectorOp("add", z, x, y, 64, -(-n // 64))]),
+        ("2", lambda n, x, y, z: [VectorOp("add", z, x, y, 1, n, 1)]),
+        ("3", lambda mask, then, other: -(-len(mask) // 32) * (1 + then + other)),
+        ("4", lambda stride, offset: min(32, 4 * stride + (offset % 8 > 0))),
+    ],
+)
+def test_checks_refuse_plausible_wrong_answers(check, wrong):
+    result = getattr(checks, f"check_ex_01_{check}")(wrong)
+    assert not result.passed
+    assert result.subject is wrong

@@ -1,6 +1,6 @@
 """Checks of chapter 3: a tile that clears the ridges, bytes per level, L2 passes, alignment.
 
-Every answer is judged by the bytes that a real program counts, never by a formula.
+Tiles, bytes and passes are judged by what a real program counts, not by a formula.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ascend_lab.checks.core import (
 )
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError
-from ascend_lab.kernels.gemm import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.sim.traffic import Traffic, analyse
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.sim import Traffic, analyse
 
 STEP = 16
 DEPTH = 64

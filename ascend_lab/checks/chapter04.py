@@ -55,8 +55,10 @@ def check_ex_04_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))
         return {"product": _counting(max_plus_product), "a": _matrix(rng), "n": n}
 
-    rng = np.random.default_rng(seed)
-    edges = [{**draw(rng), "n": n} for n in (1, 2, 3, 64, 127)]
+    small = np.array([[3.0, -np.inf], [5.0, 4.0]])
+    edges = [
+        {"product": _counting(max_plus_product), "a": small, "n": n} for n in (1, 2, 3, 64, 127)
+    ]
     return check_property("ex_04_3", fn, _judge_power, draw, edge_cases=edges, seed=seed)
 
 
@@ -108,7 +110,8 @@ def _judge_ping_pong(got: Any, case: Case) -> str | None:
         return f"expected fp16 tensors x and y of {size} elements"
     findings = sanitize(got, chip)
     if findings:
-        return f"expected no findings, the sanitizer has {len(findings)}: {findings[0]}"
+        worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
     return _wrong_values(got, chip, size) or _too_slow(got, chip, pairs)
 
 

@@ -54,8 +54,10 @@ def chip_table(chips: Iterable[Chip]) -> str:
 def chip_lines(chip: Chip) -> str:
     """Return every number of a chip, one a line: key, value, trust, source."""
     lines = [f"{chip.name}: {chip.summary}"]
-    for key, fact in chip.facts.items():
-        lines.append(f"  {key:<44} {fact.value:<16g} {fact.trust:<10} {fact.source}")
+    lines += [
+        f"  {key:<44} {fact.value:<16g} {fact.trust:<10} {fact.source}"
+        for key, fact in chip.facts.items()
+    ]
     lines.append("sources:")
     used = {fact.source for fact in chip.facts.values()}
     lines += [f"  {key:<9} {text}" for key, text in chip.sources.items() if key in used]

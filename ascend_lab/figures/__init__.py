@@ -26,6 +26,12 @@ FIGURES: dict[str, str] = {
     "fig_more_buffers": "overlap",
     "fig_overlap": "overlap",
     "fig_validation": "validation",
+    "fig_energy": "memory",
+    "fig_nested_rooflines": "memory",
+    "fig_sharing": "memory",
+    "fig_tile_roofline": "memory",
+    "fig_tile_sides": "memory",
+    "fig_working_set": "memory",
 }
 
 

@@ -61,14 +61,19 @@ def draw_gantt(
     first, last = _window(timeline, window)
     rows = {pipe: row for row, pipe in enumerate(pipes or pipes_of([timeline]))}
     spans = [s for s in timeline.spans if s.end > first and s.start < last]
+    gap = (last - first) / 1000 if len(spans) > MAX_BARS else -1
     for pipe, row in rows.items():
         own = [s for s in spans if s.pipe == pipe]
-        work = [(s.start, s.end) for s in own if not _is_flag(s)]
-        for start, end in _merge(work, (last - first) / 1000 if len(work) > MAX_BARS else -1):
-            ax.barh(row, end - start, BAR, left=start, **PIPE_STYLE[pipe].patch_args())
+        work = [(s.start, s.end) for s in own if not _is_sync(s)]
         stalls = [(s.start, s.start + s.stall_cycles) for s in own if s.stall_cycles]
-        for start, end in _merge(stalls, (last - first) / 1000 if len(stalls) > MAX_BARS else -1):
-            ax.barh(row, end - start, STALL, left=start, **_STALL_STYLE)
+        fences = [(s.start + s.stall_cycles, s.end) for s in own if s.name == "barrier"]
+        look = PIPE_STYLE[pipe].patch_args()
+        for pieces, size, args in ((work, BAR, look), (stalls, STALL, _STALL_STYLE)):
+            for start, end in _merge(pieces, gap):
+                ax.barh(row, end - start, size, left=start, **args)
+        for start, end in _merge(fences, 0):
+            if end > start:
+                ax.barh(row, end - start, BAR, left=start, color=GREY)
     _draw_latency(ax, timeline, spans, rows)
     if critical:
         _draw_critical(ax, timeline, rows, (first, last))
@@ -102,8 +107,8 @@ def _window(timeline: Timeline, window: Window | None) -> Window:
     return first, last
 
 
-def _is_flag(span: Span) -> bool:
-    return span.name.startswith(("set_flag", "wait_flag")) or span.end == span.start
+def _is_sync(span: Span) -> bool:
+    return span.name.startswith(("set_flag", "wait_flag", "barrier"))
 
 
 def _merge(pieces: Sequence[tuple[int, int]], gap: float) -> list[tuple[int, int]]:
@@ -117,9 +122,7 @@ def _merge(pieces: Sequence[tuple[int, int]], gap: float) -> list[tuple[int, int
     return out
 
 
-def _draw_latency(
-    ax: Any, timeline: Timeline, spans: Sequence[Span], rows: dict[str, int]
-) -> None:
+def _draw_latency(ax: Any, timeline: Timeline, spans: Sequence[Span], rows: dict[str, int]) -> None:
     """Draw, behind a bar, the latency that somebody had to wait for: its flag came that late."""
     drawn = set()
     for span in spans:
@@ -155,18 +158,20 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
             low, high = max(start, window[0]), min(end, window[1])
             if high - low > 0.011 * width * (1 + len(str(count))):
                 middle = (low + high) / 2
-                text = PIPE_STYLE[pipe].text_args()
-                ax.text(middle, row, str(count), ha="center", va="center_baseline", **text)
+                look = PIPE_STYLE[pipe]
+                text = ax.text(middle, row, str(count), ha="center", va="center", fontsize=8)
+                text.set_color(look.text_colour)  # a halo of the bar's colour keeps the hatch off
+                text.set_path_effects([Stroke(linewidth=3, foreground=look.colour), Normal()])
 
 
 def work_pieces(timeline: Timeline, pipe: str) -> list[tuple[int, int]]:
-    """Return (start, end) of each run of work of a pipe that no flag interrupts, in cycles."""
+    """Return (start, end) of each run of work that no flag or barrier interrupts, in cycles."""
     pieces: list[tuple[int, int]] = []
     fresh = True
     for span in timeline.spans:
         if span.pipe != pipe:
             continue
-        if _is_flag(span):
+        if _is_sync(span):
             fresh = True
         elif fresh:
             pieces.append((span.start, span.end))
@@ -176,11 +181,14 @@ def work_pieces(timeline: Timeline, pipe: str) -> list[tuple[int, int]]:
     return pieces
 
 
-def gantt_legend(fig: LabFigure, *, critical: bool = True, latency: bool = True) -> None:
-    """Add the legend of a Gantt chart below the axes."""
-    handles: list[Any] = [Patch(label="stall", **_STALL_STYLE)]
-    if latency:
-        handles.append(Line2D([], [], label="latency", **_LATENCY_STYLE))
+def gantt_legend(fig: LabFigure, timelines: Iterable[Timeline], *, critical: bool = True) -> None:
+    """Add the legend of Gantt charts of these timelines below the axes."""
+    handles: list[Any] = [
+        Patch(label="stall", **_STALL_STYLE),
+        Line2D([], [], label="latency", **_LATENCY_STYLE),
+    ]
+    if any(i.op == "barrier" for t in timelines for i in t.compiled.sources):
+        handles.append(Patch(label="barrier", color=GREY))
     if critical:
         handles.append(Line2D([], [], color=INK, linewidth=2.0, label="critical path"))
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
@@ -194,7 +202,7 @@ def describe(timeline: Timeline, window: Window | None = None) -> str:
         inside = sum(
             max(0, min(s.end, last) - max(s.start, first))
             for s in timeline.spans
-            if s.pipe == pipe and not _is_flag(s)
+            if s.pipe == pipe and not _is_sync(s)
         )
         shares.append(f"{pipe} works {inside / (last - first):.0%}")
     text = f"{timeline.name}, cycles {first} to {last} of {timeline.cycles}: {', '.join(shares)}"
@@ -225,5 +233,5 @@ def fig_gantt(
     draw_gantt(ax, timeline, window=window, critical=critical, numbers=numbers)
     ax.set_xlabel("cycles")
     ax.set_title(title or f"{timeline.name} on {timeline.chip.name}: {timeline.cycles:,} cycles")
-    gantt_legend(fig, critical=critical)
+    gantt_legend(fig, [timeline], critical=critical)
     return finish(fig, alt=f"Gantt chart of {describe(timeline, window)}")

@@ -26,7 +26,7 @@ from ascend_lab.figures.style import (
     new_figure,
     styled,
 )
-from ascend_lab.kernels.gemm import GemmSchedule, GemmShape, gemm_launch, tile_bytes
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
 from ascend_lab.machines.levels import (
     INTO_L0,
     INTO_L1,

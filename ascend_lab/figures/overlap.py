@@ -1,4 +1,4 @@
-"""Figures of the overlap chapter: Gantt charts side by side, circuits, what one more buffer buys."""
+"""Figures of the overlap chapter: Gantt charts compared, circuits, what one more buffer buys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fig_buffer_depths(
     """Draw labelled timelines as Gantt charts one under the other, on one time axis in cycles."""
     pipes = pipes_of(timelines.values())
     shown = window or (0, max(t.cycles for t in timelines.values()))
-    height = 0.7 + len(timelines) * (0.3 + 0.21 * len(pipes))
+    height = 0.7 + len(timelines) * (0.28 + 0.23 * len(pipes))
     fig, axes = new_figure(nrows=len(timelines), height_in=height, sharex=True)
     panels = [axes] if len(timelines) == 1 else list(axes)
     for ax, (label, timeline) in zip(panels, timelines.items(), strict=True):
@@ -49,9 +49,9 @@ def fig_buffer_depths(
         ax.spines["bottom"].set_visible(ax is panels[-1])
         ax.tick_params(axis="x", length=3 if ax is panels[-1] else 0)
     panels[-1].set_xlabel("cycles")
-    gantt_legend(fig, critical=critical)
+    gantt_legend(fig, timelines.values(), critical=critical)
     parts = [f"{label} {t.cycles} cycles ({_shares(t)})" for label, t in timelines.items()]
-    return finish(fig, alt="Gantt charts of one kernel, busy shares in brackets: " + "; ".join(parts))
+    return finish(fig, alt=f"Gantt charts, busy shares in brackets: {'; '.join(parts)}.")
 
 
 def _shares(timeline: Timeline) -> str:
@@ -198,5 +198,5 @@ def fig_overlap(
         f"{many.cycles:,} cycles, {gain:.2f}x one buffer"
     )
     ax.set_title(text)
-    gantt_legend(fig)
+    gantt_legend(fig, [many])
     return finish(fig, alt=f"Gantt chart of {tiles} tiles; {text}; busy: {_shares(many)}.")

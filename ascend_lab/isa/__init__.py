@@ -15,7 +15,7 @@ from ascend_lab.isa.instructions import (
     vector,
     wait_flag,
 )
-from ascend_lab.isa.legality import check_instruction, check_program, program_unit, unit_of
+from ascend_lab.isa.legality import check_program, program_unit, unit_of
 from ascend_lab.isa.memory import Affine, Buffer, Region, var
 from ascend_lab.isa.program import (
     Event,
@@ -28,6 +28,7 @@ from ascend_lab.isa.program import (
     as_launch,
     binding_of,
 )
+from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.sanitizer import Finding, sanitize
 from ascend_lab.isa.text import format_program, parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, ProgramError, SyncError
+from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
 from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.legality import check_program
-from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
 from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
 
 
@@ -89,11 +89,17 @@ class KernelBuilder:
 
         Raises `CapacityError` with the bytes needed and left.
         """
-        unit = self.chip.alignment.get(space, 32)
+        if space not in self.chip.buffers:
+            raise PathError(
+                f"{name}: on-chip memory of {self.chip.name}",
+                space,
+                f"use {', '.join(self.chip.buffers)}, or tensor() for GM",
+            )
+        unit, elements = self.chip.alignment.get(space, 32), whole(elements, f"{name}: elements")
         pitch = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
         start = self._used_bytes.get(space, 0)
-        size = self.chip.buffers.get(space)
-        if size is not None and start + pitch * slots > size:
+        size = self.chip.buffers[space]
+        if start + pitch * slots > size:
             raise CapacityError(
                 f"{name} ({slots} x {elements} {dtype}) needs {pitch * slots} bytes of {space}",
                 f"{size - start} of {size} bytes left on {self.chip.name}",
@@ -109,7 +115,15 @@ class KernelBuilder:
         return buffer
 
     def queue(
-        self, name: str, space: str, dtype: str, elements: int, *, src: str, dst: str, depth: int = 2
+        self,
+        name: str,
+        space: str,
+        dtype: str,
+        elements: int,
+        *,
+        src: str,
+        dst: str,
+        depth: int = 2,
     ) -> Queue:
         """Allocate a queue of `depth` slots filled by pipe `src` and emptied by pipe `dst`."""
         buffer = self.buffer(name, space, dtype, elements, depth)
@@ -143,7 +157,8 @@ class KernelBuilder:
         before = [dict(q.counts) for q in self._queues]
         yield var(name)
         body, self._body = tuple(self._body), outer
-        for queue, start in zip(self._queues, before, strict=False):
+        before += [dict.fromkeys(q.counts, 0) for q in self._queues[len(before) :]]
+        for queue, start in zip(self._queues, before, strict=True):
             steps = {queue.counts[k] - start[k] for k in queue.counts}
             if len(steps) != 1:
                 raise SyncError(
@@ -197,13 +212,13 @@ class KernelBuilder:
         """Emit a vector instruction; see `isa.instructions.vector`."""
         self.emit(ins.vector(self.chip, op, dst, *srcs, scalar=scalar, mask=mask))
 
-    def set_flag(self, src: str, dst: str, id: int) -> None:
+    def set_flag(self, src: str, dst: str, event_id: int) -> None:
         """Emit `set_flag` by hand."""
-        self.emit(ins.set_flag(self.chip, Event(src, dst, id)))
+        self.emit(ins.set_flag(self.chip, Event(src, dst, event_id)))
 
-    def wait_flag(self, src: str, dst: str, id: int) -> None:
+    def wait_flag(self, src: str, dst: str, event_id: int) -> None:
         """Emit `wait_flag` by hand."""
-        self.emit(ins.wait_flag(self.chip, Event(src, dst, id)))
+        self.emit(ins.wait_flag(self.chip, Event(src, dst, event_id)))
 
     def barrier(self, pipe: str = "ALL") -> None:
         """Emit `pipe_barrier`."""
@@ -218,8 +233,7 @@ class KernelBuilder:
         for queue in self._queues:
             if len(set(queue.counts.values())) != 1:
                 raise SyncError(
-                    f"{self.name}: as many alloc, enqueue, dequeue and free of "
-                    f"{queue.buffer.name}",
+                    f"{self.name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
                     str(queue.counts),
                     "pair them",
                 )

@@ -7,10 +7,9 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 from __future__ import annotations
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import ProgramError
-from ascend_lab.isa.legality import check_instruction
 from ascend_lab.isa.memory import Affine, Region, as_affine
 from ascend_lab.isa.program import AttrValue, Event, Instruction
+from ascend_lab.isa.rules import check_instruction
 
 
 def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Instruction:

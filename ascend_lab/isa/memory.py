@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex, cast
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import ProgramError
 
 Ranges = Mapping[str, int]
 """Trip count of every loop variable in scope."""
+
+
+def whole(value: object, what: str) -> int:
+    """Return a whole number as int; raise `ProgramError` that names `what` for anything else."""
+    if type(value) is int:
+        return value
+    try:
+        return operator.index(cast(SupportsIndex, value))
+    except TypeError:
+        raise ProgramError(f"{what}: a whole number", repr(value), "divide with //") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +35,8 @@ class Affine:
 
     def __add__(self, other: Affine | int) -> Affine:
         """Return the sum of two affine expressions."""
-        if isinstance(other, int):
-            return Affine(self.const + other, self.terms)
+        if not isinstance(other, Affine):
+            return Affine(self.const + whole(other, f"{self} + "), self.terms)
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
@@ -32,8 +45,21 @@ class Affine:
 
     __radd__ = __add__
 
+    def __neg__(self) -> Affine:
+        """Return the expression with its sign turned."""
+        return self * -1
+
+    def __sub__(self, other: Affine | int) -> Affine:
+        """Return the difference of two affine expressions."""
+        return self + (-other)
+
+    def __rsub__(self, other: int) -> Affine:
+        """Return an integer minus the expression."""
+        return -self + other
+
     def __mul__(self, factor: int) -> Affine:
         """Return the expression scaled by an integer."""
+        factor = whole(factor, f"{self} * ")
         terms = tuple((v, c * factor) for v, c in self.terms if c * factor)
         return Affine(self.const * factor, terms)
 
@@ -66,7 +92,7 @@ def var(name: str) -> Affine:
 
 def as_affine(value: Affine | int) -> Affine:
     """Return `value` unchanged if affine, else the constant."""
-    return value if isinstance(value, Affine) else Affine(int(value))
+    return value if isinstance(value, Affine) else Affine(whole(value, "an address"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +112,12 @@ class Buffer:
     slot_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """Check counts and number format; fill in the default slot pitch."""
+        """Check name, counts and number format; fill in the default slot pitch."""
+        if not re.fullmatch(r"[\w.]+", self.name):
+            raise ProgramError("a buffer name of letters, digits, _ and .", repr(self.name), "mend")
+        for field in ("elements", "slots", "address", "slot_bytes"):
+            count = whole(getattr(self, field), f"buffer {self.name}: {field}")
+            object.__setattr__(self, field, count)
         if self.dtype not in DTYPE_BYTES:
             raise ProgramError(
                 f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
@@ -99,6 +130,12 @@ class Buffer:
             )
         if self.slot_bytes == 0:
             object.__setattr__(self, "slot_bytes", self.elements * self.itemsize)
+        if self.slot_bytes < self.elements * self.itemsize:
+            raise ProgramError(
+                f"buffer {self.name}: slots at least {self.elements * self.itemsize} bytes apart",
+                str(self.slot_bytes),
+                "leave the pitch out",
+            )
 
     @property
     def itemsize(self) -> int:
@@ -141,6 +178,10 @@ class Region:
 
     def __post_init__(self) -> None:
         """Check that sizes and strides belong together; keep the slot modulo the slots."""
+        for field in ("sizes", "strides"):
+            given = getattr(self, field)
+            counts = tuple(whole(n, f"region of {self.buffer.name}: {field}") for n in given)
+            object.__setattr__(self, field, counts)
         slots = self.buffer.slots
         terms = tuple((v, c % slots) for v, c in self.slot.terms if c % slots)
         object.__setattr__(self, "slot", Affine(self.slot.const % slots, terms))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ascend_lab.errors import ProgramError
-from ascend_lab.isa.memory import Affine, Buffer, Region
+from ascend_lab.isa.memory import Affine, Buffer, Region, whole
 
 AttrValue = int | float | str | Affine | tuple[int, ...]
 
@@ -67,7 +67,9 @@ class Instruction:
         if self.event is not None:
             return f"{self.op} {self.event}"
         parts = [f"{self.pipe:<4} {self.op}"]
-        parts.append(" <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))])))
+        parts.append(
+            " <- ".join(filter(None, [str(self.dst or ""), ", ".join(map(str, self.srcs))]))
+        )
         parts += [f"{k}={_show(v)}" for k, v in self.attrs]
         return " ".join(p for p in parts if p)
 
@@ -85,7 +87,10 @@ class Loop:
     body: tuple[Node, ...]
 
     def __post_init__(self) -> None:
-        """Check the trip count."""
+        """Check name and trip count."""
+        if not self.var.isidentifier():
+            raise ProgramError("a loop variable such as i", repr(self.var), "rename it")
+        object.__setattr__(self, "count", whole(self.count, f"loop {self.var}: its trip count"))
         if self.count < 0:
             raise ProgramError(f"loop {self.var}: a trip count >= 0", str(self.count))
 
@@ -104,6 +109,16 @@ class Program:
     buffers: tuple[Buffer, ...]
     body: tuple[Node, ...]
     params: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that params have different names and at least one value each."""
+        names = [name for name, _ in self.params]
+        if len(set(names)) < len(names) or any(count < 1 for _, count in self.params):
+            raise ProgramError(
+                f"{self.name}: params with different names and counts >= 1",
+                str(self.params),
+                "declare each once, for at least one core",
+            )
 
     def instructions(self) -> Iterator[tuple[Instruction, int]]:
         """Yield each static instruction with the number of times it runs."""
@@ -160,6 +175,22 @@ class Part:
 
     program: Program
     bindings: tuple[tuple[tuple[str, int], ...], ...] = ((),)
+
+    def __post_init__(self) -> None:
+        """Check that there is a core, and on each a value in range for every param."""
+        counts = dict(self.program.params)
+        for binding in self.bindings:
+            values = dict(binding)
+            same = values.keys() == counts.keys()
+            if not same or any(not 0 <= v < counts[name] for name, v in values.items()):
+                ranges = ", ".join(f"{name} in 0..{n - 1}" for name, n in counts.items())
+                raise ProgramError(
+                    f"{self.program.name}: a binding of {ranges or 'no params'}",
+                    str(values),
+                    "bind each param once per core",
+                )
+        if not self.bindings:
+            raise ProgramError(f"{self.program.name}: a binding per core", "no core", "add one")
 
     @property
     def core_count(self) -> int:

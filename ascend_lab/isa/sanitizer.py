@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
-from ascend_lab.isa.legality import check_bounds, check_instruction
+from ascend_lab.isa.legality import check_bounds
 from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.program import Event, Instruction, Launch, Program, as_launch
+from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble
 from ascend_lab.isa.walk import interleave
 
@@ -227,9 +228,7 @@ class _Checker:
                 self.report.add("event-overflow", message, instruction)
         raised.append(dict(clock))
 
-    def _trouble(
-        self, trouble: Trouble, verb: str, space: Space, instruction: Instruction
-    ) -> None:
+    def _trouble(self, trouble: Trouble, verb: str, space: Space, instruction: Instruction) -> None:
         place = f"{space.name} byte {trouble.byte}"
         if trouble.kind == "uninitialised":
             message = f"{instruction.op} reads {place} that nothing has written"

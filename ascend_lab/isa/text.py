@@ -53,7 +53,7 @@ def parse_program(text: str) -> Program:
         try:
             close(indent)
             if words[0] == "program":
-                name = words[1]
+                name = line.split(maxsplit=1)[1].strip()
             elif words[0] == "param":
                 params.append((words[1], int(words[2])))
             elif words[0] == "buffer":
@@ -125,7 +125,7 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
         return Instruction(words[0], pipe, event=event)
     pipe, op = words[0], words[1]
     rest = line[line.index(op, len(pipe)) + len(op) :]
-    left, arrow, right = rest.partition(" <- ")
+    left, arrow, _ = rest.partition(" <- ")
     regions = [_region(m, buffers) for m in _REGION.finditer(rest)]
     has_dst = bool(arrow) or (bool(_REGION.match(left.strip())) and bool(regions))
     dst = regions.pop(0) if has_dst else None

@@ -117,10 +117,14 @@ def _explain(running: Mapping[str, _Pipe]) -> tuple[str, str, str]:
     texts = [waits[n][1] for n in chain]
     if name in chain:
         cycle = ", ".join(waits[n][1] for n in chain[chain.index(name) :])
-        return "deadlock: flags set before they are waited for", f"the cycle {cycle}", (
-            "move one set_flag before the wait that blocks it"
+        return (
+            "deadlock: flags set before they are waited for",
+            f"the cycle {cycle}",
+            "move one set_flag before the wait that blocks it",
         )
     end = f"{name} has finished" if name else "other pipes never reach it"
-    return "deadlock: a set_flag for every wait_flag", f"{', '.join(texts)}, but {end}", (
-        "add the missing set_flag or drop the wait"
+    return (
+        "deadlock: a set_flag for every wait_flag",
+        f"{', '.join(texts)}, but {end}",
+        "add the missing set_flag or drop the wait",
     )

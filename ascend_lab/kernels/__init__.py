@@ -3,12 +3,8 @@
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, conv_schedule
 from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import (
-    GemmSchedule,
-    GemmShape,
-    default_schedule,
-    tile_bytes,
-)
+from ascend_lab.kernels.gemm_default import default_schedule
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
 from ascend_lab.kernels.layouts import pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
 

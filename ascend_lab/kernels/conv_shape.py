@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
+from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import (
     ACCUMULATOR,
     FRACTAL,
     GemmSchedule,
     GemmShape,
     check_schedule,
-    default_schedule,
     up,
 )
 

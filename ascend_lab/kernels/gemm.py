@@ -23,13 +23,13 @@ from ascend_lab.isa import (
     binding_of,
     c0_of,
 )
+from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import (
     ACCUMULATOR,
     FRACTAL,
     GemmSchedule,
     GemmShape,
     check_schedule,
-    default_schedule,
 )
 from ascend_lab.kernels.tiles import (
     by_size,

@@ -8,7 +8,7 @@ nest and differ in numbers only, so the (max, +) engine times them as one batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +18,19 @@ from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, check_schedule
+from ascend_lab.kernels.gemm_tilings import (
+    Array,
+    Floats,
+    Tilings,
+    load_cycles_per_byte,
+    memory_traffic,
+    store_cycles_per_byte,
+    tilings_of,
+)
 from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch
-
-Array = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Candidates as arrays, in fractals: tile sides, K tiles per stage, own rows and columns."""
-
-    m: Array
-    k: Array
-    n: Array
-    step: Array
-    rows: Array
-    cols: Array
-
-    def take(self, index: Array) -> _Tiles:
-        return _Tiles(*(getattr(self, name)[index] for name in self.__slots__))
 
 
 def time_tilings(
@@ -50,7 +41,7 @@ def time_tilings(
     Raises `InputError` naming the first schedule that leaves a tail, `CapacityError` for one that
     does not fit.
     """
-    tiles = _arrays(shape, schedules)
+    tiles = tilings_of(schedules, shape.dtype)
     _check(shape, chip, schedules, tiles)
     out = np.zeros(len(schedules), np.int64)
     double = tiles.m * tiles.n * 2048 <= chip.buffers["L0C"]
@@ -62,17 +53,7 @@ def time_tilings(
     return out
 
 
-def _arrays(shape: GemmShape, schedules: Sequence[GemmSchedule]) -> _Tiles:
-    c0 = c0_of(shape.dtype)
-    units = {"base_m": FRACTAL, "base_k": c0, "base_n": FRACTAL}
-    columns = [
-        np.array([getattr(s, name) for s in schedules], np.int64) // units.get(name, 1)
-        for name in GemmSchedule.__slots__
-    ]
-    return _Tiles(*columns)
-
-
-def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: _Tiles) -> None:
+def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: Tilings) -> None:
     m1, k1, n1 = shape.fractals
     even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
     if chip.combined:
@@ -88,15 +69,15 @@ def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: _
         check_schedule(shape, schedule, chip)
 
 
-def _columns(shape: GemmShape, chip: Chip, t: _Tiles) -> Array:
+def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
     column = t.m * 256 * DTYPE_BYTES[shape.out_dtype]
     return np.maximum(1, np.minimum(t.n, chip.buffers["UB"] // (2 * column)))
 
 
-def _time_group(shape: GemmShape, chip: Chip, t: _Tiles, first: GemmSchedule) -> Array:
+def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -> Array:
     """Time candidates that share a structure; memory that is asked too much is slowed once."""
     template = _template(shape, chip, first)
-    fresh, memory_bytes = _traffic(shape, chip, t)
+    fresh, memory_bytes = memory_traffic(shape, chip, t)
     cores = t.rows * t.cols
     counts = _counts(shape, chip, template, t)
 
@@ -124,32 +105,7 @@ def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
     return compile_program(gemm_launch(probe, chip, base).parts[0].program, chip, Surroundings())
 
 
-def _traffic(shape: GemmShape, chip: Chip, t: _Tiles) -> tuple[dict[str, Floats], Array]:
-    """Return the share of A and B bytes that comes from memory, and all memory bytes.
-
-    The rule of `sim.traffic`, written out for this nest: the outermost loop whose body fits in L2
-    fetches every byte once.
-    """
-    m1, k1, n1 = shape.fractals
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    out = 256 * DTYPE_BYTES[shape.out_dtype]
-    a, b, c = m1 * k1 * area, k1 * n1 * area, m1 * n1 * out
-    m_turns, n_turns = m1 // (t.rows * t.m), n1 // (t.cols * t.n)
-    capacity = chip.l2.size_bytes
-    per_m = t.rows * t.m * (k1 * area + n1 * out) + b
-    per_n = k1 * area * (t.rows * t.m + t.cols * t.n) + t.rows * t.m * t.cols * t.n * out
-    whole = (a + b + c <= capacity) | (per_m <= capacity)
-    by_m = ~whole & (per_n <= capacity)
-    a_missed = np.where(whole | by_m, a, a * n_turns)
-    b_missed = np.where(whole, b, b * m_turns)
-    a_read, b_read = a * t.cols * n_turns, b * t.rows * m_turns
-    fresh = {"a": np.minimum(1.0, a_missed / a_read), "b": np.minimum(1.0, b_missed / b_read)}
-    written = c if a + b + c > capacity else 0
-    total = np.minimum(a_missed, a_read) + np.minimum(b_missed, b_read) + written
-    return fresh, total.astype(np.int64)
-
-
-def _counts(shape: GemmShape, chip: Chip, template: Compiled, t: _Tiles) -> Array:
+def _counts(shape: GemmShape, chip: Chip, template: Compiled, t: Tilings) -> Array:
     """Trip counts in the order the kernel opens its loops."""
     m1, k1, n1 = shape.fractals
     rows = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
@@ -164,7 +120,7 @@ def _durations(
     shape: GemmShape,
     chip: Chip,
     template: Compiled,
-    t: _Tiles,
+    t: Tilings,
     fresh: dict[str, Floats],
     cores: Array,
     slowdown: Floats,
@@ -228,11 +184,7 @@ def _load(
     chip: Chip, size_bytes: Array, fresh: Floats, cores: Array, slowdown: Floats
 ) -> tuple[Array, Array]:
     path = chip.path("GM", "L1")
-    own = 1.0 / path.rate_bytes_per_cycle
-    hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
-    shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
-    miss = np.maximum(own, slowdown / shared)
-    cycles = _occupancy(path, size_bytes, fresh * miss + (1.0 - fresh) * hit)
+    cycles = _occupancy(path, size_bytes, load_cycles_per_byte(chip, fresh, cores, slowdown))
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
     return cycles, np.rint(latency).astype(np.int64)
@@ -240,7 +192,6 @@ def _load(
 
 def _store(chip: Chip, size_bytes: Array, cores: Array) -> tuple[Array, Array]:
     path = chip.path("UB" if chip.combined else "L0C", "GM")
-    own = 1.0 / path.rate_bytes_per_cycle
-    per_byte = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
+    per_byte = store_cycles_per_byte(chip, cores)
     latency = path.latency_cycles + chip.l2.latency_cycles
     return _occupancy(path, size_bytes, per_byte), 0 * size_bytes + latency

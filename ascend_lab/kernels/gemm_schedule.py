@@ -1,9 +1,8 @@
-"""What to multiply and how to tile it: problem, tiling, legality, and the default rule."""
+"""What to multiply and how to tile it: problem, tiling, legality."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
@@ -111,80 +110,3 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
         "L0C": m * n * 4,
         "L1": 2 * (m + n) * k * schedule.step_k * size,
     }
-
-
-def default_schedule(shape: GemmShape, chip: Chip) -> GemmSchedule:
-    """The greedy rule: full grid, then the L0 tile that moves fewest bytes per MAC, deepest L1.
-
-    For every way to arrange the cores: balance the rows and columns of tiles, take the tile with
-    the least estimated time = max(cube, L1 traffic, GM traffic) of the busiest core.
-    """
-    best: tuple[float, GemmSchedule] | None = None
-    for rows, cols in _grids(chip.core_count):
-        for base in _tiles(shape, chip, rows, cols):
-            schedule = GemmSchedule(*base, 1, rows, cols)
-            score = _estimate(shape, schedule, chip)
-            if best is None or score < best[0]:
-                best = (score, schedule)
-    if best is None:
-        raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
-    return _deepen(shape, best[1], chip)
-
-
-def _grids(cores: int) -> Iterator[tuple[int, int]]:
-    return ((r, cores // r) for r in range(1, cores + 1) if cores % r == 0)
-
-
-def _tiles(shape: GemmShape, chip: Chip, rows: int, cols: int) -> Iterator[tuple[int, int, int]]:
-    """Candidate (m, k, n) tiles: sides of 16 * 2^i or what one core has, k as large as fits."""
-    m1, k1, n1 = shape.fractals
-    c0, size = c0_of(shape.dtype), DTYPE_BYTES[shape.dtype]
-    for tm in _sides(up(m1, rows)):
-        for tn in _sides(up(n1, cols)):
-            if tm * tn * 1024 > chip.buffers["L0C"]:
-                continue
-            room = min(chip.buffers["L0A"] // tm, chip.buffers["L0B"] // tn) // 2
-            tk = min(room // (FRACTAL * c0 * size), k1, 8)
-            if tk >= 1:
-                yield tm * FRACTAL, tk * c0, tn * FRACTAL
-
-
-def _sides(limit: int) -> list[int]:
-    return sorted({min(s, limit) for s in (1, 2, 4, 6, 8, 12, 16, 24, 32)})
-
-
-def _estimate(shape: GemmShape, s: GemmSchedule, chip: Chip) -> float:
-    """Cycles of the busiest core if everything overlaps: the largest of its three loads."""
-    size = DTYPE_BYTES[shape.dtype]
-    m1, k1, n1 = shape.fractals
-    tiles = up(up(m1 * FRACTAL, s.base_m), s.grid_rows) * up(
-        up(n1 * FRACTAL, s.base_n), s.grid_cols
-    )
-    k = k1 * c0_of(shape.dtype)
-    cube = s.base_m * k * s.base_n / chip.macs_per_cycle(shape.dtype)
-    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    loads = up(k, s.base_k) * (l0a.startup_cycles + l0b.startup_cycles)
-    mte1 = loads + k * size * (
-        s.base_m / l0a.rate_bytes_per_cycle + s.base_n / l0b.rate_bytes_per_cycle
-    )
-    gm = min(
-        chip.path("GM", "L1").rate_bytes_per_cycle,
-        chip.shared_rate_bytes_per_cycle("L2", s.grid_rows * s.grid_cols),
-    )
-    mte2 = k * size * (s.base_m + s.base_n) / gm
-    drain_path = chip.path("L0C", "UB" if chip.combined else "GM")
-    drain = s.base_m * s.base_n * 4 / drain_path.rate_bytes_per_cycle
-    if s.base_m * s.base_n * 8 <= chip.buffers["L0C"]:
-        drain *= 0.1
-    return tiles * (max(cube + drain, mte1, mte2) + 0.05 * (cube + mte1 + mte2))
-
-
-def _deepen(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> GemmSchedule:
-    """Return the schedule with the deepest L1 stage that fits, at most 8 and all of k."""
-    steps = up(shape.fractals[1] * c0_of(shape.dtype), schedule.base_k)
-    best = schedule
-    for step in range(1, min(8, steps) + 1):
-        deeper = replace(schedule, step_k=step)
-        if tile_bytes(shape, deeper)["L1"] <= chip.buffers["L1"]:
-            best = deeper
-    return best

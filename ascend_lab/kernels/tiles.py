@@ -48,11 +48,11 @@ def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int, k_at: Aff
     area = FRACTAL * c0_of(src.buffer.dtype)
     start = k_at * (m * area)
     if depth <= m:
-        with repeat(k, "row", depth) as i:
+        with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
             k.load2d(to, src.region(start + i * (m * area), (m, area)))
         return
-    with repeat(k, "row", m) as i:
+    with repeat(k, "fractal", m) as i:
         to = dst.region(i * (depth * area), (depth, area))
         k.load2d(to, src.region(start + i * area, (depth, area), (m * area, 1)))
 
@@ -60,7 +60,7 @@ def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int, k_at: Aff
 def load_b(k: KernelBuilder, dst: Tile, src: Tile, n: int, depth: int, k_at: Affine) -> None:
     """(K1, N1) fractals of L1 to the same order in L0B: one load2d per row of fractals."""
     area = FRACTAL * c0_of(src.buffer.dtype)
-    with repeat(k, "row", depth) as i:
+    with repeat(k, "fractal", depth) as i:
         to = dst.region(i * (n * area), (n, area))
         k.load2d(to, src.region((k_at + i) * (n * area), (n, area)))
 

@@ -3,7 +3,7 @@
 from ascend_lab.sim.compiled import Compiled, compile_program
 from ascend_lab.sim.cost import Cost, Surroundings, instruction_cost
 from ascend_lab.sim.execute import execute
-from ascend_lab.sim.fast import NotComposable, run_batch, run_fast
+from ascend_lab.sim.fast import NotComposableError, run_batch, run_fast
 from ascend_lab.sim.reference import numba_available, run_reference
 from ascend_lab.sim.simulate import simulate
 from ascend_lab.sim.timeline import Span, Timeline
@@ -13,7 +13,7 @@ from ascend_lab.sim.traffic import Traffic, analyse
 __all__ = [
     "Compiled",
     "Cost",
-    "NotComposable",
+    "NotComposableError",
     "Span",
     "Surroundings",
     "Timeline",

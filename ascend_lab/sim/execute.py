@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, SimulationError
-from ascend_lab.isa.legality import check_instruction
+from ascend_lab.isa.legality import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.program import Instruction, Launch, Program, as_launch
+from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.walk import first, interleave
 
 Values = NDArray[Any]
@@ -84,6 +85,7 @@ def execute(
     for part in launch.parts:
         for instruction, _ in part.program.instructions():
             check_instruction(chip, instruction)
+        check_program(chip, part.program)
     rng = random.Random(seed)
     pick = first if seed is None else rng.choice
     for part in launch.parts:
@@ -230,8 +232,13 @@ _ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
     "vor": np.bitwise_or,
     "vnot": np.bitwise_not,
 }
-_REDUCE: Mapping[str, Any] = {"vcadd": np.add, "vcgadd": np.add}
-_REDUCE |= {"vcmax": np.maximum, "vcgmax": np.maximum, "vcmin": np.minimum}
+_REDUCE: Mapping[str, Any] = {
+    "vcadd": np.add,
+    "vcgadd": np.add,
+    "vcmax": np.maximum,
+    "vcgmax": np.maximum,
+    "vcmin": np.minimum,
+}
 
 
 def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:

@@ -21,7 +21,7 @@ NEVER = np.int64(-(2**61))
 """Minus infinity: 'does not depend on'. Sums of two stay below every real time."""
 
 
-class NotComposable(SimulationError):
+class NotComposableError(SimulationError):
     """The program has waits before their sets or unbalanced loops; use the reference."""
 
 
@@ -30,7 +30,8 @@ def _times(a: Array, x: Array) -> Array:
     out = a[:, 0, None, :] + x[None, 0, :, :]
     for j in range(1, a.shape[1]):
         np.maximum(out, a[:, j, None, :] + x[None, j, :, :], out=out)
-    return np.maximum(out, NEVER, out=out)
+    np.maximum(out, NEVER, out=out)
+    return out
 
 
 def _power_times(a: Array, counts: Array, x: Array) -> Array:
@@ -65,7 +66,7 @@ class _Runner:
             step = steps[node]
             if step.kind == WAIT:
                 if not self.flags[step.event]:
-                    raise NotComposable("every set_flag written before its wait_flag", "a wait first")
+                    raise NotComposableError("each set_flag before its wait_flag", "a wait first")
                 token = self.flags[step.event].pop(0)
                 self.pipes[step.pipe] = np.maximum(self.pipes[step.pipe], token)
             now = self.pipes[step.pipe] + self.cycles[node]
@@ -112,7 +113,7 @@ class _Runner:
         inner._put(pipes, events, shape, unit)
         inner.run(nest.body)
         if any(len(inner.flags[e]) != n for e, n in zip(events, shape, strict=True)):
-            raise NotComposable("as many sets as waits of each flag in a loop body", "a surplus")
+            raise NotComposableError("as many sets as waits of each flag in a loop body", "a surplus")
         rows = [inner.pipes[p] for p in pipes] + [t for e in events for t in inner.flags[e]]
         return np.stack(rows)
 
@@ -145,7 +146,7 @@ def run_batch(
     """Return cycles (candidates,) of one structure under many durations and trip counts.
 
     `cycles` and `latency` are (steps, candidates), `tail_latency` (pipes, candidates), `counts`
-    (loops, candidates). Raises `NotComposable` where only the reference engine applies.
+    (loops, candidates). Raises `NotComposableError` where only the reference engine applies.
     """
     batch = cycles.shape[-1]
     runner = _Runner(program, cycles, latency, counts.reshape(-1, batch))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,12 @@ from ascend_lab.errors import SimulationError, SyncError
 from ascend_lab.sim.compiled import SET, WAIT, WORK, Compiled, Nest
 
 BEGIN, END, STOP = 0, 1, 5
+MAX_EVENTS = 100_000_000
+"""Above this many steps memory and patience run out."""
 
 
-def _run(
+# One function on purpose: Numba compiles it as a whole, and the plain version saves the calls.
+def _run(  # noqa: C901
     op: Any,
     arg: Any,
     cycles: Any,
@@ -183,49 +187,23 @@ def run_reference(
 ) -> tuple[int, list[int], Record | None]:
     """Return (cycles, end time per pipe, record) of one core's program, event by event.
 
-    `compiled` uses Numba (raises `SimulationError` if absent). Raises `SyncError` on deadlock.
+    `compiled` uses Numba. Raises `SyncError` on deadlock, `SimulationError` without Numba or above
+    MAX_EVENTS.
     """
+    if compiled and not numba_available():
+        raise SimulationError("Numba for the compiled engine", "not installed", "pip install numba")
+    events = sum(program.runs())
+    if events > MAX_EVENTS:
+        raise SimulationError(
+            f"at most {MAX_EVENTS} steps to follow one by one",
+            str(events),
+            "use a smaller shape, or balance the flags of each loop so that the fast engine applies",
+        )
+    free = _zeros(len(program.pipes), compiled)
     code = _assemble(program)
-    runs = program.runs()
-    sets = [0] * len(program.events)
-    for step, times in zip(program.steps, runs, strict=True):
-        if step.kind == SET:
-            sets[step.event] += times
-    base, total = [], 0
-    for number in sets:
-        base.append(total)
-        total += number
-    events = sum(runs)
-    size = events if record else 1
-    make: Callable[[int], Any] = (
-        (lambda n: np.zeros(max(n, 1), np.int64)) if compiled else (lambda n: [0] * max(n, 1))
-    )
-    wrap: Callable[[list[int]], Any] = (
-        (lambda v: np.asarray(v if v else [0], np.int64)) if compiled else (lambda v: v)
-    )
-    free = make(len(program.pipes))
-    records = [make(size) for _ in range(4)]
-    run = _run
-    if compiled:
-        if not numba_available():
-            raise SimulationError("Numba for the compiled engine", "not installed", "pip install numba")
-        run = _compiled_run()
-    stuck = run(
-        wrap(code.op),
-        wrap(code.arg),
-        wrap(code.cycles),
-        wrap(code.latency),
-        wrap(code.entry),
-        make(len(code.op)),
-        free,
-        make(len(base)),
-        make(len(base)),
-        wrap(base),
-        make(total),
-        make(total),
-        record,
-        *records,
-    )
+    records = [_zeros(events if record else 1, compiled) for _ in range(4)]
+    run = _compiled_run() if compiled else _run
+    stuck = run(*_arguments(program, code, free, compiled), record, *records)
     if stuck >= 0:
         raise SyncError(
             "flags that let every pipe finish",
@@ -239,3 +217,24 @@ def run_reference(
         steps, starts, finishes, causes = (list(map(int, column)) for column in records)
         kept = Record([code.step[i] for i in steps], starts, finishes, causes)
     return max(finish, default=0), ends, kept
+
+
+def _zeros(count: int, compiled: bool) -> Any:
+    return np.zeros(max(count, 1), np.int64) if compiled else [0] * max(count, 1)
+
+
+def _arguments(program: Compiled, code: _Code, free: Any, compiled: bool) -> list[Any]:
+    """Lay out the arguments of `_run` up to `record`: code, pipe states, room for every flag."""
+    sets = [0] * len(program.events)
+    for step, times in zip(program.steps, program.runs(), strict=True):
+        if step.kind == SET:
+            sets[step.event] += times
+    base = [0, *accumulate(sets)]
+    columns = (code.op, code.arg, code.cycles, code.latency, code.entry, base)
+    op, arg, cycles, latency, entry, first = (
+        np.asarray(c or [0], np.int64) if compiled else c for c in columns
+    )
+    head, tail = _zeros(len(sets), compiled), _zeros(len(sets), compiled)
+    token, token_by = _zeros(base[-1], compiled), _zeros(base[-1], compiled)
+    left = _zeros(len(code.op), compiled)
+    return [op, arg, cycles, latency, entry, left, free, head, tail, first, token, token_by]

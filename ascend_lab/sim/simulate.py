@@ -12,7 +12,7 @@ from ascend_lab.isa.legality import program_unit
 from ascend_lab.isa.program import Launch, Program, as_launch
 from ascend_lab.sim.compiled import WORK, Compiled, compile_program
 from ascend_lab.sim.cost import Surroundings, instruction_cost
-from ascend_lab.sim.fast import NotComposable, run_fast
+from ascend_lab.sim.fast import NotComposableError, run_fast
 from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.timeline import Timeline
 from ascend_lab.sim.traffic import Traffic, analyse
@@ -59,7 +59,7 @@ def run_cycles(compiled: Compiled, engine: Engine) -> int:
         return run_reference(compiled)[0]
     try:
         return run_fast(compiled)
-    except NotComposable:
+    except NotComposableError:
         return run_reference(compiled)[0]
 
 

@@ -3,7 +3,8 @@
 The rule: inside one launch the first touch of a byte comes from memory; a later touch hits L2 if
 the data touched in between, by all cores, fits. For a loop nest that is decided loop by loop: if
 one pass of a loop's body fits in L2, the whole loop fetches each byte once (neighbouring passes
-share what they share); otherwise every pass fetches again. Nothing is simulated per address, so the cost does not depend on trip counts.
+share what they share); otherwise every pass fetches again. Nothing is simulated per address, so the
+cost does not depend on trip counts.
 """
 
 from __future__ import annotations
@@ -109,60 +110,61 @@ def _misses(nodes: tuple[Node, ...], params: Mapping[str, int], capacity: int) -
         if not isinstance(node, Loop) or _size(_footprint(node.body, params)) <= capacity:
             streamed.append(node)
             continue
-        for name, size in _misses(node.body, params, capacity).items():
-            total[name] = total.get(name, 0) + size * node.count
-    for name, size in _footprint(tuple(streamed), params)[0].items():
-        total[name] = total.get(name, 0) + size
+        inner = _misses(node.body, params, capacity)
+        _sum(total, {name: size * node.count for name, size in inner.items()})
+    _sum(total, _footprint(tuple(streamed), params)[0])
     return total
 
 
 def analyse(launch: Launch, chip: Chip) -> Traffic:
     """Return the traffic of a launch, from its loops alone."""
-    path_bytes: dict[tuple[str, str], int] = {}
-    read: Footprint = {}
+    path_bytes, read = _moved(launch)
+    capacity = chip.l2.size_bytes
     missed: Footprint = {}
     written: Footprint = {}
     held: Footprint = {}
     for part in launch.parts:
-        params = _distinct(part.bindings)
+        params, body = _distinct(part.bindings), part.program.body
+        reads, writes = _footprint(body, params)
+        _sum(missed, _misses(body, params, capacity))
+        _sum(written, writes)
+        _sum(held, reads)
+    sizes = {b.name: b.size_bytes for b in launch.tensors}
+    whole = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
+    if len(launch.parts) > 1 and whole <= capacity:
+        missed = {n: min(m, sizes[n]) for n, m in missed.items()}
+    return Traffic(
+        path_bytes,
+        {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
+        sum(min(m, read[n]) for n, m in missed.items() if n in read),
+        sum(min(w, sizes[n]) for n, w in written.items()) if whole > capacity else 0,
+    )
+
+
+def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
+    """Return bytes per path, and bytes read per GM tensor, of all cores."""
+    path_bytes: dict[tuple[str, str], int] = {}
+    read: Footprint = {}
+    for part in launch.parts:
         for instruction, times in part.program.instructions():
-            if instruction.dst is None or not instruction.srcs:
+            if instruction.dst is None or not instruction.srcs or instruction.op == "mmad":
                 continue
             src, dst = instruction.srcs[0], instruction.dst
-            if src.space == dst.space or instruction.op == "mmad":
+            if src.space == dst.space:
                 continue
-            moved = min(src.size_bytes, dst.size_bytes)
-            if src.space == "L0C":
-                moved = dst.size_bytes
-            if instruction.op == "load3d":
-                moved = dst.size_bytes
+            one_way = src.space == "L0C" or instruction.op == "load3d"
+            moved = dst.size_bytes if one_way else min(src.size_bytes, dst.size_bytes)
             moved *= times * part.core_count
             key = (src.space, dst.space)
             path_bytes[key] = path_bytes.get(key, 0) + moved
             if src.space == "GM":
                 read[src.buffer.name] = read.get(src.buffer.name, 0) + moved
-        reads, writes = _footprint(part.program.body, params)
-        for total, extra in (
-            (missed, _misses(part.program.body, params, chip.l2.size_bytes)),
-            (written, writes),
-            (held, reads),
-        ):
-            for name, size in extra.items():
-                total[name] = total.get(name, 0) + size
-    sizes = {b.name: b.size_bytes for b in launch.tensors}
-    if len(launch.parts) > 1:
-        fits = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
-        if fits <= chip.l2.size_bytes:
-            missed = {n: min(m, sizes[n]) for n, m in missed.items()}
-    total_held = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
-    spills = total_held > chip.l2.size_bytes
-    fresh = {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r}
-    return Traffic(
-        path_bytes,
-        fresh,
-        sum(min(m, read[n]) for n, m in missed.items() if n in read),
-        sum(min(w, sizes[n]) for n, w in written.items()) if spills else 0,
-    )
+    return path_bytes, read
+
+
+def _sum(total: Footprint, extra: Footprint) -> None:
+    for name, size in extra.items():
+        total[name] = total.get(name, 0) + size
 
 
 def _distinct(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:

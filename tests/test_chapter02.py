@@ -1,0 +1,288 @@
+"""Chapter 2: the core map draws the chip file, no more; the checks tell right from wrong."""
+
+from collections import Counter
+from itertools import pairwise, permutations, product
+from pathlib import Path
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+
+from ascend_lab.checks import chapter02
+from ascend_lab.checks.chapter02 import check_ex_02_1, check_ex_02_2, check_ex_02_3
+from ascend_lab.chip import PRESETS, Chip, load_chip
+from ascend_lab.errors import CapacityError, PathError
+from ascend_lab.figures import fig_core_map, fig_core_path
+from ascend_lab.figures.core_map import find_route, move_over, unit_pipes
+from ascend_lab.figures.style import LabFigure
+from ascend_lab.isa import KernelBuilder
+from ascend_lab.sim import Surroundings, instruction_cost, simulate
+
+KIB = 1024
+
+
+def visible_texts(fig: LabFigure) -> list[Text]:
+    """Return labels and titles; the tick labels of an axis that is off do not count."""
+    return [t for ax in fig.axes for t in (*ax.texts, ax._left_title) if t.get_text()]
+
+
+def arrow_labels(fig: LabFigure) -> Counter[str]:
+    pipes = ("V", "MTE1", "MTE2", "MTE3", "FIX")
+    words = [t.get_text().split(" ") for t in visible_texts(fig)]
+    return Counter(" ".join(w) for w in words if len(w) == 2 and w[0] in pipes)
+
+
+# -- the map ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", PRESETS)
+def test_map_shows_every_path_of_the_chip_file_and_no_other(name: str) -> None:
+    chip = load_chip(name)
+    fig = fig_core_map((name,))
+    expected = Counter(f"{p.pipe} {p.rate_bytes_per_cycle:g}" for p in chip.paths.values())
+    assert arrow_labels(fig) == expected
+    for src, dst in chip.paths:
+        assert f"{src} to {dst} " in fig.alt_text
+    for space, size in chip.buffers.items():
+        shown = [t.get_text().split() for t in visible_texts(fig)]
+        assert [space, str(size // KIB), "KiB"] in shown
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_labels_of_the_map_do_not_overlap(name: str) -> None:
+    fig = fig_core_map((name,))
+    canvas = FigureCanvasAgg(fig)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    extents = [(t.get_text(), t.get_window_extent(renderer)) for t in visible_texts(fig)]
+    for index, (text, box) in enumerate(extents):
+        assert box.x0 >= 0, text
+        assert box.x1 <= fig.bbox.x1, text
+        for other_text, other in extents[index + 1 :]:
+            assert not box.overlaps(other), f"{text!r} covers {other_text!r}"
+
+
+def test_map_of_an_edited_chip_file_shows_the_new_path(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    fact = '{ value = %s, source = "TEAM", trust = "assumed" }'
+    file.write_text(
+        'name = "Mine"\nsummary = "s"\ncombined = true\nbase = "Ascend910A"\n'
+        '[path."L0C->L0A"]\npipe = "FIX"\nunit = "core"\n'
+        f"rate_bytes_per_cycle = {fact % 77}\nstartup_cycles = {fact % 10}\n"
+        f"latency_cycles = {fact % 0}\nenergy_pj_per_byte = {fact % 1}\n",
+        encoding="utf-8",
+    )
+    assert "FIX 77" in arrow_labels(fig_core_map((str(file),)))
+    assert "one path, pipe FIX" in fig_core_path(str(file), "L0C", "L0A").alt_text
+
+
+def test_queues_of_coupled_and_split_cores() -> None:
+    coupled, split = load_chip("Ascend910A"), load_chip("Ascend910B2")
+    assert unit_pipes(coupled, "core") == ["V", "M", "MTE1", "MTE2", "MTE3"]
+    assert unit_pipes(split, "cube") == ["M", "MTE1", "MTE2", "FIX"]
+    assert unit_pipes(split, "vector") == ["V", "MTE2", "MTE3"]
+
+
+# -- one path, or a chain of them -----------------------------------------------------------------
+def simulated_cost(chip: Chip, src: str, dst: str, size_bytes: int) -> tuple[int, int]:
+    """Occupied and latency cycles of one move as the simulator charges it."""
+    k = KernelBuilder("move", chip)
+    elements = size_bytes // 2
+    ends = [
+        k.tensor(f"t{i}", "fp16", elements)
+        if space == "GM"
+        else k.buffer(f"b{i}", space, "fp16", elements)
+        for i, space in enumerate((src, dst))
+    ]
+    if dst in ("L0A", "L0B"):
+        shape: tuple[int, ...] = (size_bytes // 512, 16, 16)
+        k.load2d(ends[1].region(0, shape), ends[0].region(0, shape))
+    elif chip.path(src, dst).pipe == "FIX":
+        k.fixpipe(ends[1].region(), ends[0].region())
+    else:
+        k.copy(ends[1].region(), ends[0].region())
+    program = k.finish()
+    instruction = next(i for i, _ in program.instructions())
+    cost = instruction_cost(chip, instruction, Surroundings())
+    assert simulate(program, chip).cycles >= cost.occupancy_cycles
+    return cost.occupancy_cycles, cost.latency_cycles
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_cycles_on_the_map_are_the_simulators(name: str) -> None:
+    chip = load_chip(name)
+    for src, dst in chip.paths.keys() - {("GM", "L0A"), ("GM", "L0B")}:
+        for size_bytes in (512, 3072, 4096):
+            if dst == "BT" and size_bytes > chip.buffers["BT"]:
+                continue
+            move = move_over(chip, (src, dst), size_bytes)
+            expected = simulated_cost(chip, src, dst, size_bytes)
+            assert (move.occupied_cycles, move.latency_cycles) == expected, (src, dst)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_route_is_the_shortest_legal_chain(name: str) -> None:
+    chip = load_chip(name)
+    spaces = ["GM", *chip.buffers]
+    for src, dst in product(spaces, spaces):
+        chains = [
+            (src, *middle, dst)
+            for count in range(len(spaces))
+            for middle in permutations([s for s in spaces if s not in (src, dst)], count)
+        ]
+        legal = [
+            list(pairwise(chain))
+            for chain in chains
+            if all(hop in chip.paths for hop in pairwise(chain))
+        ]
+        if not legal:
+            with pytest.raises(PathError, match=f"{src}->{dst}"):
+                find_route(chip, src, dst, KIB)
+            continue
+        found = find_route(chip, src, dst, KIB)
+        assert [move.hop for move in found] in legal
+        hops = min(len(chain) for chain in legal)
+        assert len(found) == hops
+        best = min(
+            sum(move_over(chip, hop, KIB).occupied_cycles for hop in chain)
+            for chain in legal
+            if len(chain) == hops
+        )
+        assert sum(move.occupied_cycles for move in found) == best
+
+
+def test_path_figure_answers_in_its_title_and_alt_text() -> None:
+    direct = fig_core_path("Ascend910A", "L1", "L0A", 32)
+    cycles = 10 + 32 * KIB // 512
+    assert f"= {cycles} cycles" in direct.alt_text
+    assert "one path, pipe MTE1" in direct.alt_text
+    detour = fig_core_path("Ascend910B2", "UB", "L0A", 32)
+    assert "no path, 3 moves" in detour.alt_text
+    assert sum(arrow_labels(detour).values()) == 3
+
+
+def test_path_figure_refuses_what_does_not_fit_or_does_not_exist() -> None:
+    with pytest.raises(CapacityError, match="64 KiB"):
+        fig_core_path("Ascend910A", "L1", "L0A", 68)
+    with pytest.raises(PathError, match="BT"):
+        fig_core_path("Ascend910A", "L1", "BT", 1)
+    with pytest.raises(PathError, match="L0A->UB"):
+        fig_core_path("Ascend910A", "L0A", "UB", 1)
+
+
+# -- the checks of the exercises ---------------------------------------------------------------
+def img2col_unpadded(*case: object) -> object:
+    hops = chapter02.img2col_hops(*case)  # type: ignore[arg-type]
+    src, dst, pipe, size = hops[1]
+    return [hops[0], (src, dst, pipe, size - 32)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda *case: [], "list of tuples"),
+        (lambda *case: [("GM", "L1")], "list of tuples"),
+        (lambda *case: [("GM", "L0A", "MTE2", 4608)], "nothing unfolds"),
+        (lambda *case: [("GM", "L1", "MTE1", 1152)], "not a path of pipe MTE1"),
+        (lambda *case: [("L1", "GM", "MTE1", 1152)], "no path L1->GM"),
+        (lambda *case: [("L1", "L0A", "MTE1", 4608)], "starts in GM"),
+        (img2col_unpadded, "bytes cross L1->L0A"),
+    ],
+)
+def test_wrong_routes_get_a_hint(answer: object, hint: str) -> None:
+    result = check_ex_02_1(answer)
+    assert not result.passed
+    assert hint in result.message
+
+
+def relu(
+    tiles: int, *, opening: bool = True, closing: bool = True, barrier: bool = False
+) -> object:
+    k = KernelBuilder("relu", load_chip("Toy"))
+    x, y = k.tensor("x", "fp16", 256 * tiles), k.tensor("y", "fp16", 256 * tiles)
+    tile = k.buffer("tile", "UB", "fp16", 256).region(0, (2, 128))
+    if opening and not barrier:
+        k.set_flag("MTE3", "MTE2", 0)
+    with k.loop("i", tiles) as i:
+        if not barrier:
+            k.wait_flag("MTE3", "MTE2", 0)
+        k.copy(tile, x.region(i * 256, (2, 128)))
+        k.set_flag("MTE2", "V", 0)
+        k.wait_flag("MTE2", "V", 0)
+        k.vector("vrelu", tile, tile)
+        k.set_flag("V", "MTE3", 0)
+        k.wait_flag("V", "MTE3", 0)
+        k.copy(y.region(i * 256, (2, 128)), tile)
+        if barrier:
+            k.barrier()
+        else:
+            k.set_flag("MTE3", "MTE2", 0)
+    if closing and not barrier:
+        k.wait_flag("MTE3", "MTE2", 0)
+    return k.finish()
+
+
+def relu_with_a_queue(tiles: int) -> object:
+    k = KernelBuilder("relu", load_chip("Toy"))
+    x, y = k.tensor("x", "fp16", 256 * tiles), k.tensor("y", "fp16", 256 * tiles)
+    loads = k.queue("loads", "UB", "fp16", 256, src="MTE2", dst="V")
+    stores = k.queue("stores", "UB", "fp16", 256, src="V", dst="MTE3")
+    with k.loop("i", tiles) as i:
+        k.copy(loads.alloc().region(), x.region(i * 256, 256))
+        loads.enqueue()
+        source, target = loads.dequeue(), stores.alloc()
+        k.vector("vrelu", target.region(0, (2, 128)), source.region(0, (2, 128)))
+        loads.free()
+        stores.enqueue()
+        k.copy(y.region(i * 256, 256), stores.dequeue().region())
+        stores.free()
+    return k.finish()
+
+
+@pytest.mark.parametrize("answer", [relu, relu_with_a_queue])
+def test_programs_that_keep_all_orders_pass(answer: object) -> None:
+    assert check_ex_02_2(answer).passed
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda tiles: relu(tiles, opening=False), "deadlock"),
+        (lambda tiles: relu(tiles, closing=False), "leak"),
+        (lambda tiles: relu(tiles, barrier=True), "barrier"),
+        (lambda tiles: str(relu(tiles)), "Program"),
+        (lambda tiles: relu(2), "raised|cannot be judged|elements"),
+    ],
+)
+def test_wrong_programs_get_a_hint(answer: object, hint: str) -> None:
+    result = check_ex_02_2(answer)
+    assert not result.passed
+    assert any(part in result.message for part in hint.split("|")), result.message
+
+
+def test_largest_k_leaves_room_for_two_and_not_for_one_block_more() -> None:
+    for name, dtype, m, n in product(PRESETS, ("fp16", "int8"), (16, 64, 128), (16, 128, 256)):
+        chip, (itemsize, c0) = load_chip(name), {"fp16": (2, 16), "int8": (1, 32)}[dtype]
+        k = chapter02.largest_k(name, dtype, m, n)
+        if 4 * m * n > chip.buffers["L0C"]:
+            assert k == 0
+            continue
+        fits = [
+            2 * itemsize * m * depth <= chip.buffers["L0A"]
+            and 2 * itemsize * depth * n <= chip.buffers["L0B"]
+            for depth in (k, k + c0)
+        ]
+        assert fits == [True, False]
+        assert k % c0 == 0
+        if k:
+            builder = KernelBuilder("two", chip)
+            builder.buffer("a", "L0A", dtype, m * k, slots=2)
+            builder.buffer("b", "L0B", dtype, k * n, slots=2)
+            builder.buffer("c", "L0C", "int32", m * n)
+
+
+def test_single_buffer_answer_fails() -> None:
+    def single(name: str, dtype: str, m: int, n: int) -> int:
+        return 2 * chapter02.largest_k(name, dtype, m, n)
+
+    result = check_ex_02_3(single)
+    assert not result.passed
+    assert "expected 64" in result.message

@@ -1,0 +1,348 @@
+"""Gantt charts, the figures of the overlap chapter, and its two coded exercises."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_04_2, check_ex_04_3
+from ascend_lab.checks.chapter04 import _ping_pong, max_plus_product
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import CapacityError, SimulationError
+from ascend_lab.figures.gantt import (
+    FLOW,
+    WindowError,
+    describe,
+    fig_gantt,
+    pipes_of,
+    work_pieces,
+)
+from ascend_lab.figures.overlap import (
+    fig_buffer_depths,
+    fig_circuits,
+    fig_more_buffers,
+    fig_overlap,
+    steady_cycles,
+)
+from ascend_lab.figures.style import PIPE_STYLE
+from ascend_lab.isa import KernelBuilder, Program
+from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.sim import Timeline, simulate
+
+TOY = load_chip("Toy")
+TILE = 2048
+
+
+def with_latency(cycles: int) -> Chip:
+    memory = replace(TOY.device_memory, latency_cycles=cycles, rate_bytes_per_s=2e11)
+    return replace(TOY, device_memory=memory, l2=replace(TOY.l2, latency_cycles=0))
+
+
+QUIET, FAR = with_latency(0), with_latency(200)
+
+
+def work(chip: Chip, degrees: Sequence[int] = (3,), depth: int = 2, rounds: int = 8) -> Program:
+    """Load, `degree` pairs of vector instructions, store: the chapter's kernel in short."""
+    k = KernelBuilder("work", chip)
+    size = rounds * len(degrees) * TILE
+    x, y = k.tensor("x", "fp16", size), k.tensor("y", "fp16", size)
+    x_in = k.queue("x_in", "UB", "fp16", TILE, src="MTE2", dst="V", depth=depth)
+    y_out = k.queue("y_out", "UB", "fp16", TILE, src="V", dst="MTE3", depth=depth)
+    with k.loop("i", rounds) as i:
+        for j, degree in enumerate(degrees):
+            at = (i * len(degrees) + j) * TILE
+            k.copy(x_in.alloc().region(), x.region(at, TILE))
+            x_in.enqueue()
+            a = x_in.dequeue().region(0, (TILE // 128, 128))
+            b = y_out.alloc().region(0, (TILE // 128, 128))
+            for step in range(degree):
+                k.vector("vmul", b, b if step else a, a)
+                k.vector("vadds", b, b, scalar=1.0)
+            x_in.free()
+            y_out.enqueue()
+            k.copy(y.region(at, TILE), y_out.dequeue().region())
+            y_out.free()
+    return k.finish()
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    return simulate(work(FAR), FAR)
+
+
+# --- Gantt ----------------------------------------------------------------------------------------
+
+
+def bars(ax: Any) -> list[tuple[int, float, float, tuple[float, ...]]]:
+    """Return (row, start, end, colour) of every bar in the axes."""
+    return [
+        (round(p.get_y() + p.get_height() / 2), p.get_x(), p.get_x() + p.get_width(), p.get_fc())
+        for p in ax.patches
+    ]
+
+
+def test_rows_follow_the_data_and_know_every_pipe(timeline: Timeline) -> None:
+    assert set(FLOW) == set(PIPE_STYLE)
+    assert pipes_of([timeline]) == ["MTE2", "V", "MTE3"]
+    (ax,) = fig_gantt(timeline).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["MTE2", "V", "MTE3"]
+
+
+def test_bars_are_the_spans_and_stalls_look_different(timeline: Timeline) -> None:
+    (ax,) = fig_gantt(timeline, critical=False).axes
+    drawn = bars(ax)
+    for row, pipe in enumerate(pipes_of([timeline])):
+        spans = [s for s in timeline.spans if s.pipe == pipe]
+        worked = {(s.start, s.end) for s in spans if "flag" not in s.name}
+        stalled = {(s.start, s.start + s.stall_cycles) for s in spans if s.stall_cycles}
+        own = [bar for bar in drawn if bar[0] == row]
+        assert {bar[1:3] for bar in own} == worked | stalled
+        colours = [{bar[3] for bar in own if bar[1:3] in kind} for kind in (worked, stalled)]
+        assert len(colours[0]) == len(colours[1]) == 1
+        assert colours[0] != colours[1]
+
+
+def test_the_critical_path_is_drawn_and_can_be_left_out(timeline: Timeline) -> None:
+    def longest(critical: bool) -> Any:
+        (ax,) = fig_gantt(timeline, critical=critical).axes
+        return max((line.get_xdata() for line in ax.lines), key=len)
+
+    path = timeline.critical_path
+    assert list(longest(True)) == [x for s in path for x in (s.start + s.stall_cycles, s.end)]
+    assert len(longest(False)) == 2
+
+
+def test_pieces_of_work_count_the_tiles(timeline: Timeline) -> None:
+    for pipe in ("MTE2", "V", "MTE3"):
+        pieces = work_pieces(timeline, pipe)
+        assert len(pieces) == 8
+        assert sum(end - start for start, end in pieces) == timeline.busy_cycles[pipe]
+    (ax,) = fig_gantt(timeline).axes
+    assert sorted(text.get_text() for text in ax.texts) == sorted("01234567" * 3)
+    assert not fig_gantt(timeline, numbers=False).axes[0].texts
+
+
+def test_a_window_cuts_and_an_impossible_one_is_refused(timeline: Timeline) -> None:
+    (ax,) = fig_gantt(timeline, window=(500, 900)).axes
+    assert ax.get_xlim() == (500, 900)
+    assert all(end > 500 and start < 900 for _, start, end, _ in bars(ax))
+    for window in ((-1, 5), (7, 7), (9, 3), (timeline.cycles, timeline.cycles + 9)):
+        with pytest.raises(WindowError, match=str(timeline.cycles)):
+            fig_gantt(timeline, window=window)
+
+
+def test_the_description_has_the_numbers_of_the_window() -> None:
+    one = simulate(work(QUIET, depth=1, rounds=1), QUIET)
+    load = work_pieces(one, "MTE2")[0]
+    assert "MTE2 works 100%, V works 0%, MTE3 works 0%" in describe(one, load)
+    assert f"of {one.cycles}" in fig_gantt(one).alt_text
+    (_, flag), cycles = next(iter(one.stalls.items()))
+    assert f"for {flag}, {cycles} cycles" in describe(one)
+
+
+def test_latency_is_drawn_behind_the_load() -> None:
+    """The dotted line covers the cycles between the end of a load and its flag."""
+
+    def dotted(chip: Chip) -> set[int]:
+        (ax,) = fig_gantt(simulate(work(chip), chip), critical=False).axes
+        pairs = [line.get_xdata() for line in ax.lines if line.get_ydata()[0] < 0]
+        return {round(x[1] - x[0]) for x in pairs}
+
+    assert dotted(QUIET) == set()
+    assert dotted(FAR) == {200}
+
+
+def test_barriers_are_neither_work_nor_stalls() -> None:
+    k = KernelBuilder("fenced", TOY)
+    slot = k.buffer("slot", "UB", "fp16", 1024)
+    k.copy(slot.region(), k.tensor("x", "fp16", 1024).region())
+    k.barrier()
+    k.vector("vrelu", slot.region(0, (8, 128)), slot.region(0, (8, 128)))
+    run = simulate(k.finish(), TOY)
+    assert len(work_pieces(run, "MTE2")) == len(work_pieces(run, "V")) == 1
+    legend = fig_gantt(run).legends[0].get_texts()
+    assert "barrier" in [text.get_text() for text in legend]
+
+
+def test_many_bars_are_joined_to_keep_drawing_fast() -> None:
+    run = simulate(work(QUIET, rounds=1500), QUIET)
+    (ax,) = fig_gantt(run, critical=False).axes
+    spans = sum("flag" not in s.name or s.stall_cycles > 0 for s in run.spans)
+    assert 3 <= len(ax.patches) < spans / 10
+
+
+def test_too_many_instructions_are_refused() -> None:
+    huge = simulate(work(QUIET, rounds=50_000), QUIET)
+    with pytest.raises(SimulationError, match="smaller shape"):
+        fig_gantt(huge)
+
+
+def test_all_pipes_have_a_row_in_a_matrix_kernel() -> None:
+    run = simulate(gemm_launch(GemmShape(64, 64, 64), TOY), TOY)
+    (ax,) = fig_gantt(run).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == pipes_of([run])
+    assert {"MTE2", "MTE1", "M"} <= set(pipes_of([run]))
+
+
+# --- figures of the chapter -----------------------------------------------------------------------
+
+
+def test_panels_share_time_and_tell_every_run() -> None:
+    runs = {f"{d} slots": simulate(work(QUIET, depth=d), QUIET) for d in (1, 2, 3)}
+    fig = fig_buffer_depths(runs)
+    assert len({ax.get_xlim() for ax in fig.axes}) == 1
+    assert fig.axes[0].get_xlim()[1] == max(run.cycles for run in runs.values())
+    for label, run in runs.items():
+        assert f"{label} {run.cycles} cycles" in fig.alt_text
+    assert len(fig_buffer_depths({"one": runs["1 slots"]}, critical=True).axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("times", "slowest"),
+    [((300, 100, 0, 0, 2), "load"), ((100, 300, 50, 9, 2), "compute"), ((9, 9, 90, 0, 3), "slots")],
+)
+def test_the_slowest_circuit_is_bold(times: tuple[int, ...], slowest: str) -> None:
+    fig = fig_circuits(*times)
+    assert fig.alt_text.endswith(f"The slowest is {slowest}.")
+    bold = [t.get_text() for t in fig.axes[0].texts if t.get_fontweight() == "bold"]
+    load, compute, _, _, buffers = times
+    rate = {"load": load, "compute": compute, "slots": sum(times[:4]) / buffers}[slowest]
+    assert [text for text in bold if text.endswith(f"= {rate:.4g} cycles a tile")]
+    tokens = [line for line in fig.axes[0].lines if line.get_marker() == "o"]
+    assert len(tokens) == 2 + buffers
+
+
+@pytest.mark.parametrize("chip", [QUIET, FAR], ids=["quiet", "far"])
+@pytest.mark.parametrize("degree", [1, 3, 6])
+def test_d_buffers_give_at_most_a_factor_d(chip: Chip, degree: int) -> None:
+    one = steady_cycles(work, chip, (degree,), 1, rounds=12)
+    before = one
+    for depth in (2, 3, 4):
+        now = steady_cycles(work, chip, (degree,), depth, rounds=12)
+        assert one / depth <= now <= before
+        before = now
+
+
+def test_full_gain_of_the_second_buffer_means_that_a_third_pays() -> None:
+    """The chapter's rule, on programs from latency-bound to compute-bound."""
+    seen = set()
+    for degree in range(1, 9):
+        one, two, three = (steady_cycles(work, FAR, (degree,), d, rounds=12) for d in (1, 2, 3))
+        assert (one / two == 2.0) == (three < two)
+        seen.add(three < two)
+    assert seen == {True, False}
+
+
+def test_more_buffers_figure_draws_what_was_simulated() -> None:
+    fig = fig_more_buffers(work, {"quiet": QUIET, "far": FAR}, degrees=(1, 3), depths=(2, 3))
+    assert [ax.get_title() for ax in fig.axes] == ["quiet", "far"]
+    one, three = (steady_cycles(work, FAR, (1,), d) for d in (1, 3))
+    curves = [line for line in fig.axes[1].lines if len(line.get_xdata()) == 2]
+    assert any(line.get_ydata()[0] == pytest.approx(one / three) for line in curves)
+    assert "far, 3 buffers" in fig.alt_text
+    assert len(fig_more_buffers(work, {"quiet": QUIET}, degrees=(1, 2), depths=(2,)).axes) == 1
+
+
+def test_overlap_figure_answers_to_every_slider() -> None:
+    texts = {fig_overlap(work, QUIET).alt_text}
+    for change in ({"degree": 5}, {"buffers": 1}, {"latency_cycles": 300}, {"tiles": 5}):
+        texts.add(fig_overlap(work, QUIET, **change).alt_text)
+    assert len(texts) == 5
+    with pytest.raises(CapacityError, match="UB"):
+        fig_overlap(work, QUIET, buffers=5)
+
+
+# --- exercises ------------------------------------------------------------------------------------
+
+
+def kernel(
+    *, prologue: bool = True, last_wait: int | None = None, fence: bool = False, relu: bool = True
+) -> Callable[[int], Program]:
+    """Return a ping-pong builder with one thing changed."""
+
+    def build(pairs: int) -> Program:
+        k = KernelBuilder("ping_pong", TOY)
+        x, y = (k.tensor(name, "fp16", 2 * pairs * 1024) for name in "xy")
+        slots = [k.buffer(f"slot{s}", "UB", "fp16", 1024) for s in (0, 1)]
+        for s in (0, 1) if prologue else ():
+            k.set_flag("MTE3", "MTE2", s)
+        with k.loop("i", pairs) as i:
+            for s, slot in enumerate(slots):
+                at, lanes = (2 * i + s) * 1024, slot.region(0, (8, 128))
+                k.wait_flag("MTE3", "MTE2", s)
+                k.copy(slot.region(), x.region(at, 1024))
+                k.set_flag("MTE2", "V", s)
+                k.wait_flag("MTE2", "V", s)
+                k.vector("vrelu" if relu else "vabs", lanes, lanes)
+                k.set_flag("V", "MTE3", s)
+                k.wait_flag("V", "MTE3", s if last_wait is None else last_wait)
+                k.copy(y.region(at, 1024), slot.region())
+                k.set_flag("MTE3", "MTE2", s)
+                if fence:
+                    k.barrier()
+        for s in (0, 1) if prologue else ():
+            k.wait_flag("MTE3", "MTE2", s)
+        return k.finish()
+
+    return build
+
+
+def test_a_repaired_kernel_passes() -> None:
+    assert check_ex_04_2(kernel())
+    assert check_ex_04_2(_ping_pong, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (kernel(prologue=False), "deadlock"),
+        (kernel(last_wait=0), "deadlock"),
+        (kernel(fence=True), "overlap"),
+        (kernel(relu=False), "relu"),
+        (lambda pairs: None, "Program"),
+        (lambda pairs: work(TOY), "tensors x and y"),
+        (lambda pairs: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_told_why(wrong: Callable[[int], Any], words: str) -> None:
+    result = check_ex_04_2(wrong)
+    assert not result
+    assert words in result.message
+
+
+def squaring(product: Any, a: Any, n: int) -> Any:
+    if n == 1:
+        return a
+    even = squaring(product, product(a, a), n // 2)
+    return product(even, a) if n % 2 else even
+
+
+def stepping(product: Any, a: Any, n: int) -> Any:
+    out = a
+    for _ in range(n - 1):
+        out = product(out, a)
+    return out
+
+
+def test_a_power_must_be_right_and_cheap() -> None:
+    for seed in (1, 2, 3):
+        assert check_ex_04_3(squaring, seed=seed)
+    slow = check_ex_04_3(stepping)
+    assert not slow
+    assert "63 products" in slow.message
+    for wrong in (lambda product, a, n: n * a, lambda product, a, n: None):
+        assert not check_ex_04_3(wrong)
+
+
+def test_max_plus_product_is_the_longest_path() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 99, (2, 4, 4)).astype(float)
+    c = max_plus_product(a, b)
+    for i in range(4):
+        for j in range(4):
+            assert c[i, j] == max(a[i, k] + b[k, j] for k in range(4))
+    one = np.full((4, 4), -np.inf)
+    np.fill_diagonal(one, 0.0)
+    assert (max_plus_product(one, a) == a).all()

@@ -1,0 +1,105 @@
+"""The trace export: the Chrome trace schema that Perfetto and MindStudio Insight read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.isa import KernelBuilder, Program
+from ascend_lab.sim import Timeline, simulate, trace_events, write_trace
+
+CHIP = load_chip("Toy")
+TILE = 1024
+TILES = 5
+
+
+def relu(depth: int = 2) -> Program:
+    k = KernelBuilder("relu", CHIP)
+    x, y = (k.tensor(name, "fp16", TILE * TILES) for name in "xy")
+    x_in = k.queue("x_in", "UB", "fp16", TILE, src="MTE2", dst="V", depth=depth)
+    y_out = k.queue("y_out", "UB", "fp16", TILE, src="V", dst="MTE3", depth=depth)
+    with k.loop("i", TILES) as i:
+        k.copy(x_in.alloc().region(), x.region(i * TILE, TILE))
+        x_in.enqueue()
+        slot, out = x_in.dequeue(), y_out.alloc()
+        k.vector("vrelu", out.region(0, (8, 128)), slot.region(0, (8, 128)))
+        x_in.free()
+        y_out.enqueue()
+        k.copy(y.region(i * TILE, TILE), y_out.dequeue().region())
+        y_out.free()
+    return k.finish()
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    return simulate(relu(), CHIP)
+
+
+def test_every_event_keeps_the_schema(timeline: Timeline) -> None:
+    """Fields and types: Trace Event Format, 'Complete Events' and 'Metadata Events'."""
+    for event in trace_events(timeline):
+        assert set(event) >= {"name", "ph", "pid", "tid", "args"}
+        assert isinstance(event["name"], str) and event["name"]
+        assert type(event["pid"]) is int and type(event["tid"]) is int
+        assert isinstance(event["args"], dict)
+        assert event["ph"] in {"M", "X"}
+        if event["ph"] == "X":
+            assert isinstance(event["cat"], str)
+            assert event["ts"] >= 0 and event["dur"] >= 0
+        else:
+            assert event["name"] in {"process_name", "thread_name", "thread_sort_index"}
+
+
+def test_threads_are_the_pipes_and_the_process_names_the_chip(timeline: Timeline) -> None:
+    events = trace_events(timeline)
+    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(threads.values()) == list(timeline.compiled.pipes)
+    (process,) = [e for e in events if e["name"] == "process_name"]
+    assert CHIP.name in process["args"]["name"]
+
+
+def test_one_event_an_instruction_with_its_times_in_microseconds(timeline: Timeline) -> None:
+    drawn = [e for e in trace_events(timeline) if e["ph"] == "X"]
+    assert len(drawn) == len(timeline.spans) == relu().event_count
+    for event, span in zip(drawn, timeline.spans, strict=True):
+        assert event["args"]["start_cycle"] == span.start
+        assert event["ts"] == pytest.approx(span.start / CHIP.clock_hz * 1e6)
+        assert event["dur"] == pytest.approx((span.end - span.start) / CHIP.clock_hz * 1e6)
+    assert max(e["ts"] + e["dur"] for e in drawn) <= timeline.cycles / CHIP.clock_hz * 1e6 + 1e-9
+
+
+def test_events_of_one_pipe_do_not_overlap(timeline: Timeline) -> None:
+    ends: dict[int, float] = {}
+    for event in trace_events(timeline):
+        if event["ph"] == "X":
+            assert event["ts"] >= ends.get(event["tid"], 0.0) - 1e-9
+            ends[event["tid"]] = event["ts"] + event["dur"]
+    assert len(ends) == len(timeline.compiled.pipes)
+
+
+def test_stalls_say_how_long_and_for_which_flag(timeline: Timeline) -> None:
+    waits = [e for e in trace_events(timeline) if e.get("cat") == "stall"]
+    assert sum(e["args"]["stall_cycles"] for e in waits) == sum(timeline.stalls.values()) > 0
+    for event in waits:
+        assert event["name"] == f"wait_flag {event['args']['waits_for']}"
+
+
+def test_the_file_is_strict_json_with_the_same_events(timeline: Timeline, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    write_trace(timeline, file)
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"{name} is no JSON")
+
+    data = json.loads(file.read_text("utf-8"), parse_constant=refuse)
+    assert data["traceEvents"] == trace_events(timeline)
+    assert data["displayTimeUnit"] in {"ms", "ns"}
+
+
+def test_a_file_that_cannot_be_written_is_an_input_error(
+    timeline: Timeline, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="check path"):
+        write_trace(timeline, tmp_path / "missing" / "trace.json")
