@@ -100,7 +100,7 @@ def site() -> Iterator[str]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 1600})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(10_000)
     yield context.new_page()
     context.close()
 
@@ -140,6 +140,8 @@ def check_widgets(page: Page) -> None:
             "[...document.querySelectorAll('.widget-subarea')].every("
             "area => area.querySelector('.jupyter-widgets')?.getBoundingClientRect().height > 4)"
         )
+        # Icon fonts load when an icon is drawn, which is a matter of chance; ask for all of them.
+        page.evaluate("Promise.all([...document.fonts].map(font => font.load()))")
 
 
 def check_images(page: Page) -> None:

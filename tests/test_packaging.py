@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import tomllib
 import venv
 import zipfile
@@ -21,14 +22,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 CHIPS = {"Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy"}
 
 
-def run(*command: object) -> str:
+def run(*command: object, cwd: Path = Path(ROOT.anchor)) -> str:
     """Run a command outside the checkout and return what it printed."""
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT.anchor,
+        cwd=cwd,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -125,6 +126,23 @@ def test_the_command_line_times_a_matmul(scripts: Path) -> None:
     assert all(0 <= share <= 1 for share in answer["busy"].values())
     assert answer["cycles"] > 0
     assert answer["tflops"] * 1e12 == pytest.approx(2 * 256**3 / answer["time_s"])
+
+
+def test_what_the_readme_shows_runs(scripts: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
+    lines = re.findall(r"^ascend-lab (.+)$", text, re.MULTILINE)
+    assert {line.split()[0] for line in lines} == {"chips", "gemm", "conv", "run-kernel"}
+    for line in lines:
+        assert run(scripts / "ascend-lab", *line.split(), cwd=tmp_path)
+    assert (tmp_path / "gemm.json").exists()
+    (program,) = re.findall(r"^```python\n(from .+?)^```", text, re.MULTILINE | re.DOTALL)
+    assert "bound_by" in program
+    assert re.match(r"\d+ \w+ \{", run(python_in(scripts), "-c", program))
+    (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)
+    kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
+    assert textwrap.indent(heart, "    ") in kernel
 
 
 def test_the_version_is_the_same_everywhere() -> None:

@@ -101,7 +101,7 @@ def _missing(chip: Chip, side: int) -> str | None:
 
 
 def check_ex_03_2(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(m, k, n, tile_m, tile_n)`: bytes (into L0A, into L0B, into L1) of a tiled matmul."""
+    """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
 
     def make_case(rng: np.random.Generator) -> Case:
         m, k, n = (int(side) for side in rng.integers(1, 300, 3))
@@ -144,9 +144,7 @@ def check_ex_03_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
         {**shape, "l2_bytes": live - 1},
         {**shape, "m": 128, "l2_bytes": live - 1},
     ]
-    return check_property(
-        "ex_03_3", fn, _judge_passes, make_case, edge_cases=edge_cases, seed=seed
-    )
+    return check_property("ex_03_3", fn, _judge_passes, make_case, edge_cases=edge_cases, seed=seed)
 
 
 def _judge_passes(got: Any, case: Case) -> str | None:

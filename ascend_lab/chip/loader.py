@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -11,27 +10,14 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any
 
-from ascend_lab.chip.model import Chip, Fact, Link, Memory, Path, VectorCost
+from ascend_lab.chip.model import Chip, Link, Memory, Path, VectorCost
+from ascend_lab.chip.reader import Reader
 from ascend_lab.errors import ChipError
 
 PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
-# Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
-LIMITS = {
-    "hz": 1e10,
-    "bytes": 1e14,
-    "rate_bytes_per_cycle": 1e5,
-    "rate_bytes_per_s": 1e14,
-    "cycles": 1e5,
-    "s": 1.0,
-    "count": 4096,
-    "w": 1e4,
-    "energy_pj_per_byte": 1e5,
-}
-ZERO_ALLOWED = ("_cycles", "latency_s", "overhead_s")
-VALUE_KEYS = {"value", "source", "trust"}
 PATH_KEYS = {"pipe", "unit", "rate_bytes_per_cycle", "startup_cycles", "latency_cycles"}
 PATH_KEYS |= {"energy_pj_per_byte"}
 SECTIONS = {
@@ -49,66 +35,6 @@ LINK_KEYS = {"rate_bytes_per_s", "latency_s", "count"}
 OPTIONAL = {"power", "power.typical_w", "link", "base"}
 
 
-class _Reader:
-    """Walks the parsed file, checks as it reads, and remembers every fact."""
-
-    def __init__(self, file: str, data: dict[str, Any]) -> None:
-        self.file, self.data = file, data
-        self.facts: dict[str, Fact] = {}
-        self.sources: dict[str, str] = data.get("sources", {})
-
-    def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
-        return ChipError(f"{self.file}: {key} needs {needed}", repr(got), remedy)
-
-    def table(self, key: str, known: set[str] | None = None) -> dict[str, Any]:
-        """Return the table at dotted `key`; refuse unknown names in it."""
-        node: Any = self.data
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if not isinstance(node, dict):
-            raise self.fail(key, "a table", node, "copy the section from a preset chip file")
-        if known is not None:
-            for name in node:
-                if name not in known:
-                    raise self.fail(
-                        f"{key}.{name}",
-                        "a known key",
-                        name,
-                        f"known keys: {', '.join(sorted(known))}",
-                    )
-        return node
-
-    def number(self, key: str) -> float:
-        """Return the number at dotted `key`, finite, credible and with a known source."""
-        parent, _, leaf = key.rpartition(".")
-        entry = self.table(parent).get(leaf)
-        if not isinstance(entry, dict) or set(entry) != VALUE_KEYS:
-            raise self.fail(
-                key, '{value = ..., source = "...", trust = "..."}', entry, "give all three"
-            )
-        value, source, trust = entry["value"], entry["source"], entry["trust"]
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise self.fail(key, "a number", value, "write it without quotes")
-        zero_ok = any(leaf.endswith(z) for z in ZERO_ALLOWED)
-        if value < 0 or (value == 0 and not zero_ok):
-            raise self.fail(key, "a positive number", value, "check the sign and the unit")
-        limit = next((v for k, v in LIMITS.items() if leaf == k or leaf.endswith("_" + k)), 1e15)
-        if value > limit:
-            raise self.fail(key, f"at most {limit:g}", value, "check the unit in the key's name")
-        if trust not in ("published", "derived", "assumed"):
-            raise self.fail(key, "trust published, derived or assumed", trust, "choose one")
-        if source not in self.sources:
-            raise self.fail(key, "a source listed in [sources]", source, "add it to [sources]")
-        self.facts[key] = Fact(float(value), source, trust)
-        return float(value)
-
-    def integer(self, key: str) -> int:
-        value = self.number(key)
-        if value != int(value):
-            raise self.fail(key, "a whole number", value, "round it")
-        return int(value)
-
-
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
@@ -121,15 +47,24 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _cube(reader: _Reader) -> dict[str, tuple[int, int, int]]:
+def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
     shapes = {}
     for dtype in ("fp16", "int8"):
+        reader.table(f"cube.{dtype}", {"m", "k", "n"})
         sides = [reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn"]
         shapes[dtype] = (sides[0], sides[1], sides[2])
     return shapes
 
 
-def _paths(reader: _Reader) -> dict[tuple[str, str], Path]:
+def _sizes(reader: Reader, section: str) -> dict[str, int]:
+    sizes = {}
+    for name in reader.table(section, set(SPACES) - {"GM"}):
+        reader.table(f"{section}.{name}", {"size_bytes"})
+        sizes[name] = reader.integer(f"{section}.{name}.size_bytes")
+    return sizes
+
+
+def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
     paths = {}
     for name in reader.table("path"):
         src, arrow, dst = name.partition("->")
@@ -150,13 +85,14 @@ def _paths(reader: _Reader) -> dict[tuple[str, str], Path]:
             reader.integer(f"{key}.latency_cycles"),
             reader.number(f"{key}.energy_pj_per_byte"),
         )
-    for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B")):
+    drain = ("L0C", "UB" if reader.data["combined"] else "GM")
+    for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), drain):
         if needed not in paths:
             raise reader.fail(f"path.{'->'.join(needed)}", "an entry", None, "add the path")
     return paths
 
 
-def _memory(reader: _Reader, key: str) -> Memory:
+def _memory(reader: Reader, key: str) -> Memory:
     reader.table(key, MEMORY_KEYS)
     return Memory(
         reader.integer(f"{key}.size_bytes"),
@@ -166,7 +102,7 @@ def _memory(reader: _Reader, key: str) -> Memory:
     )
 
 
-def _links(reader: _Reader) -> dict[str, Link]:
+def _links(reader: Reader) -> dict[str, Link]:
     if "link" not in reader.data:
         return {}
     links = {}
@@ -181,9 +117,9 @@ def _links(reader: _Reader) -> dict[str, Link]:
     return links
 
 
-def _vector_costs(reader: _Reader) -> dict[str, VectorCost]:
+def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     costs = {}
-    for op in reader.table("vector_op"):
+    for op in reader.table("vector_op", set(tomllib.loads(_preset_text("common"))["vector_op"])):
         key = f"vector_op.{op}"
         reader.table(key, {"head_cycles", "slope_cycles", "tail_cycles"})
         head, slope, tail = (
@@ -195,7 +131,7 @@ def _vector_costs(reader: _Reader) -> dict[str, VectorCost]:
     return costs
 
 
-def _check_sections(reader: _Reader) -> None:
+def _check_sections(reader: Reader) -> None:
     known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
     known |= {"alignment", "path", "l2", "memory", "vector_op"}
     for name in reader.data:
@@ -213,13 +149,12 @@ def _check_sections(reader: _Reader) -> None:
 
 def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
-    reader = _Reader(file, data)
+    reader = Reader(file, data)
     _check_sections(reader)
-    buffers = {name: reader.integer(f"buffer.{name}.size_bytes") for name in reader.table("buffer")}
+    buffers = _sizes(reader, "buffer")
     for name in ("L1", "L0A", "L0B", "L0C", "UB"):
         if name not in buffers:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    align = {n: reader.integer(f"alignment.{n}.size_bytes") for n in reader.table("alignment")}
     power = reader.number("power.typical_w") if "power" in data else None
     cube = _cube(reader)
     energy = {d: reader.number(f"cube.{d}_energy_pj") for d in cube}
@@ -241,7 +176,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         event_ids=reader.integer("sync.event_ids_count"),
         launch_overhead_s=reader.number("launch.overhead_s"),
         buffers=MappingProxyType(buffers),
-        alignment=MappingProxyType(align),
+        alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(_paths(reader)),
         l2=_memory(reader, "l2"),
         device_memory=_memory(reader, "memory"),
@@ -257,7 +192,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
 def _parse(text: str, file: str) -> dict[str, Any]:
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ChipError(f"{file}: valid TOML", str(error), "mend that line") from error
     base = data.pop("base", None)
     if base is None:
@@ -290,7 +225,7 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
         )
     try:
         text = FilePath(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ChipError("a readable chip file", f"{name}: {error}", "check the path") from error
     return chip_from_dict(_parse(text, name), name)
 

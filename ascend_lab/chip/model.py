@@ -112,6 +112,10 @@ class Chip:
     facts: Mapping[str, Fact]
     sources: Mapping[str, str]
 
+    def __repr__(self) -> str:
+        """Return the name; `ascend-lab chips NAME` prints the numbers."""
+        return f"Chip({self.name!r})"
+
     def path(self, src: str, dst: str) -> Path:
         """Return the path src -> dst; raise `PathError` naming the paths that do exist."""
         found = self.paths.get((src, dst))

@@ -42,12 +42,12 @@ def chip_dict(chip: Chip) -> dict[str, Any]:
 def chip_table(chips: Iterable[Chip]) -> str:
     """Return one line per chip: cores, clock, fp16 peak, memory."""
     lines = [f"{'chip':<12} {'cores':>5} {'MHz':>6} {'fp16 TFLOPS':>12} {'memory GB/s':>12}  about"]
-    for chip in chips:
-        lines.append(
-            f"{chip.name:<12} {chip.core_count:>5} {chip.clock_hz / 1e6:>6.0f} "
-            f"{chip.peak_ops_per_s('fp16') / 1e12:>12.1f} "
-            f"{chip.device_memory.rate_bytes_per_s / 1e9:>12.1f}  {chip.summary}"
-        )
+    lines += [
+        f"{chip.name:<12} {chip.core_count:>5} {chip.clock_hz / 1e6:>6.0f} "
+        f"{chip.peak_ops_per_s('fp16') / 1e12:>12.1f} "
+        f"{chip.device_memory.rate_bytes_per_s / 1e9:>12.1f}  {chip.summary}"
+        for chip in chips
+    ]
     return "\n".join(lines)
 
 

@@ -71,11 +71,11 @@ def _stream_column(ax: Any, one: Run, peak: float, elements: int) -> None:
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.text(0, 1, one.machine, weight="bold", va="top")
     ax.text(0, 0.93, f"peak {peak:,.0f} ops/cycle", va="top", fontsize=8)
-    small = {"va": "top", "fontsize": 7.3, "family": "DejaVu Sans Mono"}
+    small = {"va": "top", "fontsize": 6.5, "family": "DejaVu Sans Mono"}
     for row, line in enumerate(one.stream):
         y = 0.82 - 0.09 * row
         ax.text(0, y, line.text, **small)
-        ax.text(0.97, y, f"x{line.count:,}", ha="right", color=BLUE, **small)
+        ax.text(1.0, y, f"x{line.count:,}", ha="right", color=BLUE, **small)
     left = 0.0
     for cause, look in CAUSES.items():
         width = getattr(one.bar, cause) / one.cycles

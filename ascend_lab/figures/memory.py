@@ -47,7 +47,7 @@ WIDGET_XLIM = (4.0, 2000.0)
 @styled
 def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> LabFigure:
     """Draw tiles of C to scale with the slices of A and B that one step of k brings in."""
-    fig, axes = new_figure(ncols=len(tiles), height_in=2.0)
+    fig, axes = new_figure(ncols=len(tiles), height_in=1.75)
     facts = []
     gap, thick = 8, 8
     tallest = max(m for m, _ in tiles)
@@ -64,7 +64,7 @@ def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> 
         ax.text(n / 2, m + 4, f"C: {m} × {n}", ha="center", va="top", fontsize=8)
         ax.text(n / 2, -gap - thick - 4, f"B: {n}", ha="center", va="bottom", fontsize=8)
         ax.text(-gap - thick - 4, m / 2, f"A: {m}", ha="right", va="center", fontsize=8)
-        ax.set(xlim=(-60, 262), ylim=(tallest + 26, -40), aspect="equal")
+        ax.set(xlim=(-60, 262), ylim=(tallest + 24, -38), aspect="equal")
         ax.axis("off")
         each = f"{m * n / (m + n):.3g}"
         ax.set_title(f"{m * n} MACs from {m + n} elements: {each} each", fontsize=8.5)
@@ -86,9 +86,7 @@ def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> LabFigure:
     return _nested(timelines, None)
 
 
-def _nested(
-    timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None
-) -> LabFigure:
+def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None) -> LabFigure:
     runs = list(timelines.values())
     if not runs or any(run.chip != runs[0].chip for run in runs):
         raise FigureError("rooflines need at least one timeline, all of one chip", str(len(runs)))
@@ -206,9 +204,7 @@ def fig_sharing(
     for label, level, rates, colour, marker, style in series:
         shared = chip.shared_rate_bytes_per_cycle(level, 1)
         ax.plot(n, np.minimum(n * port, shared), color=colour, linestyle=style, linewidth=1.2)
-        ax.plot(
-            cores, rates, marker, color=colour, markeredgecolor=INK, mew=0.8, label=label
-        )
+        ax.plot(cores, rates, marker, color=colour, markeredgecolor=INK, mew=0.8, label=label)
         facts.append(
             f"{label}: {rates[0]:.0f} bytes per cycle with {cores[0]} core, "
             f"{rates[-1]:.0f} with {cores[-1]}, where the formula gives "

@@ -156,7 +156,7 @@ def fig_more_buffers(
             many = [steady_cycles(kernel, chip, (g,), depth) for g in degrees]
             gain = [a / b for a, b in zip(one, many, strict=True)]
             ax.axhline(depth, color=colour, linewidth=0.6, linestyle="-", alpha=0.6)
-            size = 10 - 2 * depth  # curves coincide where a pipe is the limit: all must show
+            size = max(14 - 2.5 * depth, 2)  # curves coincide where a pipe is the limit
             ax.plot(ratios, gain, color=colour, marker=marker, markersize=size, label=str(depth))
             said.append(f"{label}, {depth} buffers: {min(gain):.2f} to {max(gain):.2f}")
         ax.set_title(label)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.isa.memory import Region
@@ -99,6 +101,10 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
     if ("scalar" in names) != (op in TAKES_SCALAR):
         wanted = "a scalar" if op in TAKES_SCALAR else "no scalar"
         raise ProgramError(f"{op}: {wanted}", str(instruction.attr("scalar", "none")), "mend it")
+    value = instruction.attr("scalar")
+    whole = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
+    if main.buffer.dtype in ("int8", "uint8", "int32") and not whole:
+        raise ProgramError(f"{op}: a whole scalar for {main.buffer.dtype}", str(value), "round it")
     lanes = main.elements // main.sizes[0]
     mask = instruction.attr("mask", 1)
     if not isinstance(mask, int) or not 0 < mask < 1 << lanes:

@@ -81,6 +81,6 @@ def energy_parts(timeline: Timeline) -> dict[str, float]:
         INTO_L0: sum(spent.pop(path, 0.0) for path in L0_PATHS),
         INTO_L1: spent.pop(("GM", "L1"), 0.0),
         INTO_L2: timeline.memory_bytes * chip.device_memory.energy_pj_per_byte,
-        "C leaves": sum(spent.values()),
+        "C out": sum(spent.values()),
     }
     return {place: total / timeline.macs for place, total in totals.items()}

@@ -108,7 +108,10 @@ class _Compiler:
         return self.step(pipe, WAIT, event, cost.occupancy_cycles, 0)
 
     def barrier(self, node: Instruction) -> list[int]:
-        """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone."""
+        """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone.
+
+        It waits for results to be visible too, so flags after it add no latency again.
+        """
         self.sources.append(node)
         count = len(self.pipes)
         pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
@@ -121,6 +124,7 @@ class _Compiler:
         out = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
         out += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
         cycles = self.chip.barrier_cycles
+        self.last_latency = [0] * count
         return out + [self.step(p, WORK, -1, cycles, 0) for p in range(count)]
 
 

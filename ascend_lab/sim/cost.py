@@ -64,9 +64,7 @@ def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
     steps = math.prod(
         -(-size // side) for size, side in zip(shape, chip.cube_shape(dtype), strict=True)
     )
-    return Cost(
-        chip.cube_head_cycles + steps, 0, math.prod(shape) * chip.mac_energy_pj[dtype]
-    )
+    return Cost(chip.cube_head_cycles + steps, 0, math.prod(shape) * chip.mac_energy_pj[dtype])
 
 
 def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:

@@ -21,6 +21,7 @@ from ascend_lab.isa.memory import Affine, Buffer, Region
 from ascend_lab.isa.program import Instruction, Launch, Program, as_launch
 from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.walk import first, interleave
+from ascend_lab.sim.vector_values import run_vector, store
 
 Values = NDArray[Any]
 NUMPY_TYPES: Mapping[str, Any] = {
@@ -39,9 +40,7 @@ class _Core:
 
     def __init__(self, chip: Chip, tensors: dict[str, Values]) -> None:
         self.tensors = tensors
-        self.spaces = {
-            name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()
-        }
+        self.spaces = {name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()}
 
     def view(self, region: Region, env: Mapping[str, int]) -> Values:
         """Return a NumPy view of the region's elements, shaped by its sizes."""
@@ -88,12 +87,14 @@ def execute(
         check_program(chip, part.program)
     rng = random.Random(seed)
     pick = first if seed is None else rng.choice
-    for part in launch.parts:
-        for binding in part.bindings:
-            core = _Core(chip, memory)
-            for instruction, env in interleave(part.program, dict(binding), pick):
-                action = _ACTIONS.get(instruction.op, _vector)
-                action(core, instruction, env)
+    # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
+    with np.errstate(all="ignore"):
+        for part in launch.parts:
+            for binding in part.bindings:
+                core = _Core(chip, memory)
+                for instruction, env in interleave(part.program, dict(binding), pick):
+                    action = _ACTIONS.get(instruction.op, _vector)
+                    action(core, instruction, env)
     shapes = {name: np.shape(value) for name, value in tensors.items()}
     return {n: v.reshape(shapes[n]) if n in shapes else v for n, v in memory.items()}
 
@@ -102,7 +103,10 @@ def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
     dtype = NUMPY_TYPES[buffer.dtype]
     if buffer.name not in tensors:
         return np.full(buffer.elements * buffer.itemsize, POISON, np.uint8).view(dtype)
-    given = np.ascontiguousarray(tensors[buffer.name])
+    try:
+        given = np.ascontiguousarray(tensors[buffer.name])
+    except ValueError as error:
+        raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
     if given.size != buffer.elements or given.dtype != dtype:
         raise InputError(
             f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}",
@@ -119,20 +123,7 @@ def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     assert instruction.dst is not None
     dst, src = core.view(instruction.dst, env), core.view(instruction.srcs[0], env)
-    _store(dst, src)
-
-
-def _store(dst: Values, values: Values, mask: Values | None = None) -> None:
-    """Write with the hardware's cast: round to nearest even, saturate integers."""
-    if dst.dtype.kind in "iu" and values.dtype.kind == "f":
-        info = np.iinfo(dst.dtype)
-        rounded = np.nan_to_num(np.rint(values.astype(np.float64)))
-        values = np.clip(rounded, info.min, info.max)
-    with np.errstate(over="ignore", invalid="ignore"):
-        if mask is None:
-            dst[...] = values.astype(dst.dtype, copy=values.dtype == dst.dtype)
-        else:
-            dst[...] = np.where(mask, values.astype(dst.dtype), dst)
+    store(dst, src)
 
 
 def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -143,7 +134,7 @@ def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
     values = values * scale
     if instruction.number("relu"):
         values = np.maximum(values, 0.0)
-    _store(core.view(instruction.dst, env), values)
+    store(core.view(instruction.dst, env), values)
 
 
 def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -154,9 +145,7 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     n1, n0 = b.shape[1], b.shape[2]
     left = a.transpose(0, 2, 1, 3).reshape(m1 * m0, k1 * k0).astype(wide)
     right = b.transpose(0, 3, 1, 2).reshape(k1 * k0, n1 * n0).astype(wide)
-    with np.errstate(over="ignore", invalid="ignore"):
-        product = left @ right
-    tile = product.reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
+    tile = (left @ right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
     c = core.view(instruction.dst, env)
     accumulate = instruction.attr("accumulate")
     adds = accumulate.at(env) if isinstance(accumulate, Affine) else accumulate
@@ -165,7 +154,7 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     elif len(instruction.srcs) > 2:
         bias = core.view(instruction.srcs[2], env).reshape(n1, 1, 1, n0)
         tile = tile + bias.astype(wide)
-    _store(c, tile)
+    store(c, tile)
 
 
 def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -189,7 +178,7 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     columns = (m % out_w * sw)[:, None] + (k % kw * dw)[None, :]
     tile = padded[(k // (kh * kw))[None, :], rows, columns]
     tile[~(valid_m[:, None] & valid_k[None, :])] = 0
-    _store(dst, tile.reshape(m1, m0, k1, c0).transpose(0, 2, 1, 3))
+    store(dst, tile.reshape(m1, m0, k1, c0).transpose(0, 2, 1, 3))
 
 
 def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:
@@ -200,95 +189,21 @@ def _ints(instruction: Instruction, name: str) -> tuple[int, ...]:
 
 def _start(instruction: Instruction, name: str, env: Mapping[str, int]) -> int:
     value = instruction.attr(name)
-    return value.at(env) if isinstance(value, Affine) else int(value)  # type: ignore[arg-type]
+    if isinstance(value, Affine):
+        return value.at(env)
+    assert isinstance(value, int)
+    return value
 
 
 def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     if instruction.dst is not None and instruction.srcs:
-        _store(core.view(instruction.dst, env), core.view(instruction.srcs[0], env))
-
-
-_ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmin": np.minimum,
-    "vabs": np.abs,
-    "vrelu": lambda x: np.maximum(x, x.dtype.type(0)),
-    "vexp": np.exp,
-    "vln": np.log,
-    "vsqrt": np.sqrt,
-    "vrsqrt": lambda x: 1.0 / np.sqrt(x),
-    "vrec": lambda x: 1.0 / x,
-    "vconv": lambda x: x,
-    "vcopy": lambda x: x,
-    "vadds": np.add,
-    "vmuls": np.multiply,
-    "vmaxs": np.maximum,
-    "vmins": np.minimum,
-    "vand": np.bitwise_and,
-    "vor": np.bitwise_or,
-    "vnot": np.bitwise_not,
-}
-_REDUCE: Mapping[str, Any] = {
-    "vcadd": np.add,
-    "vcgadd": np.add,
-    "vcmax": np.maximum,
-    "vcgmax": np.maximum,
-    "vcmin": np.minimum,
-}
+        store(core.view(instruction.dst, env), core.view(instruction.srcs[0], env))
 
 
 def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     assert instruction.dst is not None
-    dst = core.view(instruction.dst, env)
-    srcs = [core.view(r, env) for r in instruction.srcs]
-    op = instruction.op
-    lanes = (srcs[0] if srcs else dst).reshape(dst.shape[0], -1).shape[1]
-    mask_bits = instruction.attr("mask", -1)
-    assert isinstance(mask_bits, int)
-    mask = np.array([mask_bits >> i & 1 for i in range(lanes)], bool)
-    with np.errstate(all="ignore"):
-        if op in _REDUCE:
-            _reduce(op, dst, srcs[0], mask)
-            return
-        if op == "vdup":
-            result = np.full(dst.shape, instruction.attr("scalar"), dst.dtype)
-        elif op == "vsel":
-            result = np.where(mask.reshape((1, *dst.shape[1:])), *(s.reshape(dst.shape) for s in srcs))
-            mask = np.ones(lanes, bool)
-        else:
-            result = _elementwise(instruction, srcs).reshape(dst.shape)
-    full = None if mask.all() else mask.reshape((1, *dst.shape[1:]))
-    _store(dst, result, full)
-
-
-def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
-    op = instruction.op
-    kind = srcs[0].dtype
-    if op in ("vand", "vor", "vnot"):
-        bits = np.uint16 if kind.itemsize == 2 else np.uint32
-        return _ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
-    if op in ("vconv", "vcopy"):
-        return srcs[0]
-    wide = np.float32 if kind.kind == "f" else kind
-    values = [s.astype(wide) for s in srcs]
-    scalar = instruction.attr("scalar", 0.0)
-    if op in ("vadds", "vmuls", "vmaxs", "vmins"):
-        values.append(np.asarray(scalar, kind).astype(wide))
-    result: Values = _ELEMENTWISE[op](*values).astype(kind)
-    return result
-
-
-def _reduce(op: str, dst: Values, src: Values, mask: Values) -> None:
-    fill = {"vcadd": 0, "vcgadd": 0, "vcmin": np.inf}.get(op, -np.inf)
-    rows = np.where(mask, src.reshape(src.shape[0], -1).astype(np.float32), np.float32(fill))
-    if op.startswith("vcg"):
-        rows = rows.reshape(src.shape[0], -1, 32 // src.dtype.itemsize)
-    result = _REDUCE[op].reduce(rows, axis=-1)
-    _store(dst, result.reshape(dst.shape))
+    sources = [core.view(r, env) for r in instruction.srcs]
+    run_vector(instruction, core.view(instruction.dst, env), sources)
 
 
 _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] = {

@@ -19,6 +19,7 @@ from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
 """Minus infinity: 'does not depend on'. Sums of two stay below every real time."""
+LATEST = 2**60
 
 
 class NotComposableError(SimulationError):
@@ -75,7 +76,10 @@ class _Runner:
                 self.flags[step.event].append(now + self.latency[node])
 
     def loop(self, nest: Nest) -> None:
-        """Replace n passes by the n-th power of one pass over the state the body touches."""
+        """Replace n passes by the n-th power of one pass over the state the body touches.
+
+        A body that touches nothing is skipped.
+        """
         counts = self.counts[nest.loop]
         while len(nest.body) == 1 and isinstance(nest.body[0], Nest):
             nest = nest.body[0]
@@ -87,6 +91,8 @@ class _Runner:
             self.run(nest.body)
             return
         pipes, events = _touched(nest, self.program)
+        if not pipes:
+            return
         shape = [len(self.flags[e]) for e in events]
         x = np.stack([self.pipes[p] for p in pipes] + [t for e in events for t in self.flags[e]])
         one_pass = self._matrix(nest, pipes, events, shape, x.shape[0])
@@ -113,7 +119,9 @@ class _Runner:
         inner._put(pipes, events, shape, unit)
         inner.run(nest.body)
         if any(len(inner.flags[e]) != n for e, n in zip(events, shape, strict=True)):
-            raise NotComposableError("as many sets as waits of each flag in a loop body", "a surplus")
+            raise NotComposableError(
+                "as many sets as waits of each flag in a loop body", "a surplus"
+            )
         rows = [inner.pipes[p] for p in pipes] + [t for e in events for t in inner.flags[e]]
         return np.stack(rows)
 
@@ -160,14 +168,10 @@ def run_batch(
 
 
 def run_fast(program: Compiled) -> int:
-    """Return the cycles of one program; see `run_batch`."""
-    column = lambda values: np.asarray(values, np.int64).reshape(-1, 1)  # noqa: E731
-    return int(
-        run_batch(
-            program,
-            column(program.cycles),
-            column(program.latency),
-            column(program.tail_latency),
-            column(program.counts),
-        )[0]
-    )
+    """Return the cycles of one program; see `run_batch`. Refuses times near the end of int64."""
+    rows = zip(program.runs(), program.cycles, program.latency, strict=True)
+    work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
+    if work > LATEST:
+        raise SimulationError(f"at most {LATEST:.0e} cycles of work", f"{work:.0e}", "split it")
+    columns = (program.cycles, program.latency, program.tail_latency, program.counts)
+    return int(run_batch(program, *(np.asarray(c, np.int64).reshape(-1, 1) for c in columns))[0])

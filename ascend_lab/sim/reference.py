@@ -197,12 +197,14 @@ def run_reference(
         raise SimulationError(
             f"at most {MAX_EVENTS} steps to follow one by one",
             str(events),
-            "use a smaller shape, or balance the flags of each loop so that the fast engine applies",
+            "use a smaller shape, or loops that the fast engine can take",
         )
+    if not program.pipes:
+        return 0, [], Record((), (), (), ()) if record else None
     free = _zeros(len(program.pipes), compiled)
     code = _assemble(program)
     records = [_zeros(events if record else 1, compiled) for _ in range(4)]
-    run = _compiled_run() if compiled else _run
+    run: Callable[..., int] = _compiled_run() if compiled else _run
     stuck = run(*_arguments(program, code, free, compiled), record, *records)
     if stuck >= 0:
         raise SyncError(

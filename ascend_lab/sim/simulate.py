@@ -63,9 +63,7 @@ def run_cycles(compiled: Compiled, engine: Engine) -> int:
         return run_reference(compiled)[0]
 
 
-def _time(
-    launch: Launch, chip: Chip, around: Surroundings, engine: Engine
-) -> tuple[int, Compiled]:
+def _time(launch: Launch, chip: Chip, around: Surroundings, engine: Engine) -> tuple[int, Compiled]:
     slowest: tuple[int, Compiled] | None = None
     for part in launch.parts:
         compiled = compile_program(part.program, chip, around)
