@@ -135,7 +135,7 @@ def _gemm(arguments: argparse.Namespace) -> int:
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
     schedule = _override(default_schedule(shape, chip), arguments)
-    return _time(arguments, chip, gemm_launch(shape, chip, schedule), schedule)
+    return _time(arguments, chip, gemm_launch(shape, chip, schedule), schedule, shape)
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -146,7 +146,7 @@ def _conv(arguments: argparse.Namespace) -> int:
     names = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dtype", "out_dtype")
     shape = ConvShape(**{name: getattr(arguments, name) for name in names})
     schedule = _override(conv_schedule(shape, chip), arguments)
-    return _time(arguments, chip, conv_launch(shape, chip, schedule), schedule)
+    return _time(arguments, chip, conv_launch(shape, chip, schedule), schedule, shape)
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -196,7 +196,7 @@ def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
     return replace(schedule, **fields)
 
 
-def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any) -> int:
+def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any, shape: Any) -> int:
     from ascend_lab.sim import simulate, write_trace
 
     timeline = simulate(launch, chip)
@@ -204,10 +204,11 @@ def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any) 
         write_trace(timeline, arguments.trace)
     busy = timeline.busy
     store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
+    ops_per_s = shape.ops / timeline.time_s
     data = {
         **timeline.summary(),
-        "tflops": timeline.ops_per_s / 1e12,
-        "peak_share": timeline.peak_share,
+        "tflops": ops_per_s / 1e12,
+        "peak_share": ops_per_s / chip.peak_ops_per_s(shape.dtype),
         "busy": {
             "cube": busy.get("M", 0.0),
             "mte1": busy.get("MTE1", 0.0),
@@ -220,7 +221,7 @@ def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any) 
     text = (
         f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)\n"
         f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
-        f"{data['tflops']:.2f} TFLOPS = {timeline.peak_share:.1%} of the cube peak\n"
+        f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak\n"
         f"  bound by {timeline.bound_by}; busy: {shares}\n"
         f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}"
     )

@@ -45,7 +45,7 @@ def assert_engines_agree(launch, chip):
     return fast
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(kernels())
 def test_fast_equals_reference_on_random_kernels(case):
     program, chip = case

@@ -25,7 +25,7 @@ def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Ins
 
 
 def load2d(chip: Chip, dst: Region, src: Region) -> Instruction:
-    """Move `repeat` fractals of 512 bytes from L1 to L0A or L0B, one stride for all of them.
+    """Move `repeat` fractals of 512 bytes from L1 (or GM) to L0A or L0B, one stride for all.
 
     Regions are (repeat, ...) with 512 bytes behind the first axis; inner strides may differ, which
     transposes each fractal. Raises `PathError`, `CapacityError` (repeat > 255).

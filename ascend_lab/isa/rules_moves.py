@@ -93,11 +93,14 @@ def _check_load2d(chip: Chip, dst: Region, src: Region) -> None:
 
 
 def _check_load(dst: Region, src: Region, op: str) -> None:
-    if src.space != "L1" or dst.space not in ("L0A", "L0B"):
+    origins = ("L1", "GM") if op == "load2d" else ("L1",)
+    if src.space not in origins or dst.space not in ("L0A", "L0B"):
         got = f"{src.space}->{dst.space}"
-        raise PathError(f"{op}: a path from L1 to L0A or L0B", got, "use data_copy elsewhere")
+        wanted = " or ".join(origins)
+        raise PathError(f"{op}: a path from {wanted} to L0A or L0B", got, "use data_copy elsewhere")
     check_aligned(dst, FRACTAL_BYTES, op)
-    check_aligned(src, BLOCK_BYTES, op)
+    if src.space != "GM":
+        check_aligned(src, BLOCK_BYTES, op)
     if dst.buffer.dtype != src.buffer.dtype:
         formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
         raise ProgramError(f"{op}: one number format", formats, "match the buffers")

@@ -64,6 +64,12 @@ class ConvShape:
         )
 
     @property
+    def ops(self) -> int:
+        """Useful operations, 2 n oh ow k c r s."""
+        oh, ow = self.out_hw
+        return 2 * self.n * oh * ow * self.k * self.c * self.r * self.s
+
+    @property
     def gemm(self) -> GemmShape:
         """The matrix product it amounts to: m = pixels, k = c*r*s, n = output channels."""
         oh, ow = self.out_hw

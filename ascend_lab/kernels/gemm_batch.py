@@ -75,24 +75,14 @@ def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
 
 
 def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -> Array:
-    """Time candidates that share a structure; memory that is asked too much is slowed once."""
+    """Time candidates that share a structure; none ends before memory has moved its bytes."""
     template = _template(shape, chip, first)
     fresh, memory_bytes = memory_traffic(shape, chip, t)
-    cores = t.rows * t.cols
     counts = _counts(shape, chip, template, t)
-
-    def run(slowdown: Floats) -> Array:
-        times = _durations(shape, chip, template, t, fresh, cores, slowdown)
-        return run_batch(template, *times, counts)
-
-    once = run(np.ones(len(t.m)))
-    needed = np.ceil(
-        memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9
-    ).astype(np.int64)
-    if not (once < needed).any():
-        return once
-    again = run(np.where(once < needed, needed / once, 1.0))
-    return np.where(once < needed, np.maximum(again, needed), once)
+    cycles, latency = _durations(shape, chip, template, t, fresh)
+    tail = np.repeat(np.array(template.tail_latency)[:, None], len(t.m), axis=1)
+    needed = np.ceil(memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
+    return np.maximum(run_batch(template, cycles, latency, tail, counts), needed.astype(np.int64))
 
 
 def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
@@ -122,17 +112,16 @@ def _durations(
     template: Compiled,
     t: Tilings,
     fresh: dict[str, Floats],
-    cores: Array,
-    slowdown: Floats,
-) -> tuple[Array, Array, Array]:
-    """Cycles and flag latency per step, last latency per pipe: `sim.cost` on arrays."""
+) -> tuple[Array, Array]:
+    """Cycles and flag latency per step: `sim.cost` on arrays."""
+    cores = t.rows * t.cols
     size = DTYPE_BYTES[shape.dtype]
     area = FRACTAL * c0_of(shape.dtype) * size
     out_bytes = DTYPE_BYTES[shape.out_dtype]
     columns = _columns(shape, chip, t) if chip.combined else t.n
     stage = t.k * t.step
     loads = {
-        name: _load(chip, side * stage * area, fresh[name], cores, slowdown)
+        name: _load(chip, side * stage * area, fresh[name], cores)
         for name, side in (("a", t.m), ("b", t.n))
     }
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
@@ -151,7 +140,7 @@ def _durations(
 
 def _fill(
     template: Compiled, work: dict[str, tuple[Array, Array]], count: int
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array]:
     """Spread the costs over the steps: by destination buffer; flags inherit their latency."""
     cycles = np.repeat(np.array(template.cycles, np.int64)[:, None], count, axis=1)
     latency = np.zeros_like(cycles)
@@ -162,8 +151,7 @@ def _fill(
             cycles[number], last[step.pipe] = work[source.dst.buffer.name]
         elif source.op == "set_flag" and step.pipe in last:
             latency[number] = last[step.pipe]
-    none = np.zeros(count, np.int64)
-    return cycles, latency, np.stack([last.get(p, none) for p in range(len(template.pipes))])
+    return cycles, latency
 
 
 def _mmad_steps(chip: Chip, shape: GemmShape) -> int:
@@ -180,11 +168,9 @@ def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats) -> Array:
     return path.startup_cycles + moved
 
 
-def _load(
-    chip: Chip, size_bytes: Array, fresh: Floats, cores: Array, slowdown: Floats
-) -> tuple[Array, Array]:
+def _load(chip: Chip, size_bytes: Array, fresh: Floats, cores: Array) -> tuple[Array, Array]:
     path = chip.path("GM", "L1")
-    cycles = _occupancy(path, size_bytes, load_cycles_per_byte(chip, fresh, cores, slowdown))
+    cycles = _occupancy(path, size_bytes, load_cycles_per_byte(chip, fresh, cores))
     extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
     latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
     return cycles, np.rint(latency).astype(np.int64)

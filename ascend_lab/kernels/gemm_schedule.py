@@ -62,6 +62,11 @@ class GemmShape:
             )
 
     @property
+    def ops(self) -> int:
+        """Useful operations, 2 m k n; padding to fractals is not counted."""
+        return 2 * self.m * self.k * self.n
+
+    @property
     def fractals(self) -> tuple[int, int, int]:
         """(M1, K1, N1): sizes in fractals, rounded up."""
         return up(self.m, FRACTAL), up(self.k, c0_of(self.dtype)), up(self.n, FRACTAL)

@@ -75,14 +75,12 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
     return fresh, total.astype(np.int64)
 
 
-def load_cycles_per_byte(
-    chip: Chip, fresh: Floats, cores: Array, slowdown: Floats | float = 1.0
-) -> Floats:
+def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
     """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.cost`, on arrays."""
     own = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
     hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz
-    mixed: Floats = fresh * np.maximum(own, slowdown / shared) + (1.0 - fresh) * hit
+    mixed: Floats = fresh * np.maximum(own, 1.0 / shared) + (1.0 - fresh) * hit
     return mixed
 
 

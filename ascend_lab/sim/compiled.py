@@ -36,7 +36,8 @@ class Compiled:
     """Structure (shared by all candidates of one template) plus durations and trip counts.
 
     `cycles[s]` is how long step s takes its pipe; `latency[s]` delays the flag a SET raises;
-    `tail_latency[p]` is the latency of the last work of pipe p, paid at the end.
+    `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a flag after
+    it tells someone that the result is there.
     """
 
     pipes: tuple[str, ...]
@@ -75,6 +76,7 @@ class _Compiler:
         self.latency: list[int] = []
         self.counts: list[int] = []
         self.last_latency = [0] * len(self.pipes)
+        self.tail_latency = [0] * len(self.pipes)
 
     def tree(self, nodes: tuple[Node, ...]) -> tuple[int | Nest, ...]:
         out: list[int | Nest] = []
@@ -100,10 +102,11 @@ class _Compiler:
         cost = instruction_cost(self.chip, node, self.around)
         pipe = self.pipes.index(node.pipe)
         if node.event is None:
-            self.last_latency[pipe] = cost.latency_cycles
+            self.last_latency[pipe] = self.tail_latency[pipe] = cost.latency_cycles
             return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
         event = self.events.setdefault(node.event, len(self.events))
         if node.op == "set_flag":
+            self.tail_latency[pipe] = 0
             return self.step(pipe, SET, event, cost.occupancy_cycles, self.last_latency[pipe])
         return self.step(pipe, WAIT, event, cost.occupancy_cycles, 0)
 
@@ -124,7 +127,7 @@ class _Compiler:
         out = [self.step(p, SET, number[p, q], 0, self.last_latency[p]) for p, q in pairs]
         out += [self.step(q, WAIT, number[p, q], 0, 0) for p, q in pairs]
         cycles = self.chip.barrier_cycles
-        self.last_latency = [0] * count
+        self.last_latency, self.tail_latency = [0] * count, [0] * count
         return out + [self.step(p, WORK, -1, cycles, 0) for p in range(count)]
 
 
@@ -140,6 +143,6 @@ def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compi
         tuple(compiler.sources),
         tuple(compiler.cycles),
         tuple(compiler.latency),
-        tuple(compiler.last_latency),
+        tuple(compiler.tail_latency),
         tuple(compiler.counts),
     )

@@ -23,8 +23,7 @@ class Surroundings:
     """What an instruction's time depends on beyond itself.
 
     `active_cores` share L2 and memory; `fresh` is the share of a tensor's bytes that comes from
-    memory; `memory_slowdown` >= 1 stretches memory time when all cores together ask for more
-    than it delivers.
+    memory; `memory_slowdown` >= 1 stretches memory time where memory is the limit.
     """
 
     active_cores: int = 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from ascend_lab.chip import Chip
@@ -18,14 +19,15 @@ from ascend_lab.sim.timeline import Timeline
 from ascend_lab.sim.traffic import Traffic, analyse
 
 Engine = Literal["fast", "reference"]
+MAX_SLOWDOWN = 1024.0
 
 
 def simulate(program: Program | Launch, chip: Chip, *, engine: Engine = "fast") -> Timeline:
     """Time a program or a launch on `chip`; both engines give the same cycles.
 
-    All active cores share L2 and memory evenly. If together they ask for more bytes per second
-    than memory delivers, memory copies are slowed by that ratio and the launch is timed again;
-    it never ends before memory has moved all its bytes. Raises `SimulationError` (too many
+    All active cores share L2 and memory evenly. No launch ends before device memory has moved all
+    its bytes; where that is the limit, the time is memory's, and the copies from memory are
+    stretched (`memory_slowdown`) until the pipes fill it. Raises `SimulationError` (too many
     cores, unknown engine) and `SyncError` (deadlock).
     """
     if engine not in ("fast", "reference"):
@@ -42,15 +44,31 @@ def simulate(program: Program | Launch, chip: Chip, *, engine: Engine = "fast") 
     memory_cycles = math.ceil(
         traffic.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9
     )
-    slowdown = 1.0
-    around = Surroundings(launch.core_count, traffic.fresh, slowdown)
+    around = Surroundings(launch.core_count, traffic.fresh)
     cycles, slowest = _time(launch, chip, around, engine)
     if 0 < cycles < memory_cycles:
-        slowdown = memory_cycles / cycles
-        around = Surroundings(launch.core_count, traffic.fresh, slowdown)
-        cycles, slowest = _time(launch, chip, around, engine)
-        cycles = max(cycles, memory_cycles)
+        around = _stretched(launch, chip, around, memory_cycles)
+        cycles, slowest = memory_cycles, _time(launch, chip, around, "fast")[1]
     return _timeline(launch, chip, traffic, around, cycles, slowest)
+
+
+def _stretched(
+    launch: Launch, chip: Chip, around: Surroundings, memory_cycles: int
+) -> Surroundings:
+    """Return the largest slowdown of memory that still ends within `memory_cycles`."""
+    low, high = 1.0, 2.0
+    while high < MAX_SLOWDOWN:
+        if _time(launch, chip, replace(around, memory_slowdown=high), "fast")[0] > memory_cycles:
+            break
+        low, high = high, 2.0 * high
+    for _ in range(12):
+        middle = (low + high) / 2
+        slower = replace(around, memory_slowdown=middle)
+        if _time(launch, chip, slower, "fast")[0] > memory_cycles:
+            high = middle
+        else:
+            low = middle
+    return replace(around, memory_slowdown=low)
 
 
 def run_cycles(compiled: Compiled, engine: Engine) -> int:
@@ -85,7 +103,7 @@ def _timeline(
 ) -> Timeline:
     busy = dict.fromkeys(slowest.pipes, 0)
     for step, runs, each in zip(slowest.steps, slowest.runs(), slowest.cycles, strict=True):
-        if step.kind == WORK:
+        if step.kind == WORK and slowest.sources[step.source].op != "barrier":
             busy[slowest.pipes[step.pipe]] += runs * each
     macs, dtype, energy = 0, "fp16", 0.0
     for part in launch.parts:

@@ -75,7 +75,7 @@ class Timeline:
 
     @property
     def ops_per_s(self) -> float:
-        """Cube operations per second, 1 MAC = 2 ops."""
+        """Cube operations per second, 1 MAC = 2 ops; zeros that pad fractals count."""
         return 2.0 * self.macs / self.time_s
 
     @property
@@ -147,11 +147,20 @@ class Timeline:
         return tuple(reversed(chain))
 
     def critical_share(self) -> dict[str, float]:
-        """Share of the critical path's cycles spent on each pipe (stalls not counted twice)."""
+        """Share of the critical path's cycles spent on each pipe, and on "latency".
+
+        Latency is the time between the end of an instruction and its result being visible.
+        """
         total: dict[str, int] = {}
+        before = 0
         for span in self.critical_path:
-            worked = span.end - span.start - span.stall_cycles
-            total[span.pipe] = total.get(span.pipe, 0) + worked
+            ready = span.start + span.stall_cycles
+            total[span.pipe] = total.get(span.pipe, 0) + span.end - ready
+            if ready > before:
+                total["latency"] = total.get("latency", 0) + ready - before
+            before = span.end
+        if self.cycles > before and not self.memory_slowdown > 1.0:
+            total["latency"] = total.get("latency", 0) + self.cycles - before
         whole = max(sum(total.values()), 1)
         return {pipe: cycles / whole for pipe, cycles in total.items()}
 

@@ -9,6 +9,7 @@ cost does not depend on trip counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -123,16 +124,20 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     missed: Footprint = {}
     written: Footprint = {}
     held: Footprint = {}
+    passes: dict[str, float] = {}
     for part in launch.parts:
         params, body = _distinct(part.bindings), part.program.body
         reads, writes = _footprint(body, params)
-        _sum(missed, _misses(body, params, capacity))
+        fetched = _misses(body, params, capacity)
+        for name, size in fetched.items():
+            passes[name] = max(passes.get(name, 0.0), size / reads[name])
+        _sum(missed, fetched)
         _sum(written, writes)
         _sum(held, reads)
     sizes = {b.name: b.size_bytes for b in launch.tensors}
     whole = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
-    if len(launch.parts) > 1 and whole <= capacity:
-        missed = {n: min(m, sizes[n]) for n, m in missed.items()}
+    # Parts run side by side and share what they fetch: no tensor is read more often than by one.
+    missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in missed.items()}
     return Traffic(
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
