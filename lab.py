@@ -37,6 +37,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,9 +162,10 @@ def pip_install(*arguments: str) -> None:
     process = subprocess.Popen(
         command, cwd=str(ROOT), env=child_environment(), stdout=subprocess.PIPE, text=True
     )
-    count, live = 0, sys.stdout.isatty()
+    count, live, said = 0, sys.stdout.isatty(), deque(maxlen=12)
     try:
         for line in process.stdout:
+            said.append(line)
             if live and line.startswith(("Collecting", "Installing")):
                 count += 1
                 print("\r  pip: %3d %-60.60s" % (count, line.split("(")[0].strip()), end="")
@@ -173,6 +175,7 @@ def pip_install(*arguments: str) -> None:
         if live and count:
             print("\r" + " " * 72 + "\r", end="", flush=True)
     if code != 0:
+        sys.stderr.writelines(said)
         raise LabError(
             "pip could not install the packages, its message is above; without a network point "
             "PIP_INDEX_URL to an index that can be reached or PIP_FIND_LINKS to a folder of wheels"

@@ -168,7 +168,8 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        # Kernels end with their parent; the clean-up at exit would only print tracebacks.
+        os._exit(130)
 
 
 if __name__ == "__main__":

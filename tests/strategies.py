@@ -352,6 +352,11 @@ def edited(program: Program, edit: Callable[[Instruction], Instruction | None]) 
     return replace(program, body=visit(program.body))
 
 
-def without_event(program: Program, event: Event) -> Program:
-    """Return the program with every flag of `event` deleted."""
-    return edited(program, lambda i: None if i.event == event else i)
+def without_flags(program: Program, src: str, dst: str) -> Program:
+    """Return the program with every flag from pipe `src` to pipe `dst` deleted."""
+
+    def keep(instruction: Instruction) -> Instruction | None:
+        event = instruction.event
+        return None if event is not None and (event.src, event.dst) == (src, dst) else instruction
+
+    return edited(program, keep)

@@ -11,9 +11,11 @@ import tomllib
 import venv
 import zipfile
 from email.parser import Parser
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import ascend_lab
 
@@ -143,6 +145,17 @@ def test_what_the_readme_shows_runs(scripts: Path, tmp_path: Path) -> None:
     (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)
     kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
     assert textwrap.indent(heart, "    ") in kernel
+
+
+@pytest.mark.parametrize("version", ["3.11.2", "3.12.0", "3.13.0"])
+def test_every_pin_installs_on_a_fresh_machine(version: str) -> None:
+    """Debian 12 has Python 3.11.2: a package that asks for a later 3.11 must not be pinned."""
+    refused = [
+        f"{dist.name} {dist.version} needs Python {dist.metadata['Requires-Python']}"
+        for dist in distributions()
+        if not SpecifierSet(dist.metadata["Requires-Python"] or "").contains(version)
+    ]
+    assert refused == []
 
 
 def test_the_version_is_the_same_everywhere() -> None:

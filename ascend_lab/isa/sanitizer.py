@@ -88,9 +88,17 @@ class _Report:
 
 
 def _check_static(program: Program, chip: Chip, report: _Report) -> None:
-    """What needs no run: legality, bounds, event ids."""
+    """What needs no run: event ids, legality, bounds."""
     events: list[Event] = []
     for instruction, ranges in program.scoped():
+        event = instruction.event
+        if event is not None and event.id + event.count > chip.event_ids:
+            message = f"{event}: ids go from 0 to {chip.event_ids - 1}"
+            report.add("event-overflow", message, instruction)
+            continue
+        if event is not None and event not in events:
+            events.append(event)
+            _check_shared_ids(events, instruction, report)
         try:
             check_instruction(chip, instruction)
         except AscendLabError as error:
@@ -100,21 +108,12 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
                 check_bounds(region, ranges, instruction.op)
             except AscendLabError as error:
                 report.add("out-of-bounds", str(error), instruction)
-        event = instruction.event
-        if event is not None and event not in events:
-            events.append(event)
-            _check_ids(event, events, chip, instruction, report)
 
 
-def _check_ids(
-    event: Event, events: list[Event], chip: Chip, instruction: Instruction, report: _Report
-) -> None:
-    if event.id + event.count > chip.event_ids:
-        message = f"{event}: ids go from 0 to {chip.event_ids - 1}"
-        report.add("event-overflow", message, instruction)
-    for other in events:
-        same_pipes = (other.src, other.dst) == (event.src, event.dst)
-        if other != event and same_pipes and _overlap(other, event):
+def _check_shared_ids(events: list[Event], instruction: Instruction, report: _Report) -> None:
+    *others, event = events
+    for other in others:
+        if (other.src, other.dst) == (event.src, event.dst) and _overlap(other, event):
             message = f"{event} and {other} share an id: a wait may take the other's flag"
             report.add("illegal", message, instruction)
 

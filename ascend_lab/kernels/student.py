@@ -61,7 +61,7 @@ def run_kernel_file(
     for name, value in (("inputs", arrays), ("reference", wanted)):
         if not isinstance(value, dict):
             raise InputError(f"{file}: {name} returning a dict of arrays", type(value).__name__)
-    findings = tuple(sanitize(program, chip)) if check_sync else ()
+    findings = tuple(sanitize(program, chip, filled=arrays)) if check_sync else ()
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
     outputs = execute(program, arrays, chip)
