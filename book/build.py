@@ -94,6 +94,8 @@ async def execute_one(path: Path, gate: asyncio.Semaphore) -> tuple[str, float]:
             raise BuildError(f"{path.name} raised an error:\n{error}") from None
         except nbclient.exceptions.CellTimeoutError:
             raise BuildError(f"{path.name}: a cell ran for more than 300 s") from None
+        except nbclient.exceptions.DeadKernelError:
+            raise BuildError(f"{path.name}: its kernel died; is there memory enough?") from None
         seconds = time.perf_counter() - started
         print(f"  {path.name}: {seconds:.1f} s", flush=True)
         return tidy(notebook, path.name), seconds

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.isa import (
@@ -27,6 +30,7 @@ from ascend_lab.isa import (
 )
 from ascend_lab.kernels import GemmSchedule, GemmShape
 
+Values = NDArray[Any]
 TILE = 128
 TILES = 512
 VECTOR_CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
@@ -58,8 +62,8 @@ Plan = tuple[Step | Repeat, ...]
 class Case:
     """A program or launch and its chip; prints as the reader of a failed test wants it."""
 
-    def __init__(self, program: Program | Launch, chip: Chip) -> None:
-        self.program, self.chip = program, chip
+    def __init__(self, program: Program | Launch, chip: Chip, plan: Plan = ()) -> None:
+        self.program, self.chip, self.plan = program, chip, plan
 
     def __repr__(self) -> str:
         parts = self.program.parts if isinstance(self.program, Launch) else ()
@@ -257,15 +261,13 @@ WRITERS: dict[str, tuple[Callable[..., _Writer], tuple[str, ...]]] = {
 
 
 @st.composite
-def kernels(
-    draw: st.DrawFn, *, budget: int = 150, kind: str | None = None
-) -> Case:
+def kernels(draw: st.DrawFn, *, budget: int = 150, kind: str | None = None) -> Case:
     """Draw a program for one core and its chip."""
     writer, kinds = WRITERS[kind or draw(st.sampled_from(sorted(WRITERS)))]
     chip = load_chip(draw(st.sampled_from(VECTOR_CHIPS)))
     depths = draw(st.tuples(*[st.integers(1, 3)] * 3))
     plan = limited(draw(plans(kinds)), budget)
-    return Case(writer(chip, depths, 1).write(plan), chip)
+    return Case(writer(chip, depths, 1).write(plan), chip, plan)
 
 
 @st.composite
@@ -284,6 +286,34 @@ def launches(draw: st.DrawFn, *, budget: int = 80) -> Case:
             Part(program, tuple(binding_of({"core": core}) for core in range(first, last)))
         )
     return Case(Launch("random", tuple(parts)), chip)
+
+
+def vector_values(plan: Plan, x: Values, w: Values) -> dict[str, Values]:
+    """What a "vector" kernel of this plan leaves in y and sums, by plain NumPy in plan order."""
+    poison = np.frombuffer(b"\xff\xff", np.float16)[0]
+    y = np.full(TILES * TILE, poison, np.float16)
+    sums = np.full(TILE, poison, np.float16)
+    wide = {"vadd": np.add, "vmul": np.multiply, "vmax": np.maximum, "vsub": np.subtract}
+
+    def visit(items: Plan, scope: tuple[int, ...]) -> None:
+        for item in items:
+            if isinstance(item, Repeat):
+                for index in range(item.count):
+                    visit(item.body, (*scope, index))
+            elif item.kind == "sum":
+                sums[:] = item.base
+            elif item.kind in ("tile", "scale"):
+                turns = sum(c * i for c, i in zip(item.at, scope, strict=False))
+                start = (item.base + turns) * TILE
+                part = slice(start, start + item.lanes)
+                a, b = (t[part].astype(np.float32) for t in (x, w))
+                if item.kind == "tile":
+                    y[part] = wide[item.op](a, b)
+                else:
+                    y[part] = np.maximum(a, 0).astype(np.float16).astype(np.float32) * 1.5
+
+    visit(plan, ())
+    return {"y": y, "sums": sums}
 
 
 PIPES = ("S", "V", "MTE2")
@@ -310,8 +340,8 @@ def flag_programs(draw: st.DrawFn) -> Program:
             Instruction("wait_flag", e.dst, event=e),
         )
     )
-    nodes = draw(st.lists(st.one_of(pair, leaf.map(lambda n: (n,)), outer.map(lambda n: (n,))), max_size=8))
-    return Program("flags", (), tuple(node for group in nodes for node in group))
+    groups = draw(st.lists(st.one_of(pair, st.tuples(leaf), st.tuples(outer)), max_size=8))
+    return Program("flags", (), tuple(node for group in groups for node in group))
 
 
 @st.composite

@@ -69,9 +69,7 @@ def test_fast_equals_reference_on_random_matrix_products(case):
 
 
 @pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
-@pytest.mark.parametrize(
-    "sizes", [(2, 20, 9, 11, 24, 3, 3, 1, 1), (3, 40, 13, 10, 33, 5, 3, 2, 2)]
-)
+@pytest.mark.parametrize("sizes", [(2, 20, 9, 11, 24, 3, 3, 1, 1), (3, 40, 13, 10, 33, 5, 3, 2, 2)])
 def test_fast_equals_reference_on_convolutions(chip_name, sizes):
     chip = load_chip(chip_name)
     assert_engines_agree(conv_launch(ConvShape(*sizes), chip), chip)

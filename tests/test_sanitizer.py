@@ -242,8 +242,8 @@ def test_tensors_filled_from_outside_can_be_named():
     for queue, tensor in ((a, x), (b, y)):
         k.copy(queue.alloc().region(), tensor.region())
         queue.enqueue()
-    row = (1, 128)
-    k.vector("vadd", out.alloc().region(0, row), a.dequeue().region(0, row), b.dequeue().region(0, row))
+    left, right, total = (t.region(0, (1, 128)) for t in (a.dequeue(), b.dequeue(), out.alloc()))
+    k.vector("vadd", total, left, right)
     a.free()
     b.free()
     out.enqueue()
@@ -308,9 +308,7 @@ def test_leak_of_a_flag_that_nobody_waits_for():
 
 
 def test_out_of_bounds_names_the_elements():
-    program = Program(
-        "far", raw(LOAD, t=0).buffers, (Loop("i", 3, (raw(LOAD, t=0).body[0],)),)
-    )
+    program = Program("far", raw(LOAD, t=0).buffers, (Loop("i", 3, (raw(LOAD, t=0).body[0],)),))
 
     def drift(instruction: Instruction) -> Instruction:
         shifted = replace(instruction.srcs[0], offset=instruction.srcs[0].offset + 16)

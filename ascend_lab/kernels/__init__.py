@@ -1,7 +1,8 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape, conv_schedule
+from ascend_lab.kernels.conv_default import conv_schedule
+from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes

@@ -28,11 +28,11 @@ from ascend_lab.isa import (
     c0_of,
     load3d,
 )
+from ascend_lab.kernels.conv_default import conv_schedule
 from ascend_lab.kernels.conv_shape import (
     ConvShape,
     c1_stage,
     check_conv,
-    conv_schedule,
     max_rows,
     tiles_per_image,
 )

@@ -1,4 +1,4 @@
-"""What to convolve and how to tile it: problem, window geometry, legality, default rule."""
+"""What to convolve and how to tile it: problem, window geometry, legality."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import (
     ACCUMULATOR,
     FRACTAL,
@@ -76,28 +75,6 @@ class ConvShape:
         c1 = up(self.c, c0_of(self.dtype))
         depth = c1 * c0_of(self.dtype) * self.r * self.s
         return GemmShape(self.n * oh * ow, depth, self.k, self.dtype, self.out_dtype)
-
-
-def conv_schedule(shape: ConvShape, chip: Chip) -> GemmSchedule:
-    """The default: the matrix product's schedule, base_k kept inside one kernel window."""
-    s = default_schedule(shape.gemm, chip)
-    c0 = c0_of(shape.dtype)
-    taps = shape.r * shape.s
-    rows = min(s.grid_rows, shape.n * tiles_per_image(shape, s.base_m // FRACTAL))
-    tile_k = min(s.base_k // c0, 8)
-    fitting = [d for d in range(1, tile_k + 1) if taps % d == 0 or d % taps == 0]
-    base = replace(s, base_k=max(fitting) * c0, step_k=1, grid_rows=rows)
-    while stage_bytes(shape, base) > chip.buffers["L1"]:
-        side = "base_m" if base.base_m > base.base_n else "base_n"
-        if getattr(base, side) <= FRACTAL:
-            break
-        base = replace(base, **{side: up(getattr(base, side), 2 * FRACTAL) * FRACTAL})
-    fits = [base]
-    for step in range(2, 33):
-        deeper = replace(base, step_k=step)
-        if stage_bytes(shape, deeper) <= chip.buffers["L1"]:
-            fits.append(deeper)
-    return fits[-1]
 
 
 def tiles_per_image(shape: ConvShape, tile: int) -> int:

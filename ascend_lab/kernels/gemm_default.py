@@ -69,7 +69,7 @@ def estimate(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
     m1, _, n1 = shape.fractals
     tiles = _up(_up(m1, t.m), t.rows) * _up(_up(n1, t.n), t.cols)
     cube, mte1, mte2 = _loads(shape, chip, t)
-    drain = _drain(shape, chip, t)
+    drain = drain_cycles(shape, chip, t)
     alone = t.m * t.n * 2048 > chip.buffers["L0C"]
     steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
     first = (mte2 + mte1) * np.minimum(1.0, t.k * t.step / shape.fractals[1])
@@ -99,7 +99,7 @@ def _loads(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[Floats, Floats, Fl
     return cube, mte1, mte2
 
 
-def _drain(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
+def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
     """Cycles from L0C to GM for one tile; two hops on chips without a fix pipe overlap."""
     size = t.m * t.n * 256 * DTYPE_BYTES[shape.out_dtype]
     last: Floats = size * store_cycles_per_byte(chip, t.rows * t.cols)

@@ -1,0 +1,281 @@
+"""Hand-written kernels against NumPy: odd sizes, both formats, every chip family, tails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from strategies import gemm_cases
+
+from ascend_lab.chip import PRESETS, load_chip
+from ascend_lab.errors import AscendLabError, CapacityError, InputError
+from ascend_lab.isa import parse_program, sanitize
+from ascend_lab.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    conv_schedule,
+    default_schedule,
+    elementwise_launch,
+    elementwise_program,
+    gemm_launch,
+    pack_conv,
+    pack_gemm,
+    tile_bytes,
+    unpack_conv,
+    unpack_gemm,
+)
+from ascend_lab.kernels.student import compare
+from ascend_lab.sim import execute, simulate
+
+TOY = load_chip("Toy")
+
+
+def operands(rng, dtype, *shapes):
+    """Random arrays whose products and sums are exact: int8, or small eighths in fp16."""
+    if dtype == "int8":
+        return [rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
+    return [(rng.integers(-16, 17, shape) / 8).astype(np.float16) for shape in shapes]
+
+
+def assert_gemm(shape, chip, schedule=None, seed=0):
+    a, b = operands(
+        np.random.default_rng(seed), shape.dtype, (shape.m, shape.k), (shape.k, shape.n)
+    )
+    launch = gemm_launch(shape, chip, schedule)
+    got = unpack_gemm(shape, execute(launch, pack_gemm(shape, a, b), chip))
+    wide = np.float64 if shape.dtype == "fp16" else np.int64
+    np.testing.assert_array_equal(got, (a.astype(wide) @ b.astype(wide)).astype(got.dtype))
+
+
+@settings(max_examples=40)
+@given(gemm_cases(), st.integers(0, 1000))
+def test_matrix_products_equal_numpy(case, seed):
+    shape, schedule, chip = case
+    assert_gemm(shape, chip, schedule, seed)
+
+
+SIDES = (1, 15, 16, 17, 31, 32, 33, 97, 127, 128, 129)
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310P3", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("seed", range(4))
+def test_default_schedules_equal_numpy(chip_name, dtype, seed):
+    sides = np.random.default_rng(seed).choice(SIDES, 3).tolist()
+    assert_gemm(GemmShape(*sides, dtype), load_chip(chip_name), seed=seed)
+
+
+def test_fp16_output_is_rounded_once_from_fp32():
+    shape = GemmShape(32, 512, 32, "fp16", "fp16")
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(np.float16) for s in ((32, 512), (512, 32)))
+    got = unpack_gemm(shape, execute(gemm_launch(shape, TOY), pack_gemm(shape, a, b), TOY))
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(got, expected, rtol=2**-10, atol=1e-3)
+
+
+def reference_conv(x, weight, stride, pad):
+    """Direct convolution, NCHW, in float64 (exact for these operands)."""
+    x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+    k, _, r, s = weight.shape
+    oh, ow = (x.shape[2] - r) // stride + 1, (x.shape[3] - s) // stride + 1
+    out = np.zeros((x.shape[0], k, oh, ow))
+    for i in range(r):
+        for j in range(s):
+            part = x[:, :, i : i + stride * oh : stride, j : j + stride * ow : stride]
+            out += np.einsum("nchw,kc->nkhw", part, weight[:, :, i, j].astype(np.float64))
+    return out
+
+
+def assert_conv(shape, chip, seed=0):
+    x, weight = operands(
+        np.random.default_rng(seed),
+        shape.dtype,
+        (shape.n, shape.c, shape.h, shape.w),
+        (shape.k, shape.c, shape.r, shape.s),
+    )
+    launch = conv_launch(shape, chip)
+    got = unpack_conv(shape, execute(launch, pack_conv(shape, x, weight), chip))
+    expected = reference_conv(x, weight, shape.stride, shape.pad)
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(got, expected.astype(got.dtype))
+    return launch
+
+
+CONVS = [
+    (2, 20, 9, 11, 24, 3, 3, 1, 1),
+    (1, 16, 14, 14, 16, 1, 1, 1, 0),
+    (3, 40, 13, 10, 33, 5, 3, 2, 2),
+    (2, 3, 20, 20, 17, 7, 7, 2, 3),
+    (1, 16, 40, 33, 16, 3, 3, 1, 1),
+    (1, 1, 1, 1, 1, 1, 1, 1, 0),
+    (2, 17, 5, 31, 16, 5, 1, 3, 0),
+    (1, 33, 8, 8, 32, 2, 2, 2, 0),
+]
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("sizes", CONVS)
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_convolutions_equal_numpy(chip_name, sizes, dtype):
+    assert_conv(ConvShape(*sizes, dtype=dtype), load_chip(chip_name))
+
+
+@st.composite
+def conv_shapes(draw):
+    small = st.integers(1, 3)
+    r, s, stride, pad = draw(small), draw(small), draw(small), draw(st.integers(0, 3))
+    height, width = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    assume(r <= height + 2 * pad and s <= width + 2 * pad)
+    channels = st.sampled_from((1, 3, 15, 16, 17, 33))
+    dtype = draw(st.sampled_from(("fp16", "int8")))
+    return ConvShape(
+        draw(small), draw(channels), height, width, draw(channels), r, s, stride, pad, dtype
+    )
+
+
+@settings(max_examples=40)
+@given(conv_shapes(), st.sampled_from(("Toy", "Ascend910A", "Ascend910B2")))
+@example(ConvShape(1, 1, 1, 1, 1, 3, 3, 1, 1), "Toy")
+def test_random_convolutions_equal_numpy(shape, chip_name):
+    launch = assert_conv(shape, load_chip(chip_name))
+    assert sanitize(launch, load_chip(chip_name)) == []
+
+
+@pytest.mark.parametrize("chip_name", PRESETS)
+@pytest.mark.parametrize("side", [16, 257, 4096])
+def test_default_schedules_fit_and_use_the_chip(chip_name, side):
+    chip = load_chip(chip_name)
+    shape = GemmShape(side, side, side)
+    schedule = default_schedule(shape, chip)
+    for space, needed in tile_bytes(shape, schedule).items():
+        assert needed <= chip.buffers[space]
+    timeline = simulate(gemm_launch(shape, chip, schedule), chip)
+    assert timeline.core_count <= chip.core_count
+    if side == 4096:
+        assert timeline.core_count == chip.core_count
+        assert timeline.peak_share > 0.4
+
+
+@pytest.mark.parametrize("chip_name", PRESETS)
+def test_kernels_print_and_parse_back(chip_name):
+    chip = load_chip(chip_name)
+    launches = [
+        gemm_launch(GemmShape(100, 70, 90), chip),
+        conv_launch(ConvShape(2, 20, 9, 11, 24, 3, 3, 1, 1), chip),
+    ]
+    for launch in launches:
+        for part in launch.parts:
+            assert parse_program(str(part.program)) == part.program
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910B2"])
+@pytest.mark.parametrize("op", ["vadd", "vsub", "vmul", "vmax", "vrelu", "vexp"])
+def test_elementwise_kernels_on_all_vector_cores(chip_name, op):
+    chip = load_chip(chip_name)
+    cores = chip.core_count * chip.vector_cores_per_core
+    launch = elementwise_launch(chip, cores * 512, op=op, tile=256)
+    assert launch.core_count == cores
+    rng = np.random.default_rng(0)
+    names = [b.name for b in launch.tensors if b.name != "y"]
+    values = {n: rng.standard_normal(cores * 512).astype(np.float16) for n in names}
+    functions = {
+        "vadd": np.add,
+        "vsub": np.subtract,
+        "vmul": np.multiply,
+        "vmax": np.maximum,
+        "vrelu": lambda v: np.maximum(v, 0),
+        "vexp": np.exp,
+    }
+    expected = functions[op](*(v.astype(np.float32) for v in values.values()))
+    np.testing.assert_array_equal(execute(launch, values, chip)["y"], expected.astype(np.float16))
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+SHAPE = GemmShape(64, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: GemmShape(0, 1, 1), InputError, "at least 1"),
+        (lambda: GemmShape(1, -3, 1), InputError, "at least 1"),
+        (lambda: GemmShape(1 << 40, 1, 1), InputError, "at most"),
+        (lambda: GemmShape(1, 1, 1, "fp64"), InputError, "fp16 or int8"),
+        (lambda: GemmShape(1, 1, 1, "fp16", "int8"), InputError, "out dtype"),
+        (lambda: ConvShape(1, 1, 0, 1, 1, 1, 1), InputError, "sizes"),
+        (lambda: ConvShape(1, 1, 4, 4, 1, 3, 3, stride=0), InputError, "stride"),
+        (lambda: ConvShape(1, 1, 4, 4, 1, 3, 3, pad=-1), InputError, "padding"),
+        (lambda: ConvShape(1, 1, 4, 4, 1, 5, 5), InputError, "padded image 4x4"),
+        (lambda: ConvShape(1, 1, 4, 4, 1, 1, 1, dtype="fp8"), InputError, "fp16 or int8"),
+        (lambda: gemm_launch(SHAPE, TOY, GemmSchedule(24, 16, 16, 1, 1, 1)), InputError, "base_m"),
+        (lambda: gemm_launch(SHAPE, TOY, GemmSchedule(16, 8, 16, 1, 1, 1)), InputError, "base_k"),
+        (lambda: gemm_launch(SHAPE, TOY, GemmSchedule(16, 16, 0, 1, 1, 1)), InputError, "base_n"),
+        (lambda: gemm_launch(SHAPE, TOY, GemmSchedule(16, 16, 16, 0, 1, 1)), InputError, "step_k"),
+        (lambda: gemm_launch(SHAPE, TOY, GemmSchedule(16, 16, 16, 1, 3, 1)), InputError, "grid"),
+        (
+            lambda: gemm_launch(SHAPE, TOY, GemmSchedule(512, 16, 16, 1, 1, 1)),
+            CapacityError,
+            "L0A for tile 512,16,16",
+        ),
+        (
+            lambda: gemm_launch(SHAPE, TOY, GemmSchedule(64, 32, 64, 9, 1, 1)),
+            CapacityError,
+            "L1 for tile",
+        ),
+        (lambda: elementwise_program(TOY, 1024, tile=100), InputError, "multiple of 128"),
+        (lambda: elementwise_program(TOY, 1000, tile=256), InputError, "divide 1000"),
+        (lambda: elementwise_program(TOY, 1 << 20, tile=1 << 20), CapacityError, "bytes of UB"),
+        (lambda: elementwise_launch(TOY, 1001), InputError, "multiple of 2"),
+        (lambda: pack_gemm(SHAPE, np.zeros((2, 2)), np.zeros((64, 64))), InputError, "A 64x64"),
+        (
+            lambda: pack_conv(
+                ConvShape(1, 1, 4, 4, 1, 1, 1), np.zeros((1, 1, 4, 5)), np.zeros((1, 1, 1, 1))
+            ),
+            InputError,
+            "x as",
+        ),
+    ],
+)
+def test_bad_problems_and_schedules_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_window_too_large_for_l1_is_refused():
+    shape = ConvShape(1, 512, 8, 1024, 16, 7, 7, 1, 3)
+    with pytest.raises(AscendLabError, match=r"L1|bytes"):
+        conv_launch(shape, TOY, conv_schedule(shape, TOY))
+
+
+# -- how a student's values are judged -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "error", "good"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0, True),
+        ([1.0, 2.0], [1.001, 2.0], 0.001, True),
+        ([1.0, 2.0], [1.0, 3.0], 1.0, False),
+        ([1.0, np.nan], [1.0, 2.0], np.inf, False),
+        ([1.0, np.inf], [1.0, 2.0], np.inf, False),
+    ],
+)
+def test_values_are_compared_with_the_formats_tolerance(got, expected, error, good):
+    largest, ok = compare(np.array(got, np.float16), np.array(expected))
+    assert ok is good
+    assert largest == pytest.approx(error, rel=1e-2)
+
+
+def test_whole_numbers_must_match_exactly():
+    assert compare(np.array([7], np.int32), np.array([7])) == (0.0, True)
+    assert compare(np.array([7], np.int32), np.array([8])) == (1.0, False)
+
+
+def test_outputs_of_another_size_are_refused():
+    with pytest.raises(InputError, match="3 output elements"):
+        compare(np.zeros(4, np.float16), np.zeros(3))
