@@ -157,7 +157,8 @@ def test_default_schedules_fit_and_use_the_chip(chip_name, side):
     assert timeline.core_count <= chip.core_count
     if side == 4096:
         assert timeline.core_count == chip.core_count
-        assert timeline.peak_share > 0.4
+        # The Toy's memory feeds its cubes a tenth of what they could use.
+        assert timeline.peak_share > (0.05 if chip_name == "Toy" else 0.4)
 
 
 @pytest.mark.parametrize("chip_name", PRESETS)

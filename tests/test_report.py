@@ -125,7 +125,7 @@ def test_the_overview_computes_peaks_and_names_the_weakest_trust() -> None:
     assert "262.1 TFLOPS|published" in texts  # 910A: 2 * 32 * 4096 * 1 GHz
     assert "8.2 TFLOPS|derived" in texts  # 310: its clock is derived
     assert "24 cube + 48 vector|published" in texts
-    assert "–|no source" in texts  # nobody prints the power of some chips
+    assert "–|no entry" in texts  # nobody prints the power of some chips
     for name, chip in chips.items():
         assert name in texts
         assert f"{chip.peak_ops_per_s('int8') / 1e12:,.1f} TOPS" in str(texts)
@@ -143,7 +143,6 @@ def test_counts_by_trust_add_up() -> None:
         at = rows.index(f"{chip.name}, its own")
         numbers = [*own.values(), len(chip.facts) - len(shared)]
         assert rows[at + 1 : at + 5] == [str(number) for number in numbers]
-    assert trust_counts(chips[-1], chips[-1].facts.keys() - shared)["published"] == 0, "Toy"
     assert tuple(trust_counts(chips[0])) == TRUST_LEVELS
 
 

@@ -200,7 +200,7 @@ def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
     head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
-        '<div style="overflow-x: auto">\n<table class="table">\n'
+        '<div style="overflow-x: auto">\n<table class="dataframe table table-sm">\n'
         f'<caption style="caption-side: top">{escape(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
     )
@@ -216,7 +216,7 @@ def overview_html(chips: Iterable[Chip]) -> str:
     names = list(dict.fromkeys(name for column in found for name in column))
     rows = [
         [f'<th scope="row">{escape(name)}</th>']
-        + [column.get(name, "<td>\u2013<br><small>no source</small></td>") for column in found]
+        + [column.get(name, "<td>\u2013<br><small>no entry</small></td>") for column in found]
         for name in names
     ]
     return table_html("The chips side by side", ["", *(chip.name for chip in chips)], rows)

@@ -1,0 +1,30 @@
+"""The API page lists every public name of the package, and nothing that is not there."""
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
+PACKAGES = ("chip", "isa", "sim", "kernels", "machines", "checks", "figures", "widgets")
+ENTRY = re.compile(r"^\.\. (?:auto(?:class|function|exception)|data):: (\w+)$", re.MULTILINE)
+
+
+def listed(package: str) -> list[str]:
+    start = f"## `ascend_lab.{package}`"
+    assert PAGE.count(start) == 1
+    part = PAGE.split(start)[1].split("\n## ")[0]
+    assert set(re.findall(r"currentmodule:: (\S+)", part)) == {f"ascend_lab.{package}"}
+    return ENTRY.findall(part)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_stands_once(package: str) -> None:
+    module = import_module(f"ascend_lab.{package}")
+    public = set(module.FIGURES if package == "figures" else module.__all__)
+    names = listed(package)
+    assert len(names) == len(set(names))
+    assert set(names) - {"check_names"} == public
+    assert all(hasattr(module, name) for name in names)

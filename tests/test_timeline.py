@@ -1,0 +1,242 @@
+"""What a simulation tells: bounds on its cycles, spans, stalls, critical path, energy, summary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from strategies import gemm_cases, kernels, launches
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import PathError, SimulationError
+from ascend_lab.isa import Instruction, Launch, Loop, Part, Program
+from ascend_lab.kernels import GemmShape, elementwise_launch, elementwise_program, gemm_launch
+from ascend_lab.sim import Surroundings, instruction_cost, simulate
+from ascend_lab.sim.compiled import WORK
+
+TOY = load_chip("Toy")
+
+
+def assert_bounds(timeline):
+    """max over pipes of work <= cycles <= sum of work + latencies + flags."""
+    program = timeline.compiled
+    work = dict.fromkeys(program.pipes, 0)
+    everything = max(program.tail_latency, default=0)
+    rows = zip(program.steps, program.runs(), program.cycles, program.latency, strict=True)
+    for step, runs, cycles, latency in rows:
+        everything += runs * (cycles + latency)
+        if step.kind == WORK:
+            work[program.pipes[step.pipe]] += runs * cycles
+    assert all(timeline.busy_cycles[pipe] <= work[pipe] for pipe in work)
+    assert max(work.values(), default=0) <= timeline.cycles
+    if timeline.memory_slowdown == 1.0:
+        assert timeline.cycles <= everything
+
+
+@settings(max_examples=150)
+@given(kernels())
+def test_cycles_lie_between_the_busiest_pipe_and_no_overlap_at_all(case):
+    assert_bounds(simulate(*case))
+
+
+@settings(max_examples=30)
+@given(launches())
+def test_launches_keep_the_bounds(case):
+    assert_bounds(simulate(*case))
+
+
+@settings(max_examples=30)
+@given(gemm_cases())
+def test_matrix_products_keep_the_bounds(case):
+    shape, schedule, chip = case
+    assert_bounds(simulate(gemm_launch(shape, chip, schedule), chip))
+
+
+@settings(max_examples=60)
+@given(kernels(budget=40))
+def test_spans_fill_each_pipe_in_order(case):
+    timeline = simulate(*case)
+    free = dict.fromkeys(timeline.compiled.pipes, 0)
+    busy = dict.fromkeys(timeline.compiled.pipes, 0)
+    for span in timeline.spans:
+        assert span.start == free[span.pipe]
+        assert span.end - span.start >= span.stall_cycles >= 0
+        assert bool(span.cause) == bool(span.stall_cycles)
+        assert span.previous < len(timeline.spans)
+        free[span.pipe] = span.end
+        if not span.name.startswith(("wait_flag", "set_flag", "barrier")):
+            busy[span.pipe] += span.end - span.start
+    assert busy == timeline.busy_cycles
+    tails = dict(zip(timeline.compiled.pipes, timeline.compiled.tail_latency, strict=True))
+    assert max((end + tails[pipe] for pipe, end in free.items()), default=0) == timeline.cycles
+
+
+@settings(max_examples=60)
+@given(kernels(budget=40))
+def test_stalls_add_up_and_name_their_cause(case):
+    timeline = simulate(*case)
+    assert sum(timeline.stalls.values()) == sum(s.stall_cycles for s in timeline.spans)
+    assert list(timeline.stalls.values()) == sorted(timeline.stalls.values(), reverse=True)
+    for pipe, cause in timeline.stalls:
+        assert cause.split(">")[1].startswith(f"{pipe}:")
+
+
+@settings(max_examples=60)
+@given(kernels(budget=40))
+def test_the_critical_path_is_a_chain_from_start_to_end(case):
+    timeline = simulate(*case)
+    path = timeline.critical_path
+    if not timeline.spans:
+        assert path == ()
+        return
+    assert path[0].start == 0
+    assert path[0].stall_cycles == 0
+    tails = dict(zip(timeline.compiled.pipes, timeline.compiled.tail_latency, strict=True))
+    assert path[-1].end + tails[path[-1].pipe] == timeline.cycles
+    for before, after in pairwise(path):
+        begin = after.start + after.stall_cycles
+        assert begin >= before.end
+        assert begin == before.end or after.stall_cycles  # only a flag may add latency
+    shares = timeline.critical_share()
+    assert sum(shares.values()) == pytest.approx(1.0 if timeline.cycles else 0.0)
+
+
+def test_double_buffers_overlap_what_single_buffers_cannot():
+    one, two = (
+        simulate(elementwise_program(TOY, 32768, op="vrelu", tile=2048, depth=depth), TOY)
+        for depth in (1, 2)
+    )
+    assert one.cycles > 1.5 * two.cycles
+    assert one.busy_cycles == two.busy_cycles
+    assert max(two.busy_cycles.values()) > 0.8 * two.cycles
+
+
+def test_known_cycles_of_a_copy():
+    """startup 10 + 256 bytes at the memory's rate of 40 bytes/cycle but 32 on the path = 18."""
+    program = elementwise_program(TOY, 128, op="vrelu", tile=128, depth=1)
+    copy = next(i for i, _ in program.instructions() if i.op == "data_copy")
+    cost = instruction_cost(TOY, copy, Surroundings())
+    assert cost.occupancy_cycles == 10 + 8
+    assert cost.latency_cycles == 200
+    hit = instruction_cost(TOY, copy, Surroundings(fresh={"x1": 0.0}))
+    assert hit.latency_cycles == 50
+    crowd = instruction_cost(TOY, copy, Surroundings(active_cores=4))
+    assert crowd.occupancy_cycles == 10 + 26  # 40 / 4 = 10 bytes/cycle each
+
+
+def test_known_cycles_of_the_units():
+    launch = gemm_launch(GemmShape(64, 32, 64), TOY)
+    costs = {
+        i.op: instruction_cost(TOY, i, Surroundings()).occupancy_cycles
+        for i, _ in launch.parts[0].program.instructions()
+        if i.op in ("mmad", "set_flag", "wait_flag")
+    }
+    sizes = next(i for i, _ in launch.parts[0].program.instructions() if i.op == "mmad")
+    fractals = sizes.srcs[0].sizes[0] * sizes.srcs[0].sizes[1] * sizes.srcs[1].sizes[1]
+    assert costs == {"mmad": 6 + fractals, "set_flag": 1, "wait_flag": 1}
+    relu = elementwise_program(TOY, 1024, op="vrelu", tile=1024)
+    vector = next(i for i, _ in relu.instructions() if i.op == "vrelu")
+    cost = instruction_cost(TOY, vector, Surroundings())
+    assert (cost.occupancy_cycles, cost.latency_cycles) == (10 + 8, 13)
+    scalar = Instruction("scalar", "S", attrs=(("steps", 9),))
+    assert instruction_cost(TOY, scalar, Surroundings()).occupancy_cycles == 9
+
+
+def test_a_barrier_pays_the_latency_once():
+    """After a barrier the result is there: a flag set behind it adds no latency again."""
+    load = next(
+        i
+        for i, _ in elementwise_program(TOY, 128, op="vrelu", tile=128).instructions()
+        if i.op == "data_copy"
+    )
+    barrier = Instruction("barrier", "ALL")
+    program = elementwise_program(TOY, 128, op="vrelu", tile=128)
+    alone = Program("load", program.buffers, (load,), program.params)
+    closed = Program("load", program.buffers, (load, barrier), program.params)
+    cycles = simulate(alone, TOY).cycles
+    assert cycles == 18 + 200
+    assert simulate(closed, TOY).cycles == 18 + TOY.barrier_cycles
+
+
+def test_energy_counts_every_core_and_every_byte():
+    chip = load_chip("Ascend910A")
+    launch = elementwise_launch(chip, 32 * 2048)
+    one = Launch("one", (Part(launch.parts[0].program, launch.parts[0].bindings[:1]),))
+    whole, single = simulate(launch, chip), simulate(one, chip)
+    assert whole.energy_j == pytest.approx(32 * single.energy_j)
+    assert whole.energy_j > 0
+    program = gemm_launch(GemmShape(64, 64, 64), TOY)
+    cube_only = 64**3 * TOY.mac_energy_pj["fp16"]
+    assert simulate(program, TOY).energy_pj > cube_only
+
+
+def test_operations_per_second_and_shares():
+    timeline = simulate(gemm_launch(GemmShape(256, 256, 256), TOY), TOY)
+    assert timeline.macs == 256**3
+    assert timeline.ops_per_s == pytest.approx(2 * 256**3 / timeline.time_s)
+    assert timeline.peak_share == pytest.approx(timeline.ops_per_s / TOY.peak_ops_per_s("fp16"))
+    assert timeline.launch_cycles == 1000
+    assert timeline.total_cycles == timeline.cycles + 1000
+    assert all(0 <= share <= 1 for share in timeline.busy.values())
+
+
+def test_what_bounds_a_launch():
+    tiny = simulate(elementwise_program(TOY, 128, op="vrelu", tile=128), TOY)
+    assert tiny.bound_by == "launch"
+    large = simulate(elementwise_program(TOY, 1 << 16, op="vrelu", tile=2048), TOY)
+    assert large.bound_by in ("MTE2", "MTE3", "memory")
+
+
+def test_the_summary_is_plain_data():
+    timeline = simulate(gemm_launch(GemmShape(64, 64, 64), TOY), TOY)
+    data = json.loads(json.dumps(timeline.summary()))
+    assert data["cycles"] == timeline.cycles
+    assert data["bytes"]["GM->L1"] == timeline.path_bytes["GM", "L1"]
+    assert timeline.name in repr(timeline)
+    page = timeline._repr_html_()
+    for pipe in timeline.busy_cycles:
+        assert f"<td>{pipe}</td>" in page
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_too_many_spans_are_refused():
+    program = Program("long", (), (Loop("i", 10**6, (Instruction("scalar", "S"),)),))
+    timeline = simulate(program, TOY)
+    assert timeline.cycles == 10**6
+    with pytest.raises(SimulationError, match="instructions to draw"):
+        timeline.spans  # noqa: B018
+
+
+def test_too_many_cores_are_refused():
+    launch = elementwise_launch(load_chip("Ascend910A"), 32 * 2048)
+    with pytest.raises(SimulationError, match="at most 2 core cores on Toy; got 32"):
+        simulate(launch, TOY)
+
+
+def test_an_empty_launch_is_refused():
+    with pytest.raises(SimulationError, match="at least one core"):
+        simulate(Launch("nothing", ()), TOY)
+
+
+def test_a_path_the_chip_lacks_is_refused():
+    launch = gemm_launch(GemmShape(64, 64, 64), TOY)
+    with pytest.raises(PathError, match="L0C->UB on Ascend910B2"):
+        simulate(launch, load_chip("Ascend910B2"))
+
+
+def test_faster_memory_never_costs_cycles():
+    launch = gemm_launch(GemmShape(192, 192, 192), TOY)
+    rates = (1e9, 4e9, 16e9, 64e9, 256e9)
+    cycles = [
+        simulate(
+            launch,
+            replace(TOY, device_memory=replace(TOY.device_memory, rate_bytes_per_s=rate)),
+        ).cycles
+        for rate in rates
+    ]
+    assert cycles == sorted(cycles, reverse=True)
