@@ -1,6 +1,6 @@
 """A kernel of your own: copy this file, change it, and run
 
-    ascend-lab run-kernel notebooks/my_kernel.py --chip Toy --sanitize
+ascend-lab run-kernel notebooks/my_kernel.py --chip Toy --sanitize
 """
 
 import numpy as np

@@ -75,7 +75,7 @@ def mmad(
     """Multiply-accumulate one tile: C = A @ B (+ bias), or C += A @ B where accumulate is not 0.
 
     A (M1, K1, 16, C0) in L0A as zZ, B (K1, N1, 16, C0) in L0B as zN, C (N1, M1, 16, 16) in L0C as
-    zNZ; fp16 -> fp32 or fp16, int8 -> int32. `accumulate` may be affine in loop variables: the
+    nZ; fp16 -> fp32 or fp16, int8 -> int32. `accumulate` may be affine in loop variables: the
     first pass of a reduction writes, the others add.
     """
     srcs = (a, b) if bias is None else (a, b, bias)
