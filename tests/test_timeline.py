@@ -104,14 +104,22 @@ def test_the_critical_path_is_a_chain_from_start_to_end(case):
     assert sum(shares.values()) == pytest.approx(1.0 if timeline.cycles else 0.0)
 
 
-def test_double_buffers_overlap_what_single_buffers_cannot():
-    one, two = (
+def test_more_slots_overlap_more():
+    one, two, three = (
         simulate(elementwise_program(TOY, 32768, op="vrelu", tile=2048, depth=depth), TOY)
-        for depth in (1, 2)
+        for depth in (1, 2, 3)
     )
     assert one.cycles > 1.5 * two.cycles
-    assert one.busy_cycles == two.busy_cycles
-    assert max(two.busy_cycles.values()) > 0.8 * two.cycles
+    assert two.cycles > three.cycles
+    assert one.busy_cycles == two.busy_cycles == three.busy_cycles
+    assert max(three.busy_cycles.values()) > 0.75 * three.cycles
+
+
+def test_a_program_that_does_nothing_has_no_spans():
+    timeline = simulate(Program("idle", (), (Loop("i", 0, (Instruction("scalar", "S"),)),)), TOY)
+    assert (timeline.cycles, timeline.spans, timeline.critical_path) == (0, (), ())
+    assert timeline.critical_share() == {}
+    assert timeline.bound_by == "launch"
 
 
 def test_known_cycles_of_a_copy():

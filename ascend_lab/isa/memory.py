@@ -185,7 +185,7 @@ class Region:
         slots = self.buffer.slots
         terms = tuple((v, c % slots) for v, c in self.slot.terms if c % slots)
         object.__setattr__(self, "slot", Affine(self.slot.const % slots, terms))
-        if len(self.sizes) != len(self.strides) or any(s < 1 for s in self.sizes):
+        if not 0 < len(self.sizes) == len(self.strides) or min(self.sizes) < 1:
             raise ProgramError(
                 f"region of {self.buffer.name}: one stride per size, sizes >= 1",
                 f"sizes {self.sizes}, strides {self.strides}",

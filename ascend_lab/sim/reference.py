@@ -216,7 +216,7 @@ def run_reference(
     finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
     kept = None
     if record:
-        steps, starts, finishes, causes = (list(map(int, column)) for column in records)
+        steps, starts, finishes, causes = (list(map(int, c[:events])) for c in records)
         kept = Record([code.step[i] for i in steps], starts, finishes, causes)
     return max(finish, default=0), ends, kept
 
