@@ -93,9 +93,16 @@ class Loop:
         object.__setattr__(self, "count", whole(self.count, f"loop {self.var}: its trip count"))
         if self.count < 0:
             raise ProgramError(f"loop {self.var}: a trip count >= 0", str(self.count))
+        _check_nodes(f"loop {self.var}", self.body)
 
 
 Node = Instruction | Loop
+
+
+def _check_nodes(where: str, nodes: tuple[Node, ...]) -> None:
+    bad = next((n for n in nodes if not isinstance(n, Instruction | Loop)), None)
+    if bad is not None:
+        raise ProgramError(f"{where}: a body of instructions and loops", repr(bad), "build them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,8 @@ class Program:
     params: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that params have different names and at least one value each."""
+        """Check the body, and that params have different names and at least one value each."""
+        _check_nodes(self.name, self.body)
         names = [name for name, _ in self.params]
         if len(set(names)) < len(names) or any(count < 1 for _, count in self.params):
             raise ProgramError(

@@ -59,10 +59,11 @@ def parse_program(text: str) -> Program:
             elif words[0] == "buffer":
                 buffers[words[1]] = _buffer(words)
             elif words[0] == "loop":
-                stack.append((indent, words[1], int(words[2].rstrip(":")), []))
+                loop = Loop(words[1], int(words[2].rstrip(":")), ())
+                stack.append((indent, loop.var, loop.count, []))
             else:
                 stack[-1][3].append(_instruction(line.strip(), buffers))
-        except (ValueError, KeyError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, IndexError, AttributeError, ProgramError) as error:
             raise ProgramError(
                 f"line {number} in program text form", line.strip(), f"mend it ({error})"
             ) from error

@@ -45,6 +45,7 @@ from ascend_lab.kernels.tiles import (
     repeat,
     segments,
     store_tile,
+    sum_queue,
 )
 from ascend_lab.kernels.windows import Window, runs_of
 
@@ -159,9 +160,6 @@ def _kernel(shape: ConvShape, schedule: GemmSchedule, chip: Chip, n_own: int) ->
         k.tensor("y", shape.out_dtype, shape.n * n1 * pixels * FRACTAL),
     )
     image = stage * max_rows(shape, schedule.base_m // FRACTAL) * shape.w * c0
-    slots = 2 if tile_m * tile_n * 2048 <= chip.buffers["L0C"] else 1
-    drain = "V" if chip.combined else "FIX"
-    wide = ACCUMULATOR[dtype]
     return _Conv(
         shape,
         k,
@@ -174,7 +172,7 @@ def _kernel(shape: ConvShape, schedule: GemmSchedule, chip: Chip, n_own: int) ->
             k.queue("x_l0", "L0A", dtype, tile_m * tile_k * area, src="MTE1", dst="M"),
             k.queue("w_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M"),
         ),
-        k.queue("y_l0", "L0C", wide, tile_m * tile_n * 256, src="M", dst=drain, depth=slots),
+        sum_queue(k, "y_l0", ACCUMULATOR[dtype], tile_m, tile_n),
         out_queue(k, shape.out_dtype, tile_m, tile_n) if chip.combined else None,
         c1,
         n1,

@@ -39,6 +39,7 @@ from ascend_lab.kernels.tiles import (
     out_queue,
     segments,
     store_tile,
+    sum_queue,
 )
 
 
@@ -114,8 +115,6 @@ def _kernel(
         k.tensor("b", dtype, k1 * n1 * area),
         k.tensor("c", shape.out_dtype, n1 * m1 * 256),
     )
-    slots = 2 if tile_m * tile_n * 2048 <= chip.buffers["L0C"] else 1
-    drain, wide = "V" if chip.combined else "FIX", ACCUMULATOR[dtype]
     return _Kernel(
         k,
         tensors,
@@ -127,15 +126,7 @@ def _kernel(
             k.queue("a_l0", "L0A", dtype, tile_m * tile_k * area, src="MTE1", dst="M"),
             k.queue("b_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M"),
         ),
-        k.queue(
-            "c_l0",
-            "L0C",
-            wide,
-            tile_m * tile_n * 256,
-            src="M",
-            dst=drain,
-            depth=slots,
-        ),
+        sum_queue(k, "c_l0", ACCUMULATOR[dtype], tile_m, tile_n),
         out_queue(k, shape.out_dtype, tile_m, tile_n) if chip.combined else None,
         (m1, k1, n1),
         tile_k,

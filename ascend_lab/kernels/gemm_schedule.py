@@ -46,9 +46,11 @@ class GemmShape:
                 f"{self.m}, {self.k}, {self.n}",
                 "give three positive sizes",
             )
-        if max(self.m, self.k, self.n) > 1 << 24:
+        if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
             raise InputError(
-                "m, k and n of at most 16777216", f"{self.m}, {self.k}, {self.n}", "split it"
+                "m, k and n of at most 16777216, and 2 m k n of at most 2^56",
+                f"{self.m}, {self.k}, {self.n}",
+                "split it",
             )
         if self.dtype not in ACCUMULATOR:
             raise InputError("dtype fp16 or int8", self.dtype, "convert the operands")

@@ -48,6 +48,8 @@ def run_kernel_file(
 
     Raises `InputError` naming file, line and error for anything wrong in the file itself.
     """
+    if seed < 0:
+        raise InputError("a seed of at least 0", str(seed), "leave it out for 0")
     names = _load(file)
     program = _call(file, "kernel", names["kernel"], chip)
     if not isinstance(program, Program | Launch):
@@ -70,10 +72,22 @@ def run_kernel_file(
     for name, expected in wanted.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
-        error, good = compare(outputs[name], np.asarray(expected))
+        error, good = compare(outputs[name], _numbers(file, name, expected))
         errors[name] = error
         ok = ok and good
     return KernelReport(ok, errors, simulate(program, chip), findings)
+
+
+def _numbers(file: str | Path, name: str, expected: Any) -> Any:
+    try:
+        array = np.asarray(expected)
+    except ValueError as error:
+        raise InputError(f"{file}: reference {name} as one array", str(error)) from error
+    if array.dtype.kind not in "fiub":
+        raise InputError(
+            f"{file}: reference {name} of numbers", str(array.dtype), "return a NumPy array"
+        )
+    return array
 
 
 def compare(values: Any, expected: Any) -> tuple[float, bool]:
@@ -84,7 +98,7 @@ def compare(values: Any, expected: Any) -> tuple[float, bool]:
     want = expected.astype(np.float64)
     tolerance = TOLERANCE.get(values.dtype, 0.0)
     with np.errstate(invalid="ignore"):
-        difference = np.abs(got - want)
+        difference = np.where(got == want, 0.0, np.abs(got - want))
     good = bool(np.all(difference <= tolerance * (1.0 + np.abs(want))))
     finite = difference[np.isfinite(difference)]
     largest = float(finite.max()) if finite.size == difference.size and finite.size else 0.0

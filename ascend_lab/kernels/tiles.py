@@ -36,6 +36,14 @@ def segments(
         yield Affine(full * tile), total % tile
 
 
+def sum_queue(builder: KernelBuilder, name: str, dtype: str, tile_m: int, tile_n: int) -> Queue:
+    """Allocate L0C for tiles of sums: two slots if they fit, drained by V or by the fix pipe."""
+    size = tile_m * tile_n * 256
+    depth = 2 if 2 * size * DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"] else 1
+    drain = "V" if builder.chip.combined else "FIX"
+    return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
+
+
 def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Queue:
     """Allocate UB slots for draining C by as many 16-wide columns as fit twice."""
     column = tile_m * 256 * DTYPE_BYTES[dtype]

@@ -1,0 +1,399 @@
+"""The command line: verbs, the JSON contract, exit codes, and one line for every bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ascend_lab import __version__
+from ascend_lab.chip import PRESETS
+from ascend_lab.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
+GEMM_KEYS = {"time_s", "cycles", "tflops", "busy", "bound_by", "bytes", "schedule"}
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys, *arguments: object) -> dict:
+    code, out, err = run(capsys, *arguments, "--json", "-")
+    assert (code, err) == (0, "")
+    return json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# -- verbs -----------------------------------------------------------------------------------------
+
+
+def test_chips_lists_all_and_shows_one(capsys):
+    assert tuple(run_json(capsys, "chips")) == PRESETS
+    data = run_json(capsys, "chips", "Ascend910A")
+    assert data["peak_ops_per_s"]["fp16"] == pytest.approx(262.144e12)
+    assert data["facts"]["clock.hz"]["source"] in data["sources"]
+    code, out, _ = run(capsys, "chips")
+    assert code == 0
+    assert all(name in out for name in PRESETS)
+    code, out, _ = run(capsys, "chips", "Toy")
+    assert "clock.hz" in out
+
+
+@pytest.mark.parametrize("chip", PRESETS)
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_gemm_keeps_the_contract(capsys, chip, dtype):
+    data = run_json(capsys, "gemm", 500, 300, 200, "--chip", chip, "--dtype", dtype)
+    assert data.keys() >= GEMM_KEYS
+    assert set(data["busy"]) == {"cube", "mte1", "mte2", "store"}
+    assert all(0 <= share <= 1 for share in data["busy"].values())
+    assert data["time_s"] > 0
+    assert isinstance(data["cycles"], int)
+    assert data["tflops"] == pytest.approx(2 * 500 * 300 * 200 / data["time_s"] / 1e12)
+    assert data["bound_by"]
+    assert data["bytes"]["GM->L1"] > 0
+    assert set(data["schedule"]) >= {"base_m", "base_k", "base_n", "step_k"}
+
+
+def test_gemm_sizes_are_m_n_k(capsys):
+    """C = A @ B with A of M x K: N is the second number."""
+    data = run_json(capsys, "gemm", 16, 32, 64, "--chip", "Toy")
+    assert data["bytes"]["GM->L1"] >= (16 * 64 + 64 * 32) * 2
+    assert "16x64x32" in data["name"]
+
+
+def test_gemm_takes_a_schedule(capsys):
+    options = ("--tile", "128,64,256", "--step-k", 4, "--grid", "4x6")
+    data = run_json(capsys, "gemm", 1536, 1536, 1536, "--chip", "Ascend910B2", *options)
+    assert data["schedule"] == {
+        "base_m": 128,
+        "base_k": 64,
+        "base_n": 256,
+        "step_k": 4,
+        "grid_rows": 4,
+        "grid_cols": 6,
+    }
+    assert data["cores"] == 24
+
+
+def test_conv_keeps_the_contract(capsys):
+    sizes = (1, 16, 20, 20, 32, 3, 3)
+    data = run_json(capsys, "conv", *sizes, "--stride", 2, "--pad", 1, "--chip", "Toy")
+    assert data.keys() >= GEMM_KEYS
+    assert set(data["busy"]) == {"cube", "mte1", "mte2", "store"}
+    twice = run_json(capsys, "conv", *sizes, "--stride", 1, "--pad", 1, "--chip", "Toy")
+    assert twice["cycles"] > data["cycles"]
+
+
+def test_text_output_names_what_bounds_it(capsys):
+    code, out, err = run(capsys, "gemm", 256, 256, 256, "--chip", "Toy")
+    assert (code, err) == (0, "")
+    assert "TFLOPS" in out
+    assert "bound by" in out
+
+
+def test_json_and_trace_go_to_files(capsys, tmp_path):
+    target, trace = tmp_path / "out.json", tmp_path / "trace.json"
+    code, out, err = run(
+        capsys, "gemm", 64, 64, 64, "--chip", "Toy", "--json", target, "--trace", trace
+    )
+    assert (code, out, err) == (0, "", "")
+    assert json.loads(target.read_text("utf-8")).keys() >= GEMM_KEYS
+    assert json.loads(trace.read_text("utf-8"))["traceEvents"]
+
+
+def test_a_chip_file_of_ones_own(capsys, tmp_path):
+    file = tmp_path / "fast.toml"
+    file.write_text(
+        'base = "Toy"\nname = "Fast"\nsummary = "Toy at 2 GHz"\ncombined = true\n'
+        '[clock]\nhz = { value = 2e9, source = "TEAM", trust = "assumed" }\n',
+        "utf-8",
+    )
+    assert run_json(capsys, "chips", file)["clock_hz"] == 2e9
+    assert run_json(capsys, "gemm", 64, 64, 64, "--chip", file)["chip"] == "Fast"
+
+
+def test_version_and_help(capsys):
+    for flag, text in (("--version", __version__), ("--help", "run-kernel")):
+        with pytest.raises(SystemExit) as stop:
+            main([flag])
+        assert stop.value.code == 0
+        assert text in capsys.readouterr().out
+
+
+# -- kernels of one's own --------------------------------------------------------------------------
+
+KERNEL = MY_KERNEL.read_text("utf-8")
+
+
+def kernel_file(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "student.py"
+    file.write_text(text, "utf-8")
+    return file
+
+
+@pytest.mark.parametrize("chip", ["Toy", "Ascend910A", "Ascend910B2"])
+def test_the_example_kernel_is_right_and_clean(capsys, chip):
+    data = run_json(capsys, "run-kernel", MY_KERNEL, "--chip", chip, "--sanitize")
+    assert data["values_ok"] is True
+    assert data["findings"] == []
+    assert data["cycles"] > 0
+
+
+def test_wrong_values_exit_with_1(capsys, tmp_path):
+    wrong = KERNEL.replace("np.maximum(arrays", "np.minimum(arrays")
+    code, out, err = run(capsys, "run-kernel", kernel_file(tmp_path, wrong), "--chip", "Toy")
+    assert (code, err) == (1, "")
+    assert "WRONG" in out
+    file = kernel_file(tmp_path, wrong)
+    code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy", "--json", "-")
+    assert (code, err) == (1, "")
+    assert json.loads(out)["values_ok"] is False
+
+
+def test_poison_in_the_output_exits_with_1(capsys, tmp_path):
+    missing = KERNEL.replace("        k.copy(y.region", "        (y.region")
+    code, out, err = run(
+        capsys, "run-kernel", kernel_file(tmp_path, missing), "--chip", "Toy", "--json", "-"
+    )
+    assert (code, err) == (1, "")
+    assert json.loads(out)["max_error"] == {"y": None}  # infinite, which JSON cannot say
+
+
+RACY = KERNEL.replace("        x_ub.enqueue()\n", "").replace(
+    "source, target = x_ub.dequeue(), y_ub.alloc()",
+    "source, target = first, y_ub.alloc()",
+)
+RACY = RACY.replace(
+    "        k.copy(x_ub.alloc().region()",
+    "        first = x_ub.alloc()\n        k.copy(first.region()",
+).replace(
+    "        x_ub.free()\n",
+    "        x_ub.enqueue()\n        x_ub.dequeue()\n        x_ub.free()\n",
+)
+
+
+def test_a_race_exits_with_1_only_when_asked_to_look(capsys, tmp_path):
+    file = kernel_file(tmp_path, RACY)
+    code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy", "--sanitize", "--json", "-")
+    assert (code, err) == (1, "")
+    kinds = {finding["kind"] for finding in json.loads(out)["findings"]}
+    assert kinds & {"race", "uninitialised-read"}
+
+
+def test_a_kernel_in_place_is_clean(capsys, tmp_path):
+    """The sanitizer knows from `inputs` which tensors are filled before the launch."""
+    in_place = KERNEL.replace("k.copy(y.region(", "k.copy(x.region(").replace(
+        '{"y": np.maximum', '{"x": np.maximum'
+    )
+    file = kernel_file(tmp_path, in_place)
+    data = run_json(capsys, "run-kernel", file, "--chip", "Toy", "--sanitize")
+    assert data["values_ok"] is True
+    assert data["findings"] == []
+
+
+# -- bad input: exit code 2, one line, no traceback ------------------------------------------------
+
+TOY = ("--chip", "Toy")
+CUBE = ("gemm", 64, 64, 64)
+BAD_ARGUMENTS = {
+    "nothing": (),
+    "unknown verb": ("train",),
+    "unknown option": ("chips", "--colour"),
+    "unknown chip": ("chips", "Ascend999"),
+    "absent chip file": ("chips", "absent.toml"),
+    "chip missing": CUBE,
+    "sizes missing": ("gemm", 64, 64, *TOY),
+    "one size too many": (*CUBE, 64, *TOY),
+    "size as text": ("gemm", "big", 64, 64, *TOY),
+    "size as fraction": ("gemm", 64.5, 64, 64, *TOY),
+    "negative size": ("gemm", -64, 64, 64, *TOY),
+    "zero size": ("gemm", 64, 0, 64, *TOY),
+    "huge size": ("gemm", 10**12, 64, 64, *TOY),
+    "all sizes large": ("gemm", 1 << 24, 1 << 24, 1 << 24, *TOY),
+    "size of 5000 digits": ("gemm", "9" * 5000, 64, 64, *TOY),
+    "bad dtype": (*CUBE, *TOY, "--dtype", "fp8"),
+    "bad out dtype": (*CUBE, *TOY, "--out-dtype", "int8"),
+    "tile of two": (*CUBE, *TOY, "--tile", "16,16"),
+    "tile of text": (*CUBE, *TOY, "--tile", "a,b,c"),
+    "tile of nothing": (*CUBE, *TOY, "--tile", ""),
+    "tile misaligned": (*CUBE, *TOY, "--tile", "17,16,16"),
+    "tile negative": (*CUBE, *TOY, "--tile=-16,16,16"),
+    "tile overflows L0": (*CUBE, *TOY, "--tile", "512,512,512"),
+    "stage overflows L1": (*CUBE, *TOY, "--tile", "64,32,64", "--step-k", 99),
+    "step zero": (*CUBE, *TOY, "--step-k", 0),
+    "step text": (*CUBE, *TOY, "--step-k", "x"),
+    "grid of one": (*CUBE, *TOY, "--grid", "2"),
+    "grid of zero": (*CUBE, *TOY, "--grid", "0x2"),
+    "grid too large": (*CUBE, *TOY, "--grid", "4x4"),
+    "json nowhere": (*CUBE, *TOY, "--json", "/nonexistent/out.json"),
+    "json is a folder": (*CUBE, *TOY, "--json", "."),
+    "json empty": (*CUBE, *TOY, "--json", ""),
+    "trace nowhere": (*CUBE, *TOY, "--trace", "/nonexistent/trace.json"),
+    "trace too long": ("gemm", 8192, 8192, 8192, *TOY, "--trace", "trace.json"),
+    "conv sizes missing": ("conv", 1, 16, 8, 8, 16, 3, *TOY),
+    "conv zero": ("conv", 1, 0, 8, 8, 16, 3, 3, *TOY),
+    "conv kernel too large": ("conv", 1, 16, 8, 8, 16, 9, 9, *TOY),
+    "conv stride zero": ("conv", 1, 16, 8, 8, 16, 3, 3, "--stride", 0, *TOY),
+    "conv negative pad": ("conv", 1, 16, 8, 8, 16, 3, 3, "--pad", -1, *TOY),
+    "conv absurd pad": ("conv", 1, 16, 8, 8, 16, 3, 3, "--pad", 10**9, *TOY),
+    "conv all large": ("conv", *[1 << 20] * 7, *TOY),
+    "conv window beyond L1": ("conv", 1, 512, 8, 4096, 16, 7, 7, "--pad", 3, *TOY),
+    "kernel absent": ("run-kernel", "absent.py", *TOY),
+    "kernel is a folder": ("run-kernel", ".", *TOY),
+    "kernel seed text": ("run-kernel", MY_KERNEL, *TOY, "--seed", "x"),
+    "kernel seed negative": ("run-kernel", MY_KERNEL, *TOY, "--seed", -1),
+}
+
+
+def assert_refused(capsys, *arguments: object) -> str:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert err.startswith("ascend-lab: ")
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS)
+def test_bad_arguments_give_one_line_and_code_2(capsys, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(capsys, *BAD_ARGUMENTS[case])
+
+
+def test_an_overflowing_tile_says_needed_available_and_remedy(capsys):
+    err = assert_refused(capsys, *CUBE, *TOY, "--tile", "512,512,512")
+    assert "L0A for tile 512,512,512" in err
+    assert "1048576 bytes; got 8192 on Toy" in err
+    assert "halve a side" in err
+
+
+HEAD = "import numpy as np\nfrom ascend_lab.isa import *\nfrom ascend_lab.isa import Program\n"
+
+
+def functions(
+    kernel: str = "return Program('p', (), ())",
+    inputs: str = "return {}",
+    reference: str = "return {}",
+) -> str:
+    return (
+        f"{HEAD}def kernel(chip):\n    {kernel}\n"
+        f"def inputs(rng):\n    {inputs}\n"
+        f"def reference(arrays):\n    {reference}\n"
+    )
+
+
+COPY = (
+    "k = KernelBuilder('c', chip); x = k.tensor('x', 'fp16', 16); y = k.tensor('y', 'fp16', 16); "
+    "t = k.buffer('t', 'UB', 'fp16', 16); k.copy(t.region(), x.region()); k.barrier(); "
+    "k.copy(y.region(), t.region()); return k.finish()"
+)
+ONES = "return {'x': np.ones(16, np.float16)}"
+BAD_KERNELS = {
+    "syntax error": "def kernel(chip:\n",
+    "not text": b"\xff\xfe\x00",
+    "null byte": b"x = 1\0",
+    "raises on loading": "1 / 0\n",
+    "imports itself in a loop": "import student\nfrom student import kernel\n",
+    "imports what is absent": "import no_such_module_at_all\n",
+    "stops the program": "import sys\nsys.exit(0)\n",
+    "stops in kernel": functions("raise SystemExit(3)"),
+    "no functions": "x = 1\n",
+    "functions are numbers": "kernel = inputs = reference = 3\n",
+    "kernel raises": functions("return undefined"),
+    "kernel asserts": functions("assert False, 'no'"),
+    "kernel recurses": functions("return kernel(chip)"),
+    "kernel takes nothing": functions().replace("kernel(chip)", "kernel()"),
+    "kernel returns nothing": functions("pass"),
+    "kernel returns text": functions("return 'program'"),
+    "kernel returns a class": functions("return Program"),
+    "kernel breaks a rule": functions(
+        "KernelBuilder('k', chip).buffer('b', 'UB', 'fp16', 1 << 30)"
+    ),
+    "kernel leaves a buffer": functions(COPY.replace("x.region()", "x.region(16, 16)")),
+    "kernel deadlocks": functions(
+        "return Program('p', (), (Instruction('wait_flag', 'V', event=Event('S', 'V', 0)),))"
+    ),
+    "kernel uses too many cores": functions(
+        "p = Program('p', (), (), (('core', 99),)); "
+        "return Launch('l', (Part(p, tuple([(('core', i),) for i in range(99)])),))"
+    ),
+    "kernel is hand-made nonsense": functions("return Program('p', (), (1, 2))"),
+    "kernel is endless": functions(
+        "return Program('p', (), (Loop('i', 10**12, (Instruction('scalar', 'S'),)),))"
+    ),
+    "launch without parts": functions("return Launch('l', ())"),
+    "inputs raise": functions(COPY, "return {}['x']", ONES),
+    "inputs return a list": functions(COPY, "return [1]"),
+    "inputs of another size": functions(COPY, "return {'x': np.ones(3, np.float16)}"),
+    "inputs of another type": functions(COPY, "return {'x': np.ones(16)}"),
+    "inputs with a strange name": functions(COPY, "return {'z': np.ones(16, np.float16)}"),
+    "inputs with a number for a name": functions(COPY, "return {7: np.ones(16, np.float16)}"),
+    "inputs ragged": functions(COPY, "return {'x': [[1], [1, 2]]}"),
+    "reference raises": functions(COPY, ONES, "raise ValueError('multi\\nline')"),
+    "reference returns an array": functions(COPY, ONES, "return np.ones(16)"),
+    "reference of another size": functions(COPY, ONES, "return {'y': np.ones(4)}"),
+    "reference of another name": functions(COPY, ONES, "return {'z': np.ones(16)}"),
+    "reference of text": functions(COPY, ONES, "return {'y': ['a'] * 16}"),
+    "reference of objects": functions(COPY, ONES, "return {'y': [None] * 16}"),
+    "reference ragged": functions(COPY, ONES, "return {'y': [[1], [1, 2]]}"),
+}
+
+
+@pytest.mark.parametrize("sanitize", [False, True])
+@pytest.mark.parametrize("case", BAD_KERNELS)
+def test_bad_kernel_files_give_one_line_and_code_2(capsys, tmp_path, monkeypatch, case, sanitize):
+    text = BAD_KERNELS[case]
+    file = tmp_path / "student.py"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("student", None)
+    options = ("--sanitize",) if sanitize else ()
+    err = assert_refused(capsys, "run-kernel", file, *TOY, *options)
+    sys.modules.pop("student", None)
+    assert "student.py" in err or "got" in err
+
+
+def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
+    file = kernel_file(tmp_path, functions("return undefined"))
+    err = assert_refused(capsys, "run-kernel", file, *TOY)
+    assert "line 5: NameError: name 'undefined' is not defined" in err
+
+
+# -- as a process ----------------------------------------------------------------------------------
+
+
+def process(*arguments: object, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-W", "error", "-m", "ascend_lab.cli", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=False, **options
+    )
+
+
+def test_the_process_exits_with_the_code():
+    done = process("gemm", 64, 64, 64, "--chip", "Toy", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["chip"] == "Toy"
+    failed = process("gemm", 64, 64, 64, "--chip", "Moon")
+    assert failed.returncode == 2
+    assert failed.stdout == ""
+    assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell pipe")
+def test_a_closed_pipe_is_no_error():
+    command = f"'{sys.executable}' -m ascend_lab.cli chips Toy | head -n 1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("Toy")
