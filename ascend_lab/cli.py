@@ -69,7 +69,9 @@ def _common(verb: argparse.ArgumentParser) -> None:
 
 def _tiling(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--tile", metavar="m,k,n", help="base tile of L0, in elements")
-    verb.add_argument("--step-k", type=int, metavar="S", help="base_k tiles staged in L1")
+    verb.add_argument(
+        "--step-k", type=int, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
+    )
     verb.add_argument("--grid", metavar="RxC", help="cores along m and along n")
     verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
     verb.add_argument("--out-dtype", default="", help="fp32, int32 or fp16")

@@ -11,7 +11,9 @@ import pytest
 import ascend_lab.chip
 from ascend_lab.chip import BLOCK_BYTES, PRESETS, chip_from_dict, load_chip, presets
 from ascend_lab.chip.report import chip_dict, chip_lines, chip_table
-from ascend_lab.errors import ChipError, PathError
+from ascend_lab.errors import AscendLabError, ChipError, PathError
+from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
+from ascend_lab.sim import simulate
 
 FOLDER = Path(ascend_lab.chip.__file__).parent / "presets"
 TOY = (FOLDER / "Toy.toml").read_text("utf-8")
@@ -187,6 +189,11 @@ BAD = {
     "path without arrow": ('[path."GM->L1"]', '[path."GML1"]', "path.GML1 needs SRC->DST"),
     "missing path": ('[path."GM->L1"]', '[path."L1->GM"]', "path.GM->L1 needs an entry"),
     "missing drain": ('[path."L0C->UB"]', '[path."L0C->L1"]', "path.L0C->UB needs an entry"),
+    "ragged vector": (
+        "[launch]",
+        f"[vector]\nrepeat_bytes = {value('100')}\n[launch]",
+        "vector.repeat_bytes needs a multiple of 32; got 100",
+    ),
     "missing clock": (f"[clock]\n{CLOCK}", "", "clock needs a table"),
     "missing number": (CLOCK, "", "clock.hz needs"),
     "missing buffer": (L0A, "", "buffer.L0A needs an entry"),
@@ -277,6 +284,36 @@ def test_empty_and_deep_files_are_refused(tmp_path):
         load(tmp_path, "")
     with pytest.raises(ChipError, match="valid TOML"):
         load(tmp_path, "x = " + "[" * 100_000)
+
+
+@pytest.mark.parametrize("number", [1, 33, 4096, 1e6])
+def test_any_accepted_chip_can_be_simulated(number):
+    """Whatever single number a student changes: a time, or an error of the family."""
+    facts = load_chip("Toy").facts
+    shape, finished = GemmShape(70, 50, 90), 0
+    for key in facts:
+        whole = chip_dict_of_toy()
+        entry = whole
+        for part in key.split("."):
+            entry = entry[part]
+        entry["value"] = number
+        try:
+            chip = chip_from_dict(whole)
+            for launch in (gemm_launch(shape, chip), elementwise_launch(chip, 4096 * 33)):
+                assert simulate(launch, chip).time_s > 0
+            finished += 1
+        except AscendLabError:
+            continue
+    assert finished > 10
+
+
+def chip_dict_of_toy() -> dict:
+    common = tomllib.loads((FOLDER / "common.toml").read_text("utf-8"))
+    own = tomllib.loads(TOY)
+    own.pop("base")
+    for name, section in common.items():
+        own[name] = {**section, **own.get(name, {})}
+    return own
 
 
 def test_data_from_elsewhere_is_checked_alike():

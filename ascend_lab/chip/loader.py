@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any
 
-from ascend_lab.chip.model import Chip, Link, Memory, Path, VectorCost
+from ascend_lab.chip.model import BLOCK_BYTES, Chip, Link, Memory, Path, VectorCost
 from ascend_lab.chip.reader import Reader
 from ascend_lab.errors import ChipError
 
@@ -117,6 +117,13 @@ def _links(reader: Reader) -> dict[str, Link]:
     return links
 
 
+def _repeat_bytes(reader: Reader) -> int:
+    size = reader.integer("vector.repeat_bytes")
+    if size % BLOCK_BYTES:
+        raise reader.fail("vector.repeat_bytes", f"a multiple of {BLOCK_BYTES}", size, "round it")
+    return size
+
+
 def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     costs = {}
     for op in reader.table("vector_op", set(tomllib.loads(_preset_text("common"))["vector_op"])):
@@ -167,7 +174,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         clock_hz=reader.number("clock.hz"),
         cube=MappingProxyType(cube),
         cube_head_cycles=reader.integer("cube.head_cycles"),
-        vector_bytes_per_repeat=reader.integer("vector.repeat_bytes"),
+        vector_bytes_per_repeat=_repeat_bytes(reader),
         vector_costs=MappingProxyType(_vector_costs(reader)),
         scalar_cycles=reader.integer("scalar.cycles"),
         flag_cycles=reader.integer("sync.flag_cycles"),
