@@ -163,11 +163,14 @@ def test_a_race_names_both_instructions_and_the_byte():
 
 
 def test_write_after_read_is_a_race():
-    steps = ("set_flag V>MTE2:0", "wait_flag V>MTE2:0", RELU)
-    (finding,) = sanitize(raw(FILL, *steps, LOAD, t=0), TOY)
+    read = "V vcopy u[0 | 8:128,128:1] <- t[0 | 8:128,128:1]"
+    steps = ("set_flag V>MTE2:0", "wait_flag V>MTE2:0", read)
+    (finding,) = sanitize(raw(FILL, *steps, LOAD, t=0, u=2 * TILE), TOY)
     assert finding.kind == "race"
     assert "data_copy on MTE2 overwrites UB byte 0" in finding.message
-    assert "after vrelu" in finding.message
+    assert "after vcopy" in finding.message
+    ordered = (read, *steps[:2])
+    assert sanitize(raw(FILL, *ordered, LOAD, t=0, u=2 * TILE), TOY) == []
 
 
 def test_write_after_write_is_a_race():
@@ -379,6 +382,13 @@ def test_a_core_that_overwrites_what_another_reads_races():
     first, second = one_core("y", "z", 0, "first"), one_core("x", "y", 0, "second")
     (finding,) = sanitize(launch_of(first, second), TOY, filled=["x", "y"])
     assert finding.message == "core 1 writes y byte 0, which core 0 read; no order between cores"
+
+
+def test_every_core_starts_with_empty_memory():
+    """What core 0 left in its UB is not there on core 1."""
+    fill, store = raw(FILL, "ALL barrier", STORE, t=0), raw(STORE, t=0)
+    launch = Launch("two", (Part(fill), Part(store)))
+    assert {"uninitialised-read", "race"} == kinds(launch)  # and both write y
 
 
 def test_many_readers_of_one_tensor_are_fine():

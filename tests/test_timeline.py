@@ -12,7 +12,7 @@ from strategies import gemm_cases, kernels, launches
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError, SimulationError
-from ascend_lab.isa import Instruction, Launch, Loop, Part, Program
+from ascend_lab.isa import Event, Instruction, Launch, Loop, Part, Program
 from ascend_lab.kernels import GemmShape, elementwise_launch, elementwise_program, gemm_launch
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 from ascend_lab.sim.compiled import WORK
@@ -129,8 +129,10 @@ def test_known_cycles_of_a_copy():
     cost = instruction_cost(TOY, copy, Surroundings())
     assert cost.occupancy_cycles == 10 + 8
     assert cost.latency_cycles == 200
+    assert cost.energy_pj == 256 * (5.0 + 12.5 + 162.5)  # path, L2, device memory
     hit = instruction_cost(TOY, copy, Surroundings(fresh={"x1": 0.0}))
     assert hit.latency_cycles == 50
+    assert hit.energy_pj == 256 * (5.0 + 12.5)
     crowd = instruction_cost(TOY, copy, Surroundings(active_cores=4))
     assert crowd.occupancy_cycles == 10 + 26  # 40 / 4 = 10 bytes/cycle each
 
@@ -149,8 +151,29 @@ def test_known_cycles_of_the_units():
     vector = next(i for i, _ in relu.instructions() if i.op == "vrelu")
     cost = instruction_cost(TOY, vector, Surroundings())
     assert (cost.occupancy_cycles, cost.latency_cycles) == (10 + 8, 13)
+    assert cost.energy_pj == 2048 * 0.75
     scalar = Instruction("scalar", "S", attrs=(("steps", 9),))
     assert instruction_cost(TOY, scalar, Surroundings()).occupancy_cycles == 9
+
+
+def test_known_cycles_of_flags():
+    """S: 5 cycles of work, 1 to set; V waits until 6, takes 1 for the wait, then 16 of its own."""
+    event = Event("S", "V", 0)
+    body = (
+        Instruction("scalar", "S", attrs=(("steps", 5),)),
+        Instruction("set_flag", "S", event=event),
+        Instruction("wait_flag", "V", event=event),
+        Instruction("barrier", "V"),
+    )
+    timeline = simulate(Program("flags", (), body), TOY)
+    assert timeline.cycles == 5 + 1 + 1 + 16
+    assert timeline.stalls == {("V", "S>V:0"): 6}
+    assert [(s.pipe, s.start, s.end) for s in timeline.spans] == [
+        ("S", 0, 5),
+        ("S", 5, 6),
+        ("V", 0, 7),
+        ("V", 7, 23),
+    ]
 
 
 def test_a_barrier_pays_the_latency_once():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import gemm_cases, kernels, launches
 
 from ascend_lab.chip import load_chip
-from ascend_lab.isa import Region, as_launch, interleave
+from ascend_lab.isa import KernelBuilder, Region, as_launch, interleave
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.sim import analyse, simulate
 from ascend_lab.sim.traffic import unique_elements
@@ -140,6 +140,19 @@ def test_a_matrix_too_large_for_l2_is_fetched_again():
     # One row of A tiles and all of B fit, but not everything: A comes once, B four times or less.
     middle = analyse(launch, replace(TOY, l2=replace(TOY.l2, size_bytes=400_000)))
     assert held.memory_read_bytes <= middle.memory_read_bytes < streamed.memory_read_bytes
+
+
+def test_pieces_never_add_up_to_more_than_the_tensor():
+    """Two loads of the same tensor, side by side in one program, fetch it once."""
+    k = KernelBuilder("twice", TOY)
+    x, t = k.tensor("x", "fp16", 256), k.buffer("t", "UB", "fp16", 256)
+    k.copy(t.region(), x.region())
+    k.copy(t.region(), x.region())
+    k.copy(t.region(0, 128), x.region(128, 128))
+    traffic = analyse(as_launch(k.finish()), TOY)
+    assert traffic.path_bytes["GM", "UB"] == 512 + 512 + 256
+    assert traffic.memory_read_bytes == 512
+    assert traffic.fresh["x"] == 512 / 1280
 
 
 def test_a_smaller_cache_never_helps():
