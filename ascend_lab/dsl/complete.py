@@ -1,0 +1,174 @@
+"""Fill in what a schedule leaves unsaid: tiles in UB for everything the vector unit touches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare, fresh, identity, redirect
+from ascend_lab.dsl.tensor import Axis
+
+
+def loop_count(state: State, stage: Stage) -> int:
+    """Return how many loops stand in front of the whole-tile instructions of a stage.
+
+    Loops up to `vector_at`; without it, up to the last that is bound, carries a tile, or has a
+    finer part of the same axis inside it.
+    """
+    if stage.vector_at:
+        return stage.position(stage.vector_at)
+    hosts = {
+        s.attach[1]
+        for s in state.stages
+        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name
+    }
+    count = 0
+    for place, leaf in enumerate(stage.loops):
+        if leaf.width > 1 or leaf.name in stage.bound or leaf.name in hosts:
+            count = place + 1
+    return count
+
+
+def members(state: State, root: str) -> list[str]:
+    """Return the stages computed inside the nest of `root`, itself last, in order."""
+    inside = {root}
+    found = True
+    while found:
+        found = False
+        for s in state.stages:
+            if isinstance(s, Stage) and s.name not in inside and _belongs(state, s, inside):
+                inside.add(s.name)
+                found = True
+    return [s.name for s in state.stages if s.name in inside]
+
+
+def _belongs(state: State, stage: Stage, inside: set[str]) -> bool:
+    if stage.attach is not None:
+        return stage.attach[0] in inside
+    return stage.scope != "GM" and any(r.name in inside for r in state.readers(stage.name))
+
+
+def roots(state: State) -> list[Stage | Fixed]:
+    """Return the stages with a phase of their own: in GM and not attached."""
+    return [
+        s
+        for s in state.stages
+        if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
+    ]
+
+
+def complete(state: State, root: str) -> State:
+    """Return the state with every implicit tile of the phase of `root` made explicit."""
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope != "GM" and stage.attach is None:
+            state = state.put(replace(stage, attach=(root, "")))
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope == "GM" and not stage.is_copy:
+            state = _computed_in_tile(state, stage, root)
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope in ("UB", "GM") and not _loads(state, stage):
+            state = _loaded_through_tiles(state, stage)
+    return state
+
+
+def _loads(state: State, stage: Stage) -> bool:
+    """True for a tile in UB that is a copy of something in GM."""
+    return stage.scope == "UB" and stage.is_copy and _in_gm(state, stage.sources[0])
+
+
+def _in_gm(state: State, name: str) -> bool:
+    return getattr(state.find(name), "scope", "GM") == "GM"
+
+
+def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
+    """Compute an output into UB and let the stage itself be the copy to GM."""
+    count = loop_count(state, stage)
+    outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
+    kept, moved = stage.loops[:outside], stage.loops[outside:]
+    here = (stage.name, kept[-1].name if kept else "")
+    attach = here if kept or stage.attach is None else stage.attach
+    name = state.new_name(f"{stage.name}_ub")
+    local = replace(
+        stage,
+        name=name,
+        scope="UB",
+        output=False,
+        attach=attach,
+        loops=moved,
+        bound=(),
+        vector_at=stage.vector_at if outside < count else "",
+    )
+    read = Read(name, stage.dtype, identity(stage.axes))
+    copy = replace(
+        stage,
+        expr=Call("vcopy", (read,), stage.dtype),
+        fold="",
+        reduce=(),
+        loops=(*kept, *_end(stage.axes)),
+        vector_at=_end(stage.axes)[0].name,
+    )
+    gone = {x.name for x in moved}
+    for s in state.stages:
+        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name and s.attach[1] in gone:
+            state = state.put(replace(s, attach=(name, s.attach[1])))
+    state = state.put(copy).insert(local, before=stage.name)
+    for other in members(state, root):
+        reader = state.stage(other)
+        if stage.name in reader.sources:
+            state = state.put(redirect(reader, stage.name, name))
+    return state
+
+
+def _end(axes: tuple[Axis, ...]) -> tuple[Leaf, ...]:
+    """Loops that stand for "the whole tile", behind all real loops of a copy."""
+    return tuple(replace(leaf, name=f"{leaf.name}_tile") for leaf in fresh(axes))
+
+
+def _loaded_through_tiles(state: State, stage: Stage) -> State:
+    """Let a stage read GM tensors through tiles in UB."""
+    count = loop_count(state, stage)
+    loops = stage.loops[:count]
+    attach = (stage.name, loops[-1].name) if loops else stage.attach
+    if attach is None:
+        attach = (stage.name, "")
+    for read in stage.reads:
+        if not _in_gm(state, read.source):
+            continue
+        tile = next((s for s in state.stages if _serves(s, read, attach)), None)
+        if tile is None:
+            tile = _tile(state, read, attach, stage.depth)
+            state = state.insert(tile, before=stage.name)
+        current = state.stage(stage.name)
+        state = state.put(replace(current, expr=_through(current.expr, read, tile.name)))
+    return state
+
+
+def _serves(stage: Stage | Fixed, read: Read, attach: tuple[str, str]) -> bool:
+    if not isinstance(stage, Stage) or stage.attach != attach or stage.scope != "UB":
+        return False
+    own = bare(stage.expr)
+    return own is not None and own.source == read.source and own.view == read.view
+
+
+def _tile(state: State, read: Read, attach: tuple[str, str], depth: int) -> Stage:
+    shape = read.view or state.find(read.source).shape
+    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(shape))
+    inner = Read(read.source, read.format, identity(axes), read.view)
+    name = state.new_name(f"{read.source}_ub")
+    copy = Call("vcopy", (inner,), read.format)
+    return Stage(
+        name, read.format, axes, copy, loops=fresh(axes), scope="UB", attach=attach, depth=depth
+    )
+
+
+def _through(expr: Expr, read: Read, name: str) -> Expr:
+    def leaf(element: Load | Read) -> Expr:
+        assert isinstance(element, Read)
+        if element.source == read.source and element.view == read.view:
+            return replace(element, source=name, view=())
+        return element
+
+    return rewrite(expr, leaf)

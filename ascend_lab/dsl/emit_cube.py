@@ -1,0 +1,271 @@
+"""Instructions of a matrix product: fractals GM -> L1 -> L0, mmad, and the way out of L0C.
+
+Layouts, in fractals of 16 x C0: A (K1, M1, 16, C0), B (K1, N1, 16, C0), C (N1, M1, 16, 16), the
+same in GM, L1 and L0 except that L0A holds (M1, K1, 16, C0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ascend_lab.dsl.boxes import Box, Range
+from ascend_lab.dsl.expr import Call, Expr, Read
+from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage, State
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import Affine, Buffer, c0_of
+
+if TYPE_CHECKING:
+    from ascend_lab.dsl.nest import Nest
+
+CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
+AREA_C = FRACTAL * FRACTAL
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Which dimensions of a tensor are a matrix for the cube, in the order it is stored.
+
+    `major` counts fractal columns (k, or n of C), `minor` fractal rows; units in elements.
+    """
+
+    major: int
+    minor: int
+    major_unit: int
+    minor_unit: int
+    batch: tuple[int, ...]
+
+    @property
+    def area(self) -> int:
+        """Elements of one fractal."""
+        return self.major_unit * self.minor_unit
+
+
+def is_fractal(state: State, stage: Stage) -> bool:
+    """True if the stage is part of a matrix product."""
+    return _role(state, stage) != ""
+
+
+def _role(state: State, stage: Stage) -> str:
+    """Return "A", "B" or "C" for the operand a stage holds, or nothing."""
+    if stage.is_cube:
+        return "C"
+    if stage.scope in ("L0A", "L0B"):
+        return stage.scope[-1]
+    if stage.scope == "L1":
+        below = state.readers(stage.name)
+        return _role(state, below[0]) if below and isinstance(below[0], Stage) else ""
+    if not stage.is_copy and _plain(stage.expr) is None:
+        return ""
+    source = state.find(stage.sources[0])
+    if not isinstance(source, Stage) or source.scope == "GM":
+        return ""
+    return _role(state, source)
+
+
+def _plain(expr: Expr) -> Read | None:
+    """Return the element behind casts, copies and a ReLU on the way out of L0C."""
+    while isinstance(expr, Call) and expr.op in ("vcopy", "vconv", "vrelu") and len(expr.args) == 1:
+        expr = expr.args[0]
+    return expr if isinstance(expr, Read) else None
+
+
+def has_relu(expr: Expr) -> bool:
+    """True if a ReLU is applied on the way."""
+    return isinstance(expr, Call) and (expr.op == "vrelu" or any(map(has_relu, expr.args)))
+
+
+def product_of(state: State, stage: Stage) -> Stage:
+    """Return the cube stage a stage belongs to."""
+    if stage.is_cube:
+        return stage
+    if stage.scope in CUBE_SCOPES:
+        below = state.readers(stage.name)[0]
+        assert isinstance(below, Stage)
+        return product_of(state, below)
+    return product_of(state, state.stage(stage.sources[0]))
+
+
+def matrix_of(cube: Stage, role: str) -> Matrix:
+    """Return how operand "A", "B" or "C" of a cube stage is stored."""
+    c0 = c0_of(cube.reads[0].dtype)
+    if role == "C":
+        names = [a.name for a in cube.axes]
+        major, minor = names.index("n"), names.index("m")
+        return Matrix(major, minor, FRACTAL, FRACTAL, _others(len(names), major, minor))
+    read = cube.reads[0] if role == "A" else cube.reads[1]
+    dims = {dict(i.terms).popitem()[0]: d for d, i in enumerate(read.index) if i.terms}
+    major, minor = dims["k"], dims["m" if role == "A" else "n"]
+    return Matrix(major, minor, c0, FRACTAL, _others(len(read.index), major, minor))
+
+
+def _others(rank: int, major: int, minor: int) -> tuple[int, ...]:
+    return tuple(d for d in range(rank) if d not in (major, minor))
+
+
+def stored_elements(shape: tuple[int, ...], matrix: Matrix) -> int:
+    """Return the elements a tensor takes in fractal layout."""
+    count = matrix.area
+    for dim, unit in ((matrix.major, matrix.major_unit), (matrix.minor, matrix.minor_unit)):
+        count *= -(-shape[dim] // unit)
+    for dim in matrix.batch:
+        count *= shape[dim]
+    return count
+
+
+def _per(index: Affine, unit: int) -> Affine:
+    """Return index / unit; the index must step in whole units."""
+    values = (index.const, *(c for _, c in index.terms))
+    if any(v % unit for v in values):
+        raise ScheduleError(f"cube tiles in steps of {unit}", str(index), "split by a multiple")
+    return Affine(index.const // unit, tuple((v, c // unit) for v, c in index.terms))
+
+
+def _ranges(stage: Stage, box: Box) -> list[Range]:
+    return [box[a.name] for a in stage.axes]
+
+
+def instructions(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
+    """Write the instructions of one stage of a matrix product."""
+    if stage.is_cube:
+        _multiply(nest, stage, box, folds)
+    elif stage.scope == "L1":
+        _load_l1(nest, stage, box)
+    elif stage.scope in ("L0A", "L0B"):
+        _load_l0(nest, stage, box)
+    else:
+        _drain(nest, stage, box)
+
+
+def _load_l1(nest: Nest, stage: Stage, box: Box) -> None:
+    """GM -> L1: one burst per fractal column."""
+    role = _role(nest.state, stage)
+    matrix = matrix_of(product_of(nest.state, stage), role)
+    source = nest.state.find(stage.sources[0])
+    ranges = _ranges(stage, box)
+    major, minor = ranges[matrix.major], ranges[matrix.minor]
+    pitch = -(-source.shape[matrix.minor] // matrix.minor_unit)
+    at = _per(major.start, matrix.major_unit) * pitch + _per(minor.start, matrix.minor_unit)
+    start = (at + _batch(source, matrix, ranges)) * matrix.area
+    columns, rows = major.size // matrix.major_unit, minor.size // matrix.minor_unit
+    region = nest.gm(source.name).region(
+        start, (columns, rows * matrix.area), (pitch * matrix.area, 1)
+    )
+    nest.builder.copy(nest.tiles.held[stage.name].memory.region(0, region.sizes), region)
+
+
+def _batch(
+    source: Stage | Input | Fixed, matrix: Matrix, ranges: list[Range]
+) -> Affine:
+    """Return the fractals in front of the matrix of the batch."""
+    each = stored_elements(source.shape, Matrix(matrix.major, matrix.minor, matrix.major_unit,
+                                                matrix.minor_unit, ())) // matrix.area
+    out = Affine()
+    for dim in matrix.batch:
+        out = out * source.shape[dim] + ranges[dim].start
+    return out * each
+
+
+def _load_l0(nest: Nest, stage: Stage, box: Box) -> None:
+    """L1 -> L0A or L0B: one load2d per row or column of fractals."""
+    role = _role(nest.state, stage)
+    matrix = matrix_of(product_of(nest.state, stage), role)
+    held = nest.tiles.held[stage.sources[0]]
+    ranges = _ranges(stage, box)
+    rows = ranges[matrix.minor].size // matrix.minor_unit
+    depth = ranges[matrix.major].size // matrix.major_unit
+    pitch = held.sizes[matrix.minor] // matrix.minor_unit
+    start = _per(ranges[matrix.major].start - held.starts[matrix.major], matrix.major_unit) * pitch
+    start = start + _per(ranges[matrix.minor].start - held.starts[matrix.minor], matrix.minor_unit)
+    area, k, unit = matrix.area, nest.builder, nest.unit
+    dst, src = nest.tiles.held[stage.name].memory, held.memory
+    if role == "B":
+        with unit.repeat(depth) as i:
+            to = dst.region(i * (rows * area), (rows, area))
+            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    elif depth <= rows:
+        with unit.repeat(depth) as i:
+            to = dst.region(i * area, (rows, area), (depth * area, 1))
+            k.load2d(to, src.region((start + i * pitch) * area, (rows, area)))
+    else:
+        with unit.repeat(rows) as i:
+            to = dst.region(i * (depth * area), (depth, area))
+            k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))
+
+
+def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
+    """One mmad; it adds to C except in the first step of all loops over k."""
+    if stage.scope != "L0C" or not stage.tensorized:
+        raise ScheduleError(
+            f"{stage.name}: a sum of products in L0C, tensorized",
+            f"one in {stage.scope}",
+            "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it",
+        )
+    for read, scope in zip(stage.reads, ("L0A", "L0B"), strict=True):
+        if nest.tiles.scope_of(read.source) != scope:
+            raise ScheduleError(
+                f"{stage.name}: operand {read.source} in {scope}",
+                nest.tiles.scope_of(read.source),
+                f'cache_read it to "L1", then to "{scope}"',
+            )
+    c0 = c0_of(stage.reads[0].dtype)
+    m, n = box["m"].size // FRACTAL, box["n"].size // FRACTAL
+    k = box["k"].size // c0
+    a, b = (nest.tiles.held[r.source] for r in stage.reads)
+    own = nest.tiles.held[stage.name]
+    names = [x.name for x in stage.axes]
+    top = own.sizes[names.index("m")] // FRACTAL
+    at = _per(box["n"].start - own.starts[names.index("n")], FRACTAL) * top
+    at = at + _per(box["m"].start - own.starts[names.index("m")], FRACTAL)
+    nest.builder.mmad(
+        own.memory.region(at * AREA_C, (n, m, FRACTAL, FRACTAL), (top * AREA_C, AREA_C, FRACTAL, 1)),
+        a.memory.region(0, (m, k, FRACTAL, c0)),
+        b.memory.region(0, (k, n, FRACTAL, c0)),
+        accumulate=sum(folds, Affine()),
+    )
+
+
+def _drain(nest: Nest, stage: Stage, box: Box) -> None:
+    """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
+    read = _plain(stage.expr)
+    assert read is not None
+    cube = product_of(nest.state, stage)
+    matrix = matrix_of(cube, "C")
+    held = nest.tiles.held[read.source]
+    ranges = _ranges(stage, box)
+    rows, columns = ranges[matrix.minor].size // FRACTAL, ranges[matrix.major].size // FRACTAL
+    pitch = held.sizes[matrix.minor] // FRACTAL
+    at = _per(ranges[matrix.major].start - held.starts[matrix.major], FRACTAL) * pitch
+    at = at + _per(ranges[matrix.minor].start - held.starts[matrix.minor], FRACTAL)
+    source = held.memory.region(at * AREA_C, (columns, rows * AREA_C), (pitch * AREA_C, 1))
+    k = nest.builder
+    if stage.scope == "UB":
+        out = nest.tiles.held[stage.name].memory
+        k.copy(out.region(0, source.sizes), source)
+        if has_relu(stage.expr):
+            _relu(nest, out, rows * columns * AREA_C, stage.dtype)
+        return
+    target = _gm_columns(nest, stage, matrix, ranges, (columns, rows))
+    if nest.tiles.scope_of(read.source) == "L0C":
+        k.fixpipe(target, source, relu=has_relu(stage.expr))
+    else:
+        k.copy(target, source)
+
+
+def _gm_columns(
+    nest: Nest, stage: Stage, matrix: Matrix, ranges: list[Range], sizes: tuple[int, int]
+) -> object:
+    height = -(-stage.shape[matrix.minor] // FRACTAL)
+    place = _per(ranges[matrix.major].start, FRACTAL) * height
+    place = place + _per(ranges[matrix.minor].start, FRACTAL)
+    place = place + _batch(stage, matrix, ranges)
+    tensor: Buffer = nest.gm(stage.name)
+    return tensor.region(place * AREA_C, (sizes[0], sizes[1] * AREA_C), (height * AREA_C, 1))
+
+
+def _relu(nest: Nest, tile: object, elements: int, dtype: str) -> None:
+    from ascend_lab.dsl.emit_vector import Op, apply
+    from ascend_lab.dsl.views import View
+
+    view = View(tile, dtype, 0, (1,))  # type: ignore[arg-type]
+    apply(nest.unit, Op("vrelu"), view, (view,), (elements,))

@@ -1,0 +1,226 @@
+"""Folds of a box on the vector unit: sum, max, min, prod over some of its axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.dsl.emit_vector import Op, Unit, apply, fill
+from ascend_lab.dsl.views import View, coalesce, with_dims
+from ascend_lab.dsl.tiles import row_major
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import c0_of
+
+COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
+ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}
+WIDE = 32
+"""Rows a long fold is spread over, so that one instruction has many repeats."""
+
+
+def start_of(fold: str, dtype: str) -> float:
+    """Return the number a fold starts from: 0, 1, or the format's smallest or largest (infinity)."""
+    whole = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
+    top = whole.get(dtype, math.inf)
+    return {"sum": 0.0, "prod": 1.0, "max": -top, "min": top}[fold]
+
+
+def fold_box(
+    unit: Unit,
+    fold: str,
+    dst: View,
+    src: View,
+    sizes: Sequence[int],
+    kept: Sequence[int],
+    folded: Sequence[int],
+    add: bool,
+) -> None:
+    """Emit dst[kept axes] = fold of src[box] over the `folded` axes; `add`: folded into dst.
+
+    The axis along which src is contiguous is folded across lanes, the others row by row.
+    """
+    folded = [a for a in folded if sizes[a] > 1]
+    lane = next((a for a in folded if src.strides[a] == 1), None)
+    if lane is None or fold == "prod":
+        _outer(unit, fold, dst, src, sizes, kept, folded, add)
+        return
+    rest = [a for a in folded if a != lane]
+    rows = [*rest, *kept]
+    row_sizes = [sizes[a] for a in rows]
+    source = src.take([*rows, lane])
+    if not rest and not add:
+        _across(unit, fold, dst, source, row_sizes, sizes[lane])
+        return
+    inner = math.prod(sizes[a] for a in kept)
+    block = c0_of(src.dtype)
+    pitch = inner if inner == 1 else -(-inner // block) * block
+    steps = (*(s * pitch for s in row_major(row_sizes[: len(rest)])), *row_major([sizes[a] for a in kept]))
+    tile = unit.take(src.dtype, pitch * math.prod(row_sizes[: len(rest)]))
+    partial = View(tile, src.dtype, 0, steps)
+    _across(unit, fold, partial, source, row_sizes, sizes[lane])
+    own = list(range(len(rest), len(rows)))
+    fold_box(unit, fold, dst, partial, row_sizes, own, list(range(len(rest))), add)
+    unit.give(tile)
+
+
+def _outer(
+    unit: Unit,
+    fold: str,
+    dst: View,
+    src: View,
+    sizes: Sequence[int],
+    kept: Sequence[int],
+    folded: Sequence[int],
+    add: bool,
+) -> None:
+    """Combine the slices of src one after another into dst."""
+    op = Op(COMBINE[fold])
+    box = [sizes[a] for a in kept]
+    if folded and not any(src.strides[a] == 1 for a in kept) and len(box) and max(box) > 1:
+        raise ScheduleError(
+            "a fold with contiguous elements along a kept axis, or along the folded one",
+            f"steps {src.strides}",
+            "transpose the tensor first",
+        )
+    first = src.take(kept)
+    if not add:
+        apply(unit, Op("vcopy"), dst, (first,), box)
+        folded = list(folded)
+    _slices(unit, op, dst, src, sizes, kept, list(folded), 0 if add else 1)
+
+
+def _slices(
+    unit: Unit,
+    op: Op,
+    dst: View,
+    src: View,
+    sizes: Sequence[int],
+    kept: Sequence[int],
+    folded: list[int],
+    skip: int,
+) -> None:
+    """Combine all slices, without the very first one if `skip`."""
+    box = [sizes[a] for a in kept]
+    if not folded:
+        if not skip:
+            apply(unit, op, dst, (dst, src.take(kept)), box)
+        return
+    axis, rest = folded[0], folded[1:]
+    if skip:
+        _slices(unit, op, dst, src, sizes, kept, rest, 1)
+    if sizes[axis] - skip < 1:
+        return
+    with unit.repeat(sizes[axis] - skip) as index:
+        _slices(unit, op, dst, src.moved(axis, index + skip), sizes, kept, rest, 0)
+
+
+def _across(
+    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int
+) -> None:
+    """dst[rows] = fold of src[rows, lanes] along the contiguous lanes."""
+    width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[src.dtype]
+    count = 1
+    for size in rows:
+        count *= size
+    if count * 4 <= WIDE and lanes >= 4 * width:
+        _long(unit, fold, dst, src, rows, lanes, width)
+        return
+    if lanes > width:
+        tile = unit.take(src.dtype, count * width)
+        strides = (*(s * width for s in row_major(rows)), 1)
+        narrow = View(tile, src.dtype, 0, strides)
+        _narrow(unit, Op(COMBINE[fold]), narrow, src, rows, lanes, width)
+        _rows_across(unit, fold, dst, narrow, rows, width)
+        unit.give(tile)
+        return
+    _rows_across(unit, fold, dst, src, rows, lanes)
+
+
+def _narrow(
+    unit: Unit, op: Op, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
+) -> None:
+    """dst[rows, width] = the chunks of `width` lanes of src combined."""
+    last = len(rows)
+    apply(unit, Op("vcopy"), dst, (src,), [*rows, width])
+    whole = lanes // width - 1
+    if whole:
+        with unit.repeat(whole) as index:
+            chunk = src.moved(last, index * width + width)
+            apply(unit, op, dst, (dst, chunk), [*rows, width])
+    if lanes % width:
+        chunk = src.moved(last, lanes - lanes % width)
+        apply(unit, op, dst, (dst, chunk), [*rows, lanes % width])
+
+
+def _long(
+    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
+) -> None:
+    """Few long rows: fold blocks of several repeats, then halve the block."""
+    deep = WIDE
+    while deep * width * 2 > lanes:
+        deep //= 2
+    block, op = deep * width, Op(COMBINE[fold])
+    tile = unit.take(src.dtype, block)
+    flat = View(tile, src.dtype, 0, (1,))
+    last = len(rows)
+
+    def one(row: View, out: View) -> None:
+        _narrow(unit, op, flat, row, [], lanes, block)
+        half = block
+        while half > width:
+            half //= 2
+            apply(unit, op, flat, (flat, flat.moved(0, half)), [half])
+        _rows_across(unit, fold, out, flat, [], width)
+
+    _each(unit, rows, src, dst, one, last)
+    unit.give(tile)
+
+
+def _each(unit: Unit, rows: Sequence[int], src: View, dst: View, body: object, last: int) -> None:
+    """Call body(row of src, place in dst) for every row."""
+    assert callable(body)
+    if not rows:
+        body(View(src.memory, src.dtype, src.offset, (src.strides[last],)), dst.take([]))
+        return
+    with unit.repeat(rows[0]) as index:
+        below = src.moved(0, index)
+        inner = View(below.memory, below.dtype, below.offset, below.strides[1:])
+        out = dst.moved(0, index)
+        _each(unit, rows[1:], inner, View(out.memory, out.dtype, out.offset, out.strides[1:]),
+              body, last - 1)
+
+
+def _rows_across(
+    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int
+) -> None:
+    """One cross-lane instruction per up to 255 rows of at most one repeat."""
+    dims = coalesce(rows, (dst, View(src.memory, src.dtype, src.offset, src.strides[:-1])))
+    out, row = with_dims((dst, src), dims)
+    _rows_loop(unit, fold, out, row, [n for n, _ in dims], lanes)
+
+
+def _rows_loop(unit: Unit, fold: str, dst: View, src: View, rows: list[int], lanes: int) -> None:
+    if len(rows) > 1:
+        with unit.repeat(rows[0]) as index:
+            out, row = dst.moved(0, index), src.moved(0, index)
+            _rows_loop(
+                unit,
+                fold,
+                View(out.memory, out.dtype, out.offset, out.strides[1:]),
+                View(row.memory, row.dtype, row.offset, row.strides[1:]),
+                rows[1:],
+                lanes,
+            )
+        return
+    count = rows[0] if rows else 1
+    step, pitch = (dst.strides[0], src.strides[0]) if rows else (1, 0)
+    for at, part in unit.parts(count, unit.builder.chip.max_repeat):
+        to = dst.memory.region(dst.offset + at * step, part, (step,))
+        what = src.memory.region(src.offset + at * pitch, (part, lanes), (pitch, 1))
+        unit.builder.vector(ACROSS[fold], to, what)
+
+
+def accumulator(unit: Unit, fold: str, dst: View, sizes: Sequence[int]) -> None:
+    """Emit dst[box] = the number the fold starts from."""
+    fill(unit, dst, sizes, start_of(fold, dst.dtype))
+

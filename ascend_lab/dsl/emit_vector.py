@@ -1,0 +1,232 @@
+"""Whole-box vector operations: cut a box of any rank into instructions of at most 255 repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.dsl.views import Dims, Memory, View, coalesce, with_dims
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, c0_of
+
+
+@dataclass(slots=True)
+class Unit:
+    """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
+
+    builder: KernelBuilder
+    scratch: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
+    free: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
+    loops: int = 0
+    buffers: int = 0
+
+    def take(self, dtype: str, elements: int) -> Buffer:
+        """Return a scratch tile for at least `elements`; give it back with `give`."""
+        for (kind, size), tiles in self.free.items():
+            if kind == dtype and size >= elements and tiles:
+                return tiles.pop()
+        self.buffers += 1
+        unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
+        rounded = -(-elements // unit) * unit
+        return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
+
+    def give(self, tile: Memory) -> None:
+        """Return a scratch tile for reuse; other memories are ignored."""
+        if isinstance(tile, Buffer) and tile.name.startswith("scratch"):
+            self.free.setdefault((tile.dtype, tile.elements), []).append(tile)
+
+    @contextmanager
+    def repeat(self, count: int) -> Iterator[Affine]:
+        """A loop of `count` passes, or the body alone where it runs once."""
+        if count == 1:
+            yield Affine()
+            return
+        self.loops += 1
+        with self.builder.loop(f"v{self.loops}", count) as index:
+            yield index
+
+    def parts(self, total: int, size: int) -> Iterator[tuple[Affine, int]]:
+        """Yield (start, length): a loop over whole parts of `size`, then the rest."""
+        whole = total // size
+        if whole:
+            with self.repeat(whole) as index:
+                yield index * size, size
+        if total % size:
+            yield Affine(whole * size), total % size
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A vector instruction without its operands."""
+
+    name: str
+    number: float | None = None
+    mode: str = ""
+
+
+def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[int]) -> None:
+    """Emit dst[box] = op(srcs[box]) for a box of `sizes`; steps of 0 repeat an operand."""
+    dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
+    views = with_dims((dst, *srcs), dims)
+    expanded = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
+    _emit(unit, op, expanded, [size for size, _ in dims])
+    for old, new in zip(views, expanded, strict=True):
+        if new.memory is not old.memory:
+            unit.give(new.memory)
+
+
+def _lanes_last(dims: Dims) -> Dims:
+    """Put the axis along which the destination is contiguous last."""
+    if not dims:
+        return [(1, (0,) * 8)]
+    place = next((d for d, (_, steps) in enumerate(dims) if steps[0] == 1), None)
+    if place is None:
+        return [*dims, (1, (0,) * len(dims[0][1]))]
+    return [*dims[:place], *dims[place + 1 :], dims[place]]
+
+
+def _expand(unit: Unit, view: View, dims: Dims) -> View:
+    """Turn an operand that repeats along the lanes into one 32-byte block per element."""
+    size, step = dims[-1][0], view.strides[-1]
+    if step == 1 or size == 1:
+        return view
+    if step:
+        raise ScheduleError(
+            "vector operands of neighbouring elements",
+            f"elements {step} apart",
+            "transpose the tensor first, or vectorise another axis",
+        )
+    outer = [(n, s) for (n, _), s in zip(dims[:-1], view.strides[:-1], strict=True) if s]
+    count, expected = 1, 1
+    for n, s in reversed(outer):
+        if s != expected:
+            raise ScheduleError(
+                "one contiguous run of elements to repeat along the lanes",
+                f"steps {view.strides}",
+                "copy it to a tile of its own",
+            )
+        count, expected = count * n, s * n
+    c0 = c0_of(view.dtype)
+    tile = unit.take(view.dtype, count * c0)
+    for at, part in unit.parts(count, min(count, 2040)):
+        unit.builder.vector(
+            "vbrcb", tile.region(at * c0, (part, c0)), view.memory.region(view.offset + at, part)
+        )
+    strides = (*(s * c0 for s in view.strides[:-1]), 1)
+    return View(tile, view.dtype, 0, strides, True)
+
+
+def _emit(unit: Unit, op: Op, views: list[View], sizes: list[int]) -> None:
+    """Choose which axis is repeated by the instruction; loop over the others."""
+    lanes = min(unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
+    *outer, last = sizes
+    if not outer:
+        _run(unit, op, views, last, lanes)
+        return
+    rows = max(range(len(outer)), key=lambda d: outer[d])
+    chunks, tails = last // lanes, (1 if last % lanes else 0)
+    by_rows = (chunks + tails) * -(-outer[rows] // unit.builder.chip.max_repeat)
+    by_lanes = outer[rows] * (-(-chunks // unit.builder.chip.max_repeat) + tails)
+    blocks = any(v.blocks for v in views[1:])
+    if by_lanes < by_rows and not blocks:
+        rows = -1
+    _loop_over(unit, op, views, outer, last, lanes, rows, 0)
+
+
+def _loop_over(
+    unit: Unit,
+    op: Op,
+    views: list[View],
+    outer: list[int],
+    last: int,
+    lanes: int,
+    rows: int,
+    axis: int,
+) -> None:
+    if axis == len(outer):
+        if rows < 0:
+            _run(unit, op, views, last, lanes)
+        else:
+            _rows(unit, op, views, (rows, outer[rows]), last, lanes)
+        return
+    if axis == rows:
+        _loop_over(unit, op, views, outer, last, lanes, rows, axis + 1)
+        return
+    with unit.repeat(outer[axis]) as index:
+        moved = [v.moved(axis, index) for v in views]
+        _loop_over(unit, op, moved, outer, last, lanes, rows, axis + 1)
+
+
+def _run(unit: Unit, op: Op, views: list[View], size: int, lanes: int) -> None:
+    """A contiguous run: whole repeats, then the last lanes."""
+    whole = size // lanes
+    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat) if whole else ():
+        _instruction(unit, op, [_flat(v, at * lanes, repeats, lanes) for v in views])
+    if size % lanes:
+        _instruction(unit, op, [_flat(v, whole * lanes, 1, size % lanes) for v in views])
+
+
+def _flat(view: View, at: Affine | int, repeats: int, lanes: int) -> tuple[View, tuple[int, ...]]:
+    step = 0 if view.blocks or not view.strides[-1] else 1
+    moved = View(view.memory, view.dtype, view.offset + at * step, (lanes * step,), view.blocks)
+    return moved, (repeats, lanes)
+
+
+def _rows(
+    unit: Unit, op: Op, views: list[View], rows: tuple[int, int], last: int, lanes: int
+) -> None:
+    """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
+    axis, count = rows
+    c0 = max(c0_of(v.dtype) for v in views)
+    for at, part in unit.parts(count, unit.builder.chip.max_repeat):
+        down = [v.moved(axis, at) for v in views]
+        for start, width in _chunks(unit, last, lanes, c0 if any(v.blocks for v in views) else 1):
+            moved = []
+            for v in down:
+                step = 0 if v.blocks or not v.strides[-1] else 1
+                here = View(
+                    v.memory, v.dtype, v.offset + start * step, (v.strides[axis],), v.blocks
+                )
+                moved.append((here, (part, width)))
+            _instruction(unit, op, moved)
+
+
+def _chunks(unit: Unit, last: int, lanes: int, block: int) -> Iterator[tuple[Affine | int, int]]:
+    """Yield chunks of lanes; the last one split at whole blocks if an operand repeats blocks."""
+    yield from unit.parts(last - last % lanes, lanes) if last >= lanes else ()
+    at, rest = last - last % lanes, last % lanes
+    if block > 1 and rest > block and rest % block:
+        yield at, rest - rest % block
+        at, rest = at + rest - rest % block, rest % block
+    if rest:
+        yield at, rest
+
+
+def _instruction(unit: Unit, op: Op, operands: list[tuple[View, tuple[int, ...]]]) -> None:
+    regions = []
+    for view, (repeats, lanes) in operands:
+        c0 = c0_of(view.dtype)
+        if view.blocks and lanes > c0:
+            region = view.memory.region(
+                view.offset, (repeats, lanes // c0, c0), (view.strides[0], 0, 1)
+            )
+        else:
+            region = view.memory.region(view.offset, (repeats, lanes), (view.strides[0], 1))
+        regions.append(region)
+    unit.builder.vector(
+        op.name,
+        *regions,
+        scalar=op.number,
+        compare=op.mode if op.name == "vcmp" else None,
+        rounding=op.mode if op.name == "vconv" and regions[0].buffer.dtype[:3] in ("int", "uin")
+        else None,
+    )
+
+
+def fill(unit: Unit, dst: View, sizes: Sequence[int], number: float) -> None:
+    """Emit dst[box] = number."""
+    apply(unit, Op("vdup", number), dst, (), sizes)
+
+

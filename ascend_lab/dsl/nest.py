@@ -1,0 +1,200 @@
+"""Walk a completed nest and write its program: loops, tiles, whole-tile instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ascend_lab.chip import Chip
+from ascend_lab.dsl import emit_copy, emit_cube
+from ascend_lab.dsl.boxes import Box, Range, index_range, needed
+from ascend_lab.dsl.complete import loop_count
+from ascend_lab.dsl.emit_expr import compute_tile
+from ascend_lab.dsl.emit_fold import accumulator
+from ascend_lab.dsl.emit_vector import Unit
+from ascend_lab.dsl.expr import Read
+from ascend_lab.dsl.stages import Leaf, Stage, State, bare
+from ascend_lab.dsl.tensor import Axis
+from ascend_lab.dsl.tiles import Group, Held, Tiles, row_major
+from ascend_lab.dsl.views import View
+from ascend_lab.isa import Affine, Buffer, KernelBuilder
+
+Copy = Callable[[Unit, View, View, Sequence[int]], None]
+
+
+class Nest:
+    """The program of one kind of core for the phase of one root stage."""
+
+    def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
+        self.state, self.root = state, root
+        self.builder = KernelBuilder(root, chip)
+        self.unit = Unit(self.builder)
+        self.tiles = Tiles(state, self.builder)
+        self.sizes = tensors
+        self.tensors: dict[str, Buffer] = {}
+        self.active: dict[str, Box] = {}
+        self.guests: dict[tuple[str, str], list[Stage]] = {}
+        self.counts: dict[str, int] = {}
+        self.stores: list[tuple[Stage, Box]] = []
+        for stage in state.stages:
+            if isinstance(stage, Stage):
+                self.counts[stage.name] = loop_count(state, stage)
+                if stage.attach is not None:
+                    self.guests.setdefault(stage.attach, []).append(stage)
+        for found in self.guests.values():
+            found.sort(key=self._turn)
+
+    def _turn(self, stage: Stage) -> int:
+        """Loads first, stores last, what is computed in between."""
+        if stage.scope == "GM":
+            return 2
+        return 1 if self.tiles.writer(stage) == "V" else 0
+
+    # -- loops ----------------------------------------------------------------------------------
+    def run(self, stage: Stage, box: Box) -> None:
+        """Write the nest of a stage for a box of it."""
+        self.active[stage.name] = box
+        guests = self.guests.get((stage.name, ""), ())
+        self.produce(guests)
+        loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
+        if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
+            sizes = [box[a.name].size for a in stage.axes]
+            accumulator(self.unit, stage.fold, self.own_view(stage, box), sizes)
+        self.level(stage, loops, [])
+        self.release(guests)
+        del self.active[stage.name]
+
+    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[Affine]) -> None:
+        """Write one loop and what is inside it; `folds` are the fold loops around."""
+        if not loops:
+            self.instructions(stage, folds)
+            return
+        leaf, box = loops[0], self.active[stage.name]
+        guests = self.guests.get((stage.name, leaf.name), ())
+        for part, trip in self.steps(stage, leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: part}
+            self.produce(guests)
+            self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            self.release(guests)
+        self.active[stage.name] = box
+
+    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, Affine]]:
+        """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
+        full, rest = divmod(whole.size, leaf.width)
+        name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
+        if full == 1:
+            yield Range(whole.start, leaf.width), Affine()
+        elif full:
+            with self.builder.loop(name, full) as index:
+                yield Range(whole.start + index * leaf.width, leaf.width), index
+        if rest and leaf.tail == "guard" and full:
+            back = Affine(whole.size - leaf.width)
+            yield Range(whole.start + back, leaf.width), Affine(full)
+        elif rest:
+            yield Range(whole.start + full * leaf.width, rest), Affine(full)
+
+    # -- tiles ----------------------------------------------------------------------------------
+    def produce(self, stages: Sequence[Stage]) -> None:
+        """Load or compute the tiles attached at a place; outputs among them are stored."""
+        for stage in stages:
+            box = needed(self.state, stage, self.active)
+            if stage.scope == "GM":
+                self.run(stage, box)
+                continue
+            ranges = [box[a.name] for a in stage.axes]
+            self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.size for r in ranges))
+            self.run(stage, box)
+            group = self.tiles.fill(stage.name)
+            if group is not None:
+                self.hand_over(group, stage)
+
+    def hand_over(self, group: Group, last: Stage) -> None:
+        """Pass full tiles to their readers; single elements go by the scalar unit in between."""
+        if group.queue.middle is not None:
+            group.queue.hand()
+            if self.tiles.writer(last) != "MTE2":
+                return  # single elements go out with the stores
+            for name in group.filled:
+                stage = self.state.stage(name)
+                self.copy(stage, needed(self.state, stage, self.active), emit_copy.leftover)
+        self.tiles.pass_on(group)
+
+    def release(self, stages: Sequence[Stage]) -> None:
+        """Give up the tiles attached at a place."""
+        for stage in stages:
+            self.tiles.release(stage.name)
+
+    # -- instructions ---------------------------------------------------------------------------
+    def instructions(self, stage: Stage, folds: list[Affine]) -> None:
+        """Write the whole-tile instructions of a stage for its active box."""
+        box = self.active[stage.name]
+        if emit_cube.is_fractal(self.state, stage):
+            emit_cube.instructions(self, stage, box, folds)
+        elif stage.scope == "GM":
+            self.store(stage, box)
+        elif self.tiles.writer(stage) == "MTE2":
+            self.copy(stage, box, emit_copy.main_part)
+        else:
+            axes = (*stage.axes, *stage.reduce)
+            views = {r: self.view(r, box, axes) for r in stage.reads}
+            compute_tile(self.unit, stage, box, self.own_view(stage, box), views, bool(folds))
+
+    def store(self, stage: Stage, box: Box) -> None:
+        """Copy a tile out to GM; single elements of all tiles of its group go first."""
+        source = stage.sources[0]
+        group = self.tiles.groups.get(source)
+        waiting = group is not None and group.queue.middle is not None
+        if not waiting or self.tiles.writer(self.state.stage(source)) == "MTE2":
+            self.copy(stage, box, emit_copy.main_part)
+            return
+        assert group is not None
+        self.stores.append((stage, box))
+        if len(self.stores) < len(group.names):
+            return
+        for each, part in self.stores:
+            self.copy(each, part, emit_copy.leftover)
+        self.tiles.pass_on(group)
+        for each, part in self.stores:
+            self.copy(each, part, emit_copy.main_part)
+        self.stores = []
+
+    def copy(self, stage: Stage, box: Box, how: Copy) -> None:
+        """Move a box between GM and UB: its main part, or what that leaves over."""
+        read = bare(stage.expr) or stage.expr
+        assert isinstance(read, Read)
+        sizes = [box[a.name].size for a in stage.axes]
+        how(self.unit, self.own_view(stage, box), self.view(read, box, stage.axes), sizes)
+
+    # -- operands -------------------------------------------------------------------------------
+    def gm(self, name: str) -> Buffer:
+        """Return the GM tensor of a name."""
+        if name not in self.tensors:
+            dtype = self.state.find(name).dtype
+            self.tensors[name] = self.builder.tensor(name, dtype, self.sizes[name])
+        return self.tensors[name]
+
+    def place(self, name: str, view: tuple[int, ...]) -> Held:
+        """Return a tile, or a GM tensor as if it were one."""
+        if name in self.tiles.held:
+            return self.tiles.held[name]
+        entry = self.state.find(name)
+        shape = view or entry.shape
+        zero = (Affine(),) * len(shape)
+        return Held(self.gm(name), entry.dtype, zero, shape, row_major(shape))
+
+    def view(self, read: Read, box: Box, axes: Sequence[Axis]) -> View:
+        """Return what `read` addresses while `axes` run through a box."""
+        held = self.place(read.source, read.view)
+        offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
+        for index, start, step in zip(read.index, held.starts, held.steps, strict=True):
+            offset = offset + (index_range(index, box).start - start) * step
+            for name, coefficient in index.terms:
+                strides[name] += coefficient * step
+        return View(held.memory, held.dtype, offset, tuple(strides.values()))
+
+    def own_view(self, stage: Stage, box: Box) -> View:
+        """Return where a stage writes."""
+        held = self.place(stage.name, ())
+        offset = Affine()
+        for axis, start, step in zip(stage.axes, held.starts, held.steps, strict=True):
+            offset = offset + (box[axis.name].start - start) * step
+        return View(held.memory, stage.dtype, offset, held.steps)

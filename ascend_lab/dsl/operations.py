@@ -1,0 +1,223 @@
+"""The published TBE operations on whole tensors: vadd, vrelu, broadcast, reduce_sum, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ascend_lab.dsl.expr import FLOATS, Call, Expr, binary, dtype_of, unary
+from ascend_lab.dsl.moves import axis_names, reshape
+from ascend_lab.dsl.tensor import (
+    Axis,
+    Fold,
+    Shape,
+    Tensor,
+    check_shape,
+    computed,
+)
+from ascend_lab.errors import ShapeError, TypeMismatchError
+from ascend_lab.isa import Affine, var
+
+
+def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
+    """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeMismatchError(f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers")
+    shape = tensors[0].shape
+    for other in tensors[1:]:
+        if other.shape != shape:
+            raise ShapeError(
+                f"{hint}: operands of one shape",
+                f"{tensors[0].label} {shape} and {other.label} {other.shape}",
+                "broadcast them to one shape first",
+            )
+    names = axis_names(len(shape))
+    index = tuple(var(n) for n in names)
+    value = formula(*(t[index] for t in tensors))
+    return computed(shape, names, value, "", hint)
+
+
+def _binary(op: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def operation(a: Tensor, b: Tensor) -> Tensor:
+        return _map(op, (a, b), lambda x, y: binary(op, x, y))
+
+    operation.__name__ = op
+    operation.__doc__ = f"Return {op}(a, b) element by element; equal shapes and formats."
+    return operation
+
+
+def _bitwise(op: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def operation(a: Tensor, b: Tensor) -> Tensor:
+        if a.dtype in FLOATS:
+            raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
+        return _map(op, (a, b), lambda x, y: binary(op, x, y))
+
+    operation.__name__ = op
+    operation.__doc__ = f"Return {op}(a, b) bit by bit; whole-number formats."
+    return operation
+
+
+def _unary(op: str, name: str = "") -> Callable[[Tensor], Tensor]:
+    name = name or op
+
+    def operation(a: Tensor) -> Tensor:
+        return _map(name, (a,), lambda x: unary(op, x))
+
+    operation.__name__ = name
+    operation.__doc__ = f"Return {name}(a) element by element."
+    return operation
+
+
+def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
+    def operation(a: Tensor, number: float) -> Tensor:
+        return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
+
+    operation.__name__ = f"{op}s"
+    operation.__doc__ = f"Return {op}(a, number) element by element."
+    return operation
+
+
+vadd, vsub, vmul, vdiv = (_binary(op) for op in ("vadd", "vsub", "vmul", "vdiv"))
+vmax, vmin = _binary("vmax"), _binary("vmin")
+vand, vor = _bitwise("vand"), _bitwise("vor")
+vadds, vmuls, vmaxs, vmins = (_scalar(op) for op in ("vadd", "vmul", "vmax", "vmin"))
+vabs, vexp, vsqrt, vrsqrt = (_unary(op) for op in ("vabs", "vexp", "vsqrt", "vrsqrt"))
+vrec, vrelu, vlog = _unary("vrec"), _unary("vrelu"), _unary("vln", "vlog")
+
+
+def vnot(a: Tensor) -> Tensor:
+    """Return every bit of a turned; whole-number formats."""
+    if a.dtype in FLOATS:
+        raise TypeMismatchError("vnot: a whole-number format", a.dtype, "cast to int32")
+    return _map("vnot", (a,), lambda x: unary("vnot", x))
+
+
+def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
+    """Return 1 where a op b holds, else 0, in a's format; op is gt, ge, lt, le, eq or ne."""
+    if op not in ("gt", "ge", "lt", "le", "eq", "ne"):
+        raise TypeMismatchError("vcmp: gt, ge, lt, le, eq or ne", repr(op), "choose one")
+    return _map("vcmp", (a, b), lambda x, y: replace(_same("vcmp", x, y), mode=op))
+
+
+def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return a where condition is not 0, else b; all in one format."""
+    return _map("vsel", (condition, a, b), lambda c, x, y: _same("vsel", c, x, y))
+
+
+def _same(op: str, *args: Expr) -> Call:
+    formats = [arg.dtype for arg in args]
+    if len(set(formats)) > 1:
+        raise TypeMismatchError(f"{op}: one number format", " and ".join(formats), "cast one")
+    return Call(op, args, formats[0])
+
+
+def cast_to(a: Tensor, dtype: str) -> Tensor:
+    """Return a in another number format: round to nearest even, whole numbers saturate."""
+    target = dtype_of(dtype)
+    if target == a.dtype:
+        return a
+    return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
+
+
+def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
+    def operation(a: Tensor) -> Tensor:
+        if a.dtype not in FLOATS:
+            raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
+        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
+
+    operation.__name__ = name
+    operation.__doc__ = f"Return {name}(a) as int32."
+    return operation
+
+
+floor, ceil, round = (  # noqa: A001 - the published name
+    _rounding(n, m) for n, m in (("floor", "floor"), ("ceil", "ceil"), ("round", "rint"))
+)
+
+
+def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
+    """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
+    rank = max(len(a), len(b))
+    left = (1,) * (rank - len(a)) + tuple(a)
+    right = (1,) * (rank - len(b)) + tuple(b)
+    for x, y in zip(left, right, strict=True):
+        if x != y and 1 not in (x, y):
+            raise ShapeError(
+                "shapes that broadcast: equal sizes, or 1, from the right",
+                f"{tuple(a)} and {tuple(b)}",
+                f"{x} and {y} do not go together",
+            )
+    return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(left, right, strict=True))
+
+
+def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a repeated to `shape` (NumPy rule); raise `ShapeError` with both shapes."""
+    target = check_shape(shape, "broadcast")
+    if target == a.shape:
+        return a
+    if len(a.shape) > len(target) or broadcast_shapes(a.shape, target) != target:
+        raise ShapeError(
+            f"broadcast: a shape that repeats to {target}", f"{a.label} {a.shape}", "sizes 1 repeat"
+        )
+    names = axis_names(len(target))
+    own = names[len(target) - len(a.shape) :]
+    index = tuple(
+        Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True)
+    )
+    return computed(target, names, Call("vcopy", (a[index],), a.dtype), "", "broadcast")
+
+
+def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
+    """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    out = []
+    for number in given:
+        if not -rank <= number < rank:
+            raise ShapeError(
+                f"{what}: an axis from {-rank} to {rank - 1}", str(number), "check the rank"
+            )
+        out.append(number % rank)
+    if len(set(out)) < len(out):
+        raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
+    return tuple(sorted(out))
+
+
+def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> Tensor:
+    hint = f"reduce_{fold}"
+    axes = normal_axes(axis, len(a.shape), hint)
+    wide = a.dtype in ("fp16", "bf16") and fold in ("sum", "prod")
+    source = cast_to(a, "fp32") if wide else a
+    names = axis_names(len(a.shape))
+    folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
+    inner = {n: axis for n, axis in zip(axes, folded, strict=True)}
+    index = tuple(var(inner[n].name if n in inner else names[n]) for n in range(len(names)))
+    kept = [n for n in range(len(names)) if n not in axes]
+    value = Fold(fold, source[index], folded)
+    own = [names[n] for n in kept] or [names[0]]
+    sizes = tuple(a.shape[n] for n in kept) or (1,)
+    out = computed(sizes, own, value, "", hint)
+    out = cast_to(out, a.dtype) if wide else out
+    if not keepdims:
+        return out
+    return reshape(out, tuple(1 if n in axes else size for n, size in enumerate(a.shape)))
+
+
+def reduce_sum(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
+    """Return the sum over axes; fp16 and bf16 are added in fp32 and rounded once."""
+    return _reduce("sum", a, axis, keepdims)
+
+
+def reduce_max(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
+    """Return the largest element over axes."""
+    return _reduce("max", a, axis, keepdims)
+
+
+def reduce_min(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
+    """Return the smallest element over axes."""
+    return _reduce("min", a, axis, keepdims)
+
+
+def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
+    """Return the product over axes; fp16 and bf16 are multiplied in fp32 and rounded once."""
+    return _reduce("prod", a, axis, keepdims)

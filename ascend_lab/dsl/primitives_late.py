@@ -1,0 +1,183 @@
+"""More schedule primitives: inline, double_buffer, bind, vectorise, tensorize, align, rfactor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.primitives import _check_nest, _unused
+from ascend_lab.dsl.stages import FRACTAL, Fixed, Leaf, Stage, State, bare, fresh, identity
+from ascend_lab.dsl.tensor import Axis, apply_index
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import Affine, c0_of
+
+
+def inline(state: State, stage: str) -> State:
+    """Put a stage's formula into its readers; the tensor itself disappears."""
+    s = state.stage(stage)
+    if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
+        why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
+        raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
+    readers = state.readers(stage)
+    if any(isinstance(r, Fixed) for r in readers):
+        raise ScheduleError(f"inline {stage}: readers with loops", "a hand-written kernel", "keep it")
+    for reader in readers:
+        assert isinstance(reader, Stage)
+        state = state.put(replace(reader, expr=_inlined(reader.expr, s)))
+    return state.drop(stage)
+
+
+def _inlined(expr: Expr, s: Stage) -> Expr:
+    body = bare(s.expr) or s.expr
+
+    def leaf(element: Load | Read) -> Expr:
+        assert isinstance(element, Read)
+        if element.source != s.name:
+            return element
+        index, table = element.index, {}
+        if element.view:
+            index = unflatten(element, s)
+        for axis, value in zip(s.axes, index, strict=True):
+            table[axis.name] = value
+        return apply_index(body, table)
+
+    return without_copies(rewrite(expr, leaf))
+
+
+def without_copies(expr: Expr) -> Expr:
+    """Drop copies of computed values: vcopy(vadd(...)) is vadd(...)."""
+    if not isinstance(expr, Call):
+        return expr
+    args = tuple(without_copies(a) for a in expr.args)
+    if expr.op == "vcopy" and isinstance(args[0], Call):
+        return args[0]
+    args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
+    return replace(expr, args=args)
+
+
+def unflatten(element: Read, s: Stage) -> tuple[Affine, ...]:
+    """Turn an index under a reshaped view into one per axis, where it stays affine."""
+    if len(element.index) == 1 and len(s.axes) == 1:
+        return element.index
+    raise ScheduleError(
+        f"inline {s.name}: an index per axis of {s.shape}",
+        f"{element} under shape {element.view}",
+        "keep it in GM, or fuse its axes first",
+    )
+
+
+def double_buffer(state: State, stage: str, depth: int) -> State:
+    """Give a tile `depth` slots, so that filling one overlaps with using another."""
+    s = state.stage(stage)
+    if not isinstance(depth, int) or not 1 <= depth <= 4:
+        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
+    return state.put(replace(s, depth=depth))
+
+
+def bind(state: State, stage: str, axis: str) -> State:
+    """Spread the steps of a loop over the cores: core c runs step c."""
+    s = state.stage(stage)
+    leaf = s.loop(axis)
+    if leaf.reduce:
+        raise ScheduleError(
+            f"bind {stage}: a data loop",
+            f"{axis}, which is folded: every core would hold a part of the sum",
+            "make the parts a tensor with rfactor, and fold it in a second step",
+        )
+    if s.attach is not None:
+        raise ScheduleError("bind: a stage with a nest of its own", f"{stage} is attached", "bind "
+                            "the stage it is attached to")
+    if leaf.tail == "guard" and leaf.width > 1:
+        raise ScheduleError(
+            f'bind {stage}.{axis}: a loop split with tail="cut"',
+            "guard: two cores would write the elements they share",
+            'use tail="cut"',
+        )
+    new = replace(s, bound=(*s.bound, axis))
+    _check_nest(state, new)
+    return state.put(new)
+
+
+def vectorise(state: State, stage: str, axis: str) -> State:
+    """Do a loop and everything inside it by instructions on whole tiles."""
+    s = state.stage(stage)
+    s.loop(axis)
+    if s.is_cube:
+        raise ScheduleError(f"vectorise {stage}: a vector stage", "a cube stage", "use tensorize")
+    new = replace(s, vector_at=axis)
+    _check_nest(state, new)
+    return state.put(new)
+
+
+def tensorize(state: State, stage: str, axis: str) -> State:
+    """Do a loop and everything inside it by one mmad: tiles of whole fractals."""
+    s = state.stage(stage)
+    if not s.is_cube or s.scope != "L0C":
+        what = "a vector stage" if not s.is_cube else f"one in {s.scope}"
+        raise ScheduleError(
+            f"tensorize {stage}: a sum of products in L0C", what, 'cache_write it to "L0C" first'
+        )
+    inner = s.loops[s.position(axis) :]
+    units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
+    units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
+    for name, unit in units.items():
+        sizes = [x.extent * x.width for x in inner if x.root == name]
+        if not sizes or max(sizes) % unit:
+            raise ScheduleError(
+                f"tensorize {stage}: {name} in multiples of {unit} inside {axis}",
+                str(max(sizes, default=1)),
+                f"split {name} by a multiple of {unit}",
+            )
+    if any(x.root not in units for x in inner):
+        raise ScheduleError(f"tensorize {stage}: only m, n and k inside {axis}", "a batch", "reorder")
+    new = replace(s, vector_at=axis, tensorized=True)
+    _check_nest(state, new)
+    return state.put(new)
+
+
+def storage_align(state: State, stage: str, factor: int) -> State:
+    """Begin every row of a tile at a multiple of `factor` elements."""
+    s = state.stage(stage)
+    if s.scope != "UB":
+        raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")
+    if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
+        raise ScheduleError(
+            f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}",
+            str(factor),
+            "rows begin at 32-byte blocks",
+        )
+    return state.put(replace(s, align=factor))
+
+
+def rfactor(state: State, stage: str, axis: str) -> State:
+    """Fold in two steps: a new stage holds one partial result per step of `axis`.
+
+    The loop `axis` (the outer part of a split fold axis) becomes a data axis of `stage_rf`.
+    """
+    s = state.stage(stage)
+    leaf = s.loop(axis)
+    whole = next((a for a in s.reduce if a.name == leaf.root), None)
+    if whole is None or not s.fold or s.is_cube:
+        raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
+    if leaf.width == 1 or whole.extent % leaf.width or len(_parts(s, leaf.root)) != 2:
+        raise ScheduleError(
+            f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}",
+            f"parts of {leaf.width}",
+            "choose a factor that divides it",
+        )
+    part, rest = Axis("p", whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
+    index = Affine(0, (("p", leaf.width), (whole.name, 1)))
+    inner = tuple(rest if a is whole else a for a in s.reduce)
+    name = state.new_name(f"{stage}_rf")
+    table = {whole.name: index} | {a.name: Affine(0, ((a.name, 1),)) for a in s.axes}
+    expr = apply_index(s.expr, table)
+    axes = (part, *s.axes)
+    partial = Stage(name, s.dtype, axes, expr, s.fold, inner, fresh(axes, inner))
+    again = Axis("p", part.extent, True)
+    read = Read(name, s.dtype, (Affine(0, (("p", 1),)), *identity(s.axes)))
+    last = replace(s, expr=read, reduce=(again,), loops=fresh(s.axes, (again,)))
+    return state.put(last).insert(partial, before=stage)
+
+
+def _parts(stage: Stage, root: str) -> list[Leaf]:
+    return [leaf for leaf in stage.loops if leaf.root == root]

@@ -1,0 +1,257 @@
+"""What a schedule is about: stages (one loop nest each) and how they hang together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite
+from ascend_lab.dsl.tensor import Axis, Compute, Shape, Template, Tensor, topological, unique_names
+from ascend_lab.errors import ScheduleError, ShapeError
+from ascend_lab.isa import Affine
+
+FRACTAL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One loop of a nest: a step of it moves its root axis by `width` elements.
+
+    `tail` says what happens where the parts do not divide: "cut" makes a shorter last part,
+    "guard" moves the last part back inside.
+    """
+
+    name: str
+    root: str
+    extent: int
+    width: int = 1
+    reduce: bool = False
+    tail: str = "cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
+
+    `attach` is (stage, loop) for tiles computed inside another nest; the loops in front of
+    `vector_at` are loops, it and those behind it are done by whole-tile instructions.
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    expr: Expr
+    fold: str = ""
+    reduce: tuple[Axis, ...] = ()
+    loops: tuple[Leaf, ...] = ()
+    scope: str = "GM"
+    output: bool = False
+    attach: tuple[str, str] | None = None
+    vector_at: str = ""
+    bound: tuple[str, ...] = ()
+    depth: int = 1
+    align: int = 1
+    tensorized: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the tensor as this stage indexes it."""
+        return tuple(a.extent for a in self.axes)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Every tensor element its formula reads."""
+        return tuple(e for e in leaves(self.expr) if isinstance(e, Read))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the tensors it reads, each once."""
+        return tuple(dict.fromkeys(r.source for r in self.reads))
+
+    @property
+    def is_copy(self) -> bool:
+        """True if it only moves elements."""
+        return not self.fold and (isinstance(self.expr, Read) or bare(self.expr) is not None)
+
+    @property
+    def is_cube(self) -> bool:
+        """True if its formula is a sum of products for the cube."""
+        return getattr(self.expr, "op", "") == "mac"
+
+    def loop(self, name: str) -> Leaf:
+        """Return a loop by name; raise `ScheduleError` naming those there are."""
+        for leaf in self.loops:
+            if leaf.name == name:
+                return leaf
+        known = ", ".join(leaf.name for leaf in self.loops)
+        raise ScheduleError(f"a loop of {self.name} ({known})", repr(name), "check the name")
+
+    def position(self, name: str) -> int:
+        """Return the place of a loop in the nest, 0 outermost."""
+        return self.loops.index(self.loop(name))
+
+
+def bare(expr: Expr) -> Read | None:
+    """Return the element that vcopy(element) copies, or None."""
+    if getattr(expr, "op", "") != "vcopy":
+        return None
+    arg = expr.args[0]  # type: ignore[attr-defined]
+    return arg if isinstance(arg, Read) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A stage computed by a hand-written kernel: its formula's kind, inputs, attributes."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    kind: str
+    sources: tuple[str, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input tensor."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All stages in the order they are computed, and the inputs."""
+
+    inputs: tuple[Input, ...]
+    stages: tuple[Stage | Fixed, ...]
+
+    def stage(self, name: str) -> Stage:
+        """Return a stage by name; raise `ScheduleError` for unknown or hand-written ones."""
+        for stage in self.stages:
+            if stage.name == name:
+                if isinstance(stage, Fixed):
+                    raise ScheduleError(
+                        f"{name}: a stage with loops",
+                        f"the hand-written kernel {stage.kind}",
+                        "schedule the stages around it",
+                    )
+                return stage
+        known = ", ".join(s.name for s in self.stages)
+        hint = "use cache_read to move it" if any(i.name == name for i in self.inputs) else "check"
+        raise ScheduleError(f"a stage ({known})", repr(name), hint)
+
+    def find(self, name: str) -> Stage | Fixed | Input:
+        """Return a stage or an input by name."""
+        for entry in (*self.inputs, *self.stages):
+            if entry.name == name:
+                return entry
+        return self.stage(name)
+
+    def readers(self, name: str) -> tuple[Stage | Fixed, ...]:
+        """Return the stages that read a tensor."""
+        return tuple(s for s in self.stages if name in s.sources)
+
+    def put(self, stage: Stage) -> State:
+        """Return the state with a stage replaced by one of the same name."""
+        stages = tuple(stage if s.name == stage.name else s for s in self.stages)
+        return replace(self, stages=stages)
+
+    def insert(self, stage: Stage, before: str = "", after: str = "") -> State:
+        """Return the state with a stage added before or after another one."""
+        out: list[Stage | Fixed] = []
+        for s in self.stages:
+            if s.name == before:
+                out.append(stage)
+            out.append(s)
+            if s.name == after:
+                out.append(stage)
+        return replace(self, stages=tuple(out))
+
+    def drop(self, name: str) -> State:
+        """Return the state without a stage."""
+        return replace(self, stages=tuple(s for s in self.stages if s.name != name))
+
+    def new_name(self, wanted: str) -> str:
+        """Return `wanted`, with a number if it is taken."""
+        taken = {e.name for e in (*self.inputs, *self.stages)}
+        name, number = wanted, 1
+        while name in taken:
+            number += 1
+            name = f"{wanted}_{number}"
+        return name
+
+
+def initial_state(outputs: Sequence[Tensor]) -> State:
+    """Return the unscheduled state of a tensor program: every stage in GM, axes in order."""
+    tensors = topological(outputs)
+    names = unique_names(tensors)
+    inputs: list[Input] = []
+    stages: list[Stage | Fixed] = []
+    for tensor in tensors:
+        name, wanted = names[tensor], tensor in outputs
+        if tensor.body is None:
+            if wanted:
+                raise ShapeError("an output that is computed", f"the input {name}", "copy it")
+            inputs.append(Input(name, tensor.dtype, tensor.shape))
+        elif isinstance(tensor.body, Template):
+            sources = tuple(names[t] for t in tensor.body.inputs)
+            attrs = tensor.body.attrs
+            stages.append(
+                Fixed(name, tensor.dtype, tensor.shape, tensor.body.kind, sources, attrs, wanted)
+            )
+        else:
+            stages.append(_stage(tensor, tensor.body, name, names, wanted))
+    return State(tuple(inputs), tuple(stages))
+
+
+def _stage(
+    tensor: Tensor, body: Compute, name: str, names: dict[Tensor, str], output: bool
+) -> Stage:
+    def named(element: Load | Read) -> Expr:
+        assert isinstance(element, Load)
+        view = element.view if element.view != element.tensor.shape else ()
+        return Read(names[element.tensor], element.tensor.dtype, element.index, view)
+
+    expr = rewrite(body.expr, named)
+    axes, reduce = body.axes, body.reduce
+    if getattr(expr, "op", "") == "mac":
+        axes, reduce = _padded(axes), _padded(reduce, 32 // _size(expr))
+    return Stage(name, tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce), "GM", output)
+
+
+def _size(expr: Expr) -> int:
+    from ascend_lab.chip import DTYPE_BYTES
+
+    return DTYPE_BYTES[next(leaves(expr)).dtype]
+
+
+def _padded(axes: tuple[Axis, ...], unit: int = FRACTAL) -> tuple[Axis, ...]:
+    """Round the matrix axes of a cube stage up to whole fractals."""
+    return tuple(
+        replace(a, extent=-(-a.extent // unit) * unit) if a.name in ("m", "n", "k") else a
+        for a in axes
+    )
+
+
+def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
+    """Return one loop per axis."""
+    return tuple(Leaf(a.name, a.name, a.extent, 1, a.reduce) for a in (*axes, *reduce))
+
+
+def redirect(stage: Stage, old: str, new: str) -> Stage:
+    """Return a stage that reads `new` where it read `old`."""
+
+    def leaf(element: Load | Read) -> Expr:
+        assert isinstance(element, Read)
+        return replace(element, source=new) if element.source == old else element
+
+    return replace(stage, expr=rewrite(stage.expr, leaf))
+
+
+def identity(axes: tuple[Axis, ...]) -> tuple[Affine, ...]:
+    """Return the index that names each axis once."""
+    return tuple(Affine(0, ((a.name, 1),)) for a in axes)

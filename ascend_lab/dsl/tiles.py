@@ -1,0 +1,198 @@
+"""Tiles of a nest: where they lie, which pipes fill and empty them, who waits for whom.
+
+Tiles of UB that are filled and emptied by the same pipes at the same place of the nest share one
+queue: one flag says that all of them are full, one that all are free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ascend_lab.dsl import emit_cube
+from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.views import Memory
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+
+PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tile while it is in use: where it is, which indices it holds, its steps per axis."""
+
+    memory: Memory
+    dtype: str
+    starts: tuple[Affine, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """Tiles that share a queue: `names` in all, `filled` so far in this step of the loop."""
+
+    queue: Queue
+    names: tuple[str, ...]
+    buffers: dict[str, Buffer]
+    slot: Tile | None = None
+    filled: list[str] = field(default_factory=list)
+
+    def tile(self, name: str, slot: Tile) -> Tile:
+        """Return the tile of one member in a slot of the queue."""
+        return Tile(self.buffers[name], slot.slot)
+
+
+class Tiles:
+    """All tiles of one program."""
+
+    def __init__(self, state: State, builder: KernelBuilder) -> None:
+        self.state, self.builder = state, builder
+        self.held: dict[str, Held] = {}
+        self.plain: dict[str, Buffer] = {}
+        self.groups: dict[str, Group] = {}
+
+    def open(self, stage: Stage, starts: tuple[Affine, ...], sizes: tuple[int, ...]) -> None:
+        """Reserve a slot for a tile and note what it will hold."""
+        steps, elements = row_steps(stage, sizes)
+        if emit_cube.is_fractal(self.state, stage):
+            elements = math.prod(sizes)
+        memory: Memory
+        if stage.name in self.plain:
+            memory = self.plain[stage.name]
+        elif stage.name in self.groups:
+            memory = self._slot(self.groups[stage.name], stage.name)
+        else:
+            memory = self._allocate(stage, sizes, elements)
+        self.held[stage.name] = Held(memory, stage.dtype, starts, sizes, steps)
+
+    def _slot(self, group: Group, name: str) -> Tile:
+        if group.slot is None:
+            group.slot = group.queue.alloc()
+        return group.tile(name, group.slot)
+
+    def _allocate(self, stage: Stage, sizes: tuple[int, ...], elements: int) -> Memory:
+        writer, reader = self.writer(stage), self.reader(stage)
+        if reader == writer:
+            buffer = self.builder.buffer(stage.name, stage.scope, stage.dtype, elements)
+            self.plain[stage.name] = buffer
+            return buffer
+        partners = self._partners(stage, writer, reader)
+        group = next((self.groups[n] for n in partners if n in self.groups), None)
+        if group is None:
+            via = any(self._by_scalar(self.state.stage(n)) for n in partners)
+            queue = self.builder.queue(
+                stage.name,
+                stage.scope,
+                stage.dtype,
+                elements,
+                src=writer,
+                dst=reader,
+                depth=stage.depth,
+                via="S" if via else "",
+            )
+            group = Group(queue, partners, {stage.name: queue.buffer})
+        else:
+            group.buffers[stage.name] = group.queue.join(stage.name, stage.dtype, elements)
+        self.groups[stage.name] = group
+        return self._slot(group, stage.name)
+
+    def _partners(self, stage: Stage, writer: str, reader: str) -> tuple[str, ...]:
+        """Return the tiles that share a queue with this one, itself included."""
+        if stage.scope != "UB" or emit_cube.is_fractal(self.state, stage):
+            return (stage.name,)
+        return tuple(
+            s.name
+            for s in self.state.stages
+            if isinstance(s, Stage)
+            and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
+            and (self.writer(s), self.reader(s)) == (writer, reader)
+            and not emit_cube.is_fractal(self.state, s)
+        )
+
+    def _by_scalar(self, stage: Stage) -> bool:
+        """True if single elements of a tile may have to cross on the scalar unit."""
+        if not self.builder.chip.combined:
+            return False
+        unit, sizes = c0_of(stage.dtype), [a.extent for a in stage.axes]
+        widths = [x.width for s in self.state.stages if isinstance(s, Stage) for x in s.loops]
+        row = sizes[-1] if len(sizes) > 1 else math.prod(sizes)
+        return row % unit != 0 or any(w > 1 and w % unit for w in widths)
+
+    def writer(self, stage: Stage) -> str:
+        """Return the pipe that fills the tile of a stage."""
+        if stage.scope != "UB":
+            return PIPE_INTO[stage.scope]
+        loads = stage.is_copy and self.scope_of(stage.sources[0]) == "GM"
+        return "MTE2" if loads else "V"
+
+    def reader(self, stage: Stage) -> str:
+        """Return the pipe that empties the tile of a stage; the vector unit if only it uses it."""
+        found = {self._pipe_of(r, stage) for r in self.state.readers(stage.name)}
+        others = found - {self.writer(stage)}
+        if len(others) > 1:
+            raise ScheduleError(
+                f"{stage.name}: readers on one pipe", ", ".join(sorted(others)), "cache it twice"
+            )
+        return others.pop() if others else self.writer(stage)
+
+    def _pipe_of(self, reader: object, tile: Stage) -> str:
+        assert isinstance(reader, Stage)
+        if reader.scope != "GM":
+            return self.writer(reader)
+        return "FIX" if tile.scope == "L0C" else "MTE3"
+
+    def scope_of(self, name: str) -> str:
+        """Return the memory a tensor is kept in."""
+        return getattr(self.state.find(name), "scope", "GM")
+
+    def fill(self, name: str) -> Group | None:
+        """Note that a tile is full; return its group when all of the group are."""
+        group = self.groups.get(name)
+        if group is None:
+            return None
+        group.filled.append(name)
+        return group if len(group.filled) == len(group.names) else None
+
+    def pass_on(self, group: Group) -> None:
+        """Tell the readers that all tiles of a group are full; from now on they hold them."""
+        group.queue.enqueue()
+        slot = group.queue.dequeue()
+        for name in group.filled:
+            held = self.held[name]
+            tile = group.tile(name, slot)
+            self.held[name] = Held(tile, held.dtype, held.starts, held.sizes, held.steps)
+
+    def release(self, name: str) -> None:
+        """Give up a tile; the slot of a group is free when its first member goes."""
+        self.held.pop(name, None)
+        group = self.groups.get(name)
+        if group is not None and group.slot is not None:
+            group.queue.free()
+            group.slot = None
+            group.filled = []
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps of a row-major array."""
+    steps, step = [], 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
+
+
+def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements).
+
+    A row is the innermost axis with more than one element.
+    """
+    long = [d for d, n in enumerate(sizes) if n > 1]
+    row = long[-1] if long else len(sizes) - 1
+    rows = math.prod(sizes[:row])
+    unit = max(c0_of(stage.dtype), stage.align)
+    pitch = sizes[row] if rows == 1 and stage.align == 1 else -(-sizes[row] // unit) * unit
+    outer = (s * pitch for s in row_major(sizes[:row]))
+    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch

@@ -1,0 +1,72 @@
+"""Operands of whole-tile instructions: a piece of memory and its step along every axis of a box."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ascend_lab.isa import Affine, Region
+
+
+class Memory(Protocol):
+    """A buffer or one slot of a queue."""
+
+    def region(
+        self,
+        offset: Affine | int = 0,
+        sizes: Sequence[int] | int | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> Region:
+        """Return a strided region."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Elements offset + sum(index_d * strides[d]) of a memory; `blocks`: each element of the outer
+    axes fills one 32-byte block, the innermost axis repeats within it.
+    """
+
+    memory: Memory
+    dtype: str
+    offset: Affine | int
+    strides: tuple[int, ...]
+    blocks: bool = False
+
+    def moved(self, axis: int, by: Affine | int) -> View:
+        """Return the view `by` steps further along an axis."""
+        offset = self.offset + by * self.strides[axis] if self.strides[axis] else self.offset
+        return View(self.memory, self.dtype, offset, self.strides, self.blocks)
+
+    def take(self, axes: Sequence[int]) -> View:
+        """Return the view of some of the axes, the others at their start."""
+        strides = tuple(self.strides[a] for a in axes)
+        return View(self.memory, self.dtype, self.offset, strides, self.blocks)
+
+
+Dims = list[tuple[int, tuple[int, ...]]]
+"""Per axis: its size, and the step of every operand."""
+
+
+def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
+    """Return the axes of a box, ones dropped, neighbours merged where all operands allow it."""
+    dims: Dims = []
+    for axis, size in enumerate(sizes):
+        if size == 1:
+            continue
+        steps = tuple(v.strides[axis] for v in views)
+        if dims:
+            outer, outer_steps = dims[-1]
+            if all(o == s * size for o, s in zip(outer_steps, steps, strict=True)):
+                dims[-1] = (outer * size, steps)
+                continue
+        dims.append((size, steps))
+    return dims
+
+
+def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
+    """Return the views with the steps of coalesced axes."""
+    return [
+        View(v.memory, v.dtype, v.offset, tuple(steps[n] for _, steps in dims), v.blocks)
+        for n, v in enumerate(views)
+    ]
