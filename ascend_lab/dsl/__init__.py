@@ -1,5 +1,6 @@
 """Tensor expressions (what to compute) and schedules (how): `from ascend_lab import dsl as te`."""
 
+from ascend_lab.dsl.auto import auto_schedule
 from ascend_lab.dsl.cube import conv2d, matmul, pooling2d
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.moves import concat, gather, pad, reshape, scatter, slice, transpose

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.emit_fold import fold_box
 from ascend_lab.dsl.emit_vector import Op, Unit, apply
-from ascend_lab.dsl.expr import Call, Expr, Read
+from ascend_lab.dsl.expr import Call, Expr, Read, leaves
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.views import View
 from ascend_lab.isa import c0_of
@@ -65,11 +65,27 @@ def evaluate(
         if isinstance(arg, Read):
             operands.append(views[arg])
             continue
-        here = bool(spare) and arg.dtype == out.dtype
-        place = spare.pop() if here else _scratch(unit, arg.dtype, sizes, views)
-        evaluate(unit, arg, place, views, sizes)
-        operands.append(place)
+        own = _own_sizes(arg, views, sizes)
+        here = bool(spare) and arg.dtype == out.dtype and own == list(sizes)
+        place = spare.pop() if here else _scratch(unit, arg.dtype, own, views)
+        evaluate(unit, arg, place, views, own)
+        operands.append(place if here else _repeated(place, own, sizes))
     apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
     for operand in operands:
         if operand is not out:
             unit.give(operand.memory)
+
+
+def _own_sizes(expr: Expr, views: Mapping[Read, View], sizes: Sequence[int]) -> list[int]:
+    """Return the box an expression really depends on: 1 along axes none of its reads uses."""
+    used = [views[r].strides for r in leaves(expr) if isinstance(r, Read)]
+    return [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
+
+
+def _repeated(view: View, own: Sequence[int], sizes: Sequence[int]) -> View:
+    """Return a small tile as an operand of a larger box: steps of 0 where it repeats."""
+    strides = tuple(
+        0 if mine < whole else step
+        for mine, whole, step in zip(own, sizes, view.strides, strict=True)
+    )
+    return View(view.memory, view.dtype, view.offset, strides)

@@ -122,14 +122,17 @@ def _emit(unit: Unit, op: Op, views: list[View], sizes: list[int]) -> None:
     """Choose which axis is repeated by the instruction; loop over the others."""
     lanes = min(unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
     *outer, last = sizes
-    if not outer:
+    blocks = any(v.blocks for v in views[1:])
+    if not outer and not blocks:
         _run(unit, op, views, last, lanes)
         return
+    if not outer:
+        outer = [1]
+        views = [View(v.memory, v.dtype, v.offset, (0, *v.strides), v.blocks) for v in views]
     rows = max(range(len(outer)), key=lambda d: outer[d])
     chunks, tails = last // lanes, (1 if last % lanes else 0)
     by_rows = (chunks + tails) * -(-outer[rows] // unit.builder.chip.max_repeat)
     by_lanes = outer[rows] * (-(-chunks // unit.builder.chip.max_repeat) + tails)
-    blocks = any(v.blocks for v in views[1:])
     if by_lanes < by_rows and not blocks:
         rows = -1
     _loop_over(unit, op, views, outer, last, lanes, rows, 0)

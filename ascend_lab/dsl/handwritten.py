@@ -1,13 +1,159 @@
-"""Phases with hand-written kernels: transpose, concat, pad, gather, scatter, conv2d."""
+"""Phases with hand-written kernels: transpose, concat, pad, gather, scatter, layout conversion."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.stages import Fixed, State
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Launch
+from ascend_lab.isa import Buffer, Launch, Loop, Node, Part, Program, Region
+from ascend_lab.kernels.indexed import gather_launch, scatter_launch
+from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch, row_major
+from ascend_lab.kernels.transpose import transpose_launch
+from ascend_lab.layout import address_map
+from ascend_lab.layout.launch import maps_launch
+
+Maker = Callable[[State, Fixed, Chip], tuple[Launch, ...]]
 
 
 def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     """Return the launches of a stage that has a kernel of its own."""
-    raise ScheduleError(f"a kernel for {stage.kind}", "none", "use another operation")
+    maker = _MAKERS.get(stage.kind)
+    if maker is None:
+        raise ScheduleError(
+            f"a hand-written kernel for {stage.kind} ({', '.join(_MAKERS)})", "none", "use ops.compile"
+        )
+    return maker(state, stage, chip)
+
+
+def _transpose(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    shape = state.find(stage.sources[0]).shape
+    launch = transpose_launch(chip, shape, dict(stage.attrs)["perm"], stage.dtype)
+    return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
+
+
+def _concat(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    axis, steps = dict(stage.attrs)["axis"], row_major(stage.shape)
+    moves, at = [], 0
+    tensors = {stage.name: math.prod(stage.shape)}
+    for name in stage.sources:
+        shape = state.find(name).shape
+        tensors[name] = math.prod(shape)
+        target = View(stage.name, steps, at * steps[axis])
+        moves.append(Move(shape, target, View(name, row_major(shape))))
+        at += shape[axis]
+    return (moves_launch(chip, stage.dtype, tensors, moves, name=stage.name),)
+
+
+def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    attrs = dict(stage.attrs)
+    widths, value, source = attrs["widths"], attrs["value"], stage.sources[0]
+    shape, steps = state.find(source).shape, row_major(stage.shape)
+    inside = sum(low * step for (low, _), step in zip(widths, steps, strict=True))
+    moves = [Move(shape, View(stage.name, steps, inside), View(source, row_major(shape)))]
+    box, start = list(stage.shape), [0] * len(shape)
+    for d, (low, high) in enumerate(widths):
+        for at, size in ((start[d], low), (start[d] + low + shape[d], high)):
+            if size:
+                sizes = (*box[:d], size, *box[d + 1 :])
+                offset = sum(s * step for s, step in zip(start, steps, strict=True))
+                target = View(stage.name, steps, offset + (at - start[d]) * steps[d])
+                moves.append(Move(sizes, target, None, value))
+        box[d], start[d] = shape[d], low
+    tensors = {stage.name: math.prod(stage.shape), source: math.prod(shape)}
+    return (moves_launch(chip, stage.dtype, tensors, moves, name=stage.name),)
+
+
+def _gather(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    table, index = (state.find(name) for name in stage.sources)
+    if dict(stage.attrs)["axis"] != 0:
+        raise ScheduleError("gather along axis 0", str(dict(stage.attrs)["axis"]), "transpose first")
+    columns, picks = math.prod(table.shape[1:]), math.prod(index.shape)
+    launch = gather_launch(chip, table.shape[0], columns, picks, stage.dtype)
+    return (renamed(launch, {"x": table.name, "index": index.name, "y": stage.name}),)
+
+
+def _scatter(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    start, index, updates = stage.sources
+    rows, columns = stage.shape[0], math.prod(stage.shape[1:])
+    total = math.prod(stage.shape)
+    copy = copy_launch(chip, stage.dtype, (total,), (1,), (1,), name="copy")
+    picks = math.prod(state.find(index).shape)
+    mode = dict(stage.attrs)["mode"]
+    launch = scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
+    return (
+        renamed(copy, {"x": start, "y": stage.name}),
+        renamed(launch, {"u": updates, "index": index, "y": stage.name}),
+    )
+
+
+def _transdata(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    attrs = dict(stage.attrs)
+    maps = [
+        address_map(attrs[key], attrs.get("shape", stage.shape), stage.dtype, **_c0(attrs[key]))
+        for key in ("source", "target")
+    ]
+    launch = maps_launch(maps[0], maps[1], chip, stage.name)
+    return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
+
+
+def _c0(layout: str) -> dict[str, int]:
+    return {}
+
+
+_MAKERS: Mapping[str, Maker] = {
+    "transpose": _transpose,
+    "concat": _concat,
+    "pad": _pad,
+    "gather": _gather,
+    "scatter": _scatter,
+    "transdata": _transdata,
+}
+
+
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """Return a launch with its GM tensors under other names."""
+    table: dict[Buffer, Buffer] = {}
+
+    def buffer(old: Buffer) -> Buffer:
+        if old.space != "GM" or old.name not in names:
+            return old
+        if old not in table:
+            table[old] = replace(old, name=names[old.name])
+        return table[old]
+
+    def region(old: Region) -> Region:
+        return replace(old, buffer=buffer(old.buffer)) if old.space == "GM" else old
+
+    def nodes(body: Sequence[Node]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for node in body:
+            if isinstance(node, Loop):
+                out.append(replace(node, body=nodes(node.body)))
+            elif node.regions:
+                dst = None if node.dst is None else region(node.dst)
+                out.append(replace(node, dst=dst, srcs=tuple(map(region, node.srcs))))
+            else:
+                out.append(node)
+        return tuple(out)
+
+    def part(old: Part) -> Part:
+        program = old.program
+        buffers = tuple(map(buffer, program.buffers))
+        changed = Program(program.name, _apart(buffers, names), nodes(program.body), program.params)
+        return Part(changed, old.bindings)
+
+    return Launch(launch.name, tuple(map(part, launch.parts)))
+
+
+def _apart(buffers: tuple[Buffer, ...], names: Mapping[str, str]) -> tuple[Buffer, ...]:
+    taken = {b.name for b in buffers if b.space == "GM"}
+    clash = [b.name for b in buffers if b.space != "GM" and b.name in taken]
+    if clash:
+        raise ScheduleError("tensor names that no tile has", ", ".join(clash), "rename the tensor")
+    return buffers
+
+

@@ -53,7 +53,8 @@ class Nest:
     def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for a box of it."""
         self.active[stage.name] = box
-        guests = self.guests.get((stage.name, ""), ())
+        places = ("", *stage.bound)
+        guests = [g for place in places for g in self.guests.get((stage.name, place), ())]
         self.produce(guests)
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):

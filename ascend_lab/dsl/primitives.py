@@ -242,7 +242,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
             f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
         )
     name = state.new_name(f"{stage}_{scope.lower()}")
-    dtype = s.expr.dtype if s.is_cube else s.dtype
+    dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(
         s, name=name, dtype=dtype, scope=scope, output=False, loops=fresh(s.axes, s.reduce)
     )

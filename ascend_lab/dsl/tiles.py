@@ -114,7 +114,7 @@ class Tiles:
 
     def _by_scalar(self, stage: Stage) -> bool:
         """True if single elements of a tile may have to cross on the scalar unit."""
-        if not self.builder.chip.combined:
+        if not self.builder.chip.combined or emit_cube.is_fractal(self.state, stage):
             return False
         unit, sizes = c0_of(stage.dtype), [a.extent for a in stage.axes]
         widths = [x.width for s in self.state.stages if isinstance(s, Stage) for x in s.loops]

@@ -1,0 +1,337 @@
+"""How large the tiles of a phase are, and which core computes which."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.dsl import schedule as steps
+from ascend_lab.dsl.auto_fuse import Phase
+from ascend_lab.dsl.boxes import Range, needed, whole
+from ascend_lab.dsl.complete import complete
+from ascend_lab.dsl.footprint import ub_bytes
+from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import c0_of, var
+
+TILES_PER_CORE = 4
+SMALL_TILE_BYTES = 8192
+"""A tile is not made smaller than this only to have several of them."""
+
+Widths = dict[str, int]
+"""Elements of a tile per axis."""
+
+
+def schedule_phase(s: Schedule, phase: Phase) -> Schedule:
+    """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
+    s, phase = _split_folds(s, phase)
+    s = merge_axes(s, phase)
+    rows = row_axes(s.state, phase)
+    best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
+    if best is None:
+        return _apart(s, phase)
+    return arrange(s, phase, rows, *best)
+
+
+def _apart(s: Schedule, phase: Phase) -> Schedule:
+    """Where not even one row fits: folds become phases, elementwise values are computed again."""
+    if not phase.tiles and not phase.outputs:
+        raise ScheduleError(
+            f"a tile of {phase.root} that fits in UB",
+            f"{s.chip.buffers['UB']} bytes on {s.chip.name}",
+            "reshape the tensor so that an axis can be split",
+        )
+    roots = []
+    for name in phase.tiles:
+        stage = s.state.stage(name)
+        if stage.fold:
+            roots.append(name)
+        else:
+            s = steps.inline(s, name)
+    for name in (*roots, *phase.outputs, phase.root):
+        s = schedule_phase(s, Phase(name))
+    return s
+
+
+def _split_folds(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+    """Cut long folds that leave most cores idle into one partial fold per core."""
+    for name in (*phase.tiles, phase.root):
+        stage = s.state.stage(name)
+        axis = _axis_for_cores(s, stage) if stage.fold else ""
+        if not axis or len(phase.tiles) > 1:
+            continue
+        extent = next(a.extent for a in stage.reduce if a.name == axis)
+        parts = max(d for d in range(1, _cores(s) + 1) if extent % d == 0)
+        s = steps.split(s, name, axis, extent // parts)
+        s = steps.rfactor(s, name, f"{axis}_o")
+        s = schedule_phase(s, Phase(f"{name}_rf"))
+    return s, phase
+
+
+def _cores(s: Schedule) -> int:
+    return s.chip.core_count * s.chip.vector_cores_per_core
+
+
+def _axis_for_cores(s: Schedule, stage: Stage) -> str:
+    """Return the fold axis to cut for the cores, or nothing where that does not pay."""
+    units = math.prod(stage.shape)
+    lanes = any(stage.axes[-1].name in dict(r.index[-1].terms) for r in stage.reads if r.index)
+    if lanes:
+        units = max(1, units // c0_of(stage.expr.dtype))
+    size = math.prod(a.extent for a in stage.reduce) * math.prod(stage.shape)
+    if 2 * units > _cores(s) or size * DTYPE_BYTES[stage.expr.dtype] < 16 * SMALL_TILE_BYTES:
+        return ""
+    axis = max(stage.reduce, key=lambda a: a.extent)
+    parts = max(d for d in range(1, _cores(s) + 1) if axis.extent % d == 0)
+    return axis.name if parts > 2 * units and axis.extent // parts > 1 else ""
+
+
+def merge_axes(s: Schedule, phase: Phase) -> Schedule:
+    """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
+    names = [*phase.tiles, *phase.outputs, phase.root]
+    for key in ("axes", "reduce"):
+        place = len(getattr(s.state.stage(phase.root), key)) - 2
+        if key == "reduce":
+            names = [n for n in names if s.state.stage(n).fold]
+        for name in names if key == "reduce" else ():
+            s = _fuse_folds(s, name)
+        while key == "axes" and place >= 0:
+            pair = [a.name for a in s.state.stage(phase.root).axes[place : place + 2]]
+            s = _fuse_everywhere(s, names, pair[0], pair[1])
+            place -= 1
+    return s
+
+
+def _fuse_folds(s: Schedule, name: str) -> Schedule:
+    place = len(s.state.stage(name).reduce) - 2
+    while place >= 0:
+        pair = [a.name for a in s.state.stage(name).reduce[place : place + 2]]
+        try:
+            s = steps.fuse(s, name, pair[0], pair[1])
+        except ScheduleError:
+            pass
+        place -= 1
+    return s
+
+
+def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> Schedule:
+    """Fuse two axes in all stages that have both, or in none."""
+    trial = s
+    try:
+        for name in names:
+            own = [a.name for a in trial.state.stage(name).axes]
+            if first in own and second in own:
+                trial = steps.fuse(trial, name, first, second)
+            elif first in own or second in own:
+                return s
+    except ScheduleError:
+        return s
+    return trial
+
+
+def row_axes(state: State, phase: Phase) -> list[str]:
+    """Return the axes of the root that all its tiles depend on; these can be cut without waste."""
+    root = state.stage(phase.root)
+    names = [a.name for a in root.axes]
+    state = _outputs_attached(state, phase, names[0])
+    return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
+
+
+def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
+    """True if a step along `axis` of the root needs another part of the tile."""
+    active = {root.name: whole(root) | {axis: Range(var(axis), 1)}}
+    try:
+        box = needed(state, state.stage(tile), active)
+    except ScheduleError:
+        return False  # one reader needs all of it, another a part
+    return any(name == axis for part in box.values() for name, _ in part.start.terms)
+
+
+def _outputs_attached(state: State, phase: Phase, axis: str) -> State:
+    for name in phase.outputs:
+        state = state.put(replace(state.stage(name), attach=(phase.root, axis)))
+    return state
+
+
+def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
+    """Return the widest tile that fits, and the widths of folds; None if none does."""
+    root = s.state.stage(phase.root)
+    extents = {a.name: a.extent for a in root.axes}
+    folds = _fold_axes(s.state, phase)
+    for cut in (False, True) if folds else (False,):
+        widths = {n: 1 if n in rows else extents[n] for n in extents}
+        inner = {n: 1 for n in folds} if cut else dict(folds)
+        if cut and rows and rows[-1] == root.axes[-1].name:
+            block = BLOCK_BYTES * 8 // DTYPE_BYTES[root.dtype]
+            widths[rows[-1]] = min(block, extents[rows[-1]])
+        if not fits(s, phase, widths, inner):
+            continue
+        if cut:
+            for name in reversed(list(folds)):
+                inner[name] = _widest(
+                    folds[name], lambda w, n=name: fits(s, phase, widths, inner | {n: w})
+                )
+        for name in reversed(rows):
+            widths[name] = _widest(
+                extents[name], lambda w, n=name: fits(s, phase, widths | {n: w}, inner)
+            )
+            if widths[name] < extents[name]:
+                break
+        return widths, inner
+    return None
+
+
+def _widest(extent: int, good: object) -> int:
+    """Return the largest width up to `extent` that is good, by bisection; widths <= it are."""
+    assert callable(good)
+    if good(extent):
+        return extent
+    low, high = 1, extent
+    while high - low > max(1, low // 16):
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def _fold_axes(state: State, phase: Phase) -> dict[str, int]:
+    """Return the fold axes of the phase that may be walked in parts, with their extents."""
+    names = [n for n in (*phase.tiles, phase.root) if state.stage(n).fold]
+    return {f"{n}.{a.name}": a.extent for n in names for a in state.stage(n).reduce}
+
+
+def fits(s: Schedule, phase: Phase, widths: Widths, folds: Widths) -> bool:
+    """True if the tiles of these widths, and their scratch, fit in UB."""
+    trial = arrange(s, phase, list(widths), widths, folds, plain=True)
+    done = complete(trial.state, phase.root)
+    return ub_bytes(done, phase.root, s.chip) <= s.chip.buffers["UB"]
+
+
+def arrange(
+    s: Schedule,
+    phase: Phase,
+    rows: list[str],
+    widths: Mapping[str, int],
+    folds: Mapping[str, int],
+    plain: bool = False,
+) -> Schedule:
+    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
+    root, name = s.state.stage(phase.root), phase.root
+    shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
+    bound, loops, tiles = [], [], []
+    for axis in root.axes:
+        width, share, leaf = widths[axis.name], shares[axis.name], axis.name
+        if share < axis.extent:
+            s = steps.split(s, name, leaf, share)
+            bound.append(f"{leaf}_o")
+            leaf = f"{leaf}_i"
+        width = min(width, share) if plain else even(width, share, _row_bytes(s, root, axis.name))
+        if width < share or width == 1:
+            s = steps.split(s, name, leaf, width)
+            loops.append(f"{leaf}_o")
+            leaf = f"{leaf}_i"
+        tiles.append(leaf)
+    s, inner, rest = _fold_loops(s, name, folds)
+    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    for loop in bound:
+        s = steps.bind(s, name, loop)
+    s = steps.vectorise(s, name, tiles[0])
+    host = [*bound, *loops]
+    if phase.tiles or phase.outputs:
+        s = _attach(s, phase, host, folds)
+    for each in (name, *phase.outputs):
+        s = steps.double_buffer(s, each)
+    return s
+
+
+def _fold_loops(
+    s: Schedule, name: str, folds: Mapping[str, int]
+) -> tuple[Schedule, list[str], list[str]]:
+    """Split the fold axes of a stage that are walked in parts; return loops and tile loops."""
+    loops, tiles = [], []
+    for axis in s.state.stage(name).reduce:
+        width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
+        if width < axis.extent:
+            s = steps.split(s, name, leaf, width)
+            loops.append(f"{leaf}_o")
+            leaf = f"{leaf}_i"
+        tiles.append(leaf)
+    return s, loops, tiles
+
+
+def _attach(s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int]) -> Schedule:
+    """Compute tiles and further outputs in the innermost loop of the root."""
+    if not host:
+        leaf = s.state.stage(phase.root).loops[0].name
+        s = replace_vector(s, phase.root, leaf)
+        host = [f"{leaf}_o"]
+    for name in reversed(phase.outputs):
+        s = steps.compute_at(s, name, phase.root, host[-1])
+    for name in reversed(phase.tiles):
+        s, loops, tiles = _fold_loops(s, name, folds)
+        if loops:
+            data = [a.name for a in s.state.stage(name).axes]
+            s = steps.reorder(s, name, *loops, *data, *tiles)
+            s = steps.vectorise(s, name, data[0])
+            s = steps.double_buffer(s, name)
+        s = steps.compute_at(s, name, phase.root, host[-1])
+    return s
+
+
+def replace_vector(s: Schedule, name: str, leaf: str) -> Schedule:
+    """Open a loop of one step around a nest that has none, for tiles to hang on."""
+    state = s.state
+    s = replace(s, state=state.put(replace(state.stage(name), vector_at="")))
+    steps_before = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
+    s = replace(s, steps=steps_before)
+    extent = s.state.stage(name).loop(leaf).extent
+    s = steps.split(s, name, leaf, extent)
+    return steps.vectorise(s, name, f"{leaf}_i")
+
+
+def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
+    """Return the elements of each axis that one core takes: outer axes first, whole blocks inside."""
+    root = s.state.stage(phase.root)
+    left = _cores(s)
+    shares = {}
+    unit = math.lcm(*(c0_of(d) for d in _formats(s.state, phase)))
+    for axis in root.axes:
+        shares[axis.name] = axis.extent
+        if axis.name not in rows or left == 1:
+            continue
+        share = -(-axis.extent // left)
+        if axis is root.axes[-1] and axis.extent >= 2 * unit:
+            lanes = s.chip.vector_bytes_per_repeat // BLOCK_BYTES * unit
+            unit = lanes if share >= 4 * lanes else unit
+            share = -(-share // unit) * unit
+        elif axis is root.axes[-1]:
+            share = axis.extent
+        shares[axis.name] = min(share, axis.extent)
+        left = max(1, left // -(-axis.extent // share))
+    return shares
+
+
+def _formats(state: State, phase: Phase) -> set[str]:
+    names = (phase.root, *phase.outputs)
+    found = {r.dtype for n in (*names, *phase.tiles) for r in state.stage(n).reads}
+    return found | {state.stage(n).dtype for n in names}
+
+
+def _row_bytes(s: Schedule, root: Stage, axis: str) -> int:
+    """Bytes of the root's tile per step of an axis."""
+    place = [a.name for a in root.axes].index(axis)
+    return math.prod(root.shape[place + 1 :]) * DTYPE_BYTES[root.dtype]
+
+
+def even(width: int, share: int, step_bytes: int) -> int:
+    """Return a width not above `width` that cuts a share into several tiles of about one size."""
+    small = max(1, SMALL_TILE_BYTES // step_bytes)
+    wanted = min(width, max(small, -(-share // TILES_PER_CORE)))
+    if wanted >= share:
+        return share
+    parts = -(-share // wanted)
+    unit = 128 if step_bytes <= 4 and share >= 512 else 1
+    each = -(-(-(-share // parts)) // unit) * unit
+    return min(each, max(width // unit * unit, 1), share)

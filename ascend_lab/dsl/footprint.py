@@ -1,0 +1,100 @@
+"""How much of UB the tiles of a nest take, before its program is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.dsl.complete import loop_count, members
+from ascend_lab.dsl.expr import Call, Expr, Read
+from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.tiles import row_steps
+from ascend_lab.isa import c0_of
+
+
+def first_boxes(state: State, root: str) -> dict[str, Box]:
+    """Return the box each stage of a phase works on in the first step of every loop around it."""
+    active: dict[str, Box] = {}
+    for name in reversed(members(state, root)):
+        stage = state.stage(name)
+        box = whole(stage) if name == root else needed(state, stage, active)
+        for leaf in stage.loops[: loop_count(state, stage)]:
+            part = box[leaf.root]
+            box[leaf.root] = Range(part.start, min(part.size, leaf.width))
+        active[name] = box
+    return active
+
+
+def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
+    """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
+    others = {n: b for n, b in active.items() if n != stage.name}
+    box = needed(state, stage, others)
+    return tuple(box[a.name].size for a in stage.axes)
+
+
+def ub_bytes(state: State, root: str, chip: Chip) -> int:
+    """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch."""
+    active = first_boxes(state, root)
+    total, scratch = 0, 0
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope != "UB":
+            continue
+        _, elements = row_steps(stage, tile_sizes(state, stage, active))
+        total += stage.depth * _blocks(elements, stage.dtype)
+        if not stage.is_copy:
+            scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
+    return total + scratch
+
+
+def _blocks(elements: int, dtype: str) -> int:
+    return -(-elements * DTYPE_BYTES[dtype] // 32) * 32
+
+
+def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
+    """Bytes of scratch for one evaluation, an upper bound: every operation's own tile at its peak."""
+    axes = (*stage.axes, *stage.reduce)
+    sizes = [box[a.name].size for a in axes]
+    rows = math.prod(sizes) // max(max(sizes), 1)
+    spare = 0
+    if stage.fold:
+        lanes = chip.vector_bytes_per_repeat
+        spare = min(max(rows, 32), math.prod(sizes)) * lanes + 32 * rows
+        if not isinstance(stage.expr, Read):
+            spare += _tile(stage.expr, sizes)
+    if _repeats_lanes(stage):
+        spare += 2 * 32 * rows
+    return spare + _peak(stage.expr, sizes, stage.dtype, top=True)
+
+
+def _repeats_lanes(stage: Stage) -> bool:
+    """True if an operand does not use the last axis, so that it is spread over blocks."""
+    axes = (*stage.axes, *stage.reduce)
+    last = [a.name for a in axes if a.extent > 1][-1:]
+    return any(last and not any(last[0] in dict(i.terms) for i in r.index) for r in stage.reads)
+
+
+def _tile(expr: Expr, sizes: Sequence[int]) -> int:
+    block = c0_of(expr.dtype)
+    long = [n for n in sizes if n > 1] or [1]
+    rows = math.prod(long) // max(long)
+    return rows * -(-max(long) // block) * block * DTYPE_BYTES[expr.dtype]
+
+
+def _peak(expr: Expr, sizes: Sequence[int], out: str, top: bool) -> int:
+    """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
+    if not isinstance(expr, Call):
+        return 0
+    alive = peak = 0
+    spare = True
+    for arg in expr.args:
+        if isinstance(arg, Read):
+            continue
+        here = spare and arg.dtype == out
+        spare = spare and not here
+        own = 0 if here else _tile(arg, sizes)
+        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, False))
+        alive += own
+    return max(peak, alive)
