@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
@@ -18,8 +18,11 @@ from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of, var
 
 TILES_PER_CORE = 4
-SMALL_TILE_BYTES = 8192
-"""A tile is not made smaller than this only to have several of them."""
+SMALL_BYTES = 32768
+"""Tiles that take less of UB than this are not made smaller only to have several of them."""
+
+LINE_BYTES = 512
+"""Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
 Widths = dict[str, int]
 """Elements of a tile per axis."""
@@ -78,11 +81,12 @@ def _cores(s: Schedule) -> int:
 def _axis_for_cores(s: Schedule, stage: Stage) -> str:
     """Return the fold axis to cut for the cores, or nothing where that does not pay."""
     units = math.prod(stage.shape)
-    lanes = any(stage.axes[-1].name in dict(r.index[-1].terms) for r in stage.reads if r.index)
-    if lanes:
-        units = max(1, units // c0_of(stage.expr.dtype))
+    if any(a.name == "p" for a in (*stage.axes, *stage.reduce)):
+        return ""
+    if _keeps_lanes(stage, stage.axes[-1].name):
+        units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
     size = math.prod(a.extent for a in stage.reduce) * math.prod(stage.shape)
-    if 2 * units > _cores(s) or size * DTYPE_BYTES[stage.expr.dtype] < 16 * SMALL_TILE_BYTES:
+    if 2 * units > _cores(s) or size * DTYPE_BYTES[stage.expr.dtype] < 4 * SMALL_BYTES:
         return ""
     axis = max(stage.reduce, key=lambda a: a.extent)
     parts = max(d for d in range(1, _cores(s) + 1) if axis.extent % d == 0)
@@ -159,14 +163,14 @@ def _outputs_attached(state: State, phase: Phase, axis: str) -> State:
 def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
     """Return the widest tile that fits, and the widths of folds; None if none does."""
     root = s.state.stage(phase.root)
-    extents = {a.name: a.extent for a in root.axes}
+    extents = core_shares(s, phase, rows)
     folds = _fold_axes(s.state, phase)
     for cut in (False, True) if folds else (False,):
         widths = {n: 1 if n in rows else extents[n] for n in extents}
         inner = {n: 1 for n in folds} if cut else dict(folds)
-        if cut and rows and rows[-1] == root.axes[-1].name:
-            block = BLOCK_BYTES * 8 // DTYPE_BYTES[root.dtype]
-            widths[rows[-1]] = min(block, extents[rows[-1]])
+        last = root.axes[-1].name
+        if last in rows and _contiguous(s.state, phase):
+            widths[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
         if not fits(s, phase, widths, inner):
             continue
         if cut:
@@ -176,7 +180,9 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
                 )
         for name in reversed(rows):
             widths[name] = _widest(
-                extents[name], lambda w, n=name: fits(s, phase, widths | {n: w}, inner)
+                extents[name],
+                lambda w, n=name: fits(s, phase, widths | {n: w}, inner),
+                widths[name],
             )
             if widths[name] < extents[name]:
                 break
@@ -184,12 +190,25 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
     return None
 
 
-def _widest(extent: int, good: object) -> int:
+def _contiguous(state: State, phase: Phase) -> bool:
+    """True if a fold of the phase keeps the axis along which its source is contiguous."""
+    for name in (*phase.tiles, phase.root):
+        stage = state.stage(name)
+        if stage.fold and _keeps_lanes(stage, stage.axes[-1].name):
+            return True
+    return False
+
+
+def _keeps_lanes(stage: Stage, axis: str) -> bool:
+    """True if neighbours along `axis` are neighbours in what the stage reads."""
+    return any(dict(r.index[-1].terms).get(axis) == 1 for r in stage.reads if r.index)
+
+
+def _widest(extent: int, good: Callable[[int], bool], low: int = 1) -> int:
     """Return the largest width up to `extent` that is good, by bisection; widths <= it are."""
-    assert callable(good)
     if good(extent):
         return extent
-    low, high = 1, extent
+    high = extent
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         low, high = (middle, high) if good(middle) else (low, middle)
@@ -204,9 +223,14 @@ def _fold_axes(state: State, phase: Phase) -> dict[str, int]:
 
 def fits(s: Schedule, phase: Phase, widths: Widths, folds: Widths) -> bool:
     """True if the tiles of these widths, and their scratch, fit in UB."""
+    return tile_bytes(s, phase, widths, folds) <= s.chip.buffers["UB"]
+
+
+def tile_bytes(s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int]) -> int:
+    """Return the bytes of UB that tiles of these widths take."""
     trial = arrange(s, phase, list(widths), widths, folds, plain=True)
     done = complete(trial.state, phase.root)
-    return ub_bytes(done, phase.root, s.chip) <= s.chip.buffers["UB"]
+    return ub_bytes(done, phase.root, s.chip)
 
 
 def arrange(
@@ -220,6 +244,8 @@ def arrange(
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
+    unit = math.lcm(*(c0_of(d) for d in _formats(s.state, phase)))
+    taken = 0 if plain else tile_bytes(s, phase, widths, folds)
     bound, loops, tiles = [], [], []
     for axis in root.axes:
         width, share, leaf = widths[axis.name], shares[axis.name], axis.name
@@ -227,8 +253,10 @@ def arrange(
             s = steps.split(s, name, leaf, share)
             bound.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
-        width = min(width, share) if plain else even(width, share, _row_bytes(s, root, axis.name))
-        if width < share or width == 1:
+        width = min(width, share)
+        if not plain and axis.name in rows:
+            width = even(width, share, taken, unit if axis is root.axes[-1] else 1)
+        if width < share or (width == 1 and axis.name in rows):
             s = steps.split(s, name, leaf, width)
             loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
@@ -294,23 +322,34 @@ def replace_vector(s: Schedule, name: str, leaf: str) -> Schedule:
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: outer axes first, whole blocks inside."""
     root = s.state.stage(phase.root)
-    left = _cores(s)
-    shares = {}
+    shares = {a.name: a.extent for a in root.axes}
     unit = math.lcm(*(c0_of(d) for d in _formats(s.state, phase)))
-    for axis in root.axes:
-        shares[axis.name] = axis.extent
-        if axis.name not in rows or left == 1:
-            continue
-        share = -(-axis.extent // left)
-        if axis is root.axes[-1] and axis.extent >= 2 * unit:
-            lanes = s.chip.vector_bytes_per_repeat // BLOCK_BYTES * unit
-            unit = lanes if share >= 4 * lanes else unit
-            share = -(-share // unit) * unit
-        elif axis is root.axes[-1]:
-            share = axis.extent
-        shares[axis.name] = min(share, axis.extent)
-        left = max(1, left // -(-axis.extent // share))
+    last = root.axes[-1].name
+    choice = [a for a in root.axes if a.name in rows and (a.name != last or a.extent >= 2 * unit)]
+    if not choice:
+        return shares
+    one, two = choice[0], choice[1] if len(choice) > 1 else None
+    best = (math.inf, one.extent, 0)
+    for cores in range(1, _cores(s) + 1):
+        first = _share(one.extent, cores, unit if one.name == last else 1)
+        second = 1
+        if two is not None:
+            rest = max(1, _cores(s) // -(-one.extent // first))
+            second = _share(two.extent, rest, unit if two.name == last else 1)
+        best = min(best, (first * second, first, second))
+    shares[one.name] = int(best[1])
+    if two is not None:
+        shares[two.name] = best[2]
     return shares
+
+
+def _share(extent: int, cores: int, unit: int) -> int:
+    """Return what one of `cores` takes of an axis: whole units, eight of them where it is long."""
+    share = -(-extent // cores)
+    if unit > 1:
+        unit = 8 * unit if share >= 32 * unit else unit
+        share = -(-share // unit) * unit
+    return min(share, extent)
 
 
 def _formats(state: State, phase: Phase) -> set[str]:
@@ -319,19 +358,16 @@ def _formats(state: State, phase: Phase) -> set[str]:
     return found | {state.stage(n).dtype for n in names}
 
 
-def _row_bytes(s: Schedule, root: Stage, axis: str) -> int:
-    """Bytes of the root's tile per step of an axis."""
-    place = [a.name for a in root.axes].index(axis)
-    return math.prod(root.shape[place + 1 :]) * DTYPE_BYTES[root.dtype]
+def even(width: int, share: int, taken_bytes: int, unit: int) -> int:
+    """Return a width not above `width` that cuts a share into several tiles of about one size.
 
-
-def even(width: int, share: int, step_bytes: int) -> int:
-    """Return a width not above `width` that cuts a share into several tiles of about one size."""
-    small = max(1, SMALL_TILE_BYTES // step_bytes)
+    `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
+    """
+    small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
     wanted = min(width, max(small, -(-share // TILES_PER_CORE)))
     if wanted >= share:
         return share
+    unit = 8 * unit if wanted >= 64 * unit else unit
     parts = -(-share // wanted)
-    unit = 128 if step_bytes <= 4 and share >= 512 else 1
     each = -(-(-(-share // parts)) // unit) * unit
     return min(each, max(width // unit * unit, 1), share)

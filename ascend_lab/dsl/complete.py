@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ascend_lab.dsl.emit_cube import is_fractal
 from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis
@@ -65,7 +66,7 @@ def complete(state: State, root: str) -> State:
             state = state.put(replace(stage, attach=(root, "")))
     for name in members(state, root):
         stage = state.stage(name)
-        if stage.scope == "GM" and not stage.is_copy:
+        if stage.scope == "GM" and not stage.is_copy and not is_fractal(state, stage):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)

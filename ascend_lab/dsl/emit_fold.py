@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.emit_vector import Op, Unit, apply, fill
 from ascend_lab.dsl.views import View, coalesce, with_dims
-from ascend_lab.dsl.tiles import row_major
+from ascend_lab.dsl.footprint import row_major
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of
 
@@ -82,11 +82,55 @@ def _outer(
             f"steps {src.strides}",
             "transpose the tensor first",
         )
-    first = src.take(kept)
-    if not add:
+    if not folded and not add:
+        apply(unit, Op("vcopy"), dst, (src.take(kept),), box)
+        return
+    order = sorted(folded, key=lambda a: sizes[a])
+    if len(order) == 1 and _narrow_rows(unit, src, box) and sizes[order[0]] >= 4:
+        _halving(unit, op, dst, src, (sizes[order[0]], order[0]), kept, box, add)
+        return
+    _slices(unit, op, dst, src, sizes, kept, order, fresh=not add)
+
+
+def _narrow_rows(unit: Unit, src: View, box: Sequence[int]) -> bool:
+    """True if one slice is so short that an instruction per slice would mostly start up."""
+    size_bytes = math.prod(box) * DTYPE_BYTES[src.dtype]
+    return size_bytes < WIDE // 4 * unit.builder.chip.vector_bytes_per_repeat
+
+
+def _halving(
+    unit: Unit,
+    op: Op,
+    dst: View,
+    src: View,
+    fold: tuple[int, int],
+    kept: Sequence[int],
+    box: Sequence[int],
+    add: bool,
+) -> None:
+    """Combine the second half of the slices with the first, again and again, in scratch."""
+    count, axis = fold
+    half = count // 2
+    block = c0_of(src.dtype)
+    pitch = -(-math.prod(box) // block) * block
+    tile = unit.take(src.dtype, half * pitch)
+    rows = View(tile, src.dtype, 0, (pitch, *row_major(box)))
+    order = [axis, *kept]
+    apply(unit, op, rows, (src.take(order), src.moved(axis, half).take(order)), [half, *box])
+    first = rows.take(range(1, len(order)))
+    if count % 2:
+        apply(unit, op, first, (first, src.moved(axis, count - 1).take(kept)), box)
+    while half > 1:
+        count, half = half, half // 2
+        apply(unit, op, rows, (rows, rows.moved(0, half)), [half, *box])
+        if count % 2:
+            last = rows.moved(0, count - 1).take(range(1, len(order)))
+            apply(unit, op, first, (first, last), box)
+    if add:
+        apply(unit, op, dst, (dst, first), box)
+    else:
         apply(unit, Op("vcopy"), dst, (first,), box)
-        folded = list(folded)
-    _slices(unit, op, dst, src, sizes, kept, list(folded), 0 if add else 1)
+    unit.give(tile)
 
 
 def _slices(
@@ -96,22 +140,26 @@ def _slices(
     src: View,
     sizes: Sequence[int],
     kept: Sequence[int],
-    folded: list[int],
-    skip: int,
+    folded: Sequence[int],
+    fresh: bool,
 ) -> None:
-    """Combine all slices, without the very first one if `skip`."""
+    """Combine all slices into dst; `fresh`: dst holds nothing yet, the first two slices begin it."""
     box = [sizes[a] for a in kept]
     if not folded:
-        if not skip:
-            apply(unit, op, dst, (dst, src.take(kept)), box)
+        apply(unit, op, dst, (dst, src.take(kept)), box)
         return
     axis, rest = folded[0], folded[1:]
-    if skip:
-        _slices(unit, op, dst, src, sizes, kept, rest, 1)
-    if sizes[axis] - skip < 1:
-        return
-    with unit.repeat(sizes[axis] - skip) as index:
-        _slices(unit, op, dst, src.moved(axis, index + skip), sizes, kept, rest, 0)
+    start = 0
+    if fresh and rest:
+        _slices(unit, op, dst, src, sizes, kept, rest, fresh=True)
+        start = 1
+    elif fresh:
+        apply(unit, op, dst, (src.take(kept), src.moved(axis, 1).take(kept)), box)
+        start = 2
+    if sizes[axis] > start:
+        with unit.repeat(sizes[axis] - start) as index:
+            inner = src.moved(axis, index + start)
+            _slices(unit, op, dst, inner, sizes, kept, rest, fresh=False)
 
 
 def _across(
@@ -140,12 +188,16 @@ def _narrow(
     unit: Unit, op: Op, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
 ) -> None:
     """dst[rows, width] = the chunks of `width` lanes of src combined."""
-    last = len(rows)
-    apply(unit, Op("vcopy"), dst, (src,), [*rows, width])
-    whole = lanes // width - 1
-    if whole:
-        with unit.repeat(whole) as index:
-            chunk = src.moved(last, index * width + width)
+    last, whole = len(rows), lanes // width
+    start = 1
+    if whole > 1:
+        apply(unit, op, dst, (src, src.moved(last, width)), [*rows, width])
+        start = 2
+    else:
+        apply(unit, Op("vcopy"), dst, (src,), [*rows, width])
+    if whole > start:
+        with unit.repeat(whole - start) as index:
+            chunk = src.moved(last, index * width + start * width)
             apply(unit, op, dst, (dst, chunk), [*rows, width])
     if lanes % width:
         chunk = src.moved(last, lanes - lanes % width)

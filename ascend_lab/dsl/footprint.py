@@ -10,7 +10,6 @@ from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.complete import loop_count, members
 from ascend_lab.dsl.expr import Call, Expr, Read
 from ascend_lab.dsl.stages import Stage, State
-from ascend_lab.dsl.tiles import row_steps
 from ascend_lab.isa import c0_of
 
 
@@ -61,7 +60,8 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = 0
     if stage.fold:
         lanes = chip.vector_bytes_per_repeat
-        spare = min(max(rows, 32), math.prod(sizes)) * lanes + 32 * rows
+        spare = (min(max(rows, 32), math.prod(sizes)) + 32) * lanes + 32 * rows
+        spare += _tile(stage.expr, sizes) // 2
         if not isinstance(stage.expr, Read):
             spare += _tile(stage.expr, sizes)
     if _repeats_lanes(stage):
@@ -98,3 +98,26 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str, top: bool) -> int:
         peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, False))
         alive += own
     return max(peak, alive)
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps of a row-major array."""
+    steps, step = [], 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
+
+
+def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements).
+
+    A row is the innermost axis with more than one element.
+    """
+    long = [d for d, n in enumerate(sizes) if n > 1]
+    row = long[-1] if long else len(sizes) - 1
+    rows = math.prod(sizes[:row])
+    unit = max(c0_of(stage.dtype), stage.align)
+    pitch = sizes[row] if rows == 1 and stage.align == 1 else -(-sizes[row] // unit) * unit
+    outer = (s * pitch for s in row_major(sizes[:row]))
+    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch

@@ -14,7 +14,8 @@ from ascend_lab.dsl.emit_vector import Unit
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.stages import Leaf, Stage, State, bare
 from ascend_lab.dsl.tensor import Axis
-from ascend_lab.dsl.tiles import Group, Held, Tiles, row_major
+from ascend_lab.dsl.footprint import row_major
+from ascend_lab.dsl.tiles import Group, Held, Tiles
 from ascend_lab.dsl.views import View
 from ascend_lab.isa import Affine, Buffer, KernelBuilder
 
@@ -28,7 +29,7 @@ class Nest:
         self.state, self.root = state, root
         self.builder = KernelBuilder(root, chip)
         self.unit = Unit(self.builder)
-        self.tiles = Tiles(state, self.builder)
+        self.tiles = Tiles(state, root, self.builder)
         self.sizes = tensors
         self.tensors: dict[str, Buffer] = {}
         self.active: dict[str, Box] = {}

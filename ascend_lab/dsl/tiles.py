@@ -7,10 +7,11 @@ queue: one flag says that all of them are full, one that all are free.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ascend_lab.dsl import emit_cube
+from ascend_lab.dsl.boxes import Box
+from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.dsl.views import Memory
 from ascend_lab.errors import ScheduleError
@@ -48,8 +49,9 @@ class Group:
 class Tiles:
     """All tiles of one program."""
 
-    def __init__(self, state: State, builder: KernelBuilder) -> None:
-        self.state, self.builder = state, builder
+    def __init__(self, state: State, root: str, builder: KernelBuilder) -> None:
+        self.state, self.root, self.builder = state, root, builder
+        self.first: dict[str, Box] = {}
         self.held: dict[str, Held] = {}
         self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
@@ -113,13 +115,14 @@ class Tiles:
         )
 
     def _by_scalar(self, stage: Stage) -> bool:
-        """True if single elements of a tile may have to cross on the scalar unit."""
+        """True if single elements of a tile have to cross on the scalar unit: ragged rows."""
         if not self.builder.chip.combined or emit_cube.is_fractal(self.state, stage):
             return False
-        unit, sizes = c0_of(stage.dtype), [a.extent for a in stage.axes]
-        widths = [x.width for s in self.state.stages if isinstance(s, Stage) for x in s.loops]
-        row = sizes[-1] if len(sizes) > 1 else math.prod(sizes)
-        return row % unit != 0 or any(w > 1 and w % unit for w in widths)
+        if not self.first:
+            self.first = first_boxes(self.state, self.root)
+        sizes, unit = tile_sizes(self.state, stage, self.first), c0_of(stage.dtype)
+        row = max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
+        return sizes[row] % unit != 0 or stage.shape[row] % unit != 0
 
     def writer(self, stage: Stage) -> str:
         """Return the pipe that fills the tile of a stage."""
@@ -173,26 +176,3 @@ class Tiles:
             group.queue.free()
             group.slot = None
             group.filled = []
-
-
-def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the steps of a row-major array."""
-    steps, step = [], 1
-    for size in reversed(sizes):
-        steps.append(step)
-        step *= size
-    return tuple(reversed(steps))
-
-
-def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements).
-
-    A row is the innermost axis with more than one element.
-    """
-    long = [d for d, n in enumerate(sizes) if n > 1]
-    row = long[-1] if long else len(sizes) - 1
-    rows = math.prod(sizes[:row])
-    unit = max(c0_of(stage.dtype), stage.align)
-    pitch = sizes[row] if rows == 1 and stage.align == 1 else -(-sizes[row] // unit) * unit
-    outer = (s * pitch for s in row_major(sizes[:row]))
-    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
