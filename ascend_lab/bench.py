@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ascend_lab.chip import load_chip
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.kernels.gemm_batch import time_tilings
 from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.sim import (
@@ -67,6 +67,29 @@ def bench_simulate() -> list[Figure]:
         Figure("  equal to the reference", str(equal), "to the cycle", equal),
         Figure("  1000x the iterations costs", f"{ratio:.2f}x", "< 2x", ratio < 2.0),
     ]
+
+
+def bench_candidates() -> list[Figure]:
+    """What a search pays for one candidate: build the kernel, then time it."""
+    chip = load_chip("Ascend910B2")
+    tiling = GemmSchedule(128, 64, 256, 4, 4, 4)
+
+    def cube(side: int) -> float:
+        shape = GemmShape(side, side, side)
+        return _median_s(lambda: simulate(gemm_launch(shape, chip, tiling), chip).cycles, 60)
+
+    def vector(tiles: int) -> float:
+        elements = chip.cores_of("vector") * 2048 * tiles
+        return _median_s(lambda: simulate(elementwise_launch(chip, elements), chip).cycles, 60)
+
+    ratio = cube(4096) / cube(1024)
+    seconds = {"cube candidate, 1024^3": cube(1024), "vector candidate, 4 tiles": vector(4)}
+    seconds["vector candidate, 1600 tiles"] = vector(1600)
+    limits = (2e-3, 6e-4, 6e-4)
+    return [
+        Figure(name, f"{s * 1e3:.2f} ms", f"< {limit * 1e3:g} ms", s < limit)
+        for (name, s), limit in zip(seconds.items(), limits, strict=True)
+    ] + [Figure("  1024^3 and 4096^3 differ", f"{ratio:.2f}x", "< 1.3x", ratio < 1.3)]
 
 
 def bench_reference() -> list[Figure]:
@@ -167,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="F", help="also write the figures to F")
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
     arguments = parser.parse_args(argv)
-    benches = [bench_simulate, bench_reference, bench_batch, bench_import]
+    benches = [bench_simulate, bench_candidates, bench_reference, bench_batch, bench_import]
     if not arguments.no_chapters:
         benches.append(bench_chapters)
     figures: list[Figure] = []

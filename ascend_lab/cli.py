@@ -23,7 +23,9 @@ class _Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{self.prog}: {message}", remedy=f"see `{self.prog} --help`")
+        verb = self.prog.partition(" ")[2]
+        where = f"{verb}: " if verb else ""
+        raise InputError(f"{where}{message}", remedy=f"see `{self.prog} --help`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,18 +89,25 @@ def _add_chips(verbs: Any) -> None:
 
 def _add_gemm(verbs: Any) -> None:
     verb = verbs.add_parser("gemm", help="time C = A @ B, A is M x K, B is K x N")
-    for name in ("m", "n", "k"):
-        verb.add_argument(name, metavar=name.upper(), type=int)
+    sizes = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A, rows of B"}
+    for name, text in sizes.items():
+        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
     _tiling(verb)
     verb.set_defaults(run=_gemm)
 
 
 def _add_conv(verbs: Any) -> None:
     verb = verbs.add_parser("conv", help="time a convolution: batch, channels, image, kernels")
-    for name in ("n", "c", "h", "w", "k", "r", "s"):
-        verb.add_argument(name, metavar=name.upper(), type=int)
-    verb.add_argument("--stride", type=int, default=1)
-    verb.add_argument("--pad", type=int, default=0)
+    sizes = {"n": "images", "c": "channels", "h": "image height", "w": "image width"}
+    sizes |= {"k": "kernels (output channels)", "r": "kernel height", "s": "kernel width"}
+    for name, text in sizes.items():
+        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
+    verb.add_argument("--stride", default="1", metavar="S", help="one number, or down,across")
+    verb.add_argument(
+        "--pad", default="0", metavar="P", help="one number, rows,columns or top,bottom,left,right"
+    )
+    verb.add_argument("--dilation", default="1", metavar="D", help="one number, or down,across")
+    verb.add_argument("--groups", type=int, default=1, metavar="G")
     _tiling(verb)
     verb.set_defaults(run=_conv)
 
@@ -145,8 +154,12 @@ def _conv(arguments: argparse.Namespace) -> int:
     from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule
 
     chip = load_chip(arguments.chip)
-    names = ("n", "c", "h", "w", "k", "r", "s", "stride", "pad", "dtype", "out_dtype")
-    shape = ConvShape(**{name: getattr(arguments, name) for name in names})
+    names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    for name in ("stride", "pad", "dilation"):
+        text = getattr(arguments, name)
+        given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
+    shape = ConvShape(**given)
     schedule = _override(conv_schedule(shape, chip), arguments)
     return _time(arguments, chip, conv_launch(shape, chip, schedule), schedule, shape)
 
@@ -162,9 +175,7 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
     )
     if arguments.trace:
         write_trace(report.timeline, arguments.trace)
-    lines = [f"values {'correct' if report.values_ok else 'WRONG'}, largest error {report.errors}"]
-    lines.append(repr(report.timeline))
-    lines += [str(f) for f in report.findings]
+    lines = [report.text, *map(str, report.findings)]
     if arguments.sanitize and not report.findings:
         lines.append("sanitizer: nothing found")
     _emit(arguments.json, report.as_dict(), "\n".join(lines))

@@ -51,3 +51,19 @@ class MachineError(AscendLabError):
 
 class InputError(AscendLabError):
     """A user's file, number or command-line argument cannot be used."""
+
+
+class ShapeError(AscendLabError):
+    """Shapes that do not fit together or an axis that does not exist."""
+
+
+class TypeMismatchError(AscendLabError):
+    """A number format an operation does not take, or two that differ."""
+
+
+class ScheduleError(AscendLabError):
+    """A schedule step that the stage, its axes or the chip do not allow."""
+
+
+class LayoutError(AscendLabError):
+    """A layout, an index into it, or a conversion between two layouts is wrong."""

@@ -33,6 +33,7 @@ except RuntimeError:
     sys.exit(1)
 """
 RUN_TIMES_MARK = "<!-- lab: run times -->"
+NO_ICON = '<link rel="icon" href="data:," />'
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
@@ -156,7 +157,19 @@ def build_book(execute: bool = True) -> int:
     command = [sys.executable, "-c", RENDER, "build", source, "--path-output", ROOT]
     strict = ["-W", "-n", "--keep-going", "-q"]
     # Warnings and errors come on stderr; stdout holds greetings.
-    return subprocess.run([*command, *strict], stdout=subprocess.DEVNULL, check=False).returncode
+    done = subprocess.run([*command, *strict], stdout=subprocess.DEVNULL, check=False)
+    if done.returncode == 0:
+        ask_no_icon(HTML / "index.html")
+    return done.returncode
+
+
+def ask_no_icon(page: Path) -> None:
+    """Give the page that forwards to the book an empty icon.
+
+    Without one browsers ask for /favicon.ico, and a real one they stop loading half-way.
+    """
+    with page.open("a", encoding="utf-8") as file:
+        file.write(f"{NO_ICON}\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -150,11 +150,22 @@ def test_wrong_values_exit_with_1(capsys, tmp_path):
     wrong = KERNEL.replace("np.maximum(arrays", "np.minimum(arrays")
     code, out, err = run(capsys, "run-kernel", kernel_file(tmp_path, wrong), "--chip", "Toy")
     assert (code, err) == (1, "")
-    assert "WRONG" in out
+    assert "values WRONG, largest error: y " in out
+    assert out.splitlines()[1] == "y[0]: expected 0, got 0.125732, tolerance 0.02"
     file = kernel_file(tmp_path, wrong)
     code, out, err = run(capsys, "run-kernel", file, "--chip", "Toy", "--json", "-")
     assert (code, err) == (1, "")
     assert json.loads(out)["values_ok"] is False
+
+
+def test_the_report_names_time_cores_and_the_longest_stalls(capsys):
+    code, out, err = run(capsys, "run-kernel", MY_KERNEL, "--chip", "Ascend910A")
+    assert (code, err) == (0, "")
+    assert " launch = " in out
+    cores, stalls = out.splitlines()[2:4]
+    assert cores == "cores: 1"
+    assert stalls.startswith("longest stalls: ")
+    assert stalls.count(" cycles on ") == 3
 
 
 def test_poison_in_the_output_exits_with_1(capsys, tmp_path):
@@ -202,6 +213,33 @@ def test_a_kernel_in_place_is_clean(capsys, tmp_path):
 
 TOY = ("--chip", "Toy")
 CUBE = ("gemm", 64, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (("gemm", 1), "ascend-lab: gemm: the following arguments are required: N, K, --chip"),
+        (("train",), "ascend-lab: argument VERB: invalid choice: 'train'"),
+        ((), "ascend-lab: the following arguments are required: VERB"),
+    ],
+)
+def test_a_message_names_the_verb_once(capsys, arguments, start):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("Ascend910b", "Ascend910B2"), ("ascend910a", "Ascend910A"), ("toy", "Toy"), ("H100", None)],
+)
+def test_a_chip_with_almost_that_name_is_proposed(capsys, name, meant):
+    code, out, err = run(capsys, "chips", name)
+    assert (code, out) == (2, "")
+    assert (f"did you mean {meant}?" if meant else "; presets: Ascend310, ") in err
+    assert ("did you mean" in err) is (meant is not None)
+
+
 BAD_ARGUMENTS = {
     "nothing": (),
     "unknown verb": ("train",),
@@ -244,7 +282,7 @@ BAD_ARGUMENTS = {
     "conv negative pad": ("conv", 1, 16, 8, 8, 16, 3, 3, "--pad", -1, *TOY),
     "conv absurd pad": ("conv", 1, 16, 8, 8, 16, 3, 3, "--pad", 10**9, *TOY),
     "conv all large": ("conv", *[1 << 20] * 7, *TOY),
-    "conv window beyond L1": ("conv", 1, 512, 8, 4096, 16, 7, 7, "--pad", 3, *TOY),
+    "conv window beyond L1": ("conv", 1, 512, 64, 4096, 16, 63, 63, *TOY),
     "kernel absent": ("run-kernel", "absent.py", *TOY),
     "kernel is a folder": ("run-kernel", ".", *TOY),
     "kernel seed text": ("run-kernel", MY_KERNEL, *TOY, "--seed", "x"),

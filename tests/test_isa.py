@@ -139,7 +139,7 @@ def test_slots_count_modulo_the_queue():
         (lambda: Buffer("x", "GM", "fp16", 0), "elements >= 1"),
         (lambda: Buffer("x", "GM", "fp16", 4, slots=0), "slots >= 1"),
         (lambda: Buffer("x", "GM", "fp16", 4, address=-32), "address >= 0"),
-        (lambda: Buffer("x", "GM", "bf16", 4), "a number format; got bf16"),
+        (lambda: Buffer("x", "GM", "fp8", 4), "a number format; got fp8"),
         (lambda: Buffer("x y", "GM", "fp16", 4), "a buffer name"),
         (lambda: Buffer("x", "GM", "fp16", 4.0), "a whole number"),
         (lambda: Buffer("x", "UB", "fp16", 16, slots=2, slot_bytes=8), "32 bytes apart"),

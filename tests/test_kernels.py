@@ -248,7 +248,7 @@ def test_bad_problems_and_schedules_are_refused(make, error, message):
 
 
 def test_a_window_too_large_for_l1_is_refused():
-    shape = ConvShape(1, 512, 8, 1024, 16, 7, 7, 1, 3)
+    shape = ConvShape(1, 512, 64, 1024, 16, 63, 63, 1, 3)
     with pytest.raises(AscendLabError, match=r"L1|bytes"):
         conv_launch(shape, TOY, conv_schedule(shape, TOY))
 
@@ -267,16 +267,25 @@ def test_a_window_too_large_for_l1_is_refused():
     ],
 )
 def test_values_are_compared_with_the_formats_tolerance(got, expected, error, good):
-    largest, ok = compare(np.array(got, np.float16), np.array(expected))
-    assert ok is good
+    largest, mismatch = compare("y", np.array(got, np.float16), np.array(expected))
+    assert (mismatch is None) is good
     assert largest == pytest.approx(error, rel=1e-2)
 
 
 def test_whole_numbers_must_match_exactly():
-    assert compare(np.array([7], np.int32), np.array([7])) == (0.0, True)
-    assert compare(np.array([7], np.int32), np.array([8])) == (1.0, False)
+    assert compare("y", np.array([7], np.int32), np.array([7])) == (0.0, None)
+    largest, mismatch = compare("y", np.array([7], np.int32), np.array([8]))
+    assert (largest, str(mismatch)) == (1.0, "y[0]: expected 8, got 7, tolerance 0")
+
+
+def test_the_first_wrong_element_is_named():
+    expected = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = expected.copy().ravel()
+    got[[4, 5]] = 0.0
+    largest, mismatch = compare("out", got, expected)
+    assert (largest, str(mismatch)) == (5.0, "out[1, 1]: expected 4, got 0, tolerance 0.005")
 
 
 def test_outputs_of_another_size_are_refused():
     with pytest.raises(InputError, match="3 output elements"):
-        compare(np.zeros(4, np.float16), np.zeros(3))
+        compare("y", np.zeros(4, np.float16), np.zeros(3))

@@ -308,3 +308,13 @@ def test_the_status_table_says_what_was_run(build: ModuleType) -> None:
     assert "| 01_a.ipynb | 1.3 |" in table
     assert "| numpy | " in table
     assert "not executed again" in build.run_times_table({})
+
+
+def test_the_forwarding_page_asks_for_no_icon(build: ModuleType, tmp_path: Path) -> None:
+    """A browser that finds no icon named asks for /favicon.ico, which the book does not have."""
+    page = tmp_path / "index.html"
+    page.write_text('<meta http-equiv="Refresh" content="0; url=book/index.html" />\n')
+    build.ask_no_icon(page)
+    forward, icon = page.read_text(encoding="utf-8").splitlines()
+    assert "url=book/index.html" in forward
+    assert icon == '<link rel="icon" href="data:," />'

@@ -97,6 +97,7 @@ def test_the_metadata_ask_for_ranges_not_pins(wheel: Path) -> None:
         "numpy",
         "matplotlib",
         "ipywidgets",
+        "ml_dtypes",
         "tqdm",
     }
     assert not any("==" in line for line in needed)

@@ -20,13 +20,16 @@ SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
 PATH_KEYS = {"pipe", "unit", "rate_bytes_per_cycle", "startup_cycles", "latency_cycles"}
 PATH_KEYS |= {"energy_pj_per_byte"}
+CUBE_FORMATS = ("fp16", "int8", "bf16")
+"""Inputs a cube may multiply; bf16 is optional, the others every chip has."""
+
 SECTIONS = {
     "core": {"count", "vector_per_core"},
     "clock": {"hz"},
-    "cube": {"fp16", "int8", "head_cycles", "fp16_energy_pj", "int8_energy_pj"},
+    "cube": {"head_cycles"} | set(CUBE_FORMATS) | {f"{d}_energy_pj" for d in CUBE_FORMATS},
     "vector": {"repeat_bytes", "energy_pj_per_byte"},
     "scalar": {"cycles"},
-    "sync": {"flag_cycles", "barrier_cycles", "event_ids_count"},
+    "sync": {"flag_cycles", "barrier_cycles", "all_cores_cycles", "event_ids_count"},
     "launch": {"overhead_s"},
     "power": {"typical_w"},
 }
@@ -49,7 +52,9 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _cube(reader: Reader) -> dict[str, tuple[int, int, int]]:
     shapes = {}
-    for dtype in ("fp16", "int8"):
+    for dtype in CUBE_FORMATS:
+        if dtype == "bf16" and dtype not in reader.table("cube"):
+            continue
         reader.table(f"cube.{dtype}", {"m", "k", "n"})
         sides = [reader.integer(f"cube.{dtype}.{axis}") for axis in "mkn"]
         shapes[dtype] = (sides[0], sides[1], sides[2])
@@ -164,7 +169,6 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
     power = reader.number("power.typical_w") if "power" in data else None
     cube = _cube(reader)
-    energy = {d: reader.number(f"cube.{d}_energy_pj") for d in cube}
     return Chip(
         name=data["name"],
         summary=data["summary"],
@@ -179,6 +183,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         scalar_cycles=reader.integer("scalar.cycles"),
         flag_cycles=reader.integer("sync.flag_cycles"),
         barrier_cycles=reader.integer("sync.barrier_cycles"),
+        all_cores_cycles=reader.integer("sync.all_cores_cycles"),
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
         launch_overhead_s=reader.number("launch.overhead_s"),
@@ -187,7 +192,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         paths=MappingProxyType(_paths(reader)),
         l2=_memory(reader, "l2"),
         device_memory=_memory(reader, "memory"),
-        mac_energy_pj=MappingProxyType(energy),
+        mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=power,
         links=MappingProxyType(_links(reader)),
@@ -227,14 +232,22 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
     if name in PRESETS:
         return _load_preset(name)
     if not name.endswith(".toml"):
-        raise ChipError(
-            "a preset name or a .toml file", repr(name), f"presets: {', '.join(PRESETS)}"
-        )
+        raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
     try:
         text = FilePath(name).read_text("utf-8")
     except (OSError, ValueError) as error:
         raise ChipError("a readable chip file", f"{name}: {error}", "check the path") from error
     return chip_from_dict(_parse(text, name), name)
+
+
+def _suggestion(name: str) -> str:
+    """Name the presets, the most similar one first; case does not matter."""
+    from difflib import get_close_matches
+
+    lower = {preset.lower(): preset for preset in PRESETS}
+    close = get_close_matches(name.lower(), lower, 1)
+    asked = f"did you mean {lower[close[0]]}? " if close else ""
+    return f"{asked}presets: {', '.join(PRESETS)}"
 
 
 def presets() -> Mapping[str, Chip]:

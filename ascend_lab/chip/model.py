@@ -13,6 +13,7 @@ Trust = Literal["published", "derived", "assumed"]
 
 DTYPE_BYTES: Mapping[str, int] = {
     "fp16": 2,
+    "bf16": 2,
     "fp32": 4,
     "int8": 1,
     "uint8": 1,
@@ -97,6 +98,7 @@ class Chip:
     scalar_cycles: int
     flag_cycles: int
     barrier_cycles: int
+    all_cores_cycles: int
     max_repeat: int
     event_ids: int
     launch_overhead_s: float

@@ -43,6 +43,7 @@ _NAMES = {
     "scalar.cycles": "a scalar operation",
     "sync.flag_cycles": "set_flag, wait_flag",
     "sync.barrier_cycles": "barrier",
+    "sync.all_cores_cycles": "barrier over all cores",
     "sync.event_ids_count": "event ids per pair of pipes",
     "vector.repeat_bytes": "bytes of one vector repeat",
     "vector.energy_pj_per_byte": "vector energy",

@@ -2,8 +2,30 @@
 
 from ascend_lab.dsl.auto import auto_schedule
 from ascend_lab.dsl.cube import conv2d, matmul, pooling2d
+from ascend_lab.dsl.formulas import (
+    absolute,
+    exp,
+    log,
+    max,  # noqa: A004 - the published names
+    maximum,
+    min,  # noqa: A004
+    minimum,
+    prod,
+    relu,
+    rsqrt,
+    sqrt,
+    sum,  # noqa: A004
+)
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.moves import concat, gather, pad, reshape, scatter, slice, transpose
+from ascend_lab.dsl.moves import (
+    concat,
+    gather,
+    pad,
+    reshape,
+    scatter,
+    slice,  # noqa: A004
+    transpose,
+)
 from ascend_lab.dsl.operations import (
     broadcast,
     broadcast_shapes,
@@ -14,7 +36,7 @@ from ascend_lab.dsl.operations import (
     reduce_min,
     reduce_prod,
     reduce_sum,
-    round,
+    round,  # noqa: A004
     select,
     vabs,
     vadd,
@@ -58,4 +80,147 @@ from ascend_lab.dsl.schedule import (
     tile,
     vectorise,
 )
+from ascend_lab.dsl.show import show
 from ascend_lab.dsl.tensor import Axis, Tensor, compute, placeholder, reduce_axis, renamed
+
+__all__ = [
+    "OPERATIONS",
+    "Axis",
+    "Schedule",
+    "Step",
+    "Tensor",
+    "absolute",
+    "as",
+    "auto_schedule",
+    "bind",
+    "broadcast",
+    "broadcast_shapes",
+    "cache_read",
+    "cache_write",
+    "cast_to",
+    "ceil",
+    "compute",
+    "compute_at",
+    "concat",
+    "conv2d",
+    "create_schedule",
+    "double_buffer",
+    "dsl",
+    "exp",
+    "floor",
+    "fuse",
+    "gather",
+    "inline",
+    "log",
+    "lower",
+    "matmul",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "pad",
+    "placeholder",
+    "pooling2d",
+    "prod",
+    "reduce_axis",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_sum",
+    "relu",
+    "renamed",
+    "reorder",
+    "replay",
+    "reshape",
+    "rfactor",
+    "round",
+    "rsqrt",
+    "scatter",
+    "select",
+    "show",
+    "slice",
+    "split",
+    "sqrt",
+    "storage_align",
+    "sum",
+    "te",
+    "tensorize",
+    "tile",
+    "transpose",
+    "vabs",
+    "vadd",
+    "vadds",
+    "vand",
+    "vcmp",
+    "vdiv",
+    "vectorise",
+    "vexp",
+    "vlog",
+    "vmax",
+    "vmaxs",
+    "vmin",
+    "vmins",
+    "vmul",
+    "vmuls",
+    "vnot",
+    "vor",
+    "vrec",
+    "vrelu",
+    "vrsqrt",
+    "vsqrt",
+    "vsub",
+]
+
+OPERATIONS = (
+    "vadd",
+    "vsub",
+    "vmul",
+    "vdiv",
+    "vmax",
+    "vmin",
+    "vadds",
+    "vmuls",
+    "vmaxs",
+    "vmins",
+    "vabs",
+    "vexp",
+    "vlog",
+    "vsqrt",
+    "vrsqrt",
+    "vrec",
+    "vrelu",
+    "vnot",
+    "vand",
+    "vor",
+    "vcmp",
+    "select",
+    "cast_to",
+    "floor",
+    "ceil",
+    "round",
+    "broadcast",
+    "reduce_sum",
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reshape",
+    "transpose",
+    "concat",
+    "slice",
+    "pad",
+    "gather",
+    "scatter",
+    "matmul",
+    "conv2d",
+    "pooling2d",
+)
+"""The whole-tensor operations, by their published names."""
+
+
+def __getattr__(name: str) -> object:
+    """Serve `te.lang.cce.vadd`, the spelling of older TBE operators."""
+    if name != "lang":
+        raise AttributeError(name)
+    from ascend_lab.dsl import tbe
+
+    return tbe.lang

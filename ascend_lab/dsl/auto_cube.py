@@ -8,7 +8,7 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.kernels.gemm_default import default_schedule
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
+from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 
 
 def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None) -> Schedule:
@@ -64,11 +64,10 @@ def _outer(
 ) -> Schedule:
     """Split m and n over a grid of cores and into tiles of L0."""
     for axis, tile, cores in (("m", t.base_m, t.grid_rows), ("n", t.base_n, t.grid_cols)):
-        tile = min(tile, sizes[axis])
-        share = -(-(-(-sizes[axis] // tile)) // cores) * tile
-        share = min(share, sizes[axis])
+        side = min(tile, sizes[axis])
+        share = min(up(up(sizes[axis], side), cores) * side, sizes[axis])
         s = steps.split(s, name, axis, share)
-        s = steps.split(s, name, f"{axis}_i", min(tile, share))
+        s = steps.split(s, name, f"{axis}_i", min(side, share))
     order = [*batch, "m_o", "n_o", "m_i_o", "n_i_o", "m_i_i", "n_i_i"]
     s = steps.reorder(s, name, *order)
     left = s.chip.core_count // (t.grid_rows * t.grid_cols)

@@ -67,8 +67,9 @@ def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
         return stage.name
     if any(isinstance(r, Fixed) or r.is_cube for r in readers):
         return stage.name
-    if any(x.view for r in readers if isinstance(r, Stage) for x in r.reads
-           if x.source == stage.name):
+    if any(
+        x.view for r in readers if isinstance(r, Stage) for x in r.reads if x.source == stage.name
+    ):
         return stage.name
     found = {groups[r.name] for r in readers}
     return found.pop() if len(found) == 1 else stage.name

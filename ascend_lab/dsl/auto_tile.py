@@ -5,27 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl import schedule as steps
+from ascend_lab.dsl.auto_axes import merge_axes, row_axes
+from ascend_lab.dsl.auto_cores import (
+    SMALL_BYTES,
+    Widths,
+    block_elements,
+    core_count,
+    core_shares,
+    even,
+)
 from ascend_lab.dsl.auto_fuse import Phase
-from ascend_lab.dsl.boxes import Range, needed, whole
 from ascend_lab.dsl.complete import complete
 from ascend_lab.dsl.footprint import ub_bytes
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import c0_of, var
-
-TILES_PER_CORE = 4
-SMALL_BYTES = 32768
-"""Tiles that take less of UB than this are not made smaller only to have several of them."""
 
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
-
-Widths = dict[str, int]
-"""Elements of a tile per axis."""
 
 
 def schedule_phase(s: Schedule, phase: Phase) -> Schedule:
@@ -67,15 +68,11 @@ def _split_folds(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
         if not axis or len(phase.tiles) > 1:
             continue
         extent = next(a.extent for a in stage.reduce if a.name == axis)
-        parts = max(d for d in range(1, _cores(s) + 1) if extent % d == 0)
+        parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
         s = steps.split(s, name, axis, extent // parts)
         s = steps.rfactor(s, name, f"{axis}_o")
         s = schedule_phase(s, Phase(f"{name}_rf"))
     return s, phase
-
-
-def _cores(s: Schedule) -> int:
-    return s.chip.core_count * s.chip.vector_cores_per_core
 
 
 def _axis_for_cores(s: Schedule, stage: Stage) -> str:
@@ -86,78 +83,11 @@ def _axis_for_cores(s: Schedule, stage: Stage) -> str:
     if _keeps_lanes(stage, stage.axes[-1].name):
         units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
     size = math.prod(a.extent for a in stage.reduce) * math.prod(stage.shape)
-    if 2 * units > _cores(s) or size * DTYPE_BYTES[stage.expr.dtype] < 4 * SMALL_BYTES:
+    if 2 * units > core_count(s) or size * DTYPE_BYTES[stage.expr.dtype] < 4 * SMALL_BYTES:
         return ""
     axis = max(stage.reduce, key=lambda a: a.extent)
-    parts = max(d for d in range(1, _cores(s) + 1) if axis.extent % d == 0)
+    parts = max(d for d in range(1, core_count(s) + 1) if axis.extent % d == 0)
     return axis.name if parts > 2 * units and axis.extent // parts > 1 else ""
-
-
-def merge_axes(s: Schedule, phase: Phase) -> Schedule:
-    """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
-    names = [*phase.tiles, *phase.outputs, phase.root]
-    for key in ("axes", "reduce"):
-        place = len(getattr(s.state.stage(phase.root), key)) - 2
-        if key == "reduce":
-            names = [n for n in names if s.state.stage(n).fold]
-        for name in names if key == "reduce" else ():
-            s = _fuse_folds(s, name)
-        while key == "axes" and place >= 0:
-            pair = [a.name for a in s.state.stage(phase.root).axes[place : place + 2]]
-            s = _fuse_everywhere(s, names, pair[0], pair[1])
-            place -= 1
-    return s
-
-
-def _fuse_folds(s: Schedule, name: str) -> Schedule:
-    place = len(s.state.stage(name).reduce) - 2
-    while place >= 0:
-        pair = [a.name for a in s.state.stage(name).reduce[place : place + 2]]
-        try:
-            s = steps.fuse(s, name, pair[0], pair[1])
-        except ScheduleError:
-            pass
-        place -= 1
-    return s
-
-
-def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> Schedule:
-    """Fuse two axes in all stages that have both, or in none."""
-    trial = s
-    try:
-        for name in names:
-            own = [a.name for a in trial.state.stage(name).axes]
-            if first in own and second in own:
-                trial = steps.fuse(trial, name, first, second)
-            elif first in own or second in own:
-                return s
-    except ScheduleError:
-        return s
-    return trial
-
-
-def row_axes(state: State, phase: Phase) -> list[str]:
-    """Return the axes of the root that all its tiles depend on; these can be cut without waste."""
-    root = state.stage(phase.root)
-    names = [a.name for a in root.axes]
-    state = _outputs_attached(state, phase, names[0])
-    return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
-
-
-def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
-    """True if a step along `axis` of the root needs another part of the tile."""
-    active = {root.name: whole(root) | {axis: Range(var(axis), 1)}}
-    try:
-        box = needed(state, state.stage(tile), active)
-    except ScheduleError:
-        return False  # one reader needs all of it, another a part
-    return any(name == axis for part in box.values() for name, _ in part.start.terms)
-
-
-def _outputs_attached(state: State, phase: Phase, axis: str) -> State:
-    for name in phase.outputs:
-        state = state.put(replace(state.stage(name), attach=(phase.root, axis)))
-    return state
 
 
 def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
@@ -167,7 +97,7 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
     folds = _fold_axes(s.state, phase)
     for cut in (False, True) if folds else (False,):
         widths = {n: 1 if n in rows else extents[n] for n in extents}
-        inner = {n: 1 for n in folds} if cut else dict(folds)
+        inner = dict.fromkeys(folds, 1) if cut else dict(folds)
         last = root.axes[-1].name
         if last in rows and _contiguous(s.state, phase):
             widths[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
@@ -176,14 +106,11 @@ def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths]
         if cut:
             for name in reversed(list(folds)):
                 inner[name] = _widest(
-                    folds[name], lambda w, n=name: fits(s, phase, widths, inner | {n: w})
+                    folds[name], partial(_fits_fold, s, phase, widths, inner, name)
                 )
         for name in reversed(rows):
-            widths[name] = _widest(
-                extents[name],
-                lambda w, n=name: fits(s, phase, widths | {n: w}, inner),
-                widths[name],
-            )
+            good = partial(_fits_row, s, phase, widths, inner, name)
+            widths[name] = _widest(extents[name], good, widths[name])
             if widths[name] < extents[name]:
                 break
         return widths, inner
@@ -226,7 +153,21 @@ def fits(s: Schedule, phase: Phase, widths: Widths, folds: Widths) -> bool:
     return tile_bytes(s, phase, widths, folds) <= s.chip.buffers["UB"]
 
 
-def tile_bytes(s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int]) -> int:
+def _fits_row(
+    s: Schedule, phase: Phase, widths: Widths, folds: Widths, name: str, width: int
+) -> bool:
+    return fits(s, phase, widths | {name: width}, folds)
+
+
+def _fits_fold(
+    s: Schedule, phase: Phase, widths: Widths, folds: Widths, name: str, width: int
+) -> bool:
+    return fits(s, phase, widths, folds | {name: width})
+
+
+def tile_bytes(
+    s: Schedule, phase: Phase, widths: Mapping[str, int], folds: Mapping[str, int]
+) -> int:
     """Return the bytes of UB that tiles of these widths take."""
     trial = arrange(s, phase, list(widths), widths, folds, plain=True)
     done = complete(trial.state, phase.root)
@@ -244,7 +185,7 @@ def arrange(
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
-    unit = math.lcm(*(c0_of(d) for d in _formats(s.state, phase)))
+    unit = block_elements(s.state, phase)
     taken = 0 if plain else tile_bytes(s, phase, widths, folds)
     bound, loops, tiles = [], [], []
     for axis in root.axes:
@@ -317,57 +258,3 @@ def replace_vector(s: Schedule, name: str, leaf: str) -> Schedule:
     extent = s.state.stage(name).loop(leaf).extent
     s = steps.split(s, name, leaf, extent)
     return steps.vectorise(s, name, f"{leaf}_i")
-
-
-def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
-    """Return the elements of each axis that one core takes: outer axes first, whole blocks inside."""
-    root = s.state.stage(phase.root)
-    shares = {a.name: a.extent for a in root.axes}
-    unit = math.lcm(*(c0_of(d) for d in _formats(s.state, phase)))
-    last = root.axes[-1].name
-    choice = [a for a in root.axes if a.name in rows and (a.name != last or a.extent >= 2 * unit)]
-    if not choice:
-        return shares
-    one, two = choice[0], choice[1] if len(choice) > 1 else None
-    best = (math.inf, one.extent, 0)
-    for cores in range(1, _cores(s) + 1):
-        first = _share(one.extent, cores, unit if one.name == last else 1)
-        second = 1
-        if two is not None:
-            rest = max(1, _cores(s) // -(-one.extent // first))
-            second = _share(two.extent, rest, unit if two.name == last else 1)
-        best = min(best, (first * second, first, second))
-    shares[one.name] = int(best[1])
-    if two is not None:
-        shares[two.name] = best[2]
-    return shares
-
-
-def _share(extent: int, cores: int, unit: int) -> int:
-    """Return what one of `cores` takes of an axis: whole units, eight of them where it is long."""
-    share = -(-extent // cores)
-    if unit > 1:
-        unit = 8 * unit if share >= 32 * unit else unit
-        share = -(-share // unit) * unit
-    return min(share, extent)
-
-
-def _formats(state: State, phase: Phase) -> set[str]:
-    names = (phase.root, *phase.outputs)
-    found = {r.dtype for n in (*names, *phase.tiles) for r in state.stage(n).reads}
-    return found | {state.stage(n).dtype for n in names}
-
-
-def even(width: int, share: int, taken_bytes: int, unit: int) -> int:
-    """Return a width not above `width` that cuts a share into several tiles of about one size.
-
-    `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
-    """
-    small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
-    wanted = min(width, max(small, -(-share // TILES_PER_CORE)))
-    if wanted >= share:
-        return share
-    unit = 8 * unit if wanted >= 64 * unit else unit
-    parts = -(-share // wanted)
-    each = -(-(-(-share // parts)) // unit) * unit
-    return min(each, max(width // unit * unit, 1), share)

@@ -52,9 +52,7 @@ def _belongs(state: State, stage: Stage, inside: set[str]) -> bool:
 def roots(state: State) -> list[Stage | Fixed]:
     """Return the stages with a phase of their own: in GM and not attached."""
     return [
-        s
-        for s in state.stages
-        if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
+        s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
     ]
 
 

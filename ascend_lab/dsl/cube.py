@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ascend_lab.dsl.expr import Call
-from ascend_lab.dsl.moves import axis_names, pad as pad_tensor
+from ascend_lab.dsl.moves import axis_names
+from ascend_lab.dsl.moves import pad as pad_tensor
 from ascend_lab.dsl.operations import vmuls
 from ascend_lab.dsl.tensor import Axis, Compute, Fold, Template, Tensor, computed
 from ascend_lab.errors import ShapeError, TypeMismatchError
@@ -154,4 +155,3 @@ def pooling2d(
     kind = "max" if mode == "max" else "sum"
     out = computed((n, c1, oh, ow, c0), names, Fold(kind, element, (rh, rw)), "", "pooling2d")
     return out if mode == "max" else vmuls(out, 1.0 / (kh * kw))
-

@@ -46,7 +46,10 @@ def _outer(unit: Unit, views: list[View], counts: list[int], padded: bool) -> No
 
 
 def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Emit, one by one on the scalar unit, the elements `main_part` left out."""
+    """Emit, one by one on the scalar unit, the elements `main_part` left out.
+
+    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
+    """
     if not unit.builder.chip.combined:
         return
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
@@ -67,7 +70,9 @@ def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
 def _elements(unit: Unit, views: list[View], counts: list[int]) -> None:
     if not counts:
         regions: list[Region] = [v.memory.region(v.offset, 1) for v in views]
-        unit.builder.scalar(regions[0], regions[1])
+        chip = unit.builder.chip
+        wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
+        unit.builder.scalar(regions[0], regions[1], steps=max(wait, 1))
         return
     with unit.repeat(counts[0]) as index:
         inner = []

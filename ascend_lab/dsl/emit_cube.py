@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ascend_lab.dsl.boxes import Box, Range
+from ascend_lab.dsl.emit_vector import Op, apply
 from ascend_lab.dsl.expr import Call, Expr, Read
 from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage, State
+from ascend_lab.dsl.views import Memory, View
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, c0_of
+from ascend_lab.isa import Affine, Buffer, Region, c0_of
 
 if TYPE_CHECKING:
     from ascend_lab.dsl.nest import Nest
@@ -154,12 +156,15 @@ def _load_l1(nest: Nest, stage: Stage, box: Box) -> None:
     nest.builder.copy(nest.tiles.held[stage.name].memory.region(0, region.sizes), region)
 
 
-def _batch(
-    source: Stage | Input | Fixed, matrix: Matrix, ranges: list[Range]
-) -> Affine:
+def _batch(source: Stage | Input | Fixed, matrix: Matrix, ranges: list[Range]) -> Affine:
     """Return the fractals in front of the matrix of the batch."""
-    each = stored_elements(source.shape, Matrix(matrix.major, matrix.minor, matrix.major_unit,
-                                                matrix.minor_unit, ())) // matrix.area
+    each = (
+        stored_elements(
+            source.shape,
+            Matrix(matrix.major, matrix.minor, matrix.major_unit, matrix.minor_unit, ()),
+        )
+        // matrix.area
+    )
     out = Affine()
     for dim in matrix.batch:
         out = out * source.shape[dim] + ranges[dim].start
@@ -218,7 +223,9 @@ def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
     at = _per(box["n"].start - own.starts[names.index("n")], FRACTAL) * top
     at = at + _per(box["m"].start - own.starts[names.index("m")], FRACTAL)
     nest.builder.mmad(
-        own.memory.region(at * AREA_C, (n, m, FRACTAL, FRACTAL), (top * AREA_C, AREA_C, FRACTAL, 1)),
+        own.memory.region(
+            at * AREA_C, (n, m, FRACTAL, FRACTAL), (top * AREA_C, AREA_C, FRACTAL, 1)
+        ),
         a.memory.region(0, (m, k, FRACTAL, c0)),
         b.memory.region(0, (k, n, FRACTAL, c0)),
         accumulate=sum(folds, Affine()),
@@ -254,7 +261,7 @@ def _drain(nest: Nest, stage: Stage, box: Box) -> None:
 
 def _gm_columns(
     nest: Nest, stage: Stage, matrix: Matrix, ranges: list[Range], sizes: tuple[int, int]
-) -> object:
+) -> Region:
     height = -(-stage.shape[matrix.minor] // FRACTAL)
     place = _per(ranges[matrix.major].start, FRACTAL) * height
     place = place + _per(ranges[matrix.minor].start, FRACTAL)
@@ -263,9 +270,6 @@ def _gm_columns(
     return tensor.region(place * AREA_C, (sizes[0], sizes[1] * AREA_C), (height * AREA_C, 1))
 
 
-def _relu(nest: Nest, tile: object, elements: int, dtype: str) -> None:
-    from ascend_lab.dsl.emit_vector import Op, apply
-    from ascend_lab.dsl.views import View
-
-    view = View(tile, dtype, 0, (1,))  # type: ignore[arg-type]
+def _relu(nest: Nest, tile: Memory, elements: int, dtype: str) -> None:
+    view = View(tile, dtype, 0, (1,))
     apply(nest.unit, Op("vrelu"), view, (view,), (elements,))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.emit_vector import Op, Unit, apply, fill
-from ascend_lab.dsl.views import View, coalesce, with_dims
 from ascend_lab.dsl.footprint import row_major
+from ascend_lab.dsl.views import View, coalesce, with_dims
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of
 
@@ -19,7 +19,7 @@ WIDE = 32
 
 
 def start_of(fold: str, dtype: str) -> float:
-    """Return the number a fold starts from: 0, 1, or the format's smallest or largest (infinity)."""
+    """Return the number a fold starts from: 0, 1, or or the format's least or largest."""
     whole = {"int32": 2147483647.0, "int8": 127.0, "uint8": 255.0}
     top = whole.get(dtype, math.inf)
     return {"sum": 0.0, "prod": 1.0, "max": -top, "min": top}[fold]
@@ -54,7 +54,10 @@ def fold_box(
     inner = math.prod(sizes[a] for a in kept)
     block = c0_of(src.dtype)
     pitch = inner if inner == 1 else -(-inner // block) * block
-    steps = (*(s * pitch for s in row_major(row_sizes[: len(rest)])), *row_major([sizes[a] for a in kept]))
+    steps = (
+        *(s * pitch for s in row_major(row_sizes[: len(rest)])),
+        *row_major([sizes[a] for a in kept]),
+    )
     tile = unit.take(src.dtype, pitch * math.prod(row_sizes[: len(rest)]))
     partial = View(tile, src.dtype, 0, steps)
     _across(unit, fold, partial, source, row_sizes, sizes[lane])
@@ -76,7 +79,7 @@ def _outer(
     """Combine the slices of src one after another into dst."""
     op = Op(COMBINE[fold])
     box = [sizes[a] for a in kept]
-    if folded and not any(src.strides[a] == 1 for a in kept) and len(box) and max(box) > 1:
+    if folded and not any(src.strides[a] == 1 for a in kept) and box and max(box) > 1:
         raise ScheduleError(
             "a fold with contiguous elements along a kept axis, or along the folded one",
             f"steps {src.strides}",
@@ -143,7 +146,7 @@ def _slices(
     folded: Sequence[int],
     fresh: bool,
 ) -> None:
-    """Combine all slices into dst; `fresh`: dst holds nothing yet, the first two slices begin it."""
+    """Combine all slices into dst; `fresh`: dst holds nothing yet, two begin it."""
     box = [sizes[a] for a in kept]
     if not folded:
         apply(unit, op, dst, (dst, src.take(kept)), box)
@@ -162,9 +165,7 @@ def _slices(
             _slices(unit, op, dst, inner, sizes, kept, rest, fresh=False)
 
 
-def _across(
-    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int
-) -> None:
+def _across(unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int) -> None:
     """dst[rows] = fold of src[rows, lanes] along the contiguous lanes."""
     width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[src.dtype]
     count = 1
@@ -238,8 +239,14 @@ def _each(unit: Unit, rows: Sequence[int], src: View, dst: View, body: object, l
         below = src.moved(0, index)
         inner = View(below.memory, below.dtype, below.offset, below.strides[1:])
         out = dst.moved(0, index)
-        _each(unit, rows[1:], inner, View(out.memory, out.dtype, out.offset, out.strides[1:]),
-              body, last - 1)
+        _each(
+            unit,
+            rows[1:],
+            inner,
+            View(out.memory, out.dtype, out.offset, out.strides[1:]),
+            body,
+            last - 1,
+        )
 
 
 def _rows_across(
@@ -275,4 +282,3 @@ def _rows_loop(unit: Unit, fold: str, dst: View, src: View, rows: list[int], lan
 def accumulator(unit: Unit, fold: str, dst: View, sizes: Sequence[int]) -> None:
     """Emit dst[box] = the number the fold starts from."""
     fill(unit, dst, sizes, start_of(fold, dst.dtype))
-

@@ -186,7 +186,7 @@ def _rows(
     for at, part in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(axis, at) for v in views]
         for start, width in _chunks(unit, last, lanes, c0 if any(v.blocks for v in views) else 1):
-            moved = []
+            moved: list[tuple[View, tuple[int, ...]]] = []
             for v in down:
                 step = 0 if v.blocks or not v.strides[-1] else 1
                 here = View(
@@ -223,7 +223,8 @@ def _instruction(unit: Unit, op: Op, operands: list[tuple[View, tuple[int, ...]]
         *regions,
         scalar=op.number,
         compare=op.mode if op.name == "vcmp" else None,
-        rounding=op.mode if op.name == "vconv" and regions[0].buffer.dtype[:3] in ("int", "uin")
+        rounding=op.mode
+        if op.name == "vconv" and regions[0].buffer.dtype[:3] in ("int", "uin")
         else None,
     )
 
@@ -231,5 +232,3 @@ def _instruction(unit: Unit, op: Op, operands: list[tuple[View, tuple[int, ...]]
 def fill(unit: Unit, dst: View, sizes: Sequence[int], number: float) -> None:
     """Emit dst[box] = number."""
     apply(unit, Op("vdup", number), dst, (), sizes)
-
-

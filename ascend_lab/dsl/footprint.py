@@ -53,10 +53,10 @@ def _blocks(elements: int, dtype: str) -> int:
 
 
 def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
-    """Bytes of scratch for one evaluation, an upper bound: every operation's own tile at its peak."""
+    """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
     axes = (*stage.axes, *stage.reduce)
     sizes = [box[a.name].size for a in axes]
-    rows = math.prod(sizes) // max(max(sizes), 1)
+    rows = math.prod(sizes) // max(*sizes, 1)
     spare = 0
     if stage.fold:
         lanes = chip.vector_bytes_per_repeat

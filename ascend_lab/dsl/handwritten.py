@@ -24,7 +24,9 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     maker = _MAKERS.get(stage.kind)
     if maker is None:
         raise ScheduleError(
-            f"a hand-written kernel for {stage.kind} ({', '.join(_MAKERS)})", "none", "use ops.compile"
+            f"a hand-written kernel for {stage.kind} ({', '.join(_MAKERS)})",
+            "none",
+            "use ops.compile",
         )
     return maker(state, stage, chip)
 
@@ -70,7 +72,9 @@ def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
 def _gather(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     table, index = (state.find(name) for name in stage.sources)
     if dict(stage.attrs)["axis"] != 0:
-        raise ScheduleError("gather along axis 0", str(dict(stage.attrs)["axis"]), "transpose first")
+        raise ScheduleError(
+            "gather along axis 0", str(dict(stage.attrs)["axis"]), "transpose first"
+        )
     columns, picks = math.prod(table.shape[1:]), math.prod(index.shape)
     launch = gather_launch(chip, table.shape[0], columns, picks, stage.dtype)
     return (renamed(launch, {"x": table.name, "index": index.name, "y": stage.name}),)
@@ -155,5 +159,3 @@ def _apart(buffers: tuple[Buffer, ...], names: Mapping[str, str]) -> tuple[Buffe
     if clash:
         raise ScheduleError("tensor names that no tile has", ", ".join(clash), "rename the tensor")
     return buffers
-
-

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ascend_lab.dsl.expr import Call, Load
-from ascend_lab.dsl.tensor import Axis, Shape, Template, Tensor, check_shape, computed
+from ascend_lab.dsl.tensor import Shape, Template, Tensor, check_shape, computed
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
@@ -24,7 +24,9 @@ def copied(a: Load, shape: Shape, names: Sequence[str], hint: str) -> Tensor:
     return computed(shape, names, Call("vcopy", (a,), a.dtype), "", hint)
 
 
-def _template(kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any) -> Tensor:
+def _template(
+    kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any
+) -> Tensor:
     body = Template(kind, tuple(inputs), tuple(sorted(attrs.items())))
     return Tensor("", shape, dtype, body, kind)
 
@@ -151,7 +153,7 @@ def _check_indices(indices: Tensor, what: str) -> None:
 
 
 def gather(a: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
-    """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[indices[i], ...]."""
+    """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[index[i], ...]."""
     _check_indices(indices, "gather")
     at = one_axis(axis, len(a.shape), "gather")
     shape = (*a.shape[:at], *indices.shape, *a.shape[at + 1 :])
@@ -177,10 +179,3 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
             "scatter: one number format", f"{a.dtype} and {updates.dtype}", "cast one"
         )
     return _template("scatter", (a, indices, updates), a.shape, a.dtype, mode=mode)
-
-
-def fold(kind: str, expr: Any, axis: Axis | Sequence[Axis]) -> Any:
-    """Return the fold of an expression over axes, the value of a formula."""
-    from ascend_lab.dsl.tensor import Fold
-
-    return Fold(kind, expr, (axis,) if isinstance(axis, Axis) else tuple(axis))

@@ -23,7 +23,9 @@ def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise TypeMismatchError(f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers")
+            raise TypeMismatchError(
+                f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers"
+            )
     shape = tensors[0].shape
     for other in tensors[1:]:
         if other.shape != shape:
@@ -162,9 +164,7 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
         )
     names = axis_names(len(target))
     own = names[len(target) - len(a.shape) :]
-    index = tuple(
-        Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True)
-    )
+    index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
     return computed(target, names, Call("vcopy", (a[index],), a.dtype), "", "broadcast")
 
 
@@ -190,7 +190,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     source = cast_to(a, "fp32") if wide else a
     names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
-    inner = {n: axis for n, axis in zip(axes, folded, strict=True)}
+    inner = dict(zip(axes, folded, strict=True))
     index = tuple(var(inner[n].name if n in inner else names[n]) for n in range(len(names)))
     kept = [n for n in range(len(names)) if n not in axes]
     value = Fold(fold, source[index], folded)

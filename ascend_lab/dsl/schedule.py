@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import primitives as early
-from ascend_lab.dsl import primitives_late as late
+from ascend_lab.dsl import primitives_loops as loops
+from ascend_lab.dsl import primitives_tiles as tiles
+from ascend_lab.dsl import primitives_units as units
 from ascend_lab.dsl.stages import State, initial_state
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError
 
-APPLY = {
-    "split": early.split,
-    "reorder": early.reorder,
-    "fuse": early.fuse,
-    "cache_read": early.cache_read,
-    "cache_write": early.cache_write,
-    "compute_at": early.compute_at,
-    "inline": late.inline,
-    "double_buffer": late.double_buffer,
-    "bind": late.bind,
-    "vectorise": late.vectorise,
-    "tensorize": late.tensorize,
-    "storage_align": late.storage_align,
-    "rfactor": late.rfactor,
+APPLY: Mapping[str, Callable[..., State]] = {
+    "split": loops.split,
+    "reorder": loops.reorder,
+    "fuse": loops.fuse,
+    "cache_read": tiles.cache_read,
+    "cache_write": tiles.cache_write,
+    "compute_at": tiles.compute_at,
+    "inline": tiles.inline,
+    "double_buffer": tiles.double_buffer,
+    "bind": units.bind,
+    "vectorise": units.vectorise,
+    "tensorize": units.tensorize,
+    "storage_align": tiles.storage_align,
+    "rfactor": units.rfactor,
 }
 
 
@@ -40,8 +41,7 @@ class Step:
 
     def apply(self, state: State) -> State:
         """Return the state after this step."""
-        result: State = APPLY[self.primitive](state, *self.arguments)
-        return result
+        return APPLY[self.primitive](state, *self.arguments)
 
     def __str__(self) -> str:
         """Print as the call that made it."""
@@ -185,7 +185,7 @@ def inline(s: Schedule, stage: str) -> Schedule:
 def double_buffer(s: Schedule, stage: str, depth: int = 2) -> Schedule:
     """Give a tile several slots (ping-pong): load the next while the last is used.
 
-    before: `load x_ub; use x_ub; load x_ub; ...`   after: `load x_ub[0]; load x_ub[1] | use x_ub[0]`
+    before: `load x; use x; load x; ...`   after: `load x[0]; load x[1] | use x[0]; ...`
     """
     return s.then("double_buffer", stage, depth)
 

@@ -220,7 +220,9 @@ def _stage(
     axes, reduce = body.axes, body.reduce
     if getattr(expr, "op", "") == "mac":
         axes, reduce = _padded(axes), _padded(reduce, 32 // _size(expr))
-    return Stage(name, tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce), "GM", output)
+    return Stage(
+        name, tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce), "GM", output
+    )
 
 
 def _size(expr: Expr) -> int:

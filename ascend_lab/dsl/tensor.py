@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.expr import Call, Expr, Load, dtype_of, leaves, rewrite, substitute
+from ascend_lab.dsl.expr import Expr, Load, dtype_of, leaves, rewrite, substitute
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Affine, var
 
@@ -254,23 +254,3 @@ def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
         return result
 
     return rewrite(expr, leaf)
-
-
-__all__ = [
-    "Axis",
-    "Call",
-    "Compute",
-    "Fold",
-    "Shape",
-    "Template",
-    "Tensor",
-    "apply_index",
-    "check_shape",
-    "compute",
-    "computed",
-    "placeholder",
-    "reduce_axis",
-    "renamed",
-    "topological",
-    "unique_names",
-]

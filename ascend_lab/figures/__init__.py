@@ -32,6 +32,20 @@ FIGURES: dict[str, str] = {
     "fig_tile_roofline": "memory",
     "fig_tile_sides": "memory",
     "fig_working_set": "memory",
+    "fig_addresses": "layout",
+    "fig_element": "layout",
+    "fig_padding": "layout",
+    "fig_blocks": "matmul",
+    "fig_rule": "matmul",
+    "fig_tile_fit": "matmul",
+    "fig_traffic": "matmul",
+    "fig_useful_share": "matmul",
+    "fig_windows": "conv",
+    "fig_stored": "conv",
+    "fig_reuse": "conv",
+    "fig_groups": "conv",
+    "fig_blocks_and_conflicts": "movement",
+    "fig_scatter_ways": "movement",
 }
 
 

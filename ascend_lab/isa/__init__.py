@@ -15,6 +15,7 @@ from ascend_lab.isa.instructions import (
     vector,
     wait_flag,
 )
+from ascend_lab.isa.kernel import Kernel, as_kernel
 from ascend_lab.isa.legality import check_program, program_unit, unit_of
 from ascend_lab.isa.memory import Affine, Buffer, Region, var
 from ascend_lab.isa.program import (
@@ -39,6 +40,7 @@ __all__ = [
     "Event",
     "Finding",
     "Instruction",
+    "Kernel",
     "KernelBuilder",
     "Launch",
     "Loop",
@@ -48,6 +50,7 @@ __all__ = [
     "Queue",
     "Region",
     "Tile",
+    "as_kernel",
     "as_launch",
     "barrier",
     "binding_of",

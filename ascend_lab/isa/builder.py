@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
 from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.legality import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
-from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
+from ascend_lab.isa.open_loop import OpenLoop, closed, place_of
+from ascend_lab.isa.program import Event, Instruction, Loop, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +41,56 @@ class Queue:
     buffer: Buffer
     full: Event
     empty: Event
-    counts: dict[str, int] = field(
-        default_factory=lambda: {"alloc": 0, "enqueue": 0, "dequeue": 0, "free": 0}
-    )
+    counts: dict[str, int] = field(init=False)
+    members: list[Buffer] = field(init=False, default_factory=list)
+    middle: Event | None = field(init=False, default=None)
+    flags: dict[str, Instruction] = field(init=False, repr=False)
 
-    def _step(self, what: str, instruction: Instruction) -> Tile:
-        self.builder.emit(instruction)
+    def __post_init__(self) -> None:
+        """Start empty; build the four flag instructions once."""
+        chip = self.builder.chip
+        self.counts = {"alloc": 0, "enqueue": 0, "dequeue": 0, "free": 0}
+        self.flags = {
+            "alloc": ins.wait_flag(chip, self.empty),
+            "enqueue": ins.set_flag(chip, self.full),
+            "dequeue": ins.wait_flag(chip, self.full),
+            "free": ins.set_flag(chip, self.empty),
+        }
+
+    def join(self, name: str, dtype: str, elements: int) -> Buffer:
+        """Allocate another buffer whose slots are filled and emptied together with this queue's."""
+        space, slots = self.buffer.space, self.buffer.slots
+        buffer = self.builder.buffer(name, space, dtype, elements, slots)
+        self.members.append(buffer)
+        return buffer
+
+    def _step(self, what: str) -> Tile:
+        self.builder.emit(self.flags[what])
         slot = self.counts[what]
         self.counts[what] = slot + 1
         return Tile(self.buffer, slot)
 
     def alloc(self) -> Tile:
         """Wait (on the producer) for an empty slot and return it."""
-        return self._step("alloc", ins.wait_flag(self.builder.chip, self.empty))
+        return self._step("alloc")
+
+    def hand(self) -> None:
+        """Pass the slot from the producer to the pipe in between (`via`), which enqueues it."""
+        assert self.middle is not None
+        self.builder.emit(ins.set_flag(self.builder.chip, self.middle))
+        self.builder.emit(ins.wait_flag(self.builder.chip, self.middle))
 
     def enqueue(self) -> None:
         """Tell the consumer that the slot is full."""
-        self._step("enqueue", ins.set_flag(self.builder.chip, self.full))
+        self._step("enqueue")
 
     def dequeue(self) -> Tile:
         """Wait (on the consumer) for a full slot and return it."""
-        return self._step("dequeue", ins.wait_flag(self.builder.chip, self.full))
+        return self._step("dequeue")
 
     def free(self) -> None:
         """Give the slot back to the producer."""
-        self._step("free", ins.set_flag(self.builder.chip, self.empty))
+        self._step("free")
 
 
 class KernelBuilder:
@@ -74,7 +101,7 @@ class KernelBuilder:
         self.name, self.chip = name, chip
         self._buffers: list[Buffer] = []
         self._params: list[tuple[str, int]] = []
-        self._body: list[Node] = []
+        self._body: list[Instruction | OpenLoop] = []
         self._queues: list[Queue] = []
         self._used_bytes: dict[str, int] = {}
         self._used_ids: dict[tuple[str, str], int] = {}
@@ -108,6 +135,11 @@ class KernelBuilder:
         self._used_bytes[space] = start + pitch * slots
         return self._add(Buffer(name, space, dtype, elements, slots, start, pitch))
 
+    def view(self, buffer: Buffer, name: str, dtype: str) -> Buffer:
+        """Name the bytes of an on-chip buffer once more, in another number format."""
+        elements = buffer.elements * buffer.itemsize // DTYPE_BYTES[dtype]
+        return self._add(replace(buffer, name=name, dtype=dtype, elements=elements))
+
     def _add(self, buffer: Buffer) -> Buffer:
         if any(b.name == buffer.name for b in self._buffers):
             raise ProgramError(f"{self.name}: one buffer per name", buffer.name, "rename one")
@@ -124,12 +156,19 @@ class KernelBuilder:
         src: str,
         dst: str,
         depth: int = 2,
+        via: str = "",
     ) -> Queue:
-        """Allocate a queue of `depth` slots filled by pipe `src` and emptied by pipe `dst`."""
+        """Allocate a queue of `depth` slots filled by pipe `src` and emptied by pipe `dst`.
+
+        With `via`, that pipe works on a slot in between: src -> via -> dst.
+        """
         buffer = self.buffer(name, space, dtype, elements, depth)
-        full = Event(src, dst, self._take_ids(src, dst, depth), depth)
+        last = via or src
+        full = Event(last, dst, self._take_ids(last, dst, depth), depth)
         empty = Event(dst, src, self._take_ids(dst, src, depth), depth)
         queue = Queue(self, buffer, full, empty)
+        if via:
+            queue.middle = Event(src, via, self._take_ids(src, via, depth), depth)
         self._queues.append(queue)
         return queue
 
@@ -153,33 +192,45 @@ class KernelBuilder:
     @contextmanager
     def loop(self, name: str, count: int) -> Iterator[Affine]:
         """Repeat what is written inside; queues must be left as full as they were found."""
-        outer, self._body = self._body, []
-        before = [dict(q.counts) for q in self._queues]
+        opened = OpenLoop(Loop(name, count, ()), [], {})
+        outer, self._body = self._body, opened.body
+        before = [q.counts.copy() for q in self._queues]
         yield var(name)
-        body, self._body = tuple(self._body), outer
+        self._body = outer
         before += [dict.fromkeys(q.counts, 0) for q in self._queues[len(before) :]]
         for queue, start in zip(self._queues, before, strict=True):
-            steps = {queue.counts[k] - start[k] for k in queue.counts}
-            if len(steps) != 1:
+            if queue.counts == start:
+                continue
+            steps = {k: n - start[k] for k, n in queue.counts.items()}
+            if len(set(steps.values())) != 1:
                 raise SyncError(
                     f"loop {name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
-                    str({k: queue.counts[k] - start[k] for k in queue.counts}),
+                    str(steps),
                     "pair them inside the loop body",
                 )
-            step = steps.pop()
-            body = _rotate(body, queue.buffer, var(name) * step)
-            for key in queue.counts:
-                queue.counts[key] = start[key] + step * count
-        self._body.append(Loop(name, count, body))
+            for buffer in (queue.buffer, *queue.members):
+                opened.steps[place_of(buffer)] = steps["alloc"]
+            for key, step in steps.items():
+                queue.counts[key] = start[key] + step * opened.loop.count
+        self._body.append(opened)
 
     def emit(self, instruction: Instruction) -> None:
         """Append any instruction (raw mode: build it with `isa.instructions`)."""
         self._body.append(instruction)
 
     # -- instructions ---------------------------------------------------------------------------
-    def copy(self, dst: Region, src: Region, *, pad: bool = False) -> None:
+    def copy(
+        self, dst: Region, src: Region, *, pad: bool = False, atomic: str | None = None
+    ) -> None:
         """Emit `data_copy`."""
-        self.emit(ins.data_copy(self.chip, dst, src, pad=pad))
+        self.emit(ins.data_copy(self.chip, dst, src, pad=pad, atomic=atomic))
+
+    def copy_row(
+        self, dst: Region, src: Region, index: Region, pitch: int, bound: int, **options: Any
+    ) -> None:
+        """Emit a `data_copy` whose GM side is row `index` of `bound`, `pitch` elements apart."""
+        options |= {"index": index, "pitch": pitch, "bound": bound}
+        self.emit(ins.data_copy(self.chip, dst, src, **options))
 
     def load2d(self, dst: Region, src: Region) -> None:
         """Emit `load2d`."""
@@ -201,16 +252,9 @@ class KernelBuilder:
         """Emit `fixpipe`."""
         self.emit(ins.fixpipe(self.chip, dst, src, relu=relu, scale=scale))
 
-    def vector(
-        self,
-        op: str,
-        dst: Region,
-        *srcs: Region,
-        scalar: float | None = None,
-        mask: int | None = None,
-    ) -> None:
-        """Emit a vector instruction; see `isa.instructions.vector`."""
-        self.emit(ins.vector(self.chip, op, dst, *srcs, scalar=scalar, mask=mask))
+    def vector(self, op: str, dst: Region, *srcs: Region, **options: Any) -> None:
+        """Emit a vector instruction; `options` as in `isa.instructions.vector`."""
+        self.emit(ins.vector(self.chip, op, dst, *srcs, **options))
 
     def set_flag(self, src: str, dst: str, event_id: int) -> None:
         """Emit `set_flag` by hand."""
@@ -224,9 +268,9 @@ class KernelBuilder:
         """Emit `pipe_barrier`."""
         self.emit(ins.barrier(self.chip, pipe))
 
-    def scalar(self, *, steps: int = 1) -> None:
-        """Emit scalar work of `steps` operations."""
-        self.emit(ins.scalar(self.chip, steps=steps))
+    def scalar(self, dst: Region | None = None, src: Region | None = None, **options: Any) -> None:
+        """Emit scalar work; with regions it copies one element, see `isa.instructions.scalar`."""
+        self.emit(ins.scalar(self.chip, dst, src, **options))
 
     def finish(self) -> Program:
         """Return the checked program; all slots start empty and must end empty."""
@@ -238,28 +282,8 @@ class KernelBuilder:
                     "pair them",
                 )
         chip, used = self.chip, [q for q in self._queues if q.counts["alloc"]]
-        opening = [ins.set_flag(chip, q.empty) for q in used for _ in range(q.empty.count)]
-        closing = [ins.wait_flag(chip, q.empty) for q in used for _ in range(q.empty.count)]
-        body = (*opening, *self._body, *closing)
+        opening = [q.flags["free"] for q in used for _ in range(q.empty.count)]
+        closing = [q.flags["alloc"] for q in used for _ in range(q.empty.count)]
+        body = (*opening, *closed(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
         return check_program(chip, program)
-
-
-def _rotate(nodes: tuple[Node, ...], buffer: Buffer, step: Affine) -> tuple[Node, ...]:
-    """Add `step` to the slot of every region of `buffer`."""
-    if buffer.slots == 1 or not step.terms:
-        return nodes
-
-    def turn(region: Region) -> Region:
-        return replace(region, slot=region.slot + step) if region.buffer == buffer else region
-
-    out: list[Node] = []
-    for node in nodes:
-        if isinstance(node, Loop):
-            out.append(replace(node, body=_rotate(node.body, buffer, step)))
-        elif node.regions:
-            dst = None if node.dst is None else turn(node.dst)
-            out.append(replace(node, dst=dst, srcs=tuple(turn(s) for s in node.srcs)))
-        else:
-            out.append(node)
-    return tuple(out)

@@ -12,16 +12,33 @@ from ascend_lab.isa.program import AttrValue, Event, Instruction
 from ascend_lab.isa.rules import check_instruction
 
 
-def data_copy(chip: Chip, dst: Region, src: Region, *, pad: bool = False) -> Instruction:
+def data_copy(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    *,
+    pad: bool = False,
+    atomic: str | None = None,
+    index: Region | None = None,
+    pitch: int = 0,
+    bound: int = 0,
+) -> Instruction:
     """Move src to dst along the chip's path: bursts of any stride, equal shapes and formats.
 
     On-chip runs are whole 32-byte blocks; `pad` allows ragged GM<->UB ends (chips with separate
     vector cores only). A copy between different strides is how ND becomes a fractal layout.
-    Raises `PathError`, `AlignmentError`, `ProgramError`.
+    `atomic="add"` adds to GM instead of overwriting it (UB->GM; fp32, fp16, int32). With `index`,
+    one int32 in UB, the GM side moves by `index * pitch` elements, 0 <= index < `bound`: a row
+    picked at run time. Raises `PathError`, `AlignmentError`, `ProgramError`.
     """
     path = chip.path(src.space, dst.space)
     attrs: tuple[tuple[str, AttrValue], ...] = (("pad", 1),) if pad else ()
-    return check_instruction(chip, Instruction("data_copy", path.pipe, dst, (src,), attrs))
+    if atomic is not None:
+        attrs += (("atomic", atomic),)
+    if index is not None or pitch or bound:
+        attrs += (("pitch", pitch), ("bound", bound))
+    srcs = (src,) if index is None else (src, index)
+    return check_instruction(chip, Instruction("data_copy", path.pipe, dst, srcs, attrs))
 
 
 def load2d(chip: Chip, dst: Region, src: Region) -> Instruction:
@@ -75,8 +92,9 @@ def mmad(
     """Multiply-accumulate one tile: C = A @ B (+ bias), or C += A @ B where accumulate is not 0.
 
     A (M1, K1, 16, C0) in L0A as zZ, B (K1, N1, 16, C0) in L0B as zN, C (N1, M1, 16, 16) in L0C as
-    nZ; fp16 -> fp32 or fp16, int8 -> int32. `accumulate` may be affine in loop variables: the
-    first pass of a reduction writes, the others add.
+    nZ; fp16 -> fp32 or fp16, int8 -> int32, bf16 -> fp32 (where the chip has it).
+    `accumulate` may be affine in loop variables: the first pass of a reduction writes, the others
+    add.
     """
     srcs = (a, b) if bias is None else (a, b, bias)
     attrs: tuple[tuple[str, AttrValue], ...] = (("accumulate", as_affine(accumulate)),)
@@ -105,28 +123,49 @@ def vector(
     *srcs: Region,
     scalar: float | None = None,
     mask: int | None = None,
+    compare: str | None = None,
+    rounding: str | None = None,
 ) -> Instruction:
     """One vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
 
     `mask` is a bit per lane (default: all lanes write); `scalar` belongs to vadds, vmuls, vmaxs,
     vmins and vdup. Reductions (vcadd, vcmax, vcmin) write one element a repeat, vcgadd and vcgmax
-    one a 32-byte block.
+    one a 32-byte block. `compare` (gt ge lt le eq ne) belongs to vcmp, which writes 1 or 0;
+    `rounding` (rint floor ceil trunc) to vconv into whole numbers. vsel takes (a, b) and a mask,
+    or (cond, a, b): a where cond is not 0. vbrcb spreads element i of (n,) over block i of
+    (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
     """
     attrs: tuple[tuple[str, AttrValue], ...] = ()
     if scalar is not None:
         attrs += (("scalar", float(scalar)),)
     if mask is not None:
         attrs += (("mask", mask),)
+    if compare is not None:
+        attrs += (("op", compare),)
+    if rounding is not None and rounding != "rint":
+        attrs += (("round", rounding),)
     return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
 
 
 def scalar(
-    chip: Chip, dst: Region | None = None, src: Region | None = None, *, steps: int = 1
+    chip: Chip,
+    dst: Region | None = None,
+    src: Region | None = None,
+    *,
+    steps: int = 1,
+    index: Region | None = None,
+    pitch: int = 0,
+    bound: int = 0,
 ) -> Instruction:
-    """Scalar work of `steps` operations on S; with regions it also copies one element."""
-    srcs = () if src is None else (src,)
-    instruction = Instruction("scalar", "S", dst, srcs, (("steps", steps),))
-    return check_instruction(chip, instruction)
+    """Scalar work of `steps` operations on S; with regions it also copies one element.
+
+    With `index` the element's GM side moves by `index * pitch`, as in `data_copy`.
+    """
+    srcs = tuple(region for region in (src, index) if region is not None)
+    attrs: tuple[tuple[str, AttrValue], ...] = (("steps", steps),)
+    if index is not None or pitch or bound:
+        attrs += (("pitch", pitch), ("bound", bound))
+    return check_instruction(chip, Instruction("scalar", "S", dst, srcs, attrs))
 
 
 def set_flag(chip: Chip, event: Event) -> Instruction:

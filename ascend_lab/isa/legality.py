@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError
+from ascend_lab.isa.indexed import reach_of
 from ascend_lab.isa.memory import Ranges, Region
 from ascend_lab.isa.program import Instruction, Loop, Node, Program
 
@@ -17,9 +18,11 @@ def check_program(chip: Chip, program: Program) -> Program:
     _check_names(program)
     units = set()
     for instruction, ranges in program.scoped():
+        if instruction.event is not None:
+            continue
         for region in instruction.regions:
-            check_bounds(region, ranges, instruction.op)
-        if instruction.event is None and instruction.op not in ("barrier", "scalar"):
+            check_bounds(reach_of(instruction, region), ranges, instruction.op)
+        if instruction.op not in ("barrier", "scalar"):
             units.add(unit_of(chip, instruction))
     if len(units - {"core"}) > 1:
         raise PathError(
@@ -51,14 +54,13 @@ def program_unit(chip: Chip, program: Program) -> str:
 
 def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
     """Raise `CapacityError` if the region leaves its buffer for some loop values."""
-    terms = (*region.offset.terms, *region.slot.terms)
-    unknown = next((name for name, _ in terms if name not in ranges), None)
-    if unknown is not None:
-        raise ProgramError(
-            f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})",
-            unknown,
-            "move the instruction into the loop",
-        )
+    for name, _ in (*region.offset.terms, *region.slot.terms):
+        if name not in ranges:
+            raise ProgramError(
+                f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})",
+                name,
+                "move the instruction into the loop",
+            )
     low, high = region.extent(ranges)
     if low < 0 or high >= region.buffer.elements:
         raise CapacityError(

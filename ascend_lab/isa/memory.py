@@ -36,7 +36,12 @@ class Affine:
     def __add__(self, other: Affine | int) -> Affine:
         """Return the sum of two affine expressions."""
         if not isinstance(other, Affine):
-            return Affine(self.const + whole(other, f"{self} + "), self.terms)
+            step = other if type(other) is int else whole(other, "an address")
+            return Affine(self.const + step, self.terms) if step else self
+        if not other.terms:
+            return self + other.const
+        if not self.terms:
+            return other + self.const
         merged = dict(self.terms)
         for var, coefficient in other.terms:
             merged[var] = merged.get(var, 0) + coefficient
@@ -59,11 +64,19 @@ class Affine:
 
     def __mul__(self, factor: int) -> Affine:
         """Return the expression scaled by an integer."""
-        factor = whole(factor, f"{self} * ")
-        terms = tuple((v, c * factor) for v, c in self.terms if c * factor)
+        if type(factor) is not int:
+            factor = whole(factor, "a factor of an address")
+        if factor == 1:
+            return self
+        terms = tuple([(v, c * factor) for v, c in self.terms]) if factor else ()
         return Affine(self.const * factor, terms)
 
     __rmul__ = __mul__
+
+    def modulo(self, n: int) -> Affine:
+        """Return an expression with the same value modulo n and coefficients in 0 .. n-1."""
+        terms = tuple([(v, c % n) for v, c in self.terms if c % n])
+        return Affine(self.const % n, terms)
 
     def at(self, env: Mapping[str, int]) -> int:
         """Return the value for loop variables `env`."""
@@ -74,7 +87,10 @@ class Affine:
         low = high = self.const
         for var, coefficient in self.terms:
             reach = coefficient * max(ranges[var] - 1, 0)
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            if reach < 0:
+                low += reach
+            else:
+                high += reach
         return low, high
 
     def __str__(self) -> str:
@@ -162,8 +178,16 @@ class Buffer:
             sizes = (self.elements,)
         shape = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         if strides is None:
-            strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            strides = _row_major(shape)
         return Region(self, as_affine(offset), shape, tuple(strides), as_affine(slot))
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous array: each the product of the sizes behind it."""
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.append(strides[-1] * size)
+    return tuple(strides[::-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +202,13 @@ class Region:
 
     def __post_init__(self) -> None:
         """Check that sizes and strides belong together; keep the slot modulo the slots."""
-        for field in ("sizes", "strides"):
-            given = getattr(self, field)
-            counts = tuple(whole(n, f"region of {self.buffer.name}: {field}") for n in given)
-            object.__setattr__(self, field, counts)
-        slots = self.buffer.slots
-        terms = tuple((v, c % slots) for v, c in self.slot.terms if c % slots)
-        object.__setattr__(self, "slot", Affine(self.slot.const % slots, terms))
+        sizes, strides = self.sizes, self.strides
+        if {type(sizes), type(strides), *map(type, sizes), *map(type, strides)} != {tuple, int}:
+            for field, given in (("sizes", sizes), ("strides", strides)):
+                counts = tuple(whole(n, f"region of {self.buffer.name}: {field}") for n in given)
+                object.__setattr__(self, field, counts)
+        if self.slot.terms or not 0 <= self.slot.const < self.buffer.slots:
+            object.__setattr__(self, "slot", self.slot.modulo(self.buffer.slots))
         if not 0 < len(self.sizes) == len(self.strides) or min(self.sizes) < 1:
             raise ProgramError(
                 f"region of {self.buffer.name}: one stride per size, sizes >= 1",
@@ -224,7 +248,10 @@ class Region:
         low, high = self.offset.bounds(ranges)
         for size, stride in zip(self.sizes, self.strides, strict=True):
             reach = (size - 1) * stride
-            low, high = low + min(reach, 0), high + max(reach, 0)
+            if reach < 0:
+                low += reach
+            else:
+                high += reach
         return low, high
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ascend_lab.errors import ProgramError
@@ -60,7 +60,7 @@ class Instruction:
     @property
     def regions(self) -> tuple[Region, ...]:
         """All operand regions, destination first."""
-        return (*((self.dst,) if self.dst else ()), *self.srcs)
+        return self.srcs if self.dst is None else (self.dst, *self.srcs)
 
     def __str__(self) -> str:
         """Print as one line of the program's text form."""
@@ -100,9 +100,10 @@ Node = Instruction | Loop
 
 
 def _check_nodes(where: str, nodes: tuple[Node, ...]) -> None:
-    bad = next((n for n in nodes if not isinstance(n, Instruction | Loop)), None)
-    if bad is not None:
-        raise ProgramError(f"{where}: a body of instructions and loops", repr(bad), "build them")
+    for node in nodes:
+        if not isinstance(node, (Instruction, Loop)):
+            what = f"{where}: a body of instructions and loops"
+            raise ProgramError(what, repr(node), "build them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,31 +129,33 @@ class Program:
                 "declare each once, for at least one core",
             )
 
-    def instructions(self) -> Iterator[tuple[Instruction, int]]:
-        """Yield each static instruction with the number of times it runs."""
+    def instructions(self) -> list[tuple[Instruction, int]]:
+        """Return each static instruction with the number of times it runs."""
+        out: list[tuple[Instruction, int]] = []
 
-        def visit(nodes: tuple[Node, ...], times: int) -> Iterator[tuple[Instruction, int]]:
+        def visit(nodes: tuple[Node, ...], times: int) -> None:
             for node in nodes:
                 if isinstance(node, Loop):
-                    yield from visit(node.body, times * node.count)
+                    visit(node.body, times * node.count)
                 else:
-                    yield node, times
+                    out.append((node, times))
 
-        return visit(self.body, 1)
+        visit(self.body, 1)
+        return out
 
-    def scoped(self) -> Iterator[tuple[Instruction, dict[str, int]]]:
-        """Yield each static instruction with the trip counts of the loops around it."""
+    def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
+        """Return each static instruction with the trip counts of the loops around it."""
+        out: list[tuple[Instruction, dict[str, int]]] = []
 
-        def visit(
-            nodes: tuple[Node, ...], ranges: dict[str, int]
-        ) -> Iterator[tuple[Instruction, dict[str, int]]]:
+        def visit(nodes: tuple[Node, ...], ranges: dict[str, int]) -> None:
             for node in nodes:
                 if isinstance(node, Loop):
-                    yield from visit(node.body, {**ranges, node.var: node.count})
+                    visit(node.body, {**ranges, node.var: node.count})
                 else:
-                    yield node, ranges
+                    out.append((node, ranges))
 
-        return visit(self.body, dict(self.params))
+        visit(self.body, dict(self.params))
+        return out
 
     @property
     def event_count(self) -> int:
@@ -217,6 +220,11 @@ class Launch:
     def core_count(self) -> int:
         """Active cores of all parts."""
         return sum(part.core_count for part in self.parts)
+
+    @property
+    def event_count(self) -> int:
+        """Dynamic instructions on all cores, flags included."""
+        return sum(part.program.event_count * part.core_count for part in self.parts)
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:

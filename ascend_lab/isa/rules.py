@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.isa.indexed import check_index
 from ascend_lab.isa.memory import Buffer, Region
 from ascend_lab.isa.opcodes import FLAGS, MOVES, PIPES, VECTOR_OPS, source_counts
 from ascend_lab.isa.program import Instruction
@@ -87,16 +88,24 @@ def _check_scalar(instruction: Instruction) -> None:
         raise ProgramError(
             "scalar: steps >= 1", str(instruction.attr("steps")), "count its operations"
         )
-    one_each = instruction.dst is not None and len(instruction.srcs) == 1
+    one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
     if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
         raise ProgramError(
             "scalar: no region, or one element to copy and one place for it",
             ", ".join(map(str, instruction.regions)),
             "give both or neither",
         )
+    if instruction.dst is not None:
+        check_index(instruction, instruction.dst, instruction.srcs[0])
 
 
 def _check_buffer(chip: Chip, buffer: Buffer) -> None:
+    if buffer.dtype == "bf16" and "bf16" not in chip.cube:
+        raise PathError(
+            f"{buffer.name}: a number format of {chip.name}",
+            "bf16",
+            "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)",
+        )
     if buffer.space == "GM":
         return
     if buffer.space not in chip.buffers:

@@ -7,8 +7,16 @@ import math
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.isa.memory import Region
-from ascend_lab.isa.opcodes import CUBE_OUTPUT, REDUCING, TAKES_SCALAR
+from ascend_lab.isa.opcodes import (
+    COMPARISONS,
+    CUBE_OUTPUT,
+    REDUCING,
+    ROUNDINGS,
+    TAKES_SCALAR,
+    WHOLE_BLOCKS,
+)
 from ascend_lab.isa.program import Instruction
+from ascend_lab.isa.rules_blocks import check_whole_blocks
 from ascend_lab.isa.rules_moves import check_aligned, check_repeat
 
 
@@ -27,7 +35,7 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
         raise PathError(
             f"mmad: a number format of the {chip.name} cube",
             f"{formats[0]} x {formats[1]} -> {formats[2]}",
-            "use fp16 -> fp32 or int8 -> int32",
+            f"use {_products(chip)}",
         )
     m0, k0, n0 = chip.cube_shape(formats[0])
     wanted = None
@@ -42,6 +50,11 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
         )
     if len(instruction.srcs) == 3:
         _check_bias(instruction.srcs[2], c, b.sizes[1] * n0)
+
+
+def _products(chip: Chip) -> str:
+    """Spell out what the cube multiplies: fp16 -> fp32 or int8 -> int32."""
+    return " or ".join(f"{dtype} -> {CUBE_OUTPUT[dtype][0]}" for dtype in chip.cube)
 
 
 def _check_bias(bias: Region, c: Region, columns: int) -> None:
@@ -59,8 +72,12 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
     """Raise unless the operands are equally long, aligned tiles of UB in one format."""
     op, reducing = instruction.op, instruction.op in REDUCING
     main = instruction.srcs[0] if reducing else dst
-    check_repeat(chip, main.sizes[0], op)
     _check_attributes(instruction, main)
+    _check_choices(instruction, dst)
+    if op in WHOLE_BLOCKS:
+        check_whole_blocks(chip, instruction, dst)
+        return
+    check_repeat(chip, main.sizes[0], op)
     for region in instruction.regions:
         if region.space not in ("UB", "L0C"):
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
@@ -110,4 +127,24 @@ def _check_attributes(instruction: Instruction, main: Region) -> None:
     if not isinstance(mask, int) or not 0 < mask < 1 << lanes:
         raise ProgramError(
             f"{op}: a mask with a bit for each of {lanes} lanes", repr(mask), "(1 << n) - 1 for n"
+        )
+
+
+def _check_choices(instruction: Instruction, dst: Region) -> None:
+    """Check the attributes that are one of a few words: vcmp's `op`, vconv's `round`."""
+    op, attrs = instruction.op, dict(instruction.attrs)
+    if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
+        wanted = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
+        raise ProgramError(f"{op}: {wanted}", repr(attrs.get("op")), "mend it")
+    if "round" in attrs:
+        whole = dst.buffer.dtype in ("int8", "uint8", "int32")
+        if op != "vconv" or not whole or attrs["round"] not in ROUNDINGS:
+            raise ProgramError(
+                f"{op}: round ({', '.join(ROUNDINGS)}) only in a vconv to whole numbers",
+                f"{attrs['round']!r} to {dst.buffer.dtype}",
+                "leave it out, or convert to int32",
+            )
+    if op == "vsel" and len(instruction.srcs) == 3 and "mask" in attrs:
+        raise ProgramError(
+            "vsel: a condition tile or a mask", "both", "drop the mask, or the first source"
         )

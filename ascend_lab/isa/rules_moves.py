@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.isa.indexed import check_index
 from ascend_lab.isa.memory import Affine, Region
+from ascend_lab.isa.opcodes import ATOMIC_FORMATS
 from ascend_lab.isa.program import Instruction
 
 FRACTAL_BYTES = 512
@@ -28,14 +30,13 @@ def check_move(chip: Chip, instruction: Instruction, dst: Region, src: Region) -
 def check_aligned(region: Region, unit: int, op: str) -> None:
     """Raise `AlignmentError` unless every address the offset takes is a multiple of `unit`."""
     item = region.buffer.itemsize
-    values = [region.offset.const, *(c for _, c in region.offset.terms)]
-    bad = next((v for v in values if v * item % unit), None)
-    if bad is not None:
-        raise AlignmentError(
-            f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes",
-            f"{bad * item} bytes",
-            f"step by {max(unit // item, 1)} elements",
-        )
+    for value in (region.offset.const, *[c for _, c in region.offset.terms]):
+        if value * item % unit:
+            raise AlignmentError(
+                f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes",
+                f"{value * item} bytes",
+                f"step by {max(unit // item, 1)} elements",
+            )
 
 
 def _check_same(op: str, dst: Region, src: Region, *, cast: bool = False) -> None:
@@ -62,6 +63,8 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
             "none",
             "make the GM tensor a multiple of 32 bytes",
         )
+    _check_atomic(instruction, dst, src)
+    check_index(instruction, dst, src)
     for region in (dst, src):
         if region.space == "GM":
             continue
@@ -72,6 +75,24 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
                 f"{region.run_bytes} bytes",
                 "round the inner length up to a block",
             )
+
+
+def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
+    names = [name for name, _ in instruction.attrs]
+    if "atomic" not in names:
+        return
+    if instruction.attr("atomic") != "add" or (src.space, dst.space) != ("UB", "GM"):
+        raise PathError(
+            'data_copy: atomic="add" on the path UB->GM',
+            f"{instruction.attr('atomic')!r}, {src.space}->{dst.space}",
+            "leave atomic out elsewhere",
+        )
+    if dst.buffer.dtype not in ATOMIC_FORMATS:
+        raise PathError(
+            f"data_copy: an atomic add in {', '.join(ATOMIC_FORMATS)}",
+            dst.buffer.dtype,
+            "convert with vconv first",
+        )
 
 
 def _check_fixpipe(instruction: Instruction, dst: Region, src: Region) -> None:

@@ -2,7 +2,10 @@
 
 Happens-before is computed with one vector clock per pipe: a pipe's own order, plus set -> wait.
 Two accesses to the same byte, one of them a write, that neither order covers are a race. Nothing
-orders the cores of a launch, so whatever one of them writes no other may touch.
+orders the cores of a launch, so whatever one of them writes no other may touch; atomic adds of
+several cores to one place are in order among themselves, with nothing else. A copy that picks its
+row by an index is taken to touch every row it may pick: a load needs all of them initialised, a
+store may have written any, and initialises none.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, SimulationError, SyncError
+from ascend_lab.isa.indexed import index_of, reach_of
+from ascend_lab.isa.kernel import Kernel, as_kernel
 from ascend_lab.isa.legality import check_bounds
 from ascend_lab.isa.memory import Affine, Buffer, Region
-from ascend_lab.isa.program import Event, Instruction, Launch, Program, as_launch
+from ascend_lab.isa.program import Event, Instruction, Launch, Program
 from ascend_lab.isa.rules import check_instruction
-from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble
+from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble, Write
 from ascend_lab.isa.walk import interleave
 
 Clock = dict[str, int]
@@ -44,7 +49,7 @@ class Finding:
 
 
 def sanitize(
-    program: Program | Launch,
+    program: Program | Launch | Kernel,
     chip: Chip,
     *,
     filled: Collection[str] | None = None,
@@ -53,23 +58,30 @@ def sanitize(
     """Run the program without values and return every fault found, each once.
 
     `filled` names the GM tensors that hold values before the launch; by default those that it
-    never writes. Raises `SimulationError` when it has more than `limit_events` instructions:
-    check a smaller shape, the code is the same.
+    never writes. A phase of a kernel finds what earlier phases wrote. Raises `SimulationError`
+    when it has more than `limit_events` instructions: check a smaller shape, the code is the same.
     """
-    launch = as_launch(program)
-    total = sum(p.program.event_count * p.core_count for p in launch.parts)
-    if total > limit_events:
+    kernel = as_kernel(program)
+    if kernel.event_count > limit_events:
         raise SimulationError(
-            f"at most {limit_events} instructions to check", str(total), "use smaller shapes"
+            f"at most {limit_events} instructions to check",
+            str(kernel.event_count),
+            "use smaller shapes",
         )
     report = _Report()
-    for part in launch.parts:
-        _check_static(part.program, chip, report)
+    for phase in kernel.phases:
+        for part in phase.parts:
+            _check_static(part.program, chip, report)
+    written = [_written(phase) for phase in kernel.phases]
+    names = {tensor.name for tensor in kernel.tensors}
+    held = names.difference(*written) if filled is None else set(filled)
     if not report.has("out-of-bounds"):
-        checker = _Checker(launch, _never_written(launch) if filled is None else filled, report)
-        for part in launch.parts:
-            for binding in part.bindings:
-                checker.run(part.program, dict(binding))
+        for phase, new in zip(kernel.phases, written, strict=True):
+            checker = _Checker(phase, held, report)
+            for part in phase.parts:
+                for binding in part.bindings:
+                    checker.run(part.program, dict(binding))
+            held |= new
     return list(report.findings.values())
 
 
@@ -105,7 +117,7 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
             report.add("illegal", str(error), instruction)
         for region in instruction.regions:
             try:
-                check_bounds(region, ranges, instruction.op)
+                check_bounds(reach_of(instruction, region), ranges, instruction.op)
             except AscendLabError as error:
                 report.add("out-of-bounds", str(error), instruction)
 
@@ -122,14 +134,14 @@ def _overlap(one: Event, two: Event) -> bool:
     return one.id < two.id + two.count and two.id < one.id + one.count
 
 
-def _never_written(launch: Launch) -> set[str]:
-    written = {
+def _written(launch: Launch) -> set[str]:
+    """Names of the GM tensors a launch writes; adding alone needs a value there before."""
+    return {
         i.dst.buffer.name
         for part in launch.parts
         for i, _ in part.program.instructions()
-        if i.dst is not None
+        if i.dst is not None and i.dst.space == "GM" and i.attr("atomic") != "add"
     }
-    return {b.name for b in launch.tensors if b.name not in written}
 
 
 def _spaces(launch: Launch, filled: Collection[str]) -> dict[str, Space]:
@@ -200,14 +212,15 @@ class _Checker:
                 self._read(dst, instruction, env, access)
             space = self.spaces[_key(dst)]
             lanes = _written_lanes(instruction, dst)
-            for trouble in space.write(space.cut(dst, env), access, lanes):
+            cut = space.cut(reach_of(instruction, dst), env)
+            for trouble in space.write(cut, access, lanes, _write_kind(instruction)):
                 self._trouble(trouble, "overwrites", space, instruction)
 
     def _read(
         self, region: Region, instruction: Instruction, env: Mapping[str, int], access: Access
     ) -> None:
         space = self.spaces[_key(region)]
-        for trouble in space.read(space.cut(region, env), access):
+        for trouble in space.read(space.cut(reach_of(instruction, region), env), access):
             self._trouble(trouble, "reads", space, instruction)
 
     def _flag(self, instruction: Instruction, event: Event, clock: Clock) -> None:
@@ -258,6 +271,13 @@ class _Checker:
 def _accumulates(instruction: Instruction, env: Mapping[str, int]) -> bool:
     value = instruction.attr("accumulate")
     return bool(value.at(env) if isinstance(value, Affine) else value)
+
+
+def _write_kind(instruction: Instruction) -> Write:
+    if instruction.attr("atomic") == "add":
+        return "added"
+    stores = instruction.dst is not None and instruction.dst.space == "GM"
+    return "maybe" if stores and index_of(instruction) is not None else "sure"
 
 
 def _written_lanes(instruction: Instruction, dst: Region) -> NDArray[np.bool_] | None:

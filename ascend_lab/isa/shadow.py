@@ -18,6 +18,9 @@ from ascend_lab.isa.memory import Buffer, Region
 
 Stamps = NDArray[np.int32]
 STAMP_BYTES = 4
+Write = Literal["sure", "maybe", "added"]
+"""A plain write, one to a row not known before the run, or an atomic add."""
+
 SEVERAL = 2**31 - 1
 """Stands for 'more than one core' where a core's number is kept."""
 
@@ -82,6 +85,7 @@ class Space:
         self._pieces = size_bytes // self.piece_bytes
         self._last = self._blank()
         self._reader = self._blank() if not self.on_chip else None
+        self._others: dict[Write, Stamps] = {}
         self._writes: dict[str, Stamps] = {}
         self._reads: dict[str, Stamps] = {}
 
@@ -107,26 +111,38 @@ class Space:
             yield self._trouble("uninitialised", cut, last <= floor)
         yield from self._unordered(self._writes, cut, access)
         if self._reader is not None:
-            yield from self._foreign_writes(cut, last, access)
+            yield from self._foreign_writes(cut, access)
             reader = cut.of(self._reader)
             mine = (reader == 0) | (reader == access.core)
             reader[...] = np.where(mine, access.core, SEVERAL)
         self._stamp(self._reads, cut, access)
 
     def write(
-        self, cut: Cut, access: Access, lanes: NDArray[np.bool_] | None = None
+        self,
+        cut: Cut,
+        access: Access,
+        lanes: NDArray[np.bool_] | None = None,
+        kind: Write = "sure",
     ) -> Iterator[Trouble]:
-        """Note a write, of the masked `lanes` only; yield what is wrong with it."""
+        """Note a write, of the masked `lanes` only; yield what is wrong with it.
+
+        A "maybe" write hits some of the cut's rows, so it makes none of them initialised. An
+        "added" write needs a value to add to, and may meet "added" writes of other cores.
+        """
         last = cut.of(self._last)
+        if kind == "added" and not self.filled and last.min() <= 0:
+            yield self._trouble("uninitialised", cut, last <= 0)
         yield from self._unordered(self._writes, cut, access)
         yield from self._unordered(self._reads, cut, access)
         if self._reader is not None:
-            yield from self._foreign_writes(cut, last, access)
+            yield from self._foreign_writes(cut, access, adds=kind != "added")
             reader = cut.of(self._reader)
             bad = (reader != 0) & (reader != access.core)
             if bad.any():
                 index, _ = cut.first(bad)
                 yield self._trouble("core read", cut, bad, core=int(reader[index]))
+        if kind != "sure":
+            last = cut.of(self._others.setdefault(kind, self._blank()))
         np.copyto(last, access.step, where=True if lanes is None else lanes)
         self._stamp(self._writes, cut, access)
 
@@ -146,11 +162,15 @@ class Space:
             if view.max() > known:
                 yield self._trouble("unordered", cut, view > known, view)
 
-    def _foreign_writes(self, cut: Cut, last: Stamps, access: Access) -> Iterator[Trouble]:
-        if access.base:
+    def _foreign_writes(self, cut: Cut, access: Access, *, adds: bool = True) -> Iterator[Trouble]:
+        """Yield writes of other cores: sure ones, possible ones and, if asked, added ones."""
+        kinds = [self._last, *(a for k, a in self._others.items() if adds or k != "added")]
+        for array in kinds if access.base else ():
+            last = cut.of(array)
             bad = (last > 0) & (last <= access.base)
             if bad.any():
                 yield self._trouble("core wrote", cut, bad, last)
+                return
 
     def _trouble(
         self,

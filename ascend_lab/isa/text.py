@@ -12,6 +12,7 @@ _EVENT = re.compile(r"(\w+)>(\w+):(\d+)(?:x(\d+))?$")
 _REGION = re.compile(r"([\w.]+)\[(?:([^|\]]+) \| )?([^|\]]+) \| ([-\d:,]+)\]")
 _ATTR = re.compile(r"(\w+)=(\([^)]*\)|\S+)")
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
+_WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
 
 
@@ -138,6 +139,8 @@ def _instruction(line: str, buffers: dict[str, Buffer]) -> Instruction:
 def _attr(key: str, text: str) -> AttrValue:
     if key in _AFFINE_ATTRS:
         return _affine(text)
+    if key in _WORD_ATTRS:
+        return text
     if text.startswith("("):
         return tuple(int(v) for v in text[1:-1].split(",") if v)
     try:

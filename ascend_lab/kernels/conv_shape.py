@@ -1,25 +1,30 @@
-"""What to convolve and how to tile it: problem, window geometry, legality."""
+"""What to convolve: sizes, window geometry, groups, and the matrix product it amounts to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
 
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import InputError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.gemm_schedule import (
-    ACCUMULATOR,
-    FRACTAL,
-    GemmSchedule,
-    GemmShape,
-    check_schedule,
-    up,
-)
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmShape, up
+
+Pair = tuple[int, int]
+Pads = tuple[int, int, int, int]
+"""Rows above and below, columns left and right."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """An NCHW convolution: batch, channels, image, kernel count and size, stride, padding."""
+    """An NCHW convolution: batch, channels, image, kernel count and size, and how windows lie.
+
+    `stride` and `dilation` are one number or (vertical, horizontal); `pad` is one number,
+    (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
+    form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
+    i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
+    pad cuts rows or columns off. Raises `InputError` with the numbers for what is no convolution.
+    """
 
     n: int
     c: int
@@ -28,91 +33,167 @@ class ConvShape:
     k: int
     r: int
     s: int
-    stride: int = 1
-    pad: int = 0
+    stride: int | Pair = 1
+    pad: int | Pair | Pads = 0
     dtype: str = "fp16"
     out_dtype: str = ""
+    dilation: int | Pair = 1
+    groups: int = 1
+    crop: bool = False
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
-        sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.stride)
-        if min(sizes) < 1 or self.pad < 0 or max(sizes) > 1 << 20:
-            raise InputError(
-                "sizes and stride from 1 to 1048576, padding of at least 0",
-                f"{sizes}, padding {self.pad}",
-                "check the order N C H W K R S",
-            )
+        for name, lengths in (("stride", (2,)), ("pad", (2, 4)), ("dilation", (2,))):
+            object.__setattr__(self, name, _shortest(name, getattr(self, name), lengths))
+        self._check_sizes()
         if self.dtype not in ACCUMULATOR:
             raise InputError("dtype fp16 or int8", self.dtype, "convert the operands")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "int32")
+        if self.groups < 1 or self.c % self.groups or self.k % self.groups:
+            raise InputError(
+                f"groups that divide {self.c} input and {self.k} output channels",
+                str(self.groups),
+                "choose a common divisor",
+            )
+        top, bottom, left, right = self.pads
+        kept = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
+        if min(kept) < 1:
+            raise InputError("an image with a row and a column left", str(kept), "crop less")
         if min(self.out_hw) < 1:
             raise InputError(
-                f"a kernel no larger than the padded image {self.h + 2 * self.pad}x"
-                f"{self.w + 2 * self.pad}",
-                f"{self.r}x{self.s}",
+                f"a kernel no larger than the padded image {self.h + top + bottom}x"
+                f"{self.w + left + right}",
+                "{}x{}".format(*self.reach),
                 "add padding",
             )
 
+    def _check_sizes(self) -> None:
+        sizes = (self.n, self.c, self.h, self.w, self.k, self.r, self.s)
+        steps = (*self.strides, *self.dilations)
+        short = min(self.pads) < 0 and not self.crop
+        if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > 1 << 20:
+            raise InputError(
+                "sizes, stride and dilation from 1 to 1048576, padding of at least 0",
+                f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}",
+                "check the order N C H W K R S",
+            )
+
     @property
-    def out_hw(self) -> tuple[int, int]:
-        """Output height and width: (size + 2 pad - kernel) // stride + 1."""
-        return tuple(  # type: ignore[return-value]
-            (size + 2 * self.pad - kernel) // self.stride + 1
-            for size, kernel in ((self.h, self.r), (self.w, self.s))
-        )
+    def strides(self) -> Pair:
+        """Rows and columns from one window to the next."""
+        return self.stride if isinstance(self.stride, tuple) else (self.stride, self.stride)
+
+    @property
+    def dilations(self) -> Pair:
+        """Rows and columns from one tap of a window to the next."""
+        same = (self.dilation, self.dilation)
+        return self.dilation if isinstance(self.dilation, tuple) else same  # type: ignore[return-value]
+
+    @property
+    def pads(self) -> Pads:
+        """Zero rows and columns around the image: top, bottom, left, right."""
+        if not isinstance(self.pad, tuple):
+            return (self.pad,) * 4
+        if len(self.pad) == 4:
+            return self.pad
+        rows, columns = self.pad
+        return rows, rows, columns, columns
+
+    @property
+    def reach(self) -> Pair:
+        """Rows and columns a window spans: dilation * (kernel - 1) + 1."""
+        down, right = self.dilations
+        return down * (self.r - 1) + 1, right * (self.s - 1) + 1
+
+    @property
+    def out_hw(self) -> Pair:
+        """Output height and width: (size + pads - reach) // stride + 1."""
+        top, bottom, left, right = self.pads
+        rows = (self.h + top + bottom - self.reach[0]) // self.strides[0] + 1
+        return rows, (self.w + left + right - self.reach[1]) // self.strides[1] + 1
+
+    @property
+    def taps(self) -> int:
+        """Elements of the kernel, r s."""
+        return self.r * self.s
 
     @property
     def ops(self) -> int:
-        """Useful operations, 2 n oh ow k c r s."""
+        """Useful operations, 2 n oh ow k (c / groups) r s."""
         oh, ow = self.out_hw
-        return 2 * self.n * oh * ow * self.k * self.c * self.r * self.s
+        return 2 * self.n * oh * ow * self.k * (self.c // self.groups) * self.taps
+
+    @property
+    def blocks(self) -> Pair:
+        """Channel blocks of the tensors: (c / C0, k / 16), rounded up."""
+        return up(self.c, c0_of(self.dtype)), up(self.k, FRACTAL)
 
     @property
     def gemm(self) -> GemmShape:
-        """The matrix product it amounts to: m = pixels, k = c*r*s, n = output channels."""
+        """The matrix product of one bundle of groups: m = pixels, k = taps * channels, n."""
         oh, ow = self.out_hw
-        c1 = up(self.c, c0_of(self.dtype))
-        depth = c1 * c0_of(self.dtype) * self.r * self.s
-        return GemmShape(self.n * oh * ow, depth, self.k, self.dtype, self.out_dtype)
+        bundle = bundles_of(self)
+        depth = bundle.c1 * c0_of(self.dtype) * self.taps
+        wide = self.k if bundle.count == 1 else bundle.n1 * FRACTAL
+        return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
 
 
-def tiles_per_image(shape: ConvShape, tile: int) -> int:
-    """Pixel tiles of `tile` fractals in one image, the last one short."""
-    oh, ow = shape.out_hw
-    return up(up(oh * ow, FRACTAL), tile)
+def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
+    """Return one number where all sides agree, else the tuple; refuse other lengths and types."""
+    values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if any(isinstance(v, bool) or not isinstance(v, int) for v in values) or len(values) not in (
+        1,
+        *lengths,
+    ):
+        words = " or ".join(map(str, lengths))
+        raise InputError(f"{name}: a whole number, or {words} of them", repr(value), "mend it")
+    if len(values) == 4 and values[0] == values[1] and values[2] == values[3]:
+        values = (values[0], values[2])
+    whole = tuple(int(v) for v in values)  # type: ignore[call-overload]
+    return whole[0] if len(set(whole)) == 1 else whole
 
 
-def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
-    """Channel blocks staged at once: step_k * base_k rounded to whole kernel windows."""
-    c0 = c0_of(shape.dtype)
-    depth = schedule.base_k // c0 * schedule.step_k
-    return min(max(1, depth // (shape.r * shape.s)), up(shape.c, c0))
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Groups put together until their channels fill whole blocks, each bundle one product.
+
+    `count` bundles in all; each has `groups` groups, `c1` input and `n1` output channel blocks,
+    the last one maybe fewer: `last_groups`, `last_c1`, `last_n1`.
+    """
+
+    count: int
+    groups: int
+    c1: int
+    n1: int
+    last_groups: int
+    last_c1: int
+    last_n1: int
+
+    def sizes(self, index: int) -> Pair:
+        """Return (c1, n1) of one bundle."""
+        last = index == self.count - 1
+        return (self.last_c1, self.last_n1) if last else (self.c1, self.n1)
 
 
-def max_rows(shape: ConvShape, tile: int) -> int:
-    """Most image rows a tile of `tile` fractals of pixels can need."""
-    ow = shape.out_hw[1]
-    spanned = (tile * FRACTAL + ow - 2) // ow + 1
-    return min((spanned - 1) * shape.stride + shape.r, shape.h)
+def bundles_of(shape: ConvShape) -> Bundles:
+    """Return the smallest bundles whose channels start on block borders.
 
-
-def stage_bytes(shape: ConvShape, schedule: GemmSchedule) -> int:
-    """L1 bytes of two stages: image rows and weights."""
-    c1, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
-    rows = max_rows(shape, schedule.base_m // FRACTAL)
-    image = c1 * rows * shape.w * c0
-    weights = c1 * shape.r * shape.s * schedule.base_n * c0
-    return 2 * (image + weights) * DTYPE_BYTES[shape.dtype]
-
-
-def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
-    """Raise `InputError` or `CapacityError` if the schedule does not fit the chip."""
-    check_schedule(shape.gemm, replace(schedule, step_k=1), chip)
-    needed = stage_bytes(shape, schedule)
-    if needed > chip.buffers["L1"]:
-        raise CapacityError(
-            f"L1 for two stages of rows and weights: {needed} bytes",
-            f"{chip.buffers['L1']} on {chip.name}",
-            "use a smaller base_m, base_n or step_k",
-        )
+    With c/g and k/g channels a group, e = lcm(lcm(c/g, C0) / (c/g), lcm(k/g, 16) / (k/g)) groups
+    do, or all of them where there are fewer. Inside a bundle the weights are block-diagonal: the
+    share 1 - 1/e of the products is with zeros.
+    """
+    c0, g = c0_of(shape.dtype), shape.groups
+    c, k = shape.c // g, shape.k // g
+    each = min(lcm(lcm(c, c0) // c, lcm(k, FRACTAL) // k), g)
+    count = up(g, each)
+    last = g - (count - 1) * each
+    return Bundles(
+        count,
+        each,
+        up(each * c, c0),
+        up(each * k, FRACTAL),
+        last,
+        up(last * c, c0),
+        up(last * k, FRACTAL),
+    )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import AscendLabError, InputError, SimulationError
 from ascend_lab.isa import Finding, Launch, Program, sanitize
 from ascend_lab.sim import Timeline, execute, simulate
 
@@ -23,13 +23,46 @@ NAMES = ("kernel", "inputs", "reference")
 
 
 @dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first element of a tensor that is out of tolerance."""
+
+    tensor: str
+    index: tuple[int, ...]
+    expected: float
+    got: float
+    tolerance: float
+
+    def __str__(self) -> str:
+        """Print as `y[3]: expected 1.5, got 0, tolerance 0.05`."""
+        place = f"{self.tensor}[{', '.join(map(str, self.index))}]"
+        return (
+            f"{place}: expected {self.expected:g}, got {self.got:g}, tolerance {self.tolerance:.2g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class KernelReport:
-    """Outcome of one run: largest error per output, whether all are within tolerance."""
+    """Outcome of one run: largest error per output, and what is out of tolerance."""
 
     values_ok: bool
     errors: dict[str, float]
+    mismatches: tuple[Mismatch, ...]
     timeline: Timeline
     findings: tuple[Finding, ...]
+
+    @property
+    def text(self) -> str:
+        """The values, the time, the longest stalls and the findings, a line each."""
+        verdict = "correct" if self.values_ok else "WRONG"
+        errors = ", ".join(f"{name} {error:.3g}" for name, error in self.errors.items())
+        lines = [f"values {verdict}, largest error: {errors}", *map(str, self.mismatches)]
+        lines += [repr(self.timeline), f"cores: {self.timeline.core_count}"]
+        try:
+            stalls = list(self.timeline.stalls.items())[:3]
+        except SimulationError:  # too long to be drawn instruction by instruction
+            stalls = []
+        texts = [f"{pipe} {cycles} cycles on {event}" for (pipe, event), cycles in stalls]
+        return "\n".join([*lines, f"longest stalls: {', '.join(texts) or 'none known'}"])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -37,6 +70,7 @@ class KernelReport:
             **self.timeline.summary(),
             "values_ok": self.values_ok,
             "max_error": self.errors,
+            "mismatches": [str(mismatch) for mismatch in self.mismatches],
             "findings": [{"kind": f.kind, "message": f.message} for f in self.findings],
         }
 
@@ -67,15 +101,14 @@ def run_kernel_file(
     if any(f.kind == "out-of-bounds" for f in findings):
         raise InputError(f"{file}: accesses inside their buffers", str(findings[0]), "mend it")
     outputs = execute(program, arrays, chip)
-    errors = {}
-    ok = bool(wanted)
+    errors, wrong = {}, []
     for name, expected in wanted.items():
         if name not in outputs:
             raise InputError(f"{file}: output tensor {name}", ", ".join(outputs), "rename it")
-        error, good = compare(outputs[name], _numbers(file, name, expected))
-        errors[name] = error
-        ok = ok and good
-    return KernelReport(ok, errors, simulate(program, chip), findings)
+        errors[name], mismatch = compare(name, outputs[name], _numbers(file, name, expected))
+        wrong += [mismatch] if mismatch else []
+    ok = bool(wanted) and not wrong
+    return KernelReport(ok, errors, tuple(wrong), simulate(program, chip), findings)
 
 
 def _numbers(file: str | Path, name: str, expected: Any) -> Any:
@@ -90,8 +123,8 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
     return array
 
 
-def compare(values: Any, expected: Any) -> tuple[float, bool]:
-    """Return (largest absolute error, whether every element is within tolerance)."""
+def compare(name: str, values: Any, expected: Any) -> tuple[float, Mismatch | None]:
+    """Return (largest absolute error, first element out of tolerance or None)."""
     if values.size != expected.size:
         raise InputError(f"{expected.size} output elements", str(values.size), "check the shape")
     got = values.reshape(expected.shape).astype(np.float64)
@@ -99,10 +132,17 @@ def compare(values: Any, expected: Any) -> tuple[float, bool]:
     tolerance = TOLERANCE.get(values.dtype, 0.0)
     with np.errstate(invalid="ignore"):
         difference = np.where(got == want, 0.0, np.abs(got - want))
-    good = bool(np.all(difference <= tolerance * (1.0 + np.abs(want))))
-    finite = difference[np.isfinite(difference)]
-    largest = float(finite.max()) if finite.size == difference.size and finite.size else 0.0
-    return (largest if finite.size == difference.size else float("inf")), good
+    allowed = tolerance * (1.0 + np.abs(want))
+    bad = ~(difference <= allowed)
+    mismatch = None
+    if bad.any():
+        index = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+        mismatch = Mismatch(
+            name, index, float(want[index]), float(got[index]), float(allowed[index])
+        )
+    if not np.isfinite(difference).all():
+        return float("inf"), mismatch
+    return float(difference.max(initial=0.0)), mismatch
 
 
 def _load(file: str | Path) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""Which image rows a tile of output pixels needs, and which tiles are shifts of one another."""
+"""Which part of the image a tile of output pixels needs, and which tiles are shifts of another.
+
+Tiles are flat (16 * tile pixels in row-major order, whatever rows they cross) or strips (a piece
+of one output row). A strip needs only some columns of the image: that is for wide rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -10,33 +15,63 @@ from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Image rows a pixel tile needs: first row, row count, padding above and below, m offset."""
+class Span:
+    """Image rows (or columns) first .. first+count-1, with zeros before and after.
+
+    `skipped` outputs are counted in front of the wanted ones, so that a span that lies beyond the
+    image still holds one real row.
+    """
 
     first: int
-    rows: int
-    top: int
-    bottom: int
+    count: int
+    before: int
+    after: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a pixel tile reads: rows, columns, its place among their windows; and its pixels."""
+
+    rows: Span
+    columns: Span
     m_start: int
     fractals: int
+    pixels: int
 
     def moved(self, by: int) -> Window:
         """Return the window `by` image rows further down."""
-        return replace(self, first=self.first + by)
+        return replace(self, rows=replace(self.rows, first=self.rows.first + by))
 
 
-def window_of(shape: ConvShape, pixel: int, fractals: int) -> Window:
-    """Return the rows that `fractals` * 16 output pixels from `pixel` on look at."""
-    oh, ow = shape.out_hw
-    last = min(pixel + fractals * FRACTAL, oh * ow) - 1
-    low = pixel // ow * shape.stride - shape.pad
-    high = last // ow * shape.stride - shape.pad + shape.r - 1
-    below = max(0, -(-(low - shape.h + 1) // shape.stride))  # rows of pixels under the image
-    start = low - below * shape.stride
+def span_of(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Span:
+    """Return what outputs first..last of an axis of `size` look at."""
+    low = outputs[0] * stride - pad
+    high = outputs[1] * stride - pad + reach - 1
+    skipped = max(0, -(-(low - size + 1) // stride))
+    start = low - skipped * stride
     first = max(start, 0)
-    end = max(min(high, shape.h - 1), first)
-    top, bottom = max(0, -start), max(0, high - end)
-    return Window(first, end - first + 1, top, bottom, below * ow + pixel % ow, fractals)
+    end = max(min(high, size - 1), first)
+    return Span(first, end - first + 1, max(0, -start), max(0, high - end), skipped)
+
+
+def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
+    """Return what `pixels` output pixels from `pixel` on look at; a strip stays in its row."""
+    ow = shape.out_hw[1]
+    top, _, left, _ = shape.pads
+    first, last = pixel // ow, (pixel + pixels - 1) // ow
+    rows = span_of(shape.h, shape.strides[0], top, shape.reach[0], (first, last))
+    across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
+    columns = span_of(shape.w, shape.strides[1], left, shape.reach[1], across)
+    wide = across[1] - across[0] + 1 + columns.skipped
+    m_start = rows.skipped * wide + columns.skipped + (0 if strip else pixel % ow)
+    return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)
+
+
+def tiles_per_image(shape: ConvShape, tile: int, *, strip: bool = False) -> int:
+    """Pixel tiles of `tile` fractals in one image, the last one (of each row) short."""
+    oh, ow = shape.out_hw
+    return oh * up(ow, tile * FRACTAL) if strip else up(up(oh * ow, FRACTAL), tile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +84,19 @@ class Run:
     pixels: int
 
 
-def runs_of(shape: ConvShape, tile: int, first: int, last: int) -> list[Run]:
+def runs_of(
+    shape: ConvShape, tile: int, first: int, last: int, *, strip: bool = False
+) -> list[Run]:
     """Group pixel tiles first..last-1 of an image into runs that differ by a shift only."""
-    oh, ow = shape.out_hw
-    pixels = tile * FRACTAL
-    total = up(oh * ow, FRACTAL)
-    tiles = [
-        (t * pixels, window_of(shape, t * pixels, min(tile, total - t * tile)))
-        for t in range(first, last)
-    ]
-    period = ow // gcd(pixels, ow)
-    shift = period * pixels // ow * shape.stride
+    ow, side = shape.out_hw[1], tile * FRACTAL
+    tiles = list(_tiles(shape, tile, first, last, strip))
+    period = up(ow, side) if strip else ow // gcd(side, ow)
+    down = 1 if strip else period * side // ow
+    shift = down * shape.strides[0]
     runs: list[Run] = []
     i = 0
     while i < len(tiles):
-        count = 1
-        block = tiles[i : i + period]
+        count, block = 1, tiles[i : i + period]
         while True:
             after = tiles[i + count * period : i + (count + 1) * period]
             moved = [w.moved(count * shift) for _, w in block]
@@ -72,9 +104,35 @@ def runs_of(shape: ConvShape, tile: int, first: int, last: int) -> list[Run]:
                 break
             count += 1
         if count > 1:
-            runs.append(Run(count, tuple(block), shift, period * pixels))
+            runs.append(Run(count, tuple(block), shift, down * ow))
             i += count * period
         else:
             runs.append(Run(1, (tiles[i],), 0, 0))
             i += 1
     return runs
+
+
+def _tiles(
+    shape: ConvShape, tile: int, first: int, last: int, strip: bool
+) -> Iterator[tuple[int, Window]]:
+    """Yield (first pixel, window) of tiles first..last-1; a flat tile rounds its pixels up."""
+    oh, ow = shape.out_hw
+    side, each = tile * FRACTAL, up(ow, tile * FRACTAL)
+    for t in range(first, last):
+        if strip:
+            row, at = t // each, t % each * side
+            pixel, pixels = row * ow + at, min(side, ow - at)
+        else:
+            pixel, pixels = t * side, min(side, oh * ow - t * side)
+        yield pixel, window_of(shape, pixel, pixels, strip=strip)
+
+
+def rows_of(pixel: int, pixels: int, ow: int) -> list[tuple[int, int, int]]:
+    """Cut a tile into pieces of one output row: (position in the tile, first pixel, length)."""
+    pieces, done = [], 0
+    while done < pixels:
+        at = pixel + done
+        size = min(ow - at % ow, pixels - done)
+        pieces.append((done, at, size))
+        done += size
+    return pieces

@@ -68,7 +68,7 @@ def maps_launch(source: AddressMap, target: AddressMap, chip: Chip, name: str) -
     cores = chip.core_count * chip.vector_cores_per_core
     jobs = [(box, False) for box in copy_boxes(*maps)]
     jobs += [(box, True) for box in zero_boxes(maps[1])]
-    shares = [share(b, z, cores, c0_of(dtype), i % 2 == 1) for i, (b, z) in enumerate(jobs)]
+    shares = [share(b, z, cores, c0_of(maps[0].dtype), i % 2 == 1) for i, (b, z) in enumerate(jobs)]
     groups: dict[tuple[int, ...], list[int]] = {}
     for core in range(cores):
         work = tuple(s.count_on(core, cores) for s in shares)

@@ -4,6 +4,7 @@ from ascend_lab.sim.compiled import Compiled, compile_program
 from ascend_lab.sim.cost import Cost, Surroundings, instruction_cost
 from ascend_lab.sim.execute import execute
 from ascend_lab.sim.fast import NotComposableError, run_batch, run_fast
+from ascend_lab.sim.kernel_time import KernelTimeline, simulate_kernel
 from ascend_lab.sim.reference import numba_available, run_reference
 from ascend_lab.sim.simulate import simulate
 from ascend_lab.sim.timeline import Span, Timeline
@@ -13,6 +14,7 @@ from ascend_lab.sim.traffic import Traffic, analyse
 __all__ = [
     "Compiled",
     "Cost",
+    "KernelTimeline",
     "NotComposableError",
     "Span",
     "Surroundings",
@@ -27,6 +29,7 @@ __all__ = [
     "run_fast",
     "run_reference",
     "simulate",
+    "simulate_kernel",
     "trace_events",
     "write_trace",
 ]

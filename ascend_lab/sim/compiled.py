@@ -25,17 +25,20 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A loop of the compiled tree: number of its trip count, and its body."""
+    """A loop of the compiled tree: number of its trip count, its body, and what that touches."""
 
     loop: int
     body: tuple[int | Nest, ...]
+    pipes: tuple[int, ...]
+    events: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """Structure (shared by all candidates of one template) plus durations and trip counts.
 
-    `cycles[s]` is how long step s takes its pipe; `latency[s]` delays the flag a SET raises;
+    `cycles[s]` is how long step s takes its pipe, and what that takes in energy is
+    `energy_pj[s]`; `latency[s]` delays the flag a SET raises;
     `tail_latency[p]` is the latency of the last work of pipe p, paid at the end unless a flag after
     it tells someone that the result is there.
     """
@@ -49,6 +52,7 @@ class Compiled:
     latency: tuple[int, ...]
     tail_latency: tuple[int, ...]
     counts: tuple[int, ...]
+    energy_pj: tuple[float, ...]
 
     def runs(self) -> list[int]:
         """Return how often each step runs."""
@@ -68,12 +72,13 @@ class Compiled:
 class _Compiler:
     def __init__(self, program: Program, chip: Chip, around: Surroundings) -> None:
         self.chip, self.around = chip, around
-        self.pipes = program.pipes
+        self.pipes = {pipe: number for number, pipe in enumerate(program.pipes)}
         self.events: dict[Event, int] = {}
         self.steps: list[Step] = []
         self.sources: list[Instruction] = []
         self.cycles: list[int] = []
         self.latency: list[int] = []
+        self.energy: list[float] = []
         self.counts: list[int] = []
         self.last_latency = [0] * len(self.pipes)
         self.tail_latency = [0] * len(self.pipes)
@@ -82,33 +87,38 @@ class _Compiler:
         out: list[int | Nest] = []
         for node in nodes:
             if isinstance(node, Loop):
-                number = len(self.counts)
+                number, first = len(self.counts), len(self.steps)
                 self.counts.append(node.count)
-                out.append(Nest(number, self.tree(node.body)))
+                body, inside = self.tree(node.body), self.steps[first:]
+                pipes, events = {s.pipe for s in inside}, {s.event for s in inside} - {-1}
+                out.append(Nest(number, body, tuple(sorted(pipes)), tuple(sorted(events))))
             elif node.pipe == "ALL":
                 out += self.barrier(node)
             else:
                 out.append(self.instruction(node))
         return tuple(out)
 
-    def step(self, pipe: int, kind: int, event: int, cycles: int, latency: int) -> int:
+    def step(
+        self, pipe: int, kind: int, event: int, cycles: int, latency: int, energy: float = 0.0
+    ) -> int:
         self.steps.append(Step(pipe, kind, event, len(self.sources) - 1))
         self.cycles.append(cycles)
         self.latency.append(latency)
+        self.energy.append(energy)
         return len(self.steps) - 1
 
     def instruction(self, node: Instruction) -> int:
         self.sources.append(node)
-        cost = instruction_cost(self.chip, node, self.around)
-        pipe = self.pipes.index(node.pipe)
+        pipe = self.pipes[node.pipe]
         if node.event is None:
+            cost = instruction_cost(self.chip, node, self.around)
             self.last_latency[pipe] = self.tail_latency[pipe] = cost.latency_cycles
-            return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0)
-        event = self.events.setdefault(node.event, len(self.events))
+            return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0, cost.energy_pj)
+        event, cycles = self.events.setdefault(node.event, len(self.events)), self.chip.flag_cycles
         if node.op == "set_flag":
             self.tail_latency[pipe] = 0
-            return self.step(pipe, SET, event, cost.occupancy_cycles, self.last_latency[pipe])
-        return self.step(pipe, WAIT, event, cost.occupancy_cycles, 0)
+            return self.step(pipe, SET, event, cycles, self.last_latency[pipe])
+        return self.step(pipe, WAIT, event, cycles, 0)
 
     def barrier(self, node: Instruction) -> list[int]:
         """A barrier on all pipes: everyone tells everyone, then everyone waits for everyone.
@@ -116,11 +126,11 @@ class _Compiler:
         It waits for results to be visible too, so flags after it add no latency again.
         """
         self.sources.append(node)
-        count = len(self.pipes)
+        count, names = len(self.pipes), tuple(self.pipes)
         pairs = [(p, q) for p in range(count) for q in range(count) if p != q]
         number = {
             pair: self.events.setdefault(
-                Event(self.pipes[pair[0]], self.pipes[pair[1]], 1000), len(self.events)
+                Event(names[pair[0]], names[pair[1]], 1000), len(self.events)
             )
             for pair in pairs
         }
@@ -132,11 +142,11 @@ class _Compiler:
 
 
 def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compiled:
-    """Return the timed form of `program`; every duration comes from `cost.instruction_cost`."""
+    """Return the timed form of `program`; the durations are those of `cost.instruction_cost`."""
     compiler = _Compiler(program, chip, around)
     tree = compiler.tree(program.body)
     return Compiled(
-        compiler.pipes,
+        tuple(compiler.pipes),
         tuple(compiler.events),
         tuple(compiler.steps),
         tree,
@@ -145,4 +155,5 @@ def compile_program(program: Program, chip: Chip, around: Surroundings) -> Compi
         tuple(compiler.latency),
         tuple(compiler.tail_latency),
         tuple(compiler.counts),
+        tuple(compiler.energy),
     )

@@ -12,9 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.chip import BLOCK_BYTES, Chip, VectorCost
 from ascend_lab.isa.instructions import mmad_shape
 from ascend_lab.isa.memory import Region
+from ascend_lab.isa.opcodes import WHOLE_BLOCKS
 from ascend_lab.isa.program import Instruction
 
 
@@ -69,11 +70,22 @@ def _mmad_cost(chip: Chip, instruction: Instruction) -> Cost:
 def _vector_cost(chip: Chip, instruction: Instruction) -> Cost:
     """cycles = head + slope * repeats, visible tail later   (PTO cost model)."""
     cost = chip.vector_costs.get(instruction.op, chip.vector_costs["default"])
+    if instruction.op in WHOLE_BLOCKS:
+        return _whole_blocks_cost(chip, instruction, cost)
     main = instruction.srcs[0] if instruction.op.startswith("vc") and instruction.srcs else None
     region = main or instruction.dst
     assert region is not None
     energy = region.size_bytes * chip.vector_energy_pj_per_byte
     return Cost(cost.head_cycles + cost.slope_cycles * region.sizes[0], cost.tail_cycles, energy)
+
+
+def _whole_blocks_cost(chip: Chip, instruction: Instruction, cost: VectorCost) -> Cost:
+    """One repeat per 8 blocks written: vbrcb writes a block an element, vtranspose 16 blocks."""
+    assert instruction.dst is not None
+    size = instruction.dst.size_bytes
+    repeats = -(-size // chip.vector_bytes_per_repeat)
+    energy = size * chip.vector_energy_pj_per_byte
+    return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
 
 
 def _moved_bytes(region: Region) -> int:

@@ -16,21 +16,17 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, SimulationError
+from ascend_lab.isa.indexed import index_of
+from ascend_lab.isa.kernel import Kernel, as_kernel
 from ascend_lab.isa.legality import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region
-from ascend_lab.isa.program import Instruction, Launch, Program, as_launch
+from ascend_lab.isa.program import Instruction, Launch, Program
 from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.walk import first, interleave
+from ascend_lab.sim.number_formats import numpy_type
 from ascend_lab.sim.vector_values import run_vector, store
 
 Values = NDArray[Any]
-NUMPY_TYPES: Mapping[str, Any] = {
-    "fp16": np.float16,
-    "fp32": np.float32,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int32": np.int32,
-}
 POISON = 0xFF
 MAX_EVENTS = 2_000_000
 
@@ -42,23 +38,23 @@ class _Core:
         self.tensors = tensors
         self.spaces = {name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()}
 
-    def view(self, region: Region, env: Mapping[str, int]) -> Values:
+    def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
         """Return a NumPy view of the region's elements, shaped by its sizes."""
         buffer = region.buffer
-        start = region.offset.at(env)
+        start = region.offset.at(env) + shift
         if buffer.space == "GM":
             flat = self.tensors[buffer.name]
         else:
             low = buffer.address + (region.slot.at(env) % buffer.slots) * buffer.slot_bytes
             high = low + buffer.elements * buffer.itemsize
-            flat = self.spaces[buffer.space][low:high].view(NUMPY_TYPES[buffer.dtype])
+            flat = self.spaces[buffer.space][low:high].view(numpy_type(buffer.dtype))
         item = buffer.itemsize
         strides = tuple(s * item for s in region.strides)
         return as_strided(flat[start:], region.sizes, strides)
 
 
 def execute(
-    program: Program | Launch,
+    program: Program | Launch | Kernel,
     tensors: Mapping[str, Values],
     chip: Chip,
     *,
@@ -66,22 +62,24 @@ def execute(
 ) -> dict[str, Values]:
     """Run a program on arrays and return every GM tensor after it, by name.
 
+    The phases of a kernel run one after another over the same GM tensors.
     `tensors` gives the GM tensors the program reads (any shape, C order, right element count);
     tensors that are missing start poisoned. With `seed`, pipes advance in a random order that the
     flags still allow: a program free of races gives the same values for every seed. Raises
     `InputError` for wrong tensors, `SyncError` on deadlock.
     """
-    launch = as_launch(program)
-    events = sum(p.program.event_count * p.core_count for p in launch.parts)
+    kernel = as_kernel(program)
+    events = kernel.event_count
     if events > MAX_EVENTS:
         raise SimulationError(
             f"at most {MAX_EVENTS} instructions to execute", str(events), "use a smaller shape"
         )
-    memory = {b.name: _tensor(b, tensors) for b in launch.tensors}
+    memory = {b.name: _tensor(b, tensors) for b in kernel.tensors}
     for name in tensors:
         if name not in memory:
             raise InputError("a tensor of the program", name, f"it has {', '.join(memory)}")
-    for part in launch.parts:
+    parts = [part for phase in kernel.phases for part in phase.parts]
+    for part in parts:
         for instruction, _ in part.program.instructions():
             check_instruction(chip, instruction)
         check_program(chip, part.program)
@@ -89,7 +87,7 @@ def execute(
     pick = first if seed is None else rng.choice
     # The hardware has no exceptions: overflow gives infinity, 0 / 0 gives NaN, both silently.
     with np.errstate(all="ignore"):
-        for part in launch.parts:
+        for part in parts:
             for binding in part.bindings:
                 core = _Core(chip, memory)
                 for instruction, env in interleave(part.program, dict(binding), pick):
@@ -100,7 +98,7 @@ def execute(
 
 
 def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
-    dtype = NUMPY_TYPES[buffer.dtype]
+    dtype = numpy_type(buffer.dtype)
     if buffer.name not in tensors:
         return np.full(buffer.elements * buffer.itemsize, POISON, np.uint8).view(dtype)
     try:
@@ -121,9 +119,43 @@ def _nothing(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
 
 
 def _copy(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
-    assert instruction.dst is not None
-    dst, src = core.view(instruction.dst, env), core.view(instruction.srcs[0], env)
-    store(dst, src)
+    src, dst = instruction.srcs[0], instruction.dst
+    assert dst is not None
+    shift = _row(core, instruction, env)
+    values = core.view(src, env, shift if src.space == "GM" else 0)
+    if dst.space != "GM":
+        store(core.view(dst, env), values)
+    elif instruction.attr("atomic") == "add":
+        places = _places(dst, dst.offset.at(env) + shift)
+        np.add.at(core.tensors[dst.buffer.name], places, values)
+    else:
+        store(core.view(dst, env, shift), values)
+
+
+def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
+    """Return the elements by which an indexed copy moves its GM side: index * pitch."""
+    place = index_of(instruction)
+    if place is None:
+        return 0
+    index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
+    if not 0 <= index < bound:
+        where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
+        raise SimulationError(
+            f"{instruction.op}: an index of 0..{bound - 1}, read from {place.buffer.name}",
+            f"{index} at {where}",
+            "check the indices before the launch",
+        )
+    return index * instruction.number("pitch")
+
+
+def _places(region: Region, start: int) -> Values:
+    """Return the element numbers a region covers in its tensor, shaped by its sizes."""
+    places = np.full(region.sizes, start, np.int64)
+    for axis, (size, stride) in enumerate(zip(region.sizes, region.strides, strict=True)):
+        shape = [1] * len(region.sizes)
+        shape[axis] = size
+        places += (np.arange(size) * stride).reshape(shape)
+    return places
 
 
 def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
@@ -197,7 +229,7 @@ def _start(instruction: Instruction, name: str, env: Mapping[str, int]) -> int:
 
 def _scalar(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     if instruction.dst is not None and instruction.srcs:
-        store(core.view(instruction.dst, env), core.view(instruction.srcs[0], env))
+        _copy(core, instruction, env)
 
 
 def _vector(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:

@@ -9,17 +9,27 @@ arrays carry a last axis of candidates, so a batch costs little more than one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import SimulationError
 from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest
+from ascend_lab.sim.reference import run_reference
 
 Array = NDArray[np.int64]
 NEVER = np.int64(-(2**61))
 """Minus infinity: 'does not depend on'. Sums of two stay below every real time."""
 LATEST = 2**60
+Number = int | Array
+"""One number, or one per candidate."""
+Numbers = Sequence[int] | Array
+Time = tuple[Array, Number]
+"""Row vector of what a time depends on, and cycles to add to all of it.
+
+Work adds cycles only, so rows are computed at waits alone.
+"""
 
 
 class NotComposableError(SimulationError):
@@ -28,35 +38,46 @@ class NotComposableError(SimulationError):
 
 def _times(a: Array, x: Array) -> Array:
     """(max, +) product of (i, j, b) with (j, k, b)."""
-    out = a[:, 0, None, :] + x[None, 0, :, :]
-    for j in range(1, a.shape[1]):
-        np.maximum(out, a[:, j, None, :] + x[None, j, :, :], out=out)
-    np.maximum(out, NEVER, out=out)
-    return out
+    out: Array = (a[:, :, None, :] + x[None]).max(axis=1)
+    return np.maximum(out, NEVER, out=out)
 
 
-def _power_times(a: Array, counts: Array, x: Array) -> Array:
+def _power_times(a: Array, counts: Sequence[int], x: Array) -> Array:
     """Return a^counts (x) x by binary powers; counts holds one exponent per candidate."""
-    left = counts.copy()
+    left = list(counts)
     while True:
-        odd = (left & 1).astype(bool)
-        if odd.all():
+        odd = [n & 1 for n in left]
+        if all(odd):
             x = _times(a, x)
-        elif odd.any():
-            x = np.where(odd, _times(a, x), x)
-        left >>= 1
-        if not left.any():
+        elif any(odd):
+            x = np.where(np.array(odd, bool), _times(a, x), x)
+        left = [n >> 1 for n in left]
+        if not any(left):
             return x
         a = _times(a, a)
 
 
-class _Runner:
-    """Pushes a state of row vectors (one per pipe and per raised flag) through a program."""
+def _stack(times: Sequence[Time]) -> Array:
+    """Return the times as one array (times, dependencies, candidates)."""
+    ahead = np.array([ahead for _, ahead in times]).reshape(len(times), 1, -1)
+    stacked: Array = np.array([row for row, _ in times]) + ahead
+    return stacked
 
-    def __init__(self, program: Compiled, cycles: Array, latency: Array, counts: Array) -> None:
+
+class _Runner:
+    """Pushes times of pipes and raised flags through a program.
+
+    `cycles`, `latency` and `counts` hold a number for each step or loop, or an array with one per
+    candidate; `zero` is such a number.
+    """
+
+    def __init__(
+        self, program: Compiled, cycles: Numbers, latency: Numbers, counts: Numbers, zero: Number
+    ) -> None:
         self.program, self.cycles, self.latency, self.counts = program, cycles, latency, counts
-        self.pipes: list[Array] = []
-        self.flags: list[list[Array]] = [[] for _ in program.events]
+        self.zero = zero
+        self.pipes: list[Time] = []
+        self.flags: list[list[Time]] = [[] for _ in program.events]
 
     def run(self, nodes: Sequence[int | Nest]) -> None:
         steps = self.program.steps
@@ -65,83 +86,73 @@ class _Runner:
                 self.loop(node)
                 continue
             step = steps[node]
+            row, ahead = self.pipes[step.pipe]
             if step.kind == WAIT:
                 if not self.flags[step.event]:
                     raise NotComposableError("each set_flag before its wait_flag", "a wait first")
-                token = self.flags[step.event].pop(0)
-                self.pipes[step.pipe] = np.maximum(self.pipes[step.pipe], token)
-            now = self.pipes[step.pipe] + self.cycles[node]
-            self.pipes[step.pipe] = now
+                raised, behind = self.flags[step.event].pop(0)
+                row = np.maximum(row, raised + (behind - ahead))
+            ahead = ahead + self.cycles[node]
+            self.pipes[step.pipe] = row, ahead
             if step.kind == SET:
-                self.flags[step.event].append(now + self.latency[node])
+                self.flags[step.event].append((row, ahead + self.latency[node]))
 
     def loop(self, nest: Nest) -> None:
         """Replace n passes by the n-th power of one pass over the state the body touches.
 
-        A body that touches nothing is skipped.
+        A body that touches nothing is skipped; one pipe by itself needs no matrix.
         """
-        counts = self.counts[nest.loop]
+        if not nest.events and len(nest.pipes) < 2:
+            for pipe in nest.pipes:
+                row, ahead = self.pipes[pipe]
+                self.pipes[pipe] = row, ahead + self.work(nest)
+            return
+        times = self.counts[nest.loop]
         while len(nest.body) == 1 and isinstance(nest.body[0], Nest):
             nest = nest.body[0]
-            counts = counts * self.counts[nest.loop]
-        high = int(counts.max())
-        if high == 0:
+            times = times * self.counts[nest.loop]
+        counts = np.ravel(times).tolist()
+        if max(counts) == 0:
             return
-        if high == 1 and int(counts.min()) == 1:
+        if max(counts) == min(counts) == 1:
             self.run(nest.body)
             return
-        pipes, events = _touched(nest, self.program)
-        if not pipes:
-            return
-        shape = [len(self.flags[e]) for e in events]
-        x = np.stack([self.pipes[p] for p in pipes] + [t for e in events for t in self.flags[e]])
-        one_pass = self._matrix(nest, pipes, events, shape, x.shape[0])
-        x = _power_times(one_pass, counts, x)
-        self._put(pipes, events, shape, x)
+        shape = [len(self.flags[e]) for e in nest.events]
+        x = self.state(nest)
+        one_pass = self.matrix(nest, shape, len(x))
+        self.put(nest, shape, _power_times(one_pass, counts, x))
 
-    def _put(self, pipes: list[int], events: list[int], shape: list[int], x: Array) -> None:
-        for row, pipe in enumerate(pipes):
-            self.pipes[pipe] = x[row]
-        row = len(pipes)
-        for event, size in zip(events, shape, strict=True):
-            self.flags[event] = [x[row + i] for i in range(size)]
-            row += size
+    def work(self, nest: Nest) -> Number:
+        """Cycles of all passes of a loop in which one pipe works by itself."""
+        once = [self.work(n) if isinstance(n, Nest) else self.cycles[n] for n in nest.body]
+        return self.counts[nest.loop] * sum(once)
 
-    def _matrix(
-        self, nest: Nest, pipes: list[int], events: list[int], shape: list[int], size: int
-    ) -> Array:
+    def state(self, nest: Nest) -> Array:
+        """Stack the times a loop touches."""
+        flags = [time for event in nest.events for time in self.flags[event]]
+        return _stack([self.pipes[p] for p in nest.pipes] + flags)
+
+    def put(self, nest: Nest, shape: list[int], x: Array) -> None:
+        """Take the times a loop touches from a stack; `shape` is the flags up per event."""
+        times = iter([(row, self.zero) for row in x])
+        for pipe in nest.pipes:
+            self.pipes[pipe] = next(times)
+        for event, size in zip(nest.events, shape, strict=True):
+            self.flags[event] = [next(times) for _ in range(size)]
+
+    def matrix(self, nest: Nest, shape: list[int], size: int) -> Array:
         """Return the matrix of one pass: the body applied to unit vectors."""
-        batch = self.counts.shape[-1]
-        unit = np.full((size, size, batch), NEVER)
-        unit[np.arange(size), np.arange(size)] = 0
-        inner = _Runner(self.program, self.cycles, self.latency, self.counts)
-        inner.pipes = [unit[0]] * len(self.pipes)
-        inner._put(pipes, events, shape, unit)
+        unit = np.full((size * size, np.size(self.zero)), NEVER)
+        unit[:: size + 1] = 0
+        inner = _Runner(self.program, self.cycles, self.latency, self.counts, self.zero)
+        inner.pipes = self.pipes.copy()
+        inner.put(nest, shape, unit.reshape(size, size, -1))
         inner.run(nest.body)
-        if any(len(inner.flags[e]) != n for e, n in zip(events, shape, strict=True)):
+        if [len(inner.flags[e]) for e in nest.events] != shape:
             raise NotComposableError(
                 "as many sets as waits of each flag in a loop body", "a surplus"
             )
-        rows = [inner.pipes[p] for p in pipes] + [t for e in events for t in inner.flags[e]]
-        return np.stack(rows)
-
-
-def _touched(nest: Nest, program: Compiled) -> tuple[list[int], list[int]]:
-    pipes: set[int] = set()
-    events: set[int] = set()
-
-    def visit(nodes: Sequence[int | Nest]) -> None:
-        for node in nodes:
-            if isinstance(node, Nest):
-                visit(node.body)
-            else:
-                step = program.steps[node]
-                pipes.add(step.pipe)
-                if step.event >= 0:
-                    events.add(step.event)
-
-    visit(nest.body)
-    return sorted(pipes), sorted(events)
+        return inner.state(nest)
 
 
 def run_batch(
@@ -157,21 +168,45 @@ def run_batch(
     (loops, candidates). Raises `NotComposableError` where only the reference engine applies.
     """
     batch = cycles.shape[-1]
-    runner = _Runner(program, cycles, latency, counts.reshape(-1, batch))
-    runner.pipes = [np.zeros((1, batch), np.int64) for _ in program.pipes]
-    runner.run(program.tree)
+    start = np.zeros((1, batch), np.int64)
+    none: Array = start[0]
     if not program.pipes:
-        return np.zeros(batch, np.int64)
-    ends = np.concatenate(runner.pipes) + tail_latency
-    out: Array = ends.max(axis=0)
+        return none
+    if batch == 1:
+        one = [column[:, 0].tolist() for column in (cycles, latency, counts)]
+        runner = _Runner(program, one[0], one[1], one[2], 0)
+    else:
+        runner = _Runner(program, cycles, latency, counts, none)
+    runner.pipes = [(start, runner.zero) for _ in program.pipes]
+    runner.run(program.tree)
+    out: Array = (_stack(runner.pipes)[:, 0] + tail_latency).max(axis=0)
     return out
 
 
 def run_fast(program: Compiled) -> int:
     """Return the cycles of one program; see `run_batch`. Refuses times near the end of int64."""
-    rows = zip(program.runs(), program.cycles, program.latency, strict=True)
-    work = sum(runs * (cycles + latency) for runs, cycles, latency in rows)
+    return int(_run_columns(program, np.array(program.cycles, np.int64)[:, None])[0])
+
+
+def run_candidates(program: Compiled, cycles: Array) -> Array:
+    """Return the cycles of one program under each column of durations (steps, candidates).
+
+    Runs the reference engine where only that one applies.
+    """
+    try:
+        return _run_columns(program, cycles)
+    except NotComposableError:
+        columns = cycles.T.tolist()
+        times = [run_reference(replace(program, cycles=tuple(c)))[0] for c in columns]
+        return np.array(times, np.int64)
+
+
+def _run_columns(program: Compiled, cycles: Array) -> Array:
+    runs, latency = program.runs(), program.latency
+    longest = cycles.max(axis=1, initial=0).tolist()
+    work = sum(r * (c + d) for r, c, d in zip(runs, longest, latency, strict=True))
     if work > LATEST:
         raise SimulationError(f"at most {LATEST:.0e} cycles of work", f"{work:.0e}", "split it")
-    columns = (program.cycles, program.latency, program.tail_latency, program.counts)
-    return int(run_batch(program, *(np.asarray(c, np.int64).reshape(-1, 1) for c in columns))[0])
+    columns = (latency, program.tail_latency, program.counts)
+    same = [np.repeat(np.array(c, np.int64)[:, None], cycles.shape[1], axis=1) for c in columns]
+    return run_batch(program, cycles, *same)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.sim.compiled import WAIT, Compiled
+from ascend_lab.sim.compiled import WAIT, WORK, Compiled
+from ascend_lab.sim.cost import Surroundings
 from ascend_lab.sim.reference import run_reference
+from ascend_lab.sim.stretch import Stretched, stretch
 
 MAX_SPANS = 300_000
 
@@ -36,22 +38,51 @@ class Timeline:
     """Time of one launch: its slowest core in detail, the launch as a whole in sums.
 
     `cycles` counts the kernel from first to last instruction of the slowest core;
-    `launch_cycles` is the host's overhead before it, included in `time_s` and in shares.
+    `launch_cycles` is the host's overhead before it, included in `time_s` and in shares. `parts`
+    are the compiled programs and `pipe_cycles` their cycles were memory without limit.
     """
 
     name: str
     chip: Chip
     cycles: int
     core_count: int
-    busy_cycles: Mapping[str, int]
     path_bytes: Mapping[tuple[str, str], int]
     memory_bytes: int
     l2_bytes: int
     macs: int
     dtype: str
     energy_pj: float
-    memory_slowdown: float
-    compiled: Compiled = field(repr=False)
+    around: Surroundings
+    parts: tuple[Compiled, ...]
+    pipe_cycles: tuple[int, ...]
+
+    @cached_property
+    def _stretched(self) -> Stretched:
+        """Found when asked for: a search that wants cycles only does not pay for it."""
+        longest = max(self.pipe_cycles)
+        if self.cycles > longest:
+            return stretch(self.parts, self.chip, self.around, self.cycles)
+        return Stretched(1.0, self.parts[self.pipe_cycles.index(longest)])
+
+    @property
+    def memory_slowdown(self) -> float:
+        """How much longer than alone memory's bytes take, where memory is the limit; else 1."""
+        return self._stretched.slowdown
+
+    @property
+    def compiled(self) -> Compiled:
+        """The slowest core's program with its durations."""
+        return self._stretched.slowest
+
+    @cached_property
+    def busy_cycles(self) -> Mapping[str, int]:
+        """Cycles each pipe of the slowest core works; flags and barriers do not count."""
+        program = self.compiled
+        busy = dict.fromkeys(program.pipes, 0)
+        for step, runs, each in zip(program.steps, program.runs(), program.cycles, strict=True):
+            if step.kind == WORK and program.sources[step.source].op != "barrier":
+                busy[program.pipes[step.pipe]] += runs * each
+        return busy
 
     @property
     def launch_cycles(self) -> int:
@@ -89,13 +120,16 @@ class Timeline:
         return {p: c / self.total_cycles for p, c in self.busy_cycles.items()}
 
     @property
-    def bound_by(self) -> str:
-        """What limits it: "memory", "launch", or the busiest pipe."""
-        if self.launch_cycles > self.cycles:
-            return "launch"
+    def limit(self) -> str:
+        """What limits it once it runs: "memory" or the busiest pipe."""
         if self.memory_slowdown > 1.0:
             return "memory"
         return max(self.busy_cycles, key=lambda p: self.busy_cycles[p], default="launch")
+
+    @property
+    def bound_by(self) -> str:
+        """What limits it, launch included: "launch", "memory", or the busiest pipe."""
+        return "launch" if self.launch_cycles > self.cycles else self.limit
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -197,6 +231,9 @@ class Timeline:
         )
 
     def __repr__(self) -> str:
-        """Return one line."""
+        """Return one line; shares are of the whole time, launch included."""
         shares = ", ".join(f"{p} {s:.1%}" for p, s in self.busy.items())
-        return f"Timeline({self.name}: {self.cycles} cycles, {shares}, bound by {self.bound_by})"
+        return (
+            f"Timeline({self.name}: {self.cycles} cycles + {self.launch_cycles} launch = "
+            f"{self.time_s * 1e6:.2f} us, busy {shares}, bound by {self.bound_by})"
+        )

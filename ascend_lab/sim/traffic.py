@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
+from ascend_lab.isa.indexed import index_of
 from ascend_lab.isa.memory import Region
 from ascend_lab.isa.program import Instruction, Launch, Loop, Node
 
@@ -61,6 +62,19 @@ def _access_bytes(region: Region, inside: Mapping[str, int]) -> int:
     return unique_elements(dims) * region.buffer.itemsize
 
 
+def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str, int]) -> int:
+    """Bytes of GM touched; rows picked at run time all differ, until none is left."""
+    if index_of(instruction) is None:
+        return _access_bytes(region, inside)
+    rows = (instruction.number("bound"), instruction.number("pitch"))
+    dims = [*zip(region.sizes, region.strides, strict=True)]
+    loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
+    all_rows = unique_elements([*dims, *loops, rows])
+    return (
+        min(all_rows, unique_elements(dims) * math.prod(inside.values())) * region.buffer.itemsize
+    )
+
+
 def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
     found = [(r, False) for r in instruction.srcs if r.space == "GM"]
     if instruction.dst is not None and instruction.dst.space == "GM":
@@ -82,9 +96,9 @@ def _footprint(
                 _add(reads, inner[0], sizes)
                 _add(writes, inner[1], sizes)
             continue
-        for region, is_write in _gm_regions(node):
+        for region, is_write in () if node.event else _gm_regions(node):
             sizes.setdefault(region.buffer.name, region.buffer.size_bytes)
-            part = {region.buffer.name: _access_bytes(region, inside)}
+            part = {region.buffer.name: _touched_bytes(node, region, inside)}
             _add(writes if is_write else reads, part, sizes)
     return reads, writes
 
@@ -100,18 +114,26 @@ def _size(footprint: tuple[Footprint, Footprint]) -> int:
     return sum(reads.values()) + sum(v for k, v in writes.items() if k not in reads)
 
 
-def _misses(nodes: tuple[Node, ...], params: Mapping[str, int], capacity: int) -> Footprint:
-    """Return bytes per tensor read from memory by one run of `nodes` on all cores."""
-    whole = _footprint(nodes, params)
+def _misses(
+    nodes: tuple[Node, ...],
+    params: Mapping[str, int],
+    capacity: int,
+    whole: tuple[Footprint, Footprint],
+) -> Footprint:
+    """Return bytes per tensor read from memory by one run of `nodes` on all cores.
+
+    `whole` is the footprint of `nodes`.
+    """
     if _size(whole) <= capacity:
         return whole[0]
     total: Footprint = {}
     streamed: list[Node] = []
     for node in nodes:
-        if not isinstance(node, Loop) or _size(_footprint(node.body, params)) <= capacity:
+        one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
+        if not isinstance(node, Loop) or _size(one_pass) <= capacity:
             streamed.append(node)
             continue
-        inner = _misses(node.body, params, capacity)
+        inner = _misses(node.body, params, capacity, one_pass)
         _sum(total, {name: size * node.count for name, size in inner.items()})
     _sum(total, _footprint(tuple(streamed), params)[0])
     return total
@@ -127,22 +149,22 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     passes: dict[str, float] = {}
     for part in launch.parts:
         params, body = _distinct(part.bindings), part.program.body
-        reads, writes = _footprint(body, params)
-        fetched = _misses(body, params, capacity)
+        reads, writes = whole = _footprint(body, params)
+        fetched = _misses(body, params, capacity, whole)
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
         _sum(missed, fetched)
         _sum(written, writes)
         _sum(held, reads)
     sizes = {b.name: b.size_bytes for b in launch.tensors}
-    whole = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
+    touched = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
     # Parts run side by side and share what they fetch: no tensor is read more often than by one.
     missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in missed.items()}
     return Traffic(
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
         sum(min(m, read[n]) for n, m in missed.items() if n in read),
-        sum(min(w, sizes[n]) for n, w in written.items()) if whole > capacity else 0,
+        sum(min(w, sizes[n]) for n, w in written.items()) if touched > capacity else 0,
     )
 
 

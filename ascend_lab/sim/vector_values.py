@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES
-from ascend_lab.isa.opcodes import REDUCING, WITH_SCALAR
+from ascend_lab.isa.opcodes import REDUCING, WHOLE_BLOCKS, WITH_SCALAR
 from ascend_lab.isa.program import Instruction
 
 Values = NDArray[Any]
@@ -38,6 +38,19 @@ _ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
     "vor": np.bitwise_or,
     "vnot": np.bitwise_not,
 }
+_COMPARE: Mapping[str, Callable[..., Values]] = {
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+_ROUND: Mapping[str, Callable[..., Values]] = {
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+}
 _REDUCE: Mapping[str, Any] = {
     "vcadd": np.add,
     "vcgadd": np.add,
@@ -62,6 +75,11 @@ def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) ->
     Sums and functions are taken in fp32 (integers: exactly) and cast once, at the end.
     """
     op = instruction.op
+    if op in WHOLE_BLOCKS:
+        store(
+            dst, srcs[0].T if op == "vtranspose" else np.broadcast_to(srcs[0][:, None], dst.shape)
+        )
+        return
     if op in REDUCING:
         _reduce(op, dst, srcs[0], _mask(instruction, srcs[0]))
         return
@@ -70,7 +88,8 @@ def run_vector(instruction: Instruction, dst: Values, srcs: Sequence[Values]) ->
     if op == "vdup":
         store(dst, np.full(dst.shape, instruction.attr("scalar"), np.float64), mask)
     elif op == "vsel":
-        store(dst, np.where(mask, shaped[0], shaped[1]))
+        chosen, (a, b) = (mask, shaped) if len(shaped) == 2 else (shaped[0] != 0, shaped[1:])
+        store(dst, np.where(chosen, a, b))
     else:
         store(dst, _elementwise(instruction, shaped), mask)
 
@@ -88,9 +107,14 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
     if op in ("vand", "vor", "vnot"):
         bits = np.dtype(f"u{kind.itemsize}")
         return _ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
-    if op in ("vconv", "vcopy"):
+    if op == "vcopy":
         return srcs[0]
-    wide = np.float32 if kind.kind == "f" else kind
+    if op == "vconv":
+        rounding = str(instruction.attr("round", "rint"))
+        return _ROUND[rounding](srcs[0].astype(np.float64)) if rounding in _ROUND else srcs[0]
+    if op == "vcmp":
+        return _COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
+    wide: Any = kind if kind.kind in "iu" else np.float32
     values = [s.astype(wide) for s in srcs]
     if op in WITH_SCALAR:
         values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))

@@ -1,37 +1,26 @@
-"""Schedule primitives as pure functions on a state; `schedule` wraps them as records.
-
-Each one checks that it is legal and returns the new state. Legal means: no sequence of them changes
-what is computed.
-"""
+"""Primitives that change loops: split, reorder, fuse. Each checks that it is legal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.expr import Expr, Load, Read, rewrite
 from ascend_lab.dsl.stages import (
-    Fixed,
     Leaf,
     Stage,
     State,
-    bare,
-    fresh,
-    identity,
-    redirect,
 )
-from ascend_lab.dsl.tensor import Axis, apply_index
+from ascend_lab.dsl.tensor import Axis
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine
-
-ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
 def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
     """Replace a loop by two: `axis_o` over parts, `axis_i` over the `factor` steps of a part."""
     s = state.stage(stage)
     leaf = s.loop(axis)
-    _unused(state, s, leaf)
+    check_free(state, s, leaf)
     if tail not in ("cut", "guard"):
         raise ScheduleError('split: tail "cut" or "guard"', repr(tail), "choose one")
     if not isinstance(factor, int) or not 1 <= factor <= leaf.extent:
@@ -58,7 +47,7 @@ def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
     return state.put(replace(s, loops=loops))
 
 
-def _unused(state: State, stage: Stage, leaf: Leaf) -> None:
+def check_free(state: State, stage: Stage, leaf: Leaf) -> None:
     """Refuse to change a loop that something already hangs on."""
     here = (stage.name, leaf.name)
     guest = next((s.name for s in state.stages if getattr(s, "attach", None) == here), None)
@@ -76,19 +65,21 @@ def reorder(state: State, stage: str, axes: Sequence[str]) -> State:
     order = iter(chosen)
     loops = tuple(next(order) if leaf in chosen else leaf for leaf in s.loops)
     for place, leaf in enumerate(loops):
-        finer = next((x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width), 0)
-        if finer:
+        finer = next(
+            (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width), None
+        )
+        if finer is not None:
             raise ScheduleError(
                 f"reorder {stage}: {leaf.name} outside {finer.name}",
                 "the parts of one axis the other way round",
                 "keep outer parts outside",
             )
     new = replace(s, loops=loops)
-    _check_nest(state, new)
+    check_nest(state, new)
     return state.put(new)
 
 
-def _check_nest(state: State, s: Stage) -> None:
+def check_nest(state: State, s: Stage) -> None:
     """Cores outermost, attached tiles in front of the vectorised part."""
     for place, name in enumerate(leaf.name for leaf in s.loops):
         if name in s.bound and any(x.name not in s.bound for x in s.loops[:place]):
@@ -97,8 +88,11 @@ def _check_nest(state: State, s: Stage) -> None:
             )
     if s.vector_at:
         inner = s.loops[s.position(s.vector_at) :]
-        used = {x.attach[1] for x in state.stages if isinstance(x, Stage) and x.attach
-                and x.attach[0] == s.name}
+        used = {
+            x.attach[1]
+            for x in state.stages
+            if isinstance(x, Stage) and x.attach and x.attach[0] == s.name
+        }
         bad = next((x.name for x in inner if x.name in used or x.name in s.bound), None)
         if bad is not None:
             raise ScheduleError(
@@ -118,8 +112,8 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         )
     if a.root != first or b.root != second or a.width != 1 or b.width != 1:
         raise ScheduleError("fuse: two whole axes", f"{first}, {second}", "fuse before you split")
-    _unused(state, s, a)
-    _unused(state, s, b)
+    check_free(state, s, a)
+    check_free(state, s, b)
     group = s.reduce if a.reduce else s.axes
     names = [x.name for x in group]
     if names.index(second) != names.index(first) + 1:
@@ -203,107 +197,3 @@ def _reindex(state: State, name: str, at: int, size: int) -> State:
         for s in state.stages
     )
     return replace(state, stages=stages)
-
-
-def cache_read(state: State, tensor: str, scope: str, readers: Sequence[str]) -> State:
-    """Read a tensor through a tile in `scope`: a new stage `tensor_scope` copies it."""
-    _check_scope(scope)
-    entry = state.find(tensor)
-    who = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    if not who or any(isinstance(r, Fixed) for r in who):
-        raise ScheduleError(
-            f"cache_read {tensor}: stages with loops that read it",
-            ", ".join(r.name for r in who) or "none",
-            "name its readers",
-        )
-    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(entry.shape))
-    name = state.new_name(f"{tensor}_{scope.lower()}")
-    read = Read(tensor, entry.dtype, identity(axes))
-    stage = Stage(
-        name, entry.dtype, axes, Call("vcopy", (read,), entry.dtype), loops=fresh(axes), scope=scope
-    )
-    for reader in who:
-        assert isinstance(reader, Stage)
-        state = state.put(redirect(reader, tensor, name))
-    return state.insert(stage, before=who[0].name)
-
-
-def _check_scope(scope: str) -> None:
-    if scope not in ON_CHIP:
-        raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
-
-
-def cache_write(state: State, stage: str, scope: str) -> State:
-    """Compute a tensor into a tile in `scope` first; the stage itself becomes the copy out."""
-    _check_scope(scope)
-    s = state.stage(stage)
-    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
-        raise ScheduleError(
-            f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
-        )
-    name = state.new_name(f"{stage}_{scope.lower()}")
-    dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
-    local = replace(
-        s, name=name, dtype=dtype, scope=scope, output=False, loops=fresh(s.axes, s.reduce)
-    )
-    axes = tuple(Axis(a.name, a.extent) for a in s.axes)
-    read = Read(name, dtype, identity(axes))
-    op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
-    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(axes), axes=axes)
-    return state.put(copy).insert(local, before=stage)
-
-
-def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
-    """Compute a tile of a stage inside a loop of its consumer instead of all of it before."""
-    s, c = state.stage(stage), state.stage(consumer)
-    c.loop(axis)
-    if s.name == c.name or not (s.output or _reads(state, c.name, s.name)):
-        raise ScheduleError(
-            f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
-        )
-    outside = [
-        r.name for r in state.readers(stage) if not s.output and not _inside(state, r, consumer)
-    ]
-    if outside:
-        raise ScheduleError(
-            f"compute_at: all readers of {stage} inside {consumer}",
-            f"{', '.join(outside)} outside",
-            "attach or inline them first",
-        )
-    if s.output and s.shape != c.shape:
-        raise ScheduleError(
-            f"compute_at: outputs of one shape {c.shape}", str(s.shape), "keep them apart"
-        )
-    if s.bound:
-        raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
-    scope = "UB" if s.scope == "GM" and not s.output else s.scope
-    new = state.put(replace(s, attach=(consumer, axis), scope=scope))
-    _check_nest(new, c)
-    return new
-
-
-def _reads(state: State, consumer: str, name: str) -> bool:
-    """True if `consumer` needs `name`, directly or through tiles attached to it."""
-    entry = state.find(consumer)
-    if not isinstance(entry, Stage):
-        return False
-    if name in entry.sources:
-        return True
-    tiles = (state.find(source) for source in entry.sources)
-    return any(_reads(state, t.name, name) for t in tiles if isinstance(t, Stage) and _is_tile(t))
-
-
-def _is_tile(stage: Stage) -> bool:
-    return stage.scope != "GM" or stage.attach is not None
-
-
-def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
-    """True if a stage runs inside the nest of `consumer`, or will once its readers are attached."""
-    if reader.name == consumer:
-        return True
-    if not isinstance(reader, Stage):
-        return False
-    if reader.attach is not None:
-        return _inside(state, state.stage(reader.attach[0]), consumer)
-    below = state.readers(reader.name)
-    return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)

@@ -1,77 +1,22 @@
-"""More schedule primitives: inline, double_buffer, bind, vectorise, tensorize, align, rfactor."""
+"""Primitives that choose who works: bind, vectorise, tensorize, rfactor."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
-from ascend_lab.dsl.primitives import _check_nest, _unused
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Leaf, Stage, State, bare, fresh, identity
+from ascend_lab.dsl.expr import Read
+from ascend_lab.dsl.primitives_loops import check_nest
+from ascend_lab.dsl.stages import (
+    FRACTAL,
+    Leaf,
+    Stage,
+    State,
+    fresh,
+    identity,
+)
 from ascend_lab.dsl.tensor import Axis, apply_index
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
-
-
-def inline(state: State, stage: str) -> State:
-    """Put a stage's formula into its readers; the tensor itself disappears."""
-    s = state.stage(stage)
-    if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
-        why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
-        raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
-    readers = state.readers(stage)
-    if any(isinstance(r, Fixed) for r in readers):
-        raise ScheduleError(f"inline {stage}: readers with loops", "a hand-written kernel", "keep it")
-    for reader in readers:
-        assert isinstance(reader, Stage)
-        state = state.put(replace(reader, expr=_inlined(reader.expr, s)))
-    return state.drop(stage)
-
-
-def _inlined(expr: Expr, s: Stage) -> Expr:
-    body = bare(s.expr) or s.expr
-
-    def leaf(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
-        if element.source != s.name:
-            return element
-        index, table = element.index, {}
-        if element.view:
-            index = unflatten(element, s)
-        for axis, value in zip(s.axes, index, strict=True):
-            table[axis.name] = value
-        return apply_index(body, table)
-
-    return without_copies(rewrite(expr, leaf))
-
-
-def without_copies(expr: Expr) -> Expr:
-    """Drop copies of computed values: vcopy(vadd(...)) is vadd(...)."""
-    if not isinstance(expr, Call):
-        return expr
-    args = tuple(without_copies(a) for a in expr.args)
-    if expr.op == "vcopy" and isinstance(args[0], Call):
-        return args[0]
-    args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
-    return replace(expr, args=args)
-
-
-def unflatten(element: Read, s: Stage) -> tuple[Affine, ...]:
-    """Turn an index under a reshaped view into one per axis, where it stays affine."""
-    if len(element.index) == 1 and len(s.axes) == 1:
-        return element.index
-    raise ScheduleError(
-        f"inline {s.name}: an index per axis of {s.shape}",
-        f"{element} under shape {element.view}",
-        "keep it in GM, or fuse its axes first",
-    )
-
-
-def double_buffer(state: State, stage: str, depth: int) -> State:
-    """Give a tile `depth` slots, so that filling one overlaps with using another."""
-    s = state.stage(stage)
-    if not isinstance(depth, int) or not 1 <= depth <= 4:
-        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
-    return state.put(replace(s, depth=depth))
 
 
 def bind(state: State, stage: str, axis: str) -> State:
@@ -85,8 +30,11 @@ def bind(state: State, stage: str, axis: str) -> State:
             "make the parts a tensor with rfactor, and fold it in a second step",
         )
     if s.attach is not None:
-        raise ScheduleError("bind: a stage with a nest of its own", f"{stage} is attached", "bind "
-                            "the stage it is attached to")
+        raise ScheduleError(
+            "bind: a stage with a nest of its own",
+            f"{stage} is attached",
+            "bind the stage it is attached to",
+        )
     if leaf.tail == "guard" and leaf.width > 1:
         raise ScheduleError(
             f'bind {stage}.{axis}: a loop split with tail="cut"',
@@ -94,7 +42,7 @@ def bind(state: State, stage: str, axis: str) -> State:
             'use tail="cut"',
         )
     new = replace(s, bound=(*s.bound, axis))
-    _check_nest(state, new)
+    check_nest(state, new)
     return state.put(new)
 
 
@@ -105,7 +53,7 @@ def vectorise(state: State, stage: str, axis: str) -> State:
     if s.is_cube:
         raise ScheduleError(f"vectorise {stage}: a vector stage", "a cube stage", "use tensorize")
     new = replace(s, vector_at=axis)
-    _check_nest(state, new)
+    check_nest(state, new)
     return state.put(new)
 
 
@@ -129,24 +77,12 @@ def tensorize(state: State, stage: str, axis: str) -> State:
                 f"split {name} by a multiple of {unit}",
             )
     if any(x.root not in units for x in inner):
-        raise ScheduleError(f"tensorize {stage}: only m, n and k inside {axis}", "a batch", "reorder")
-    new = replace(s, vector_at=axis, tensorized=True)
-    _check_nest(state, new)
-    return state.put(new)
-
-
-def storage_align(state: State, stage: str, factor: int) -> State:
-    """Begin every row of a tile at a multiple of `factor` elements."""
-    s = state.stage(stage)
-    if s.scope != "UB":
-        raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")
-    if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
         raise ScheduleError(
-            f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}",
-            str(factor),
-            "rows begin at 32-byte blocks",
+            f"tensorize {stage}: only m, n and k inside {axis}", "a batch", "reorder"
         )
-    return state.put(replace(s, align=factor))
+    new = replace(s, vector_at=axis, tensorized=True)
+    check_nest(state, new)
+    return state.put(new)
 
 
 def rfactor(state: State, stage: str, axis: str) -> State:

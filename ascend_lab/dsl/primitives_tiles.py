@@ -1,0 +1,205 @@
+"""Primitives that place values: cache_read, cache_write, compute_at, inline, slots, alignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.primitives_loops import check_nest
+from ascend_lab.dsl.stages import (
+    Fixed,
+    Stage,
+    State,
+    bare,
+    fresh,
+    identity,
+    redirect,
+)
+from ascend_lab.dsl.tensor import Axis, apply_index
+from ascend_lab.errors import ScheduleError
+from ascend_lab.isa import Affine, c0_of
+
+ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
+
+
+def cache_read(state: State, tensor: str, scope: str, readers: Sequence[str]) -> State:
+    """Read a tensor through a tile in `scope`: a new stage `tensor_scope` copies it."""
+    _check_scope(scope)
+    entry = state.find(tensor)
+    who = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    if not who or any(isinstance(r, Fixed) for r in who):
+        raise ScheduleError(
+            f"cache_read {tensor}: stages with loops that read it",
+            ", ".join(r.name for r in who) or "none",
+            "name its readers",
+        )
+    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(entry.shape))
+    name = state.new_name(f"{tensor}_{scope.lower()}")
+    read = Read(tensor, entry.dtype, identity(axes))
+    stage = Stage(
+        name, entry.dtype, axes, Call("vcopy", (read,), entry.dtype), loops=fresh(axes), scope=scope
+    )
+    for reader in who:
+        assert isinstance(reader, Stage)
+        state = state.put(redirect(reader, tensor, name))
+    return state.insert(stage, before=who[0].name)
+
+
+def _check_scope(scope: str) -> None:
+    if scope not in ON_CHIP:
+        raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
+
+
+def cache_write(state: State, stage: str, scope: str) -> State:
+    """Compute a tensor into a tile in `scope` first; the stage itself becomes the copy out."""
+    _check_scope(scope)
+    s = state.stage(stage)
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
+        raise ScheduleError(
+            f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
+        )
+    name = state.new_name(f"{stage}_{scope.lower()}")
+    dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
+    local = replace(
+        s, name=name, dtype=dtype, scope=scope, output=False, loops=fresh(s.axes, s.reduce)
+    )
+    axes = tuple(Axis(a.name, a.extent) for a in s.axes)
+    read = Read(name, dtype, identity(axes))
+    op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
+    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(axes), axes=axes)
+    return state.put(copy).insert(local, before=stage)
+
+
+def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
+    """Compute a tile of a stage inside a loop of its consumer instead of all of it before."""
+    s, c = state.stage(stage), state.stage(consumer)
+    c.loop(axis)
+    if s.name == c.name or not (s.output or _reads(state, c.name, s.name)):
+        raise ScheduleError(
+            f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
+        )
+    outside = [
+        r.name for r in state.readers(stage) if not s.output and not _inside(state, r, consumer)
+    ]
+    if outside:
+        raise ScheduleError(
+            f"compute_at: all readers of {stage} inside {consumer}",
+            f"{', '.join(outside)} outside",
+            "attach or inline them first",
+        )
+    if s.output and s.shape != c.shape:
+        raise ScheduleError(
+            f"compute_at: outputs of one shape {c.shape}", str(s.shape), "keep them apart"
+        )
+    if s.bound:
+        raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
+    scope = "UB" if s.scope == "GM" and not s.output else s.scope
+    new = state.put(replace(s, attach=(consumer, axis), scope=scope))
+    check_nest(new, c)
+    return new
+
+
+def _reads(state: State, consumer: str, name: str) -> bool:
+    """True if `consumer` needs `name`, directly or through tiles attached to it."""
+    entry = state.find(consumer)
+    if not isinstance(entry, Stage):
+        return False
+    if name in entry.sources:
+        return True
+    tiles = (state.find(source) for source in entry.sources)
+    return any(_reads(state, t.name, name) for t in tiles if isinstance(t, Stage) and _is_tile(t))
+
+
+def _is_tile(stage: Stage) -> bool:
+    return stage.scope != "GM" or stage.attach is not None
+
+
+def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
+    """True if a stage runs inside the nest of `consumer`, or will once its readers are attached."""
+    if reader.name == consumer:
+        return True
+    if not isinstance(reader, Stage):
+        return False
+    if reader.attach is not None:
+        return _inside(state, state.stage(reader.attach[0]), consumer)
+    below = state.readers(reader.name)
+    return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
+
+
+def inline(state: State, stage: str) -> State:
+    """Put a stage's formula into its readers; the tensor itself disappears."""
+    s = state.stage(stage)
+    if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
+        why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
+        raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
+    readers = state.readers(stage)
+    if any(isinstance(r, Fixed) for r in readers):
+        raise ScheduleError(
+            f"inline {stage}: readers with loops", "a hand-written kernel", "keep it"
+        )
+    for reader in readers:
+        assert isinstance(reader, Stage)
+        state = state.put(replace(reader, expr=_inlined(reader.expr, s)))
+    return state.drop(stage)
+
+
+def _inlined(expr: Expr, s: Stage) -> Expr:
+    body = bare(s.expr) or s.expr
+
+    def leaf(element: Load | Read) -> Expr:
+        assert isinstance(element, Read)
+        if element.source != s.name:
+            return element
+        index, table = element.index, {}
+        if element.view:
+            index = unflatten(element, s)
+        for axis, value in zip(s.axes, index, strict=True):
+            table[axis.name] = value
+        return apply_index(body, table)
+
+    return without_copies(rewrite(expr, leaf))
+
+
+def without_copies(expr: Expr) -> Expr:
+    """Drop copies of computed values: vcopy(vadd(...)) is vadd(...)."""
+    if not isinstance(expr, Call):
+        return expr
+    args = tuple(without_copies(a) for a in expr.args)
+    if expr.op == "vcopy" and isinstance(args[0], Call):
+        return args[0]
+    args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
+    return replace(expr, args=args)
+
+
+def unflatten(element: Read, s: Stage) -> tuple[Affine, ...]:
+    """Turn an index under a reshaped view into one per axis, where it stays affine."""
+    if len(element.index) == 1 and len(s.axes) == 1:
+        return element.index
+    raise ScheduleError(
+        f"inline {s.name}: an index per axis of {s.shape}",
+        f"{element} under shape {element.view}",
+        "keep it in GM, or fuse its axes first",
+    )
+
+
+def double_buffer(state: State, stage: str, depth: int) -> State:
+    """Give a tile `depth` slots, so that filling one overlaps with using another."""
+    s = state.stage(stage)
+    if not isinstance(depth, int) or not 1 <= depth <= 4:
+        raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
+    return state.put(replace(s, depth=depth))
+
+
+def storage_align(state: State, stage: str, factor: int) -> State:
+    """Begin every row of a tile at a multiple of `factor` elements."""
+    s = state.stage(stage)
+    if s.scope != "UB":
+        raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")
+    if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
+        raise ScheduleError(
+            f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}",
+            str(factor),
+            "rows begin at 32-byte blocks",
+        )
+    return state.put(replace(s, align=factor))

@@ -1,0 +1,183 @@
+"""The names an operator in the published TBE style uses, over this package's DSL.
+
+`tvm.placeholder`, `tvm.target.cce()`, `generic.auto_schedule`, `te.lang.cce.*`, `util.*`,
+`fusion_manager.register` (CANN TBE developer guide); import lines apart, such operators run as they
+are. `build(schedule, config)` returns, and `built(name)` finds, the kernel of a finished operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from ascend_lab import dsl
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl.operations import broadcast_shapes
+from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.tensor import Tensor, check_shape
+from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
+from ascend_lab.isa import Kernel
+
+SHAPE_SIZE_LIMIT = 2**31
+"""Most elements a TBE operator takes."""
+
+_target: list[Chip] = []
+_kernels: dict[str, Kernel] = {}
+
+
+class FusionManager:
+    """Compute functions by name: a registered one may be fused with its neighbours."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator that registers a compute function under `name`."""
+
+        def keep(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.functions[name] = function
+            return function
+
+        return keep
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """Return a registered compute function; raise `InputError` naming those there are."""
+        if name not in self.functions:
+            known = ", ".join(self.functions) or "none yet"
+            raise InputError(f"a registered compute function ({known})", repr(name), "register it")
+        return self.functions[name]
+
+
+fusion_manager = FusionManager()
+
+
+@contextmanager
+def cce(chip: Chip | str = "Ascend310") -> Iterator[Chip]:
+    """Make a chip the target of `auto_schedule` inside the block."""
+    _target.append(load_chip(chip) if isinstance(chip, str) else chip)
+    try:
+        yield _target[-1]
+    finally:
+        _target.pop()
+
+
+def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> Tensor:
+    """Return an input tensor; the argument order of tvm.placeholder."""
+    return dsl.placeholder(shape, dtype, name)
+
+
+def auto_schedule(outputs: Tensor | Sequence[Tensor]) -> Schedule:
+    """Return the default schedule for the chip of the enclosing `with tvm.target.cce()`."""
+    if not _target:
+        raise ScheduleError("a target chip", "none", "write it inside `with tvm.target.cce():`")
+    return dsl.auto_schedule(outputs, _target[-1])
+
+
+def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
+    """Lower a schedule and keep the kernel under config["name"]; `print_ir` prints the nests.
+
+    Inputs and outputs of `tensor_list` must be the schedule's.
+    """
+    listed = config.get("tensor_list", ())
+    missing = [t.label for t in schedule.outputs if not any(t is x for x in listed)]
+    if listed and missing:
+        raise InputError("tensor_list with every output", f"{', '.join(missing)} missing", "add it")
+    if config.get("print_ir"):
+        print(dsl.show(schedule))
+    kernel = dsl.lower(schedule)
+    _kernels[str(config.get("name", schedule.outputs[0].label))] = kernel
+    return kernel
+
+
+def built(name: str) -> Kernel:
+    """Return the kernel that `build` kept under a name."""
+    if name not in _kernels:
+        raise InputError(
+            f"a built kernel ({', '.join(_kernels) or 'none'})", repr(name), "build it"
+        )
+    return _kernels[name]
+
+
+def shape_to_list(shape: Sequence[int]) -> list[int]:
+    """Return a shape as a list."""
+    return [int(n) for n in shape]
+
+
+def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
+    """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
+    whole = broadcast_shapes(one, two)
+    left = [1] * (len(whole) - len(one)) + list(one)
+    right = [1] * (len(whole) - len(two)) + list(two)
+    return left, right, list(whole)
+
+
+def check_shape_size(shape: Sequence[int], limit: int = SHAPE_SIZE_LIMIT) -> None:
+    """Raise `ShapeError` if a shape has more elements than `limit`."""
+    total = math.prod(shape)
+    if total > limit:
+        raise ShapeError(f"at most {limit} elements", f"{total} for {tuple(shape)}", "split it")
+
+
+def check_shape_rule(shape: Sequence[int], *limits: int) -> None:
+    """Raise `ShapeError` unless a shape has at least one dimension and sizes >= 1."""
+    check_shape(tuple(shape))
+
+
+def check_dtype_rule(dtype: str, allowed: Sequence[str]) -> None:
+    """Raise `TypeMismatchError` unless a number format is allowed."""
+    if dtype not in allowed:
+        raise TypeMismatchError(f"a number format of {', '.join(allowed)}", dtype, "cast the input")
+
+
+def check_kernel_name(name: str) -> None:
+    """Raise `InputError` unless a kernel name is an identifier."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError("a kernel name of letters, digits and _", repr(name), "rename it")
+
+
+def check_input_type(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that checks the types of positional arguments."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            for number, (value, kind) in enumerate(zip(args, kinds, strict=False)):
+                if not isinstance(value, kind):
+                    raise TypeMismatchError(
+                        f"{function.__name__}: argument {number} a {kind.__name__}",
+                        type(value).__name__,
+                        "see its signature",
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+util = SimpleNamespace(
+    shape_to_list=shape_to_list,
+    produce_shapes=produce_shapes,
+    check_shape_size=check_shape_size,
+    check_tensor_shape_size=check_shape_size,
+    check_shape_rule=check_shape_rule,
+    check_dtype_rule=check_dtype_rule,
+    check_kernel_name=check_kernel_name,
+    check_input_type=check_input_type,
+    SHAPE_SIZE_LIMIT=SHAPE_SIZE_LIMIT,
+)
+tvm = SimpleNamespace(placeholder=placeholder, target=SimpleNamespace(cce=cce))
+generic = SimpleNamespace(auto_schedule=auto_schedule)
+lang = SimpleNamespace(
+    cce=SimpleNamespace(
+        util=util,
+        auto_schedule=auto_schedule,
+        cce_build_code=build,
+        **{name: getattr(dsl, name) for name in dsl.OPERATIONS},
+    )
+)

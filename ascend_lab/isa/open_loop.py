@@ -1,0 +1,58 @@
+"""Loops while they are written: how far queues move on a pass is known at the end of the body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_lab.isa.memory import Affine, Buffer, Region, var
+from ascend_lab.isa.program import Instruction, Loop, Node
+
+Place = tuple[str, int]
+"""Memory space and address: a buffer and its views share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop without its body, the body so far, and how many slots its queues move on a pass."""
+
+    loop: Loop
+    body: list[Instruction | OpenLoop]
+    steps: dict[Place, int]
+
+
+def place_of(buffer: Buffer) -> Place:
+    """Return where a buffer lies."""
+    return buffer.space, buffer.address
+
+
+def closed(
+    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
+) -> tuple[Node, ...]:
+    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
+
+    `turns` is how far each queue has moved in the loops around.
+    """
+    turns = turns or {}
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, OpenLoop):
+            loop, inner = node.loop, dict(turns)
+            for place, step in node.steps.items():
+                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
+        elif turns and node.event is None:
+            dst = None if node.dst is None else _turned(node.dst, turns)
+            srcs = tuple([_turned(region, turns) for region in node.srcs])
+            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
+    turn = turns.get(place_of(region.buffer))
+    if turn is None or region.buffer.slots == 1:
+        return region
+    slot = region.slot + turn
+    return Region(region.buffer, region.offset, region.sizes, region.strides, slot)

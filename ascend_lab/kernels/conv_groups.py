@@ -1,0 +1,41 @@
+"""Weights of grouped convolutions as the cube needs them: one block-diagonal matrix a bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+
+
+def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return the dense kernels (k_b, c_b, r, s) of each bundle from weights (k, c/groups, r, s).
+
+    Off the diagonal blocks they are zero: the cube multiplies these zeros too.
+    """
+    bundle = bundles_of(shape)
+    c, k = shape.c // shape.groups, shape.k // shape.groups
+    dense = []
+    for index in range(bundle.count):
+        groups = bundle.last_groups if index == bundle.count - 1 else bundle.groups
+        kernel = np.zeros((groups * k, groups * c, shape.r, shape.s), weight.dtype)
+        for g in range(groups):
+            first = (index * bundle.groups + g) * k
+            kernel[g * k : (g + 1) * k, g * c : (g + 1) * c] = weight[first : first + k]
+        dense.append(kernel)
+    return dense
+
+
+def dense_share(shape: ConvShape) -> float:
+    """Return the useful share of the products the cube makes, zeros and padding counted as waste.
+
+    1 is reached by a convolution without groups whose channels fill their blocks.
+    """
+    bundle = bundles_of(shape)
+    blocks = (bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1
+    made = blocks * c0_of(shape.dtype) * FRACTAL
+    return shape.c // shape.groups * shape.k / made

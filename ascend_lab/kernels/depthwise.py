@@ -1,0 +1,276 @@
+"""Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
+
+In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
+neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
+fp16 and round once each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.planes import (
+    Place,
+    Share,
+    columns_seen,
+    places,
+    plane_launch,
+    rows_per_block,
+)
+from ascend_lab.kernels.tiles import repeat
+from ascend_lab.layout import address_map, pack
+
+C0 = 16
+"""Channels of a pixel's block in fp16."""
+PIXELS = 8
+"""Pixels of one repeat: 8 blocks of 32 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """How rows lie in UB, in pixels: `line` a row of the image, `pitch` from output to output row.
+
+    Flat: one instruction runs over all rows of a block; it needs equal strides, and computes
+    garbage between the rows that is not stored. Otherwise each output row is an instruction.
+    """
+
+    line: int
+    pitch: int
+    flat: bool
+
+    def outputs(self, rows: int, ow: int) -> int:
+        """Pixels of sums for `rows` output rows, whole repeats."""
+        return whole((rows - 1) * self.pitch + ow) if self.flat else rows * self.pitch
+
+    def seen(self, shape: ConvShape, rows: int) -> int:
+        """Pixels of image rows, with what whole repeats read past the last row."""
+        (sh, sw), (down, right) = shape.strides, shape.reach
+        start = 0 if self.flat else (rows - 1) * sh * self.line
+        run = self.outputs(rows, shape.out_hw[1]) if self.flat else self.pitch
+        last = start + (down - 1) * self.line + right - 1 + (run - 1) * sw
+        return max(last + 1, ((rows - 1) * sh + down) * self.line)
+
+
+def whole(pixels: int) -> int:
+    """Round pixels up to whole repeats."""
+    return up(pixels, PIXELS) * PIXELS
+
+
+def lines_of(shape: ConvShape, chip: Chip) -> Lines:
+    """Take the flat form where it costs fewer cycles a row than an instruction of its own."""
+    line, ow, cost = columns_seen(shape)[0], shape.out_hw[1], chip.vector_costs["vmul"]
+    by_row = cost.head_cycles + cost.slope_cycles * up(ow, PIXELS)
+    equal = shape.strides[0] == shape.strides[1]
+    if equal and cost.slope_cycles * line / PIXELS < by_row:
+        return Lines(line, line, True)
+    return Lines(line, whole(ow), False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """What the parts of one core's kernel share."""
+
+    shape: ConvShape
+    builder: KernelBuilder
+    x: Buffer
+    weight: Buffer
+    y: Buffer
+    rows: Queue
+    taps: Queue
+    sums: Queue
+    products: Buffer
+    lines: Lines
+
+
+def depthwise_launch(shape: ConvShape, chip: Chip) -> Launch:
+    """Convolve each channel with its own kernel on all vector cores.
+
+    Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
+    rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them). Raises
+    `InputError` unless every channel is a group of its own in fp16, `CapacityError` where one
+    output row does not fit UB.
+    """
+    if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
+        raise InputError(
+            "fp16 and as many groups as input and output channels",
+            f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels",
+            "use conv_launch",
+        )
+    name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own))
+
+
+def pack_depthwise(
+    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Lay x (n, c, h, w) and weights (c, 1, r, s) out as the kernel reads them."""
+    if x.shape != (shape.n, shape.c, shape.h, shape.w):
+        raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
+    if weight.shape != (shape.c, 1, shape.r, shape.s):
+        raise InputError("weight as (c, 1, r, s)", str(weight.shape), "reshape it")
+    images = {"x": x, "weight": weight.reshape(1, shape.c, shape.r, shape.s)}
+    return {
+        name: pack(address_map("NC1HWC0", image.shape, shape.dtype), image)
+        for name, image in images.items()
+    }
+
+
+def _program(shape: ConvShape, chip: Chip, own: Share) -> Program:
+    rows = rows_per_block(own, _most_rows(shape, chip))
+    kernel = _kernel(shape, chip, rows)
+    buffer = kernel.rows.buffer
+    for slot in range(buffer.slots):  # once: loads leave the borders alone
+        _zero(kernel.builder, Tile(buffer, slot), 0, buffer.elements)
+    kernel.builder.barrier()
+    held: list[Tile] = []
+    for place in places(kernel.builder, shape, own, rows, lambda c: _weights(kernel, c, held)):
+        _block(kernel, place, held[-1])
+    return kernel.builder.finish()
+
+
+def _most_rows(shape: ConvShape, chip: Chip) -> int:
+    """Most output rows of a block: image rows and sums twice, products once, weights twice."""
+    lines, (oh, ow) = lines_of(shape, chip), shape.out_hw
+    room = chip.buffers["UB"] // BLOCK_BYTES - 2 * shape.taps
+
+    def needed(rows: int) -> int:
+        return 2 * lines.seen(shape, rows) + 3 * lines.outputs(rows, ow)
+
+    rows = 0
+    while rows < oh and needed(rows + 1) <= room:
+        rows += 1
+    if not rows:
+        raise CapacityError(
+            f"UB for one output row of {ow} pixels: {needed(1)} blocks of 32 bytes",
+            f"{room} on {chip.name}",
+            "cut the image into columns or use conv_launch",
+        )
+    return rows
+
+
+def _kernel(shape: ConvShape, chip: Chip, rows: int) -> _Kernel:
+    k, lines, (oh, ow), (c1, _) = (
+        KernelBuilder("depthwise", chip),
+        lines_of(shape, chip),
+        shape.out_hw,
+        shape.blocks,
+    )
+    outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
+    return _Kernel(
+        shape,
+        k,
+        k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
+        k.tensor("weight", "fp16", c1 * shape.taps * C0),
+        k.tensor("y", "fp16", shape.n * c1 * up(oh * ow, FRACTAL) * FRACTAL * C0),
+        k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
+        k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
+        k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
+        k.buffer("products", "UB", "fp16", outputs),
+        lines,
+    )
+
+
+def _zero(k: KernelBuilder, tile: Tile, first: int, elements: int) -> None:
+    """Write zeros to elements first.. of a slot, in as few instructions as repeats allow."""
+    lanes, done = PIXELS * C0, 0
+    while done < elements:
+        count = min((elements - done) // lanes, k.chip.max_repeat)
+        sizes = (count, lanes) if count else (1, elements - done)
+        k.vector("vdup", tile.region(first + done, sizes), scalar=0.0)
+        done += sizes[0] * sizes[1]
+
+
+@contextmanager
+def _weights(kernel: _Kernel, channel: Affine, held: list[Tile]) -> Iterator[None]:
+    """Hold the taps of one channel block while its planes are walked."""
+    size = kernel.shape.taps * C0
+    source = kernel.weight.region(channel * size, size)
+    kernel.builder.copy(kernel.taps.alloc().region(), source)
+    kernel.taps.enqueue()
+    held.append(kernel.taps.dequeue())
+    yield
+    held.pop()
+    kernel.taps.free()
+
+
+def _block(kernel: _Kernel, at: Place, weights: Tile) -> None:
+    """Load rows, sum over the taps, store the pixels of the block."""
+    k, shape, lines, block = kernel.builder, kernel.shape, kernel.lines, at.block
+    _load(kernel, at)
+    x, sums = kernel.rows.dequeue(), kernel.sums.alloc()
+    row = lines.line * C0
+    if block.before:
+        _zero(k, x, 0, block.before * row)
+    if block.after:
+        _zero(k, x, (block.seen - block.after) * row, block.after * row)
+    ow, down = shape.out_hw[1], shape.strides[0] * lines.line
+    turns, pixels = (1, lines.outputs(block.rows, ow)) if lines.flat else (block.rows, lines.pitch)
+    with repeat(k, "row", turns) as index:
+        _sum(kernel, (x, sums, weights), (index * down, index * lines.pitch), pixels)
+    kernel.rows.free()
+    kernel.sums.enqueue()
+    _store(kernel, at)
+
+
+def _sum(
+    kernel: _Kernel, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int
+) -> None:
+    """Sum the taps for a run of output pixels; `at` is its first pixel in x and in the sums."""
+    k, shape, (x, sums, weights) = kernel.builder, kernel.shape, tiles
+    step, most = shape.strides[1], k.chip.max_repeat * PIXELS
+    for first in range(0, pixels, most):
+        count = min(pixels - first, most) // PIXELS
+        sizes = (count, PIXELS, C0)
+        total = sums.region((at[1] + first) * C0, sizes)
+        product = kernel.products.region((at[1] + first) * C0, sizes)
+        for tap in range(shape.taps):
+            i, j = divmod(tap, shape.s)
+            offset = i * shape.dilations[0] * kernel.lines.line + j * shape.dilations[1]
+            place = (at[0] + (first * step + offset)) * C0
+            source = x.region(place, sizes, (PIXELS * step * C0, step * C0, 1))
+            weight = weights.region(tap * C0, sizes, (0, 0, 1))
+            k.vector("vmul", product if tap else total, source, weight)
+            if tap:
+                k.vector("vadd", total, total, product)
+
+
+def _load(kernel: _Kernel, at: Place) -> None:
+    """Bring the image rows of a block to their place between the zeros."""
+    shape, block, line = kernel.shape, at.block, kernel.lines.line
+    _, left, columns = columns_seen(shape)
+    tile = kernel.rows.alloc()
+    if block.count and columns:
+        plane = (at.image * shape.blocks[0] + at.channel) * (shape.h * shape.w)
+        first = at.turn * (block.rows * shape.strides[0]) + block.first
+        source = _rows(kernel.x, (plane + first * shape.w) * C0, block.count, columns, shape.w)
+        target = tile.region(
+            (block.before * line + left) * C0, (block.count, columns * C0), (line * C0, 1)
+        )
+        kernel.builder.copy(target, source)
+    kernel.rows.enqueue()
+
+
+def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
+    return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
+
+
+def _store(kernel: _Kernel, at: Place) -> None:
+    """Write the wanted pixels of each row; what lies between them in UB is dropped."""
+    shape, block, (oh, ow) = kernel.shape, at.block, kernel.shape.out_hw
+    plane = (at.image * shape.blocks[0] + at.channel) * (up(oh * ow, FRACTAL) * FRACTAL)
+    pixel = plane + at.turn * (block.rows * ow) + block.start * ow
+    target = _rows(kernel.y, pixel * C0, block.rows, ow, ow)
+    held = kernel.sums.dequeue()
+    source = held.region(0, target.sizes, (kernel.lines.pitch * C0, 1))
+    kernel.builder.copy(target, source)
+    kernel.sums.free()

@@ -1,0 +1,219 @@
+"""Address maps: where each element of an array lies, as frozen data.
+
+Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
+
+    address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
+
+So the address is a sum of one term per logical axis, and everything else (bytes of padding, runs,
+conversions) follows from the pieces.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import LayoutError
+from ascend_lab.layout.formats import REST, ROWS, Format, c0_of, format_of
+
+Index = Sequence[SupportsIndex | NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One physical axis: `count` steps of `step` logical indices of `axis`, `stride` apart."""
+
+    axis: int
+    step: int
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddressMap:
+    """A layout of one shape: pieces outermost first, and the shape they are stored in.
+
+    `axes` names the logical axes, in the order of an index; strides count elements.
+    """
+
+    format: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    pieces: tuple[Piece, ...]
+    storage_shape: tuple[int, ...]
+
+    @property
+    def piece_shape(self) -> tuple[int, ...]:
+        """Count of every piece: the stored shape with no axes joined."""
+        return tuple(p.count for p in self.pieces)
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Logical shape with every axis filled up to whole blocks."""
+        counts = [1] * len(self.shape)
+        for piece in self.pieces:
+            counts[piece.axis] *= piece.count
+        return tuple(counts)
+
+    @property
+    def elements(self) -> int:
+        """Stored elements, padding included."""
+        return math.prod(self.storage_shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Stored bytes, padding included."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def padding_bytes(self) -> int:
+        """Stored bytes that hold no element of the array."""
+        return self.size_bytes - math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def padded_share(self) -> float:
+        """Padding bytes / stored bytes, from 0 up to but not including 1."""
+        return self.padding_bytes / self.size_bytes
+
+    def of_axis(self, axis: int) -> tuple[Piece, ...]:
+        """Return the pieces of one logical axis, largest step first."""
+        found = (p for p in self.pieces if p.axis == axis)
+        return tuple(sorted(found, key=lambda p: -p.step))
+
+
+def address_map(
+    name: str, shape: Sequence[int], dtype: str = "fp16", *, c0: int | None = None
+) -> AddressMap:
+    """Lay an array of logical `shape` out in layout `name`.
+
+    Images and weights have the logical shape (N, C, H, W) in every layout, arrays (..., rows,
+    columns). `c0` replaces 32 bytes / size where the hardware does: L0C keeps 16 columns whatever
+    the accumulator. Raises `LayoutError`.
+    """
+    form = format_of(name)
+    lane = c0_of(dtype) if c0 is None else _block(c0)
+    sizes = _shape(form, shape)
+    axes = _named(form, len(sizes))
+    place = {axis: i for i, axis in enumerate(axes)}
+    blocks = {place[a]: ROWS for a in form.rows} | {place[a]: lane for a in form.lanes}
+    counts: list[tuple[int, int, int]] = []
+    stored = []
+    for group in _storage(form, axes):
+        group_pieces = [_piece(text, place, sizes, blocks) for text in group.split("*")]
+        counts += group_pieces
+        stored.append(math.prod(count for _, _, count in group_pieces))
+    strides = [math.prod(n for _, _, n in counts[i + 1 :]) for i in range(len(counts))]
+    pieces = tuple(Piece(*c, s) for c, s in zip(counts, strides, strict=True))
+    return AddressMap(name, axes, sizes, dtype, pieces, tuple(stored))
+
+
+def _block(c0: int) -> int:
+    if c0 < 2 or c0 & (c0 - 1):
+        raise LayoutError(
+            "c0 as a power of two from 2 on", str(c0), "leave it out for 32 bytes / size"
+        )
+    return c0
+
+
+def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise LayoutError(
+            f"{form.name}: a shape of whole numbers", repr(shape), "convert it"
+        ) from None
+    fixed = len(form.axes) - (REST in form.axes)
+    if len(sizes) < max(fixed, 1) or (REST not in form.axes and len(sizes) > fixed):
+        exactly = "at least " if REST in form.axes else ""
+        raise LayoutError(
+            f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}",
+            f"{len(sizes)}: {sizes}",
+            "reshape the array, or use ND",
+        )
+    if min(sizes) < 1:
+        raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
+    return sizes
+
+
+def _named(form: Format, rank: int) -> tuple[str, ...]:
+    """Name the axes behind `...`: the last two of plain arrays are M and N, the others B0, B1."""
+    fixed = tuple(a for a in form.axes if a != REST) or ("M", "N")[-rank:]
+    return tuple(f"B{i}" for i in range(rank - len(fixed))) + fixed
+
+
+def _storage(form: Format, axes: tuple[str, ...]) -> list[str]:
+    free = [a for a in axes if a not in form.axes]
+    return [text for group in form.storage for text in (free if group == REST else [group])]
+
+
+def _piece(
+    text: str, place: dict[str, int], sizes: tuple[int, ...], blocks: dict[int, int]
+) -> tuple[int, int, int]:
+    """Return (axis, step, count) of a stored axis such as `H`, `C1` or `C0`."""
+    if text in place:
+        return place[text], 1, sizes[place[text]]
+    axis = place[text[:-1]]
+    block = blocks[axis]
+    return (axis, 1, block) if text[-1] == "0" else (axis, block, -(-sizes[axis] // block))
+
+
+def check_index(layout: AddressMap, index: Index) -> list[NDArray[np.int64]]:
+    """Return the index as integer arrays; raise `LayoutError` where it leaves the logical shape."""
+    if len(index) != len(layout.shape):
+        raise LayoutError(
+            f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers",
+            f"{len(index)}",
+            f"give {', '.join(layout.axes)}",
+        )
+    arrays = [np.asarray(i) for i in index]
+    for name, size, array in zip(layout.axes, layout.shape, arrays, strict=True):
+        if array.dtype.kind not in "iu":
+            raise LayoutError(f"index {name}: whole numbers", str(array.dtype), "convert it")
+        if array.size and (array.min() < 0 or array.max() >= size):
+            raise LayoutError(
+                f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}",
+                f"{array.min()}..{array.max()}",
+                "padding has no index",
+            )
+    return [array.astype(np.int64) for array in arrays]
+
+
+def address(layout: AddressMap, index: Index) -> Any:
+    """Return where an element lies, counted in elements from the start of the storage.
+
+    `index` has one number per logical axis, or arrays that broadcast: then the result is an int64
+    array. Raises `LayoutError` for an index outside the logical shape.
+    """
+    arrays = check_index(layout, index)
+    total: Any = sum(arrays[p.axis] // p.step % p.count * p.stride for p in layout.pieces)
+    return int(total) if np.ndim(total) == 0 else total
+
+
+def addresses(layout: AddressMap) -> NDArray[np.int64]:
+    """Return the address of every element, an array of the logical shape."""
+    grid = np.ogrid[tuple(slice(n) for n in layout.shape)]
+    found: NDArray[np.int64] = address(layout, tuple(grid))
+    return np.broadcast_to(found, layout.shape)
+
+
+def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
+    """Return the index of the element stored at address `place`, or None for padding."""
+    if not 0 <= place < layout.elements:
+        raise LayoutError(
+            f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}",
+            str(place),
+            "addresses count elements, not bytes",
+        )
+    index = [0] * len(layout.shape)
+    for piece in layout.pieces:
+        index[piece.axis] += place // piece.stride % piece.count * piece.step
+    inside = all(i < n for i, n in zip(index, layout.shape, strict=True))
+    return tuple(index) if inside else None

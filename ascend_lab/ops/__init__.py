@@ -1,0 +1,71 @@
+"""The operator library: definition, reference, types, slice rules, gradient, tests of each.
+
+`ops.OPERATORS` holds every operator by name. `run` computes one on a chip's program, `time` times
+that program, `make_test` writes its tests; `register` adds an operator of your own.
+"""
+
+from ascend_lab.ops import activations as activations
+from ascend_lab.ops import attention as attention
+from ascend_lab.ops import batch_norm as batch_norm
+from ascend_lab.ops import binary as binary
+from ascend_lab.ops import casting as casting
+from ascend_lab.ops import convolution as convolution
+from ascend_lab.ops import cutting as cutting
+from ascend_lab.ops import deconvolution as deconvolution
+from ascend_lab.ops import depthwise as depthwise
+from ascend_lab.ops import elementwise as elementwise
+from ascend_lab.ops import indexing as indexing
+from ascend_lab.ops import joining as joining
+from ascend_lab.ops import matmul as matmul
+from ascend_lab.ops import moving as moving
+from ascend_lab.ops import normalise as normalise
+from ascend_lab.ops import pooling as pooling
+from ascend_lab.ops import reduction as reduction
+from ascend_lab.ops import scattering as scattering
+from ascend_lab.ops import training as training
+from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
+from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
+from ascend_lab.ops.generate import make_test
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
+from ascend_lab.ops.registry import OPERATORS, get, register
+from ascend_lab.ops.slicing import (
+    AxisRule,
+    Cut,
+    Reduction,
+    SliceRules,
+    Source,
+    Window,
+    cut,
+    take,
+)
+from ascend_lab.ops.template import Call, Template
+
+__all__ = [
+    "OPERATORS",
+    "REQUIRED",
+    "AxisRule",
+    "Call",
+    "Cut",
+    "Domain",
+    "Example",
+    "Operator",
+    "Reduction",
+    "SliceRules",
+    "Source",
+    "Template",
+    "Tolerance",
+    "TypeRule",
+    "Window",
+    "check",
+    "compile",
+    "cut",
+    "exact",
+    "express",
+    "get",
+    "make_test",
+    "register",
+    "rounded",
+    "run",
+    "take",
+    "time",
+]

@@ -1,0 +1,230 @@
+"""The pieces of attention: scaled scores, masked softmax, weighted sum; and all three at once.
+
+q is (..., s, d), k (..., t, d), v (..., t, e); masks are added to the scores: 0 keeps a position,
+a large negative number such as -10000 drops it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.lifting import in_fp32, narrow, stretch, wide
+from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, product_slopes
+from ascend_lab.ops.normalise import softmax, softmax_slope, softmax_values
+from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, broadcast_shape, unbroadcast
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
+
+Values = NDArray[Any]
+TYPES = TypeRule(("fp16", "bf16"), unit="cube")
+# probabilities are rounded to fp16 before the second product
+LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
+
+
+def _scale(scale: float | None, width: int) -> float:
+    """Return the given scale, by default 1 / sqrt(d)."""
+    return 1.0 / math.sqrt(width) if scale is None else float(scale)
+
+
+def _check_pair(where: str, a: Shape, b: Shape) -> None:
+    if len(a) != len(b) or len(a) < 2:
+        raise ShapeError(
+            f"{where} with equal numbers of axes, at least 2", f"{a} and {b}", "reshape"
+        )
+
+
+# -- scores ---------------------------------------------------------------------------------------
+def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
+    _check_pair("q (..., s, d) and k (..., t, d)", q, k)
+    return product_shape(q, k, False, True)
+
+
+def _scores(q: te.Tensor, k: te.Tensor, *, scale: float | None) -> te.Tensor:
+    total = batched(q, k, False, True, "fp32")
+    return narrow(te.vmuls(total, _scale(scale, q.shape[-1])), q.dtype)
+
+
+def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
+    result: Values = q @ np.swapaxes(k, -1, -2) * _scale(scale, q.shape[-1])
+    return result
+
+
+def _scores_backward(
+    grads: Any, inputs: Any, outputs: Any, *, scale: float | None
+) -> tuple[Values, Values]:
+    q, k = inputs
+    return product_slopes(grads[0] * _scale(scale, q.shape[-1]), q, k, False, True)
+
+
+register(
+    Operator(
+        "attention_scores",
+        ("q", "k"),
+        _scores_values,
+        _scores,
+        "scale * q k^T, scale 1 / sqrt(d) unless given",
+        outputs=("scores",),
+        attrs={"scale": None},
+        shape_rule=_scores_shape,
+        types=TYPES,
+        slicing=lambda shapes, *, scale: SliceRules(
+            "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
+        ),
+        backward=_scores_backward,
+        layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
+        examples=(
+            Example(((1, 1), (1, 1))),
+            Example(((2, 17, 16), (2, 33, 16))),
+            Example(((2, 3, 7, 32), (2, 3, 16, 32)), {"scale": 0.25}),
+        ),
+        tolerances=SUMS,
+    )
+)
+
+
+# -- masked softmax -------------------------------------------------------------------------------
+def _masked_shape(x: Shape, mask: Shape) -> Shape:
+    if broadcast_shape("scores and mask", x, mask) != x:
+        raise ShapeError(f"a mask that broadcasts to the scores {x}", str(mask), "reshape the mask")
+    return x
+
+
+def _masked_slices(shapes: tuple[Shape, ...]) -> SliceRules:
+    last = len(shapes[0]) - 1
+    return elementwise_rules(shapes, shapes[0], whole={last: "softmax needs the whole axis"})
+
+
+def _masked_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, Values]:
+    slope = softmax_slope(grads[0], outputs[0], -1)
+    return slope, unbroadcast(slope, inputs[1].shape)
+
+
+register(
+    Operator(
+        "masked_softmax",
+        ("scores", "mask"),
+        lambda scores, mask: softmax_values(scores + mask, axis=-1),
+        in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
+        "softmax of scores + mask along the last axis",
+        shape_rule=_masked_shape,
+        slicing=_masked_slices,
+        backward=_masked_backward,
+        examples=(
+            Example(((1, 1), (1, 1))),
+            Example(((2, 3, 17), (3, 17))),
+            Example(((2, 1, 5, 33), (2, 1, 1, 33))),
+        ),
+        tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    )
+)
+
+
+# -- weighted sum ---------------------------------------------------------------------------------
+def _context_shape(p: Shape, v: Shape) -> Shape:
+    _check_pair("probabilities (..., s, t) and v (..., t, e)", p, v)
+    return product_shape(p, v, False, False)
+
+
+register(
+    Operator(
+        "attention_context",
+        ("probabilities", "v"),
+        lambda probabilities, v: probabilities @ v,
+        lambda p, v: batched(p, v, False, False, None),
+        "probabilities v: the weighted sum of the values",
+        outputs=("context",),
+        shape_rule=_context_shape,
+        types=TYPES,
+        slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
+        backward=lambda g, x, y: product_slopes(g[0], x[0], x[1], False, False),
+        layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
+        domains={"probabilities": Domain(0.0, 1.0)},
+        examples=(
+            Example(((1, 1), (1, 1))),
+            Example(((2, 17, 33), (2, 33, 16))),
+            Example(((2, 3, 7, 16), (2, 3, 16, 32))),
+        ),
+        tolerances=SUMS,
+    )
+)
+
+
+# -- attention ------------------------------------------------------------------------------------
+def _attention_shape(q: Shape, k: Shape, v: Shape, *mask: Shape, scale: float | None) -> Shape:
+    scores = _scores_shape(q, k, scale=scale)
+    if mask:
+        _masked_shape(scores, mask[0])
+    return _context_shape(scores, v)
+
+
+def _weights(q: Values, k: Values, mask: tuple[Values, ...], scale: float | None) -> Values:
+    scores = _scores_values(q, k, scale=scale)
+    return softmax_values(scores + mask[0] if mask else scores, axis=-1)
+
+
+def _attention(
+    q: te.Tensor, k: te.Tensor, v: te.Tensor, *mask: te.Tensor, scale: float | None
+) -> te.Tensor:
+    """Scores and softmax in fp32; probabilities are rounded to the cube's input format."""
+    scores = te.vmuls(batched(q, k, False, True, "fp32"), _scale(scale, q.shape[-1]))
+    if mask:
+        scores = te.vadd(scores, te.broadcast(wide(mask[0]), scores.shape))
+    return batched(narrow(softmax(scores, axis=-1), q.dtype), v, False, False, None)
+
+
+def _attention_backward(
+    grads: Any, inputs: Any, outputs: Any, *, scale: float | None
+) -> tuple[Values, ...]:
+    q, k, v, *mask = inputs
+    p = _weights(q, k, tuple(mask), scale)
+    dp, dv = product_slopes(grads[0], p, v, False, False)
+    ds = softmax_slope(dp, p, -1)
+    dq, dk = product_slopes(ds * _scale(scale, q.shape[-1]), q, k, False, True)
+    return (dq, dk, dv, *(unbroadcast(ds, m.shape) for m in mask))
+
+
+def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> SliceRules:
+    q, k, v = shapes[:3]
+    scores = product_shape(q, k, False, True)
+    out = product_shape(scores, v, False, False)
+    batch = following((q[:-2], k[:-2], v[:-2]), out[:-2])
+    last = len(out) - 1
+    found = [*batch, (Source(0, len(q) - 2),), (Source(2, len(v) - 1),)]
+    for mask in shapes[3:]:
+        extra = following((mask,), scores)[:-1]
+        for axis, sources in enumerate(extra):
+            found[axis] = (*found[axis], *(Source(3, s.axis) for s in sources))
+    axes = tuple(AxisRule(i, "free", s, (i,)) for i, s in enumerate(found))
+    return SliceRules("CubeMatmul", axes) if last else SliceRules("CubeMatmul", ())
+
+
+register(
+    Operator(
+        "attention",
+        ("q", "k", "v", "mask"),
+        lambda q, k, v, *mask, scale: _weights(q, k, mask, scale) @ v,
+        _attention,
+        "softmax(scale q k^T + mask) v",
+        outputs=("context",),
+        attrs={"scale": None},
+        optional=1,
+        shape_rule=_attention_shape,
+        types=TYPES,
+        slicing=_attention_slices,
+        backward=_attention_backward,
+        examples=(
+            Example(((1, 1), (1, 1), (1, 1))),
+            Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
+            Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
+        ),
+        tolerances=LOOSE,
+    )
+)

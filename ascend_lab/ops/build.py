@@ -1,0 +1,177 @@
+"""From an operator to a kernel: check, express, schedule, lower; then values and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.lower import matrices
+from ascend_lab.dsl.moves import axis_names, copied
+from ascend_lab.errors import ShapeError
+from ascend_lab.isa import Kernel, var
+from ascend_lab.ops.formats import format_of
+from ascend_lab.ops.fractals import pack_matrix, unpack_matrix
+from ascend_lab.ops.operator import Operator
+from ascend_lab.ops.registry import resolve
+from ascend_lab.ops.shapes import Shape, elements
+from ascend_lab.ops.template import Call
+from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
+
+Values = NDArray[Any]
+
+
+def check(
+    operator: Operator | str,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    chip: Chip,
+    **attrs: Any,
+) -> None:
+    """Raise `ShapeError`, `TypeMismatchError` or `InputError` before any work is done."""
+    resolve(operator).check(shapes, dtypes, attrs, chip)
+
+
+def output_names(operator: Operator, inputs: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the names of the outputs' GM tensors, different from each other and the inputs'."""
+    own = operator.outputs
+    names = own if len(own) == count else tuple(f"{own[0]}{i}" for i in range(count))
+    return tuple(f"{name}_out" if name in inputs else name for name in names)
+
+
+def express(
+    operator: Operator | str, shapes: Sequence[Shape], dtypes: Sequence[str], **attrs: Any
+) -> tuple[te.Tensor, ...]:
+    """Return the named output tensors of the operator's expression on placeholders.
+
+    Tensors without axes become (1,), as in device memory.
+    """
+    op = resolve(operator)
+    names = op.names(len(shapes))
+    tensors = [
+        te.placeholder(tuple(shape) or (1,), dtype, name)
+        for name, shape, dtype in zip(names, shapes, dtypes, strict=True)
+    ]
+    found = op.expression(*tensors, **attrs)
+    outputs = found if isinstance(found, tuple) else (found,)
+    titles = output_names(op, names, len(outputs))
+    return tuple(
+        te.renamed(_own(t, names), title) for t, title in zip(outputs, titles, strict=True)
+    )
+
+
+def _own(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
+    """Return the tensor, copied if it is one of the inputs: outputs have memory of their own."""
+    if tensor.name not in inputs:
+        return tensor
+    names = axis_names(len(tensor.shape))
+    return copied(tensor[tuple(var(n) for n in names)], tensor.shape, names, "copy")
+
+
+def compile(  # noqa: A001 - what it does
+    operator: Operator | str,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    chip: Chip,
+    **attrs: Any,
+) -> Kernel:
+    """Return the kernel of the operator's template, or of its default schedule.
+
+    Raises as `check`; `ShapeError` also for empty tensors, for which nothing is launched.
+    """
+    op = resolve(operator)
+    op.check(shapes, dtypes, attrs, chip)
+    for shape in (*shapes, *op.infer(*shapes, **attrs)):
+        if elements(tuple(shape)) == 0:
+            raise ShapeError(
+                f"{op.name}: elements to compute", str(shape), "ops.run returns at once"
+            )
+    call = op.call(shapes, dtypes, attrs)
+    if op.template is not None and op.template.applies(call, chip):
+        return op.template.kernel(call, chip)
+    return te.lower(te.auto_schedule(express(op, shapes, dtypes, **attrs), chip))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A kernel with its GM tensors filled, and how to read the outputs from memory afterwards."""
+
+    kernel: Kernel
+    tensors: dict[str, Values]
+    fetch: Callable[[Mapping[str, Values]], tuple[Values, ...]]
+
+
+def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Prepared:
+    """Return the kernel for some input arrays and the tensors to launch it with.
+
+    Raises as `compile`, and `InputError` for indices outside their tensors.
+    """
+    op = resolve(operator)
+    shapes, dtypes = [a.shape for a in arrays], [format_of(a) for a in arrays]
+    op.check(shapes, dtypes, attrs, chip)
+    op.check_indices(arrays, op.settings(attrs))
+    call, template = op.call(shapes, dtypes, attrs), op.template
+    if template is not None and template.applies(call, chip):
+        kernel = template.kernel(call, chip)
+        return Prepared(kernel, template.feed(call, arrays), partial(template.fetch, call))
+    schedule = te.auto_schedule(express(op, shapes, dtypes, **attrs), chip)
+    return _scheduled(op, schedule, arrays, call)
+
+
+def _scheduled(
+    op: Operator, schedule: te.Schedule, arrays: Sequence[Values], call: Call
+) -> Prepared:
+    """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
+    kernel, stored = te.lower(schedule), matrices(schedule.state)
+    names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
+    feed = {
+        n: pack_matrix(a, stored[n]) if n in stored else a
+        for n, a in zip(names, arrays, strict=True)
+        if n in known
+    }
+    titles = output_names(op, names, len(call.outputs))
+
+    def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
+        return tuple(
+            unpack_matrix(memory[title], stored[title], shape)
+            if title in stored
+            else memory[title].reshape(shape)
+            for title, shape in zip(titles, call.outputs, strict=True)
+        )
+
+    return Prepared(kernel, feed, fetch)
+
+
+def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> Any:
+    """Return the output array (a tuple of several) that the kernel computes on the chip.
+
+    Without elements nothing is launched: the result is the reference's, empty or an identity.
+    Raises as `prepare`.
+    """
+    op = resolve(operator)
+    given = [np.asarray(a) for a in arrays]
+    shapes = [a.shape for a in given]
+    op.check(shapes, [format_of(a) for a in given], attrs, chip)
+    outs = op.infer(*shapes, **attrs)
+    if any(elements(shape) == 0 for shape in (*shapes, *outs)):
+        return op.reference(*given, **attrs)
+    ready = prepare(op, *given, chip=chip, **attrs)
+    results = ready.fetch(execute(ready.kernel, ready.tensors, chip))
+    return results if len(results) > 1 else results[0]
+
+
+def time(
+    operator: Operator | str,
+    shapes: Sequence[Shape],
+    dtypes: Sequence[str],
+    chip: Chip,
+    **attrs: Any,
+) -> KernelTimeline:
+    """Return the timeline of the operator's kernel, phase by phase; raises as `compile`."""
+    return simulate_kernel(compile(operator, shapes, dtypes, chip, **attrs), chip)

@@ -1,0 +1,239 @@
+"""Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
+from ascend_lab.kernels.layouts import pack_conv, unpack_conv
+from ascend_lab.ops.bias import with_bias
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule
+from ascend_lab.ops.lifting import along, narrow
+from ascend_lab.ops.matmul import SUMS, cube_result
+from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
+from ascend_lab.ops.template import Call
+from ascend_lab.ops.windowing import (
+    Pair,
+    add_windows,
+    cropped,
+    out_size,
+    padded,
+    piece_pads,
+    window_rule,
+    windows,
+)
+
+Values = NDArray[Any]
+CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
+"""Formats that both the cubes and the hand-written kernels take."""
+CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
+LAYOUTS = {"x": "NC1HWC0", "weight": "FRACTAL_Z", "y": "NC1HWC0"}
+ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
+
+
+def geometry(stride: Any, pad: Any, dilation: Any) -> tuple[Pair, Pairs, Pair]:
+    """Return stride, padding and dilation as pairs."""
+    return pair("stride", stride), pad_pairs("conv", pad), pair("dilation", dilation)
+
+
+def check_groups(channels: int, features: int, groups: Any) -> None:
+    """Raise `ShapeError` unless the groups divide input and output channels."""
+    if not isinstance(groups, int) or groups < 1 or channels % groups or features % groups:
+        raise ShapeError(
+            f"groups that divide {channels} input and {features} output channels",
+            repr(groups),
+            "use 1, or the number of channels for a depthwise convolution",
+        )
+
+
+def check_bias(bias: tuple[Shape, ...], features: int) -> None:
+    """Raise `ShapeError` unless an optional bias has one number per output channel."""
+    if bias and bias[0] != (features,):
+        raise ShapeError(f"a bias of shape ({features},)", str(bias[0]), "one per output channel")
+
+
+def _shape(
+    x: Shape, weight: Shape, *bias: Shape, stride: Any, pad: Any, dilation: Any, **attrs: Any
+) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    check_rank("weight (k, c / groups, r, s)", weight, 4)
+    groups = attrs["groups"]
+    check_groups(x[1], weight[0], groups)
+    if weight[1] * groups != x[1]:
+        raise ShapeError(
+            f"weights over {x[1] // groups} channels: {x[1]} of x {x} in {groups} groups",
+            f"{weight[1]} in weight {weight}",
+            "change groups or the weights",
+        )
+    check_bias(bias, weight[0])
+    step, pads, spread = geometry(stride, pad, dilation)
+    kernel = (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", (x[2], x[3]), kernel, step, pads, spread))
+
+
+# -- NumPy ----------------------------------------------------------------------------------------
+def grouped(values: Values, groups: int, axis: int) -> Values:
+    """Return channels (.., c, ..) as (.., groups, c / groups, ..)."""
+    return values.reshape(
+        (*values.shape[:axis], groups, values.shape[axis] // groups, *values.shape[axis + 1 :])
+    )
+
+
+def conv_values(
+    x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int
+) -> Values:
+    """Return the convolution: windows times weights, summed over channels and kernel."""
+    kernel = (weight.shape[2], weight.shape[3])
+    seen = grouped(windows(padded(x, pads), kernel, step, spread), groups, 1)
+    out: Values = np.einsum("ngcijrs,gkcrs->ngkij", seen, grouped(weight, groups, 0), optimize=True)
+    return out.reshape((x.shape[0], weight.shape[0], *out.shape[3:]))
+
+
+def conv_input_slope(
+    grad: Values, weight: Values, size: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
+) -> Values:
+    """Return d/dx: every output's gradient times the weights, added where its window lay."""
+    own = grouped(weight, groups, 0)
+    parts = np.einsum("ngkij,gkcrs->ngcijrs", grouped(grad, groups, 1), own, optimize=True)
+    n, g, c = parts.shape[:3]
+    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
+    image = add_windows(
+        parts.reshape((n, g * c, *parts.shape[3:])), (n, g * c, *room), step, spread
+    )
+    return cropped(image, pads, size)
+
+
+def conv_weight_slope(
+    grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
+) -> Values:
+    """Return d/dweight: windows times output gradients, summed over images and pixels."""
+    seen = windows(padded(x, pads), kernel, step, spread)
+    seen = grouped(seen[:, :, : grad.shape[2], : grad.shape[3]], groups, 1)
+    out: Values = np.einsum("ngkij,ngcijrs->gkcrs", grouped(grad, groups, 1), seen, optimize=True)
+    return out.reshape((grad.shape[1], *out.shape[2:]))
+
+
+def _values(
+    x: Values, weight: Values, *bias: Values, stride: Any, pad: Any, dilation: Any, **attrs: Any
+) -> Values:
+    out = conv_values(x, weight, *geometry(stride, pad, dilation), attrs["groups"])
+    return out + bias[0].reshape(-1, 1, 1) if bias else out
+
+
+def _backward(
+    grads: Any, inputs: Any, outputs: Any, *, stride: Any, pad: Any, dilation: Any, **attrs: Any
+) -> tuple[Values, ...]:
+    x, weight = inputs[:2]
+    how = (*geometry(stride, pad, dilation), attrs["groups"])
+    dx = conv_input_slope(grads[0], weight, (x.shape[2], x.shape[3]), *how)
+    dw = conv_weight_slope(grads[0], x, (weight.shape[2], weight.shape[3]), *how)
+    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+
+
+# -- tensor expression and slices -----------------------------------------------------------------
+def plus_bias(y: te.Tensor, bias: te.Tensor, dtype: str) -> te.Tensor:
+    """Return y + bias per channel, added in y's wide format and rounded once."""
+    wide = narrow(bias, y.dtype)
+    return narrow(te.vadd(y, along(wide, 1, y.shape)), dtype)
+
+
+def _expression(
+    x: te.Tensor,
+    weight: te.Tensor,
+    *bias: te.Tensor,
+    stride: Any,
+    pad: Any,
+    dilation: Any,
+    groups: int,
+    out_dtype: str | None,
+) -> te.Tensor:
+    step, pads, spread = geometry(stride, pad, dilation)
+    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    sums = out if not bias or out == "int32" else "fp32"
+    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, groups, sums)
+    return plus_bias(y, bias[0], out) if bias else y
+
+
+def _slices(
+    shapes: tuple[Shape, ...], *, stride: Any, pad: Any, dilation: Any, groups: int, **attrs: Any
+) -> SliceRules:
+    weight, biased = shapes[1], len(shapes) > 2
+    step, pads, spread = geometry(stride, pad, dilation)
+    features = weight[0] // groups
+    grain = features if groups > 1 else 1
+    sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
+    if groups > 1:
+        sources.append(Source(0, 1, grain=weight[1]))
+    rules = (
+        AxisRule(0, "free", (Source(0, 0),), (0,)),
+        AxisRule(1, "free", tuple(sources), (1,), grain),
+        *(window_rule(2 + i, weight[2 + i], step[i], pads[i], spread[i]) for i in range(2)),
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        if axis == 1 and groups > 1:
+            return {"groups": (piece[1] - piece[0]) // features}
+        return {"pad": piece_pads(rules[axis], pads, piece, ranges)} if axis >= 2 else {}
+
+    summed = () if groups > 1 or biased else (Reduction(((0, 1), (1, 1)), "sum"),)
+    return SliceRules("SlidingWindow", rules, summed, adjust)
+
+
+# -- kernel ----------------------------------------------------------------------------------------
+def conv_shape(call: Call) -> ConvShape:
+    """Return the call as the kernels' description of a convolution."""
+    (n, c, h, w), (k, _, r, s) = call.shapes[:2]
+    step, pads, spread = geometry(*(call.attrs[a] for a in ("stride", "pad", "dilation")))
+    main, groups = call.dtypes[0], call.attrs["groups"]
+    return ConvShape(
+        n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),
+        spread, groups,
+    )  # fmt: skip
+
+
+KERNEL = with_bias(
+    lambda call, chip: conv_launch(conv_shape(call), chip),
+    lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
+    lambda call, memory: (unpack_conv(conv_shape(call), memory),),
+    cube_result,
+)
+
+
+_EXAMPLES = (
+    Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+    Example(((1, 16, 8, 8), (16, 16, 3, 3)), {"pad": 1}),
+    Example(((2, 3, 7, 9), (5, 3, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
+    Example(((1, 17, 9, 9), (33, 17, 1, 1))),
+    Example(((1, 4, 9, 8), (6, 2, 3, 3)), {"groups": 2, "dilation": 2, "pad": 2}),
+    Example(((1, 7, 6, 6), (7, 1, 3, 3)), {"groups": 7, "pad": 1}),
+    Example(((1, 8, 5, 5), (4, 8, 3, 3), (4,)), {"stride": 2}),
+)
+register(
+    Operator(
+        "conv2d",
+        ("x", "weight", "bias"),
+        _values,
+        _expression,
+        "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
+        attrs=ATTRS,
+        optional=1,
+        shape_rule=_shape,
+        types=CONV_TYPES,
+        slicing=_slices,
+        backward=_backward,
+        template=KERNEL,
+        layouts=LAYOUTS,
+        examples=_EXAMPLES,
+        tolerances=SUMS,
+    )
+)

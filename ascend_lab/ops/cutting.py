@@ -1,0 +1,167 @@
+"""Operators that move the borders of a tensor: slice cuts them off, pad adds to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.errors import ShapeError
+from ascend_lab.isa import Launch
+from ascend_lab.kernels.rearrange import pad_launch, slice_launch
+from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.moving import ANY
+from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
+from ascend_lab.ops.template import Call, plain
+
+Values = NDArray[Any]
+_EXACT = exact()
+
+
+# -- slice ----------------------------------------------------------------------------------------
+def _steps(x: Shape, begin: Any, end: Any, step: Any) -> list[tuple[int, int, int]]:
+    """Return (first, size, step) per axis; negative bounds count back, bounds beyond are cut."""
+    steps = (1,) * len(x) if step is None else tuple(step)
+    if not len(begin) == len(end) == len(steps) == len(x):
+        raise ShapeError(
+            f"begin, end and step for each of the {len(x)} axes of {x}",
+            f"{tuple(begin)}, {tuple(end)}, {steps}",
+            "give one number per axis",
+        )
+    if min(steps, default=1) < 1:
+        raise ShapeError("steps of at least 1", str(steps), "gather reverses an axis")
+    out = []
+    for size, b, e, s in zip(x, begin, end, steps, strict=True):
+        low, high, _ = slice(b, e).indices(size)
+        if low >= high:
+            raise ShapeError(
+                f"begin before end within 0 .. {size}", f"{b} .. {e}", "mend the bounds"
+            )
+        out.append((low, -(-(high - low) // s), s))
+    return out
+
+
+def _taken(x: Shape, **attrs: Any) -> tuple[slice, ...]:
+    return tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in _steps(x, **attrs))
+
+
+def _slice(x: te.Tensor, **attrs: Any) -> te.Tensor:
+    parts = _taken(x.shape, **attrs)
+    return te.slice(x, [p.start for p in parts], [p.stop for p in parts], [p.step for p in parts])
+
+
+def _slice_kernel(call: Call, chip: Chip) -> Launch:
+    x, parts = call.shapes[0], _taken(call.shapes[0], **call.attrs)
+    begin, end, step = ([getattr(p, key) for p in parts] for key in ("start", "stop", "step"))
+    return slice_launch(chip, x, begin, end, call.dtypes[0], step=step)
+
+
+def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    parts = _taken(shapes[0], **attrs)
+    axes = tuple(
+        AxisRule(i, "halo", (Source(0, i, Window(-p.start, p.start, p.step)),), (i,))
+        for i, p in enumerate(parts)
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        low, high = ranges[0][axis]
+        begin = tuple(0 if i == axis else p.start for i, p in enumerate(parts))
+        end = tuple(high - low if i == axis else p.stop for i, p in enumerate(parts))
+        return {"begin": begin, "end": end}
+
+    return SliceRules("SlidingWindow", axes, adjust=adjust)
+
+
+def _slice_backward(grads: Any, inputs: Any, outputs: Any, **attrs: Any) -> Values:
+    result = np.zeros(inputs[0].shape, grads[0].dtype)
+    result[_taken(inputs[0].shape, **attrs)] = grads[0]
+    return result
+
+
+register(
+    Operator(
+        "slice",
+        ("x",),
+        lambda x, **attrs: x[_taken(x.shape, **attrs)],
+        _slice,
+        "x[begin:end:step] on every axis; negative bounds count from the end",
+        attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
+        shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)),
+        types=TypeRule(ANY),
+        slicing=_slice_slices,
+        backward=_slice_backward,
+        template=plain(_slice_kernel),
+        examples=(
+            Example(((1,),), {"begin": (0,), "end": (1,)}),
+            Example(((33,),), {"begin": (1,), "end": (-1,)}),
+            Example(((7, 32),), {"begin": (0, 16), "end": (7, 32)}),
+            Example(((9, 31),), {"begin": (1, 2), "end": (9, 30), "step": (3, 2)}),
+            Example(((3, 4, 17),), {"begin": (0, -3, 0), "end": (3, 99, 17)}),
+        ),
+        tolerances=_EXACT,
+    )
+)
+
+
+# -- pad ------------------------------------------------------------------------------------------
+def _padded(x: Shape, *, pads: Any, value: float) -> Shape:
+    if len(pads) != len(x) or any(len(p) != 2 or min(p) < 0 for p in pads):
+        raise ShapeError(
+            f"pads: (before, after) >= 0 for each of the {len(x)} axes of {x}",
+            str(tuple(pads)),
+            "use slice to cut",
+        )
+    return tuple(n + sum(p) for n, p in zip(x, pads, strict=True))
+
+
+def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceRules:
+    x = shapes[0]
+    axes = tuple(
+        AxisRule(i, "halo" if sum(p) else "free", (Source(0, i, Window(p[0], -p[0])),), (i,))
+        for i, p in enumerate(pads)
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        low, high = (n - pads[axis][0] for n in piece)
+        own = max(0, -low), max(0, high - x[axis])
+        return {"pads": tuple(own if i == axis else p for i, p in enumerate(pads))}
+
+    return SliceRules("SlidingWindow", axes, adjust=adjust)
+
+
+def _inner(x: Shape, pads: Any) -> tuple[slice, ...]:
+    return tuple(slice(p[0], p[0] + n) for n, p in zip(x, pads, strict=True))
+
+
+register(
+    Operator(
+        "pad",
+        ("x",),
+        lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
+        lambda x, *, pads, value: te.pad(x, pads, value),
+        "x with (before, after) elements of one value added along each axis",
+        attrs={"pads": REQUIRED, "value": 0},
+        shape_rule=_padded,
+        types=TypeRule(ANY),
+        slicing=_pad_slices,
+        backward=lambda g, x, y, *, pads, value: g[0][_inner(x[0].shape, pads)],
+        template=plain(
+            lambda call, chip: pad_launch(
+                chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
+            )
+        ),
+        examples=(
+            Example(((1,),), {"pads": ((0, 0),)}),
+            Example(((17,),), {"pads": ((3, 12),), "value": 1}),
+            Example(((3, 16),), {"pads": ((1, 0), (0, 16))}),
+            Example(((2, 3, 5),), {"pads": ((0, 0), (1, 2), (3, 3)), "value": -1}),
+        ),
+        tolerances=_EXACT,
+    )
+)

@@ -1,0 +1,247 @@
+"""Transposed convolution: every input pixel adds its weighted kernel to the output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
+from ascend_lab.ops.bias import with_bias
+from ascend_lab.ops.convolution import (
+    ATTRS,
+    CONV_TYPES,
+    LAYOUTS,
+    check_bias,
+    check_groups,
+    conv_values,
+    conv_weight_slope,
+    geometry,
+    grouped,
+    plus_bias,
+)
+from ascend_lab.ops.matmul import SUMS, cube_result
+from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
+from ascend_lab.ops.template import Call
+from ascend_lab.ops.windowing import Pair, add_windows, cropped, reach
+
+Values = NDArray[Any]
+
+
+def _extra(output_padding: Any) -> Pair:
+    return pair("output_padding", output_padding, least=0)
+
+
+def _out(size: Pair, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, extra: Pair) -> Pair:
+    """Return (size - 1) stride + reach - pads + extra per axis."""
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] - 1) * step[i] + spans[i] - sum(pads[i]) + extra[i] for i in range(2))
+    return rows, columns
+
+
+def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: Any) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    check_rank("weight (c, k / groups, r, s)", weight, 4)
+    groups, extra = attrs["groups"], _extra(output_padding)
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    check_groups(x[1], weight[1] * groups, groups)
+    if weight[0] != x[1]:
+        raise ShapeError(
+            f"weights of {x[1]} input channels, as x {x}", f"weight {weight}", "(c, k/groups, r, s)"
+        )
+    if any(extra[i] >= max(step[i], spread[i]) for i in range(2)):
+        raise ShapeError(
+            f"output_padding below stride {step} or dilation {spread}", str(extra), "reduce it"
+        )
+    check_bias(bias, weight[1] * groups)
+    out = _out((x[2], x[3]), (weight[2], weight[3]), step, pads, spread, extra)
+    if min(out) < 1:
+        raise ShapeError("an output of at least 1 x 1", str(out), "use less padding")
+    return (x[0], weight[1] * groups, *out)
+
+
+def _values(
+    x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
+) -> Values:
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    kernel, extra = (weight.shape[2], weight.shape[3]), _extra(output_padding)
+    size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
+    parts = np.einsum(
+        "ngcij,gckrs->ngkijrs", grouped(x, groups, 1), grouped(weight, groups, 0), optimize=True
+    )
+    n, g, k = parts.shape[:3]
+    # the far side may reach beyond the windows by the output padding
+    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
+    image = add_windows(
+        parts.reshape((n, g * k, *parts.shape[3:])), (n, g * k, *room), step, spread
+    )
+    out = cropped(image, pads, size)
+    return out + bias[0].reshape(-1, 1, 1) if bias else out
+
+
+def _backward(
+    grads: Any, inputs: Any, outputs: Any, *, output_padding: Any, groups: int, **attrs: Any
+) -> tuple[Values, ...]:
+    """Return dx = conv(g, w) and dw as a convolution's with image and output exchanged."""
+    x, weight = inputs[:2]
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    dx = conv_values(grads[0], weight, step, pads, spread, groups)[:, :, : x.shape[2], : x.shape[3]]
+    kernel = (weight.shape[2], weight.shape[3])
+    dw = conv_weight_slope(x, grads[0], kernel, step, pads, spread, groups)
+    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+
+
+# -- tensor expression ----------------------------------------------------------------------------
+def _stretched(x: te.Tensor, step: Pair) -> te.Tensor:
+    """Return x with stride - 1 zeros between neighbouring pixels."""
+    for axis, stride in ((2, step[0]), (3, step[1])):
+        if stride == 1 or x.shape[axis] == 1:
+            continue
+        split = (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :])
+        widths = tuple((0, stride - 1) if i == axis + 1 else (0, 0) for i in range(5))
+        shape = tuple(s * stride if i == axis else s for i, s in enumerate(x.shape))
+        wide = te.reshape(te.pad(te.reshape(x, split), widths), shape)
+        end = tuple(s - stride + 1 if i == axis else s for i, s in enumerate(shape))
+        x = te.slice(wide, (0, 0, 0, 0), end)
+    return x
+
+
+def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
+    """Return weights (c, k/g, r, s) turned upside down and as a convolution's (k, c/g, r, s)."""
+    for axis in (2, 3):
+        rows = [
+            te.slice(
+                weight,
+                tuple(i if a == axis else 0 for a in range(4)),
+                tuple(i + 1 if a == axis else n for a, n in enumerate(weight.shape)),
+            )
+            for i in reversed(range(weight.shape[axis]))
+        ]
+        weight = te.concat(rows, axis) if len(rows) > 1 else weight
+    c, k, r, s = weight.shape
+    split = te.reshape(weight, (groups, c // groups, k, r, s))
+    return te.reshape(te.transpose(split, (0, 2, 1, 3, 4)), (groups * k, c // groups, r, s))
+
+
+def _expression(
+    x: te.Tensor,
+    weight: te.Tensor,
+    *bias: te.Tensor,
+    output_padding: Any,
+    groups: int,
+    out_dtype: str | None,
+    **attrs: Any,
+) -> te.Tensor:
+    """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    spans, extra = reach((weight.shape[2], weight.shape[3]), spread), _extra(output_padding)
+    sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
+    image = _stretched(x, step)
+    begin = (0, 0, *(max(0, -low) for low, _ in sides))
+    end = (
+        *image.shape[:2],
+        *(n - max(0, -high) for n, (_, high) in zip(image.shape[2:], sides, strict=True)),
+    )
+    image = te.slice(image, begin, end) if min(map(min, sides)) < 0 else image
+    pad = tuple(max(0, n) for side in sides for n in side)
+    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    sums = out if not bias or out == "int32" else "fp32"
+    y = te.conv2d(image, _flipped(weight, groups), 1, pad, spread, groups, sums)
+    return plus_bias(y, bias[0], out) if bias else y
+
+
+# -- slices ---------------------------------------------------------------------------------------
+def _slices(
+    shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
+) -> SliceRules:
+    weight, biased = shapes[1], len(shapes) > 2
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    spans = reach((weight[2], weight[3]), spread)
+    grain = weight[1] if groups > 1 else 1
+    sources = [Source(2, 0, grain=grain)] if biased else []
+    if groups > 1:
+        sources += [
+            Source(0, 1, grain=weight[0] // groups),
+            Source(1, 0, grain=weight[0] // groups),
+        ]
+    else:
+        sources += [Source(1, 1)]
+    windows = [
+        Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
+        for i in range(2)
+    ]
+    rules = (
+        AxisRule(0, "free", (Source(0, 0),), (0,)),
+        AxisRule(1, "free", tuple(sources), (1,), grain),
+        *(AxisRule(2 + i, "halo", (Source(0, 2 + i, windows[i]),), (2 + i,)) for i in range(2)),
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        if axis == 1 and groups > 1:
+            return {"groups": (piece[1] - piece[0]) // weight[1]}
+        if axis < 2:
+            return {}
+        i = axis - 2
+        first, last = ranges[0][axis]
+        low = piece[0] + pads[i][0] - first * step[i]
+        high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
+        own, more = (low, max(0, high)), max(0, -high)
+        padding = tuple(own if j == i else p for j, p in enumerate(pads))
+        return {
+            "pad": padding,
+            "output_padding": tuple(
+                more if j == i else n for j, n in enumerate(_extra(output_padding))
+            ),
+        }
+
+    return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)
+
+
+# -- kernel ----------------------------------------------------------------------------------------
+def _deconv_shape(call: Call) -> DeconvShape:
+    (n, c, h, w), (_, k, r, s) = call.shapes[:2]
+    attrs, main = call.attrs, call.dtypes[0]
+    step, pads, spread = geometry(*(attrs[a] for a in ("stride", "pad", "dilation")))
+    return DeconvShape(
+        n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
+        cube_result(main, attrs), spread, attrs["groups"], _extra(attrs["output_padding"]),
+    )  # fmt: skip
+
+
+KERNEL = with_bias(
+    lambda call, chip: deconv_kernel(_deconv_shape(call), chip),
+    lambda call, arrays: pack_deconv(_deconv_shape(call), arrays[0], arrays[1]),
+    lambda call, memory: (unpack_deconv(_deconv_shape(call), memory),),
+    cube_result,
+)
+register(
+    Operator(
+        "conv_transpose2d",
+        ("x", "weight", "bias"),
+        _values,
+        _expression,
+        "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
+        attrs={**ATTRS, "output_padding": 0},
+        optional=1,
+        shape_rule=_shape,
+        types=CONV_TYPES,
+        slicing=_slices,
+        backward=_backward,
+        template=KERNEL,
+        layouts=LAYOUTS,
+        examples=(
+            Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+            Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
+            Example(((2, 3, 5, 4), (3, 5, 2, 3)), {"stride": (3, 1), "pad": ((0, 1), (1, 0))}),
+            Example(((1, 4, 5, 5), (4, 3, 3, 3)), {"groups": 2, "dilation": 2}),
+            Example(((1, 2, 3, 3), (2, 5, 3, 3), (5,)), {"stride": 2}),
+        ),
+        tolerances=SUMS,
+    )
+)

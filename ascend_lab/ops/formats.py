@@ -1,0 +1,171 @@
+"""Number formats of operators: what is allowed where, what comes out, how far it may be off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import TypeMismatchError
+from ascend_lab.sim.number_formats import numpy_type as chip_type
+
+Values = NDArray[Any]
+Attrs = Mapping[str, Any]
+
+FLOATS = ("fp16", "fp32", "bf16")
+NUMBERS = (*FLOATS, "int32")
+CUBE_INPUTS = ("fp16", "bf16", "int8")
+_NAMES = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float64": "fp64"}
+_MANTISSA_BITS = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
+_LEAST_EXPONENT = {"fp16": -14, "bf16": -126, "fp32": -126, "fp64": -1022}
+
+
+def numpy_type(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy type of a number format, or of "fp64", which only references use."""
+    if dtype == "fp64":
+        return np.dtype(np.float64)
+    if dtype not in DTYPE_BYTES:
+        raise TypeMismatchError(
+            "a number format", repr(dtype), f"use one of {', '.join(DTYPE_BYTES)}"
+        )
+    found: np.dtype[Any] = np.dtype(chip_type(dtype))
+    return found
+
+
+def format_of(array: Values) -> str:
+    """Return the number format of a NumPy array ("fp64" for double, which no chip has)."""
+    name = str(array.dtype)
+    dtype = _NAMES.get(name, name)
+    if dtype not in DTYPE_BYTES and dtype not in _MANTISSA_BITS:
+        raise TypeMismatchError("an array in a number format of the chips", name, "use astype")
+    return dtype
+
+
+def is_float(dtype: str) -> bool:
+    """Tell floating-point formats from whole numbers."""
+    return dtype in _MANTISSA_BITS
+
+
+def round_to(values: Values, dtype: str) -> Values:
+    """Cast wide values once: to nearest even; floats saturate and NaN is 0 in a whole format.
+
+    Whole numbers wrap in a narrower whole format, as the vector unit's additions do.
+    """
+    kind = numpy_type(dtype)
+    if kind.kind in "iu" and values.dtype.kind == "f":
+        info = np.iinfo(kind)
+        values = np.clip(np.nan_to_num(np.rint(values)), info.min, info.max)
+    with np.errstate(all="ignore"):
+        return np.asarray(values).astype(kind)
+
+
+def spacing(values: Values, dtype: str) -> Values:
+    """Distance of neighbouring numbers of a float format at |values|: 2^(exponent - mantissa)."""
+    size = np.abs(np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0))
+    exponent = np.frexp(np.maximum(size, 2.0 ** _LEAST_EXPONENT[dtype]))[1] - 1
+    step: Values = np.ldexp(1.0, exponent - _MANTISSA_BITS[dtype])
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """|got - reference| <= ulps * spacing(reference) + atol, and why no less can be asked."""
+
+    ulps: float
+    atol: float
+    reason: str
+
+    def bound(self, reference: Values, dtype: str) -> Values:
+        """Return the largest error allowed at each element; 0 for whole numbers."""
+        if not is_float(dtype):
+            return np.full(reference.shape, self.atol)
+        return self.ulps * spacing(reference, dtype) + self.atol
+
+
+Tolerances = Mapping[str, Tolerance]
+
+
+def exact(reason: str = "values are moved or compared, not rounded") -> Tolerances:
+    """Return the tolerance of operators that only move or select values: none."""
+    return dict.fromkeys(DTYPE_BYTES, Tolerance(0.0, 0.0, reason))
+
+
+def rounded(*, ulps: float = 1.0, fp32_ulps: float = 4.0, atol: float = 0.0) -> Tolerances:
+    """Return tolerances of arithmetic: narrow formats `ulps`, fp32 `fp32_ulps`, all plus `atol`.
+
+    Narrow formats compute in fp32 and round once; rounding twice (wide, then narrow) may end on
+    the neighbour, hence one unit in the last place.
+    """
+    once = Tolerance(ulps, atol, "computed in fp32, then rounded once")
+    wide = Tolerance(fp32_ulps, atol, "each fp32 instruction rounds once")
+    whole = Tolerance(0.0, 0.0, "whole numbers are exact")
+    return {"fp16": once, "bf16": once, "fp32": wide, "int32": whole, "int8": whole}
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRule:
+    """Formats an operator takes and gives.
+
+    All inputs share one `allowed` format, the main one, but those in `fixed`, which have a format
+    of their own ("result": that of the first output). `result` maps the main format and the
+    attributes to the output formats; None: every output has the main format.
+    """
+
+    allowed: tuple[str, ...] = FLOATS
+    fixed: tuple[tuple[str, str], ...] = ()
+    result: Callable[[str, Attrs], str | tuple[str, ...]] | None = None
+    unit: str = "vector"
+
+    def outputs(self, main: str, attrs: Attrs, count: int) -> tuple[str, ...]:
+        """Return the formats of `count` outputs for the main input format."""
+        given = main if self.result is None else self.result(main, attrs)
+        return (given,) * count if isinstance(given, str) else given
+
+    def inputs(self, names: tuple[str, ...], main: str, attrs: Attrs) -> tuple[str, ...]:
+        """Return the format each named input must have when the main one is `main`."""
+        own = dict(self.fixed)
+        kinds = (own.get(name, main) for name in names)
+        return tuple(self.outputs(main, attrs, 1)[0] if k == "result" else k for k in kinds)
+
+    def main(self, names: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
+        """Return the main format among the inputs' formats."""
+        own = dict(self.fixed)
+        shared = [d for name, d in zip(names, dtypes, strict=True) if name not in own]
+        return shared[0] if shared else self.allowed[0]
+
+    def on_chip(self, chip: Chip) -> tuple[str, ...]:
+        """Return the main formats a chip can compute: its cube's, or its vector unit's."""
+        if self.unit == "cube":
+            return tuple(d for d in self.allowed if d in chip.cube)
+        return tuple(d for d in self.allowed if d != "bf16" or "bf16" in chip.cube)
+
+
+def check_types(
+    where: str, rule: TypeRule, names: tuple[str, ...], dtypes: tuple[str, ...], attrs: Attrs
+) -> str:
+    """Return the main format; raise `TypeMismatchError` naming the first input that differs."""
+    main = rule.main(names, dtypes)
+    if main not in rule.allowed:
+        raise TypeMismatchError(f"{where}: {' or '.join(rule.allowed)}", main, "cast the inputs")
+    for name, wanted, given in zip(names, rule.inputs(names, main, attrs), dtypes, strict=True):
+        if wanted != given:
+            others = f", because the operator's format is {main}" if wanted == main else ""
+            raise TypeMismatchError(
+                f"{where}: input {name} in {wanted}{others}", given, f"cast {name} to {wanted}"
+            )
+    return main
+
+
+def check_chip(where: str, rule: TypeRule, main: str, chip: Chip) -> None:
+    """Raise `TypeMismatchError` unless the chip's unit computes the main format."""
+    able = rule.on_chip(chip)
+    if main not in able:
+        raise TypeMismatchError(
+            f"{where} on the {rule.unit} unit of {chip.name}: {' or '.join(able) or 'no format'}",
+            main,
+            "cast the inputs or choose another chip",
+        )

@@ -1,0 +1,207 @@
+"""Operators that read at run-time addresses: gather, embedding; and one_hot, which marks them.
+
+Indices are int32 and count from 0; one outside its tensor is an error, not a wrap-around.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.handwritten import renamed
+from ascend_lab.errors import ShapeError
+from ascend_lab.isa import Kernel, Launch, as_kernel
+from ascend_lab.kernels.indexed import gather_launch
+from ascend_lab.kernels.one_hot import one_hot_launch
+from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float
+from ascend_lab.ops.moving import ANY
+from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, axis_of, elements
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.template import Call, plain
+
+Values = NDArray[Any]
+INDICES = (("indices", "int32"),)
+
+
+def _gather_kernel(call: Call, chip: Chip) -> Launch:
+    """Return the kernel of rows picked from a (rows, columns) table."""
+    table, indices = call.shapes
+    return gather_launch(chip, table[0], elements(table[1:]), elements(indices), call.dtypes[0])
+
+
+def _from_rows(call: Call, chip: Chip) -> bool:
+    """Tell whether whole rows are gathered: the kernel's case."""
+    axis = call.attrs.get("axis", 0)
+    return bool(call.shapes[0]) and axis % len(call.shapes[0]) == 0
+
+
+GATHER = plain(_gather_kernel, feed=("x", "index"), applies=_from_rows)
+
+
+# -- gather ---------------------------------------------------------------------------------------
+def _gather_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
+    at = axis_of("gather", axis, x)
+    return (*x[:at], *indices, *x[at + 1 :])
+
+
+def _gather_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
+    x, indices = shapes
+    at = axis_of("gather", axis, x)
+    rules = []
+    for out in range(len(x) + len(indices) - 1):
+        if at <= out < at + len(indices):
+            source = Source(1, out - at)
+        else:
+            source = Source(0, out if out < at else out - len(indices) + 1)
+        rules.append(AxisRule(out, "free", (source,), (out,)))
+    return SliceRules("Segment", tuple(rules))
+
+
+def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
+    """Gather rows; another axis comes to the front first and goes back after."""
+    at, count = axis_of("gather", axis, x.shape), elements(indices.shape)
+    order = (at, *(i for i in range(len(x.shape)) if i != at))
+    rows = te.gather(te.transpose(x, order), te.reshape(indices, (count,)), 0)
+    back = (*range(1, at + 1), 0, *range(at + 1, len(x.shape)))
+    shape = _gather_shape(x.shape, indices.shape, axis=axis)
+    return te.reshape(te.transpose(rows, back), shape)
+
+
+def _gather_backward(grads: Any, inputs: Any, outputs: Any, *, axis: int) -> tuple[Values, None]:
+    """Return the gradient rows added up at the places they were read from."""
+    x, indices = inputs
+    at = axis_of("gather", axis, x.shape)
+    result = np.zeros(x.shape, grads[0].dtype)
+    front = np.moveaxis(result, at, 0)
+    width = tuple(range(at, at + indices.ndim))
+    np.add.at(front, indices, np.moveaxis(grads[0], width, range(indices.ndim)))
+    return result, None
+
+
+def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
+    """Return the size of the indexed axis: the first index that is too large."""
+    return x[axis_of("axis", axis, x)]
+
+
+register(
+    Operator(
+        "gather",
+        ("x", "indices"),
+        lambda x, indices, *, axis: np.take(x, indices, axis),
+        _gather,
+        "the slices of x along an axis that indices name, in their order",
+        attrs={"axis": 0},
+        shape_rule=_gather_shape,
+        types=TypeRule(ANY, INDICES),
+        slicing=_gather_slices,
+        backward=_gather_backward,
+        template=GATHER,
+        index_bounds={"indices": row_limit},
+        examples=(
+            Example(((1, 1), (1,))),
+            Example(((17, 16), (5,))),
+            Example(((7, 33), (2, 3))),
+            Example(((3, 11, 8), (4,)), {"axis": 1}),
+            Example(((129, 32), (31,))),
+        ),
+        tolerances=exact(),
+    )
+)
+
+
+def _embedding_shape(table: Shape, indices: Shape) -> Shape:
+    if len(table) != 2:
+        raise ShapeError("table (words, width)", str(table), "reshape it")
+    return (*indices, table[1])
+
+
+register(
+    Operator(
+        "embedding",
+        ("table", "indices"),
+        lambda table, indices: table[indices],
+        lambda table, indices: te.gather(table, indices, 0),
+        "rows of a (words, width) table; gather on axis 0",
+        shape_rule=_embedding_shape,
+        types=TypeRule(FLOATS, INDICES),
+        slicing=lambda shapes: _gather_slices(shapes, axis=0),
+        backward=lambda g, x, y: _gather_backward(g, x, y, axis=0),
+        template=GATHER,
+        index_bounds={"indices": row_limit},
+        examples=(
+            Example(((5, 16), (1,))),
+            Example(((100, 33), (2, 7))),
+            Example(((31, 128), (17,))),
+        ),
+        tolerances=exact(),
+    )
+)
+
+
+# -- one hot --------------------------------------------------------------------------------------
+def _one_hot_values(
+    indices: Values, *, depth: int, on_value: float, off_value: float, dtype: str
+) -> Values:
+    hit = indices[..., None] == np.arange(depth)
+    kind = np.float64 if is_float(dtype) else np.int64
+    return np.where(hit, on_value, off_value).astype(kind)
+
+
+def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
+    if not isinstance(depth, int) or depth < 1:
+        raise ShapeError("depth of at least 1", repr(depth), "the number of classes")
+    return (*indices, depth)
+
+
+def _one_hot_kernel(call: Call, chip: Chip) -> Kernel:
+    """Return the kernel that marks with 1 and 0, and behind it the scaling to other values."""
+    picks, attrs = elements(call.shapes[0]), call.attrs
+    marks = one_hot_launch(chip, picks, attrs["depth"], attrs["dtype"])
+    on, off = attrs["on_value"], attrs["off_value"]
+    if (on, off) == (1, 0):
+        return as_kernel(marks)
+    hot = te.placeholder((picks, attrs["depth"]), attrs["dtype"], "hot")
+    scaled = te.renamed(te.vadds(te.vmuls(hot, on - off), off), "y")
+    phases = te.lower(te.auto_schedule(scaled, chip)).phases
+    return Kernel("one_hot", (renamed(marks, {"y": "hot"}), *phases))
+
+
+register(
+    Operator(
+        "one_hot",
+        ("indices",),
+        _one_hot_values,
+        None,
+        "on_value where the last axis equals the index, else off_value",
+        attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
+        shape_rule=_one_hot_shape,
+        types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
+        slicing=lambda shapes, **attrs: SliceRules(
+            "Broadcast",
+            (
+                *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
+                AxisRule(
+                    len(shapes[0]),
+                    "whole",
+                    reason="classes are counted from 0",
+                    joins=(len(shapes[0]),),
+                ),
+            ),
+        ),
+        template=plain(_one_hot_kernel, feed=("index",)),
+        index_bounds={"indices": lambda indices, *, depth, **attrs: depth},
+        examples=(
+            Example(((1,),), {"depth": 1}),
+            Example(((7,),), {"depth": 10}),
+            Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
+            Example(((33,),), {"depth": 16, "dtype": "fp32"}),
+        ),
+        tolerances=exact(),
+    )
+)

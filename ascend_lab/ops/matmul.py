@@ -1,0 +1,252 @@
+"""Matrix products on the cube: matmul, batched matmul with broadcast batches, gemm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError, TypeMismatchError
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.lifting import narrow
+from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank, unbroadcast
+from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
+
+Values = NDArray[Any]
+LAYOUTS = {"a": "FRACTAL_NZ", "b": "FRACTAL_NZ", "c": "FRACTAL_NZ"}
+SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
+"""fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
+
+
+def cube_result(main: str, attrs: Mapping[str, Any]) -> str:
+    """Return the output format: out_dtype, else the operands' (int32 for int8)."""
+    able = ("int32",) if main == "int8" else (main, "fp32")
+    out = attrs.get("out_dtype") or able[0]
+    if out not in able:
+        raise TypeMismatchError(
+            f"out_dtype {' or '.join(able)} for {main} operands", str(out), "cast the result"
+        )
+    return str(out)
+
+
+CUBE_TYPES = TypeRule(CUBE_INPUTS, result=cube_result, unit="cube")
+
+
+def product_shape(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> Shape:
+    """Return (..., m, n); raise `ShapeError` with both shapes if the inner sizes differ."""
+    m, ka = a[-2:][::-1] if trans_a else a[-2:]
+    kb, n = b[-2:][::-1] if trans_b else b[-2:]
+    if ka != kb:
+        raise ShapeError(
+            "equal inner sizes", f"{ka} in a {a} and {kb} in b {b}", "transpose or reshape one"
+        )
+    return (*broadcast_shape("batches", a[:-2], b[:-2]), m, n)
+
+
+def _matrices(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
+    check_rank("a (m, k)", a, 2)
+    check_rank("b (k, n)", b, 2)
+    return product_shape(a, b, trans_a, trans_b)
+
+
+def _batches(a: Shape, b: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Shape:
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) < 2:
+            raise ShapeError(
+                f"{name}: a batch of matrices (..., rows, columns)", str(shape), "reshape it"
+            )
+    return product_shape(a, b, trans_a, trans_b)
+
+
+def turned(x: Values, trans: bool) -> Values:
+    """Return x with its last two axes exchanged if `trans`."""
+    return np.swapaxes(x, -1, -2) if trans else x
+
+
+def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any) -> Values:
+    """Return the matrix product in NumPy."""
+    result: Values = turned(a, trans_a) @ turned(b, trans_b)
+    return result
+
+
+def product_slopes(
+    grad: Values, a: Values, b: Values, trans_a: bool, trans_b: bool
+) -> tuple[Values, Values]:
+    """Return dA = G B^T and dB = A^T G, transposed and summed back to the operands' shapes."""
+    left = turned(grad @ np.swapaxes(turned(b, trans_b), -1, -2), trans_a)
+    right = turned(np.swapaxes(turned(a, trans_a), -1, -2) @ grad, trans_b)
+    return unbroadcast(left, a.shape), unbroadcast(right, b.shape)
+
+
+def _backward(
+    grads: Any, inputs: Any, outputs: Any, *, trans_a: bool, trans_b: bool, **attrs: Any
+) -> tuple[Values, Values]:
+    return product_slopes(grads[0], inputs[0], inputs[1], trans_a, trans_b)
+
+
+def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> SliceRules:
+    """Batch axes, rows and columns are free; the inner axis needs a sum across cores."""
+    out = product_shape(a, b, trans_a, trans_b)
+    batch = following((a[:-2], b[:-2]), out[:-2])
+    row, inner_a = (len(a) - 1, len(a) - 2) if trans_a else (len(a) - 2, len(a) - 1)
+    column, inner_b = (len(b) - 2, len(b) - 1) if trans_b else (len(b) - 1, len(b) - 2)
+    last = len(out) - 1
+    axes = (
+        *(AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(batch)),
+        AxisRule(last - 1, "free", (Source(0, row),), (last - 1,)),
+        AxisRule(last, "free", (Source(1, column),), (last,)),
+    )
+    return SliceRules("CubeMatmul", axes, (Reduction(((0, inner_a), (1, inner_b)), "sum"),))
+
+
+def _slices(shapes: tuple[Shape, ...], *, trans_a: bool, trans_b: bool, **attrs: Any) -> SliceRules:
+    return matmul_rules(shapes[0], shapes[1], trans_a, trans_b)
+
+
+def batched(
+    a: te.Tensor, b: te.Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None
+) -> te.Tensor:
+    """Return a @ b with batches broadcast explicitly."""
+    batch = broadcast_shape("batches", a.shape[:-2], b.shape[:-2])
+    left, right = (te.broadcast(t, (*batch, *t.shape[-2:])) for t in (a, b))
+    return te.matmul(left, right, trans_a, trans_b, out_dtype)
+
+
+def _expression(
+    a: te.Tensor, b: te.Tensor, *, trans_a: bool, trans_b: bool, out_dtype: str | None
+) -> te.Tensor:
+    return batched(a, b, trans_a, trans_b, out_dtype)
+
+
+_ATTRS = {"trans_a": False, "trans_b": False, "out_dtype": None}
+_SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
+
+
+def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
+    register(
+        Operator(
+            name,
+            ("a", "b"),
+            product,
+            _expression,
+            summary,
+            outputs=("c",),
+            attrs=_ATTRS,
+            shape_rule=rule,
+            types=CUBE_TYPES,
+            slicing=_slices,
+            backward=_backward,
+            layouts=LAYOUTS,
+            examples=examples,
+            tolerances=SUMS,
+        )
+    )
+
+
+_register(
+    "matmul",
+    "c = a b for a (m, k), b (k, n); trans_a, trans_b: stored (k, m), (n, k)",
+    _matrices,
+    (
+        *(Example(((m, k), (k, n))) for m, k, n in _SIDES),
+        Example(((33, 17), (33, 5)), {"trans_a": True}),
+        Example(((17, 33), (5, 33)), {"trans_b": True}),
+        Example(((40, 24), (8, 40)), {"trans_a": True, "trans_b": True}),
+    ),
+)
+_register(
+    "batch_matmul",
+    "a batch of products (..., m, k) (..., k, n); batch axes broadcast",
+    _batches,
+    (
+        Example(((1, 1, 1), (1, 1, 1))),
+        Example(((3, 17, 16), (3, 16, 33))),
+        Example(((2, 3, 7, 5), (3, 5, 4))),
+        Example(((2, 1, 16, 8), (1, 2, 9, 8)), {"trans_b": True}),
+    ),
+)
+
+
+# -- gemm -----------------------------------------------------------------------------------------
+def _gemm_shape(
+    a: Shape, b: Shape, bias: Shape, *, trans_a: bool, trans_b: bool, **attrs: Any
+) -> Shape:
+    out = _matrices(a, b, trans_a=trans_a, trans_b=trans_b)
+    if broadcast_shape("bias and product", out, bias) != out:
+        raise ShapeError(f"a bias that broadcasts to {out}", str(bias), "reshape it")
+    return out
+
+
+def _gemm_values(
+    a: Values, b: Values, bias: Values, *, alpha: float, beta: float, **attrs: Any
+) -> Values:
+    result: Values = alpha * product(a, b, **attrs) + beta * bias
+    return result
+
+
+def _gemm(
+    a: te.Tensor,
+    b: te.Tensor,
+    bias: te.Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    trans_a: bool,
+    trans_b: bool,
+) -> te.Tensor:
+    """Scale and add in fp32, round once."""
+    total = te.matmul(a, b, trans_a, trans_b, "fp32")
+    added = te.broadcast(te.cast_to(bias, "fp32"), total.shape)
+    scaled = total if alpha == 1 else te.vmuls(total, alpha)
+    return narrow(te.vadd(scaled, added if beta == 1 else te.vmuls(added, beta)), a.dtype)
+
+
+def _gemm_slices(
+    shapes: tuple[Shape, ...], *, trans_a: bool, trans_b: bool, **attrs: Any
+) -> SliceRules:
+    a, b, bias = shapes
+    rules = matmul_rules(a, b, trans_a, trans_b)
+    out = product_shape(a, b, trans_a, trans_b)
+    extra = following((bias,), out)
+    axes = tuple(
+        AxisRule(r.axis, r.kind, (*r.sources, *(Source(2, s.axis) for s in extra[r.axis])), r.joins)
+        for r in rules.axes
+    )
+    return SliceRules("CubeMatmul", axes)
+
+
+def _gemm_backward(
+    grads: Any, inputs: Any, outputs: Any, *, alpha: float, beta: float, **attrs: Any
+) -> tuple[Values, Values, Values]:
+    a, b, bias = inputs
+    da, db = product_slopes(alpha * grads[0], a, b, attrs["trans_a"], attrs["trans_b"])
+    return da, db, unbroadcast(beta * grads[0], bias.shape)
+
+
+register(
+    Operator(
+        "gemm",
+        ("a", "b", "bias"),
+        _gemm_values,
+        _gemm,
+        "alpha a b + beta bias, bias broadcast over rows: a fully connected layer",
+        outputs=("c",),
+        attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
+        shape_rule=_gemm_shape,
+        types=TypeRule(("fp16", "bf16"), unit="cube"),
+        slicing=_gemm_slices,
+        backward=_gemm_backward,
+        layouts=LAYOUTS,
+        examples=(
+            Example(((1, 1), (1, 1), (1,))),
+            Example(((17, 33), (33, 16), (16,))),
+            Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),
+        ),
+        tolerances=SUMS,
+    )
+)

@@ -1,0 +1,207 @@
+"""Operators that move data and compute nothing: transpose, reshape, expand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import ShapeError
+from ascend_lab.isa import Launch
+from ascend_lab.kernels.rearrange import reshape_launch
+from ascend_lab.kernels.strided import copy_launch, row_major
+from ascend_lab.kernels.transpose import transpose_launch
+from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements, unbroadcast
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
+from ascend_lab.ops.template import Call, plain
+
+Values = NDArray[Any]
+ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
+_EXACT = exact()
+
+
+# -- transpose ------------------------------------------------------------------------------------
+def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
+    """Return the permutation counted from 0; None reverses the axes."""
+    if perm is None:
+        return tuple(range(len(shape)))[::-1]
+    order = tuple(axis_of("perm", p, shape) for p in perm)
+    if sorted(order) != list(range(len(shape))):
+        raise ShapeError(
+            f"perm: each of the {len(shape)} axes of {shape} once", str(tuple(perm)), "mend perm"
+        )
+    return order
+
+
+def _transpose_slices(shapes: tuple[Shape, ...], *, perm: Any) -> SliceRules:
+    order = _order(perm, shapes[0])
+    return SliceRules(
+        "Transpose",
+        tuple(AxisRule(i, "free", (Source(0, p),), (i,)) for i, p in enumerate(order)),
+    )
+
+
+def _transpose_backward(grads: Any, inputs: Any, outputs: Any, *, perm: Any) -> Values:
+    back = np.argsort(_order(perm, inputs[0].shape))
+    result: Values = grads[0].transpose(back)
+    return result
+
+
+register(
+    Operator(
+        "transpose",
+        ("x",),
+        lambda x, *, perm: x.transpose(_order(perm, x.shape)),
+        lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
+        "axis d of y is axis perm[d] of x (default: axes reversed)",
+        attrs={"perm": None},
+        shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)),
+        types=TypeRule(ANY),
+        slicing=_transpose_slices,
+        backward=_transpose_backward,
+        template=plain(
+            lambda call, chip: transpose_launch(
+                chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
+            )
+        ),
+        examples=(
+            Example(((1,),)),
+            Example(((16, 16),)),
+            Example(((17, 33),), {"perm": (1, 0)}),
+            Example(((2, 3, 5),), {"perm": (0, 2, 1)}),
+            Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
+            Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}),
+            Example(((31, 129),)),
+        ),
+        tolerances=_EXACT,
+    )
+)
+
+
+# -- reshape --------------------------------------------------------------------------------------
+def _target(x: Shape, *, shape: Any) -> Shape:
+    """Return the new shape: 0 keeps a size, one -1 takes what is left (ONNX Reshape)."""
+    sizes = [x[i] if n == 0 and i < len(x) else int(n) for i, n in enumerate(shape)]
+    if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
+        raise ShapeError(
+            "shape: sizes, 0 to keep one, at most one -1", str(tuple(shape)), "mend it"
+        )
+    if -1 in sizes:
+        rest = -elements(tuple(sizes))
+        if rest == 0 or elements(x) % rest:
+            raise ShapeError(
+                f"shape: sizes that divide the {elements(x)} elements of {x}",
+                str(tuple(shape)),
+                "choose others",
+            )
+        sizes[sizes.index(-1)] = elements(x) // rest
+    if elements(tuple(sizes)) != elements(x):
+        raise ShapeError(
+            f"shape: {elements(x)} elements, as in {x}",
+            f"{elements(tuple(sizes))} in {tuple(sizes)}",
+            "keep the number of elements",
+        )
+    return tuple(sizes)
+
+
+def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
+    x, out = shapes[0], _target(shapes[0], shape=shape)
+    kept = 0
+    while kept < min(len(x), len(out)) and x[kept] == out[kept]:
+        kept += 1
+    axes = tuple(
+        AxisRule(i, "free", (Source(0, i),), (i,))
+        if i < kept
+        else AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
+        for i in range(len(out))
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
+
+    return SliceRules("Transpose", axes, adjust=adjust)
+
+
+register(
+    Operator(
+        "reshape",
+        ("x",),
+        lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
+        lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
+        "the same elements in row-major order; 0 keeps a size, one size may be -1",
+        attrs={"shape": REQUIRED},
+        shape_rule=_target,
+        types=TypeRule(ANY),
+        slicing=_reshape_slices,
+        backward=lambda g, x, y, *, shape: g[0].reshape(x[0].shape),
+        template=plain(
+            lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0])
+        ),
+        examples=(
+            Example(((1,),), {"shape": (1, 1)}),
+            Example(((6, 35),), {"shape": (7, 30)}),
+            Example(((2, 3, 17),), {"shape": (0, -1)}),
+            Example(((129,),), {"shape": (3, 43)}),
+        ),
+        tolerances=_EXACT,
+    )
+)
+
+
+# -- expand ---------------------------------------------------------------------------------------
+def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
+    out = broadcast_shape("expand", shapes[0], tuple(shape))
+    axes = tuple(
+        AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(following(shapes, out))
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
+
+    return SliceRules("Broadcast", axes, adjust=adjust)
+
+
+def _expand_kernel(call: Call, chip: Chip) -> Launch:
+    """Return a copy whose source stands still along the repeated axes."""
+    x, out = call.shapes[0], call.outputs[0]
+    wide = (1,) * (len(out) - len(x)) + x
+    steps = zip(wide, row_major(wide), strict=True)
+    return copy_launch(
+        chip,
+        call.dtypes[0],
+        out,
+        [0 if n == 1 else step for n, step in steps],
+        row_major(out),
+        source_elements=elements(x),
+        name="expand",
+    )
+
+
+register(
+    Operator(
+        "expand",
+        ("x",),
+        lambda x, *, shape: np.broadcast_to(x, broadcast_shape("", x.shape, tuple(shape))),
+        lambda x, *, shape: te.broadcast(x, broadcast_shape("", x.shape, tuple(shape))),
+        "x repeated to a shape by the broadcasting rule",
+        attrs={"shape": REQUIRED},
+        shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
+        types=TypeRule(("fp16", "fp32", "bf16", "int32")),
+        slicing=_expand_slices,
+        backward=lambda g, x, y, *, shape: unbroadcast(g[0], x[0].shape),
+        template=plain(_expand_kernel),
+        examples=(
+            Example(((1,),), {"shape": (17,)}),
+            Example(((3, 1),), {"shape": (3, 33)}),
+            Example(((5,),), {"shape": (4, 5)}),
+            Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
+        ),
+        tolerances=_EXACT,
+    )
+)

@@ -1,0 +1,235 @@
+"""Softmax, log-softmax, layer norm and root-mean-square norm: reduce, then rescale."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.lifting import in_fp32
+from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, axis_of
+from ascend_lab.ops.slicing import SliceRules, elementwise_rules
+
+Values = NDArray[Any]
+_LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
+"""exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
+
+
+def _same_shape(x: Shape, *, axis: int) -> Shape:
+    axis_of("axis", axis, x)
+    return x
+
+
+def _keep_axis(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
+    at = axis_of("axis", axis, shapes[0])
+    return elementwise_rules(
+        shapes, shapes[0], whole={at: "each element needs the maximum and sum of the whole axis"}
+    )
+
+
+# -- softmax --------------------------------------------------------------------------------------
+def _shifted(x: te.Tensor, axis: int) -> te.Tensor:
+    """Return x - max(x): no exponential can overflow then."""
+    return te.vsub(x, te.broadcast(te.reduce_max(x, axis, keepdims=True), x.shape))
+
+
+def softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
+    """Return e^(x - max) / sum along an axis, in x's format."""
+    power = te.vexp(_shifted(x, axis))
+    total = te.reduce_sum(power, axis, keepdims=True)
+    return te.vdiv(power, te.broadcast(total, x.shape))
+
+
+def _log_softmax(x: te.Tensor, *, axis: int) -> te.Tensor:
+    shifted = _shifted(x, axis)
+    total = te.vlog(te.reduce_sum(te.vexp(shifted), axis, keepdims=True))
+    return te.vsub(shifted, te.broadcast(total, x.shape))
+
+
+def softmax_values(x: Values, *, axis: int) -> Values:
+    """Return softmax along an axis in NumPy."""
+    power = np.exp(x - x.max(axis=axis, keepdims=True))
+    result: Values = power / power.sum(axis=axis, keepdims=True)
+    return result
+
+
+def softmax_slope(grad: Values, y: Values, axis: int) -> Values:
+    """Return y (g - sum(g y)): the gradient of softmax from its output y."""
+    result: Values = y * (grad - (grad * y).sum(axis=axis, keepdims=True))
+    return result
+
+
+def _log_softmax_values(x: Values, *, axis: int) -> Values:
+    shifted = x - x.max(axis=axis, keepdims=True)
+    result: Values = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+    return result
+
+
+_EXAMPLES = (
+    Example(((1,),)),
+    Example(((127,),)),
+    Example(((3, 16),)),
+    Example(((5, 33),), {"axis": 0}),
+    Example(((2, 3, 17),), {"axis": 1}),
+    Example(((31, 129),)),
+)
+register(
+    Operator(
+        "softmax",
+        ("x",),
+        softmax_values,
+        in_fp32(softmax),
+        "e^x / sum(e^x) along an axis",
+        attrs={"axis": -1},
+        shape_rule=_same_shape,
+        slicing=_keep_axis,
+        backward=lambda g, x, y, *, axis: softmax_slope(g[0], y[0], axis),
+        domains={"x": Domain(-6.0, 6.0)},
+        examples=_EXAMPLES,
+        tolerances=_LOOSE,
+    )
+)
+register(
+    Operator(
+        "log_softmax",
+        ("x",),
+        _log_softmax_values,
+        in_fp32(_log_softmax),
+        "x - ln(sum(e^x)) along an axis",
+        attrs={"axis": -1},
+        shape_rule=_same_shape,
+        slicing=_keep_axis,
+        backward=lambda g, x, y, *, axis: g[0] - np.exp(y[0]) * g[0].sum(axis=axis, keepdims=True),
+        domains={"x": Domain(-6.0, 6.0)},
+        examples=_EXAMPLES,
+        tolerances=_LOOSE,
+    )
+)
+
+
+# -- layer norm -----------------------------------------------------------------------------------
+def _tail_axes(x: Shape, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis_of("axis", axis, x), len(x)))
+
+
+def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
+    wanted = tuple(x[a] for a in _tail_axes(x, axis))
+    for scale in scales:
+        if scale != wanted:
+            raise ShapeError(
+                f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on",
+                str(scale),
+                "reshape them or change axis",
+            )
+    return x
+
+
+def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> SliceRules:
+    why = "mean and variance need the whole axis"
+    return elementwise_rules(
+        shapes, shapes[0], whole=dict.fromkeys(_tail_axes(shapes[0], axis), why)
+    )
+
+
+def _spread(value: te.Tensor, axes: tuple[int, ...], shape: Shape) -> te.Tensor:
+    """Return the mean over axes, broadcast back to `shape`."""
+    count = math.prod(shape[a] for a in axes)
+    return te.broadcast(te.vmuls(te.reduce_sum(value, axes, keepdims=True), 1.0 / count), shape)
+
+
+def _layer_norm(
+    x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int, epsilon: float
+) -> te.Tensor:
+    axes, shape = _tail_axes(x.shape, axis), x.shape
+    centred = te.vsub(x, _spread(x, axes, shape))
+    variance = _spread(te.vmul(centred, centred), axes, shape)
+    normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
+    return te.vadd(te.vmul(normal, te.broadcast(scale, shape)), te.broadcast(bias, shape))
+
+
+def _rms_norm(x: te.Tensor, scale: te.Tensor, *, axis: int, epsilon: float) -> te.Tensor:
+    power = _spread(te.vmul(x, x), _tail_axes(x.shape, axis), x.shape)
+    normal = te.vmul(x, te.vrsqrt(te.vadds(power, epsilon)))
+    return te.vmul(normal, te.broadcast(scale, x.shape))
+
+
+def _layer_norm_values(
+    x: Values, scale: Values, bias: Values, *, axis: int, epsilon: float
+) -> Values:
+    axes = _tail_axes(x.shape, axis)
+    centred = x - x.mean(axis=axes, keepdims=True)
+    variance = (centred**2).mean(axis=axes, keepdims=True)
+    result: Values = centred / np.sqrt(variance + epsilon) * scale + bias
+    return result
+
+
+def _rms_norm_values(x: Values, scale: Values, *, axis: int, epsilon: float) -> Values:
+    axes = _tail_axes(x.shape, axis)
+    result: Values = x / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon) * scale
+    return result
+
+
+def _layer_norm_backward(
+    grads: Any, inputs: Any, outputs: Any, *, axis: int, epsilon: float
+) -> tuple[Values, Values, Values]:
+    """Return dx = r (h - mean(h) - n mean(h n)) with h = g scale, n = normalised x, and sums."""
+    x, scale, _ = inputs
+    axes = _tail_axes(x.shape, axis)
+    lead = tuple(range(axes[0]))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    rate = 1 / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + epsilon)
+    normal, scaled = centred * rate, grads[0] * scale
+    shared = normal * (scaled * normal).mean(axis=axes, keepdims=True)
+    dx = rate * (scaled - scaled.mean(axis=axes, keepdims=True) - shared)
+    return dx, (grads[0] * normal).sum(axis=lead), grads[0].sum(axis=lead)
+
+
+def _rms_norm_backward(
+    grads: Any, inputs: Any, outputs: Any, *, axis: int, epsilon: float
+) -> tuple[Values, Values]:
+    x, scale = inputs
+    axes = _tail_axes(x.shape, axis)
+    rate = 1 / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon)
+    normal, scaled = x * rate, grads[0] * scale
+    dx = rate * (scaled - normal * (scaled * normal).mean(axis=axes, keepdims=True))
+    return dx, (grads[0] * normal).sum(axis=tuple(range(axes[0])))
+
+
+_SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
+register(
+    Operator(
+        "layer_norm",
+        ("x", "scale", "bias"),
+        _layer_norm_values,
+        in_fp32(_layer_norm),
+        "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
+        attrs={"axis": -1, "epsilon": 1e-5},
+        shape_rule=_norm_shape,
+        slicing=_norm_slices,
+        backward=_layer_norm_backward,
+        examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
+        tolerances=_LOOSE,
+    )
+)
+register(
+    Operator(
+        "rms_norm",
+        ("x", "scale"),
+        _rms_norm_values,
+        in_fp32(_rms_norm),
+        "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
+        attrs={"axis": -1, "epsilon": 1e-5},
+        shape_rule=_norm_shape,
+        slicing=_norm_slices,
+        backward=_rms_norm_backward,
+        examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
+        tolerances=_LOOSE,
+    )
+)

@@ -1,0 +1,279 @@
+"""An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
+from ascend_lab.ops.formats import (
+    Attrs,
+    Tolerances,
+    TypeRule,
+    check_chip,
+    check_types,
+    format_of,
+    round_to,
+    rounded,
+)
+from ascend_lab.ops.shapes import Shape, broadcast_shape, check_shape, elements
+from ascend_lab.ops.slicing import SliceRules, elementwise_rules
+from ascend_lab.ops.template import Call, Template
+
+Values = NDArray[Any]
+REQUIRED = object()
+"""Default of an attribute that the caller must give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Input shapes and attributes to test an operator with."""
+
+    shapes: tuple[Shape, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Values a test draws for an input: uniform in [low, high).
+
+    `distinct` draws no number twice; with `step` all are its multiples, so that many are equal.
+    """
+
+    low: float = -2.0
+    high: float = 2.0
+    distinct: bool = False
+    step: float = 0.0
+
+
+def _broadcast(*shapes: Shape, **attrs: Any) -> Shape:
+    return broadcast_shape("operands", *shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """What an operator is; the methods check their arguments and fill in default attributes.
+
+    Needed: `name`, `inputs`, the NumPy `formula` (on fp64 or int64 arrays) and, to run it, the
+    tensor expression `compute`. Everything else has the default of an elementwise operator.
+    `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
+    **attrs)` the slice rules; `backward(grads, inputs, outputs, **attrs)` one gradient or None per
+    input; `template` is a hand-written kernel instead of the default schedule.
+    `index_bounds` maps inputs that hold indices to the first index that is too large.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    formula: Callable[..., Any]
+    compute: Callable[..., Any] | None = None
+    summary: str = ""
+    outputs: tuple[str, ...] = ("y",)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    optional: int = 0
+    variadic: bool = False
+    shape_rule: Callable[..., Any] = _broadcast
+    types: TypeRule = field(default_factory=TypeRule)
+    slicing: Callable[..., SliceRules] | None = None
+    backward: Callable[..., Any] | None = None
+    template: Template | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+    index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
+    examples: tuple[Example, ...] = ()
+    tolerances: Tolerances = field(default_factory=rounded)
+    allows_empty: bool = False
+
+    def __repr__(self) -> str:
+        """Return the signature."""
+        return f"Operator({self.name}({', '.join(self.inputs)}) -> {', '.join(self.outputs)})"
+
+    # -- arguments ------------------------------------------------------------------------------
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return one name per input; raise `InputError` if the operator takes no `count` inputs."""
+        most = len(self.inputs)
+        if self.variadic and count > most:
+            return (*self.inputs, *(f"{self.inputs[-1]}{i}" for i in range(most, count)))
+        if not most - self.optional <= count <= most:
+            few = f"{most - self.optional} to " if self.optional else ""
+            more = " or more" if self.variadic else ""
+            raise InputError(
+                f"{self.name}: {few}{most}{more} inputs ({', '.join(self.inputs)})",
+                str(count),
+                "pass every tensor, attributes by name",
+            )
+        return self.inputs[:count]
+
+    def settings(self, attrs: Attrs) -> dict[str, Any]:
+        """Return all attributes, defaults filled in; raise `InputError` for unknown or missing."""
+        for key in attrs:
+            if key not in self.attrs:
+                near = difflib.get_close_matches(key, self.attrs, 1)
+                raise InputError(
+                    f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}",
+                    key,
+                    f"did you mean {near[0]}?" if near else "drop it",
+                )
+        full = {**self.attrs, **attrs}
+        missing = [key for key, value in full.items() if value is REQUIRED]
+        if missing:
+            raise InputError(f"{self.name}: attribute {missing[0]}", "none", f"{missing[0]}=...")
+        return full
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Put the operator's name in front of what a rule complains about."""
+        try:
+            yield
+        except AscendLabError as error:
+            if error.needed.startswith(f"{self.name}:"):
+                raise
+            what = f"{self.name}: {error.needed}"
+            raise type(error)(what, error.got, error.remedy) from None
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise InputError(
+                f"{self.name}: attributes of the kind of {dict(self.attrs) or 'no attributes'}",
+                str(error),
+                "compare with the operator's examples",
+            ) from error
+
+    # -- what the operator means ----------------------------------------------------------------
+    def infer(self, *shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
+        """Return the output shapes; raise `ShapeError` that shows the shapes."""
+        names = self.names(len(shapes))
+        given = [check_shape(f"{self.name}: {n}", s) for n, s in zip(names, shapes, strict=True)]
+        settings = self.settings(attrs)
+        empty = [s for s in given if elements(s) == 0]
+        if empty and not self.allows_empty:
+            raise ShapeError(f"{self.name}: tensors that are not empty", str(empty[0]), "skip it")
+        with self._named():
+            out = self.shape_rule(*given, **settings)
+        many = out if out and isinstance(out[0], tuple) else (out,)
+        return tuple(check_shape(f"{self.name}: output", shape) for shape in many)
+
+    def dtypes(self, *dtypes: str, **attrs: Any) -> tuple[str, ...]:
+        """Return the output formats; raise `TypeMismatchError` naming the input at fault."""
+        settings = self.settings(attrs)
+        with self._named():
+            main = check_types(self.name, self.types, self.names(len(dtypes)), dtypes, settings)
+            return self.types.outputs(main, settings, len(self.outputs))
+
+    def input_types(self, count: int, main: str, **attrs: Any) -> tuple[str, ...]:
+        """Return the formats of `count` inputs when the operator's main format is `main`."""
+        return self.types.inputs(self.names(count), main, self.settings(attrs))
+
+    def reference(self, *arrays: Values, **attrs: Any) -> Any:
+        """Return the output array (a tuple of several): computed wide, cast once at the end.
+
+        Floats compute in fp64, whole numbers in int64. fp64 inputs, for gradient tests, give
+        fp64 outputs. Raises as `infer`, `dtypes` and `check_indices`.
+        """
+        settings = self.settings(attrs)
+        given = [np.asarray(a) for a in arrays]
+        self.infer(*(a.shape for a in given), **attrs)
+        self.check_indices(given, settings)
+        formats = tuple(format_of(a) for a in given)
+        results = None if "fp64" in formats else self.dtypes(*formats, **attrs)
+        with np.errstate(all="ignore"):
+            wide = self.formula(*(widen(a) for a in given), **settings)
+        many = wide if isinstance(wide, tuple) else (wide,)
+        if results is None:
+            cast = tuple(np.asarray(v) for v in many)
+        else:
+            kinds = results if len(results) == len(many) else results[:1] * len(many)
+            cast = tuple(round_to(np.asarray(v), d) for v, d in zip(many, kinds, strict=True))
+        return cast if len(cast) > 1 else cast[0]
+
+    def expression(self, *tensors: Any, **attrs: Any) -> Any:
+        """Return the operator on DSL tensors: one tensor or a tuple."""
+        if self.compute is None:
+            raise InputError(f"{self.name}: a tensor expression", "none", "set compute=")
+        return self.compute(*tensors, **self.settings(attrs))
+
+    def slice_rules(self, shapes: Sequence[Shape], attrs: Attrs | None = None) -> SliceRules:
+        """Return how the output may be cut at these input shapes."""
+        outs = self.infer(*shapes, **(attrs or {}))
+        if self.slicing is None:
+            return elementwise_rules(shapes, outs[0], outputs=len(outs))
+        return self.slicing(tuple(shapes), **self.settings(attrs or {}))
+
+    def gradient(
+        self,
+        grads: Sequence[Values],
+        inputs: Sequence[Values],
+        outputs: Sequence[Values],
+        **attrs: Any,
+    ) -> tuple[Values | None, ...]:
+        """Return d(loss)/d(input) for each input, None where there is none, from d(loss)/d(output).
+
+        Computes in the inputs' precision, at least fp64 for fp64 inputs.
+        """
+        if self.backward is None:
+            return (None,) * len(inputs)
+        found = self.backward(tuple(grads), tuple(inputs), tuple(outputs), **self.settings(attrs))
+        return found if isinstance(found, tuple) else (found,)
+
+    def layout(self, tensor: str) -> str:
+        """Return the layout the operator prefers an input or output in; "ND" if any will do."""
+        if tensor not in (*self.inputs, *self.outputs):
+            names = ", ".join((*self.inputs, *self.outputs))
+            raise InputError(f"{self.name}: one of its tensors {names}", tensor, "choose one")
+        return self.layouts.get(tensor, "ND")
+
+    # -- checks and tests -----------------------------------------------------------------------
+    def check(
+        self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs, chip: Chip
+    ) -> None:
+        """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
+        self.names(len(shapes))
+        if len(shapes) != len(dtypes):
+            raise InputError(
+                f"{self.name}: a number format for each of {len(shapes)} inputs",
+                str(len(dtypes)),
+                "pass as many dtypes as shapes",
+            )
+        for dtype in dtypes:
+            if dtype not in DTYPE_BYTES:
+                known = ", ".join(DTYPE_BYTES)
+                raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
+        self.dtypes(*dtypes, **attrs)
+        main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
+        check_chip(self.name, self.types, main, chip)
+        self.infer(*shapes, **attrs)
+
+    def call(self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs) -> Call:
+        """Return shapes, formats, all attributes and output shapes as one record."""
+        outs = self.infer(*shapes, **attrs)
+        return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
+
+    def index_limits(self, shapes: Sequence[Shape], attrs: Attrs) -> dict[int, int]:
+        """Return, for each input that holds indices, the first index that is too large."""
+        names, settings = self.names(len(shapes)), self.settings(attrs)
+        return {
+            i: self.index_bounds[name](*shapes, **settings)
+            for i, name in enumerate(names)
+            if name in self.index_bounds
+        }
+
+    def check_indices(self, arrays: Sequence[Values], attrs: Attrs) -> None:
+        """Raise `InputError` naming the first index that points outside its tensor."""
+        for i, limit in self.index_limits([a.shape for a in arrays], attrs).items():
+            wrong = np.argwhere((arrays[i] < 0) | (arrays[i] >= limit))
+            if len(wrong):
+                at = tuple(int(n) for n in wrong[0])
+                raise InputError(
+                    f"{self.name}: {self.names(len(arrays))[i]} from 0 to {limit - 1}",
+                    f"{arrays[i][at]} at {at}",
+                    "the hardware does not wrap negative indices; check them first",
+                )
+
+
+def widen(array: Values) -> Values:
+    """Return an array in fp64, or int64 for whole numbers."""
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)

@@ -1,0 +1,269 @@
+"""Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.ops.formats import FLOATS, Tolerances, TypeRule, exact, rounded
+from ascend_lab.ops.lifting import in_fp32
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
+from ascend_lab.ops.pooling_kernel import average_kernel, max_kernel
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
+from ascend_lab.ops.template import Call
+from ascend_lab.ops.windowing import (
+    Pair,
+    add_windows,
+    cropped,
+    out_size,
+    padded,
+    piece_pads,
+    window_rule,
+    windows,
+)
+
+Values = NDArray[Any]
+C0 = 16
+"""Channels of one block of the pooling layout NC1HWC0."""
+
+
+def geometry(kernel: Any, stride: Any, pad: Any) -> tuple[Pair, Pair, Pairs]:
+    """Return kernel, stride (default: the kernel) and padding as pairs; padding < kernel."""
+    size = pair("kernel", kernel)
+    step = size if stride is None else pair("stride", stride)
+    pads = pad_pairs("pool", pad)
+    if any(max(pads[i]) >= size[i] for i in range(2)):
+        raise ShapeError(
+            f"padding smaller than the kernel {size}", str(pads), "a window needs a real element"
+        )
+    return size, step, pads
+
+
+def _shape(x: Shape, *, kernel: Any, stride: Any, pad: Any, **attrs: Any) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    size, step, pads = geometry(kernel, stride, pad)
+    return (*x[:2], *out_size("pool", (x[2], x[3]), size, step, pads))
+
+
+def _slices(
+    shapes: tuple[Shape, ...], *, kernel: Any, stride: Any, pad: Any, **attrs: Any
+) -> SliceRules:
+    size, step, pads = geometry(kernel, stride, pad)
+    rules = (
+        AxisRule(0, "free", (Source(0, 0),), (0,)),
+        AxisRule(1, "free", (Source(0, 1),), (1,)),
+        *(window_rule(2 + i, size[i], step[i], pads[i]) for i in range(2)),
+    )
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        return {"pad": piece_pads(rules[axis], pads, piece, ranges)} if axis >= 2 else {}
+
+    return SliceRules("SlidingWindow", rules, adjust=adjust)
+
+
+def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.Tensor:
+    """Pool in NC1HWC0, the layout of the operation: channels padded to blocks of 16."""
+    n, c, h, w = x.shape
+    c1 = -(-c // C0)
+    blocks = te.reshape(te.pad(x, ((0, 0), (0, c1 * C0 - c), (0, 0), (0, 0))), (n, c1, C0, h, w))
+    image = te.transpose(blocks, (0, 1, 3, 4, 2))
+    out = te.pooling2d(image, size, step, (*pads[0], *pads[1]), mode)
+    oh, ow = out.shape[2:4]
+    back = te.reshape(te.transpose(out, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
+    return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
+
+
+# -- maximum --------------------------------------------------------------------------------------
+def _max_values(x: Values, *, kernel: Any, stride: Any, pad: Any) -> Values:
+    size, step, pads = geometry(kernel, stride, pad)
+    result: Values = windows(padded(x, pads, -np.inf), size, step).max(axis=(4, 5))
+    return result
+
+
+def _max_backward(
+    grads: Any, inputs: Any, outputs: Any, *, kernel: Any, stride: Any, pad: Any
+) -> Values:
+    """Return each window's gradient at its first largest element."""
+    size, step, pads = geometry(kernel, stride, pad)
+    image = padded(inputs[0], pads, -np.inf)
+    seen = windows(image, size, step)
+    flat = seen.reshape((*seen.shape[:4], -1))
+    hit = np.arange(flat.shape[-1]) == flat.argmax(axis=-1)[..., None]
+    parts = (hit * grads[0][..., None]).reshape(seen.shape)
+    height, width = inputs[0].shape[2:]
+    return cropped(add_windows(parts, image.shape, step), pads, (height, width))
+
+
+def _max(x: te.Tensor, *, kernel: Any, stride: Any, pad: Any) -> te.Tensor:
+    return _pooled(x, *geometry(kernel, stride, pad), "max")
+
+
+# -- average --------------------------------------------------------------------------------------
+def _counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
+    """Return how many elements each window averages, (1, 1, oh, ow)."""
+    ones = np.ones((1, 1, *size))
+    seen = windows(padded(ones, pads, float(include)), kernel, step)
+    counts: Values = seen.sum(axis=(4, 5))
+    return counts
+
+
+def _average_values(
+    x: Values, *, kernel: Any, stride: Any, pad: Any, count_include_pad: bool
+) -> Values:
+    size, step, pads = geometry(kernel, stride, pad)
+    counts = _counts(x.shape[2:], size, step, pads, count_include_pad)
+    result: Values = windows(padded(x, pads), size, step).sum(axis=(4, 5)) / counts
+    return result
+
+
+def _average_backward(
+    grads: Any, inputs: Any, outputs: Any, *, kernel: Any, stride: Any, pad: Any, **attrs: Any
+) -> Values:
+    size, step, pads = geometry(kernel, stride, pad)
+    x = inputs[0]
+    share = grads[0] / _counts(x.shape[2:], size, step, pads, attrs["count_include_pad"])
+    parts = np.broadcast_to(share[..., None, None], (*share.shape, *size))
+    image = (*x.shape[:2], *(n + sum(p) for n, p in zip(x.shape[2:], pads, strict=True)))
+    return cropped(add_windows(parts, image, step), pads, (x.shape[2], x.shape[3]))
+
+
+def _average(
+    x: te.Tensor, *, kernel: Any, stride: Any, pad: Any, count_include_pad: bool
+) -> te.Tensor:
+    """Average with zeros counted; without them divide by the average of an image of ones."""
+    size, step, pads = geometry(kernel, stride, pad)
+    mean = _pooled(x, size, step, pads, "avg")
+    if count_include_pad or not any(map(any, pads)):
+        return mean
+    row = te.slice(x, (0, 0, 0, 0), (1, 1, *x.shape[2:]))
+    ones = te.vadds(te.vmuls(te.vmaxs(te.vmins(row, 0.0), 0.0), 0.0), 1.0)
+    share = _pooled(ones, size, step, pads, "avg")
+    return te.vdiv(mean, te.broadcast(share, mean.shape))
+
+
+# -- kernels --------------------------------------------------------------------------------------
+def _call_geometry(call: Call) -> tuple[Pair, Pair, Pairs]:
+    return geometry(*(call.attrs[a] for a in ("kernel", "stride", "pad")))
+
+
+def _call_counts(call: Call) -> Values:
+    size, step, pads = _call_geometry(call)
+    include = call.attrs["count_include_pad"]
+    h, w = call.shapes[0][2:]
+    counts: Values = _counts((h, w), size, step, pads, include)[0, 0]
+    return counts
+
+
+# -- the whole image ------------------------------------------------------------------------------
+def _global_shape(x: Shape) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    return (*x[:2], 1, 1)
+
+
+def _global_slices(combine: Any) -> Any:
+    def slicing(shapes: tuple[Shape, ...]) -> SliceRules:
+        free = tuple(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(2))
+        single = tuple(AxisRule(i, "whole", reason="size 1", joins=(i,)) for i in (2, 3))
+        ways = tuple(Reduction(((0, i),), combine) for i in (2, 3)) if combine else ()
+        return SliceRules("Reduce", (*free, *single), ways)
+
+    return slicing
+
+
+def _global_max_backward(grads: Any, inputs: Any, outputs: Any) -> Values:
+    hits = (inputs[0] == outputs[0]).astype(grads[0].dtype)
+    result: Values = grads[0] * hits / hits.sum(axis=(2, 3), keepdims=True)
+    return result
+
+
+def _global_mean(x: te.Tensor) -> te.Tensor:
+    total = te.reduce_sum(x, (2, 3), keepdims=True)
+    return te.vmuls(total, 1.0 / (x.shape[2] * x.shape[3]))
+
+
+# -- registration ---------------------------------------------------------------------------------
+_ATTRS = {"kernel": REQUIRED, "stride": None, "pad": 0}
+_EXAMPLES = (
+    Example(((1, 1, 1, 1),), {"kernel": 1}),
+    Example(((1, 16, 6, 6),), {"kernel": 2}),
+    Example(((2, 3, 7, 5),), {"kernel": 3, "stride": 2, "pad": 1}),
+    Example(((1, 17, 8, 9),), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
+)
+_GLOBAL = tuple(Example((s,)) for s in ((1, 1, 1, 1), (2, 3, 5, 7), (1, 16, 4, 4), (2, 17, 7, 1)))
+_LAYOUT = {"x": "NC1HWC0", "y": "NC1HWC0"}
+
+
+def _pool(name: str, summary: str, formula: Any, compute: Any, backward: Any, **more: Any) -> None:
+    base: dict[str, Any] = {"attrs": _ATTRS, "shape_rule": _shape, "slicing": _slices}
+    register(
+        Operator(
+            name,
+            ("x",),
+            formula,
+            compute,
+            summary,
+            types=TypeRule(FLOATS),
+            backward=backward,
+            layouts=_LAYOUT,
+            **{**base, "examples": _EXAMPLES, **more},
+        )
+    )
+
+
+_SUMS: Tolerances = rounded(fp32_ulps=16, atol=2.0**-18)
+_DISTINCT = {"x": Domain(distinct=True)}
+_pool(
+    "max_pool2d",
+    "largest element of each window; padding never wins",
+    _max_values,
+    in_fp32(_max, ("bf16",)),
+    _max_backward,
+    template=max_kernel(_call_geometry),
+    domains=_DISTINCT,
+    tolerances=exact(),
+)
+_pool(
+    "avg_pool2d",
+    "mean of each window, over real elements only or, with count_include_pad, over padding too",
+    _average_values,
+    in_fp32(_average),
+    _average_backward,
+    template=average_kernel(_call_geometry, _call_counts),
+    attrs={**_ATTRS, "count_include_pad": False},
+    examples=(
+        *_EXAMPLES,
+        Example(_EXAMPLES[2].shapes, {**_EXAMPLES[2].attrs, "count_include_pad": True}),
+    ),
+    tolerances=_SUMS,
+)
+_pool(
+    "global_max_pool",
+    "largest element of each channel",
+    lambda x: x.max(axis=(2, 3), keepdims=True),
+    in_fp32(lambda x: te.reduce_max(x, (2, 3), keepdims=True), ("bf16",)),
+    _global_max_backward,
+    attrs={},
+    shape_rule=_global_shape,
+    slicing=_global_slices("max"),
+    domains=_DISTINCT,
+    examples=_GLOBAL,
+    tolerances=exact(),
+)
+_pool(
+    "global_avg_pool",
+    "mean of each channel",
+    lambda x: x.mean(axis=(2, 3), keepdims=True),
+    in_fp32(_global_mean),
+    lambda g, x, y: np.broadcast_to(g[0] / (x[0].shape[2] * x[0].shape[3]), x[0].shape),
+    attrs={},
+    shape_rule=_global_shape,
+    slicing=_global_slices(None),
+    examples=_GLOBAL,
+    tolerances=_SUMS,
+)

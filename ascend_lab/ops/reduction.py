@@ -1,0 +1,188 @@
+"""Reductions over any axes: sum, mean, max, min, prod."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.ops.formats import FLOATS, NUMBERS, Tolerances, TypeRule, exact, rounded
+from ascend_lab.ops.lifting import in_fp32
+from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, axes_of
+from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
+
+Values = NDArray[Any]
+Combine = Literal["sum", "max", "min", "prod"]
+EXAMPLES = (
+    Example(((1,),), {"axis": 0}),
+    Example(((127,),), {"axis": -1}),
+    Example(((5, 33),), {"axis": 1, "keepdims": True}),
+    Example(((5, 33),), {"axis": 0}),
+    Example(((3, 1, 17),), {"axis": (0, -1)}),
+    Example(((2, 31, 16),), {"axis": 1}),
+    Example(((4, 129),), {"axis": None}),
+)
+EMPTY = Example(((3, 0),), {"axis": 1})
+
+
+def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+    """Return the shape left after folding the axes; folded ones have size 1 with `keepdims`."""
+    axes = axes_of("reduce", axis, x)
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(x))
+    return tuple(n for i, n in enumerate(x) if i not in axes)
+
+
+def restored(values: Values, like: Values, axis: Any) -> Values:
+    """Return a reduced array with its folded axes back as size 1, so that it broadcasts."""
+    axes = axes_of("reduce", axis, like.shape)
+    return values.reshape(tuple(1 if i in axes else n for i, n in enumerate(like.shape)))
+
+
+def _slices(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: Any) -> SliceRules:
+    x = shapes[0]
+    folded = axes_of("reduce", axis, x)
+    rules, position = [], 0
+    for own in range(len(x)):
+        if own not in folded:
+            rules.append(AxisRule(position, "free", (Source(0, own),), (position,)))
+            position += 1
+        elif keepdims:
+            rules.append(AxisRule(position, "whole", reason="size 1", joins=(position,)))
+            position += 1
+    ways = tuple(Reduction(((0, a),), combine) for a in folded) if combine else ()
+    return SliceRules("Reduce", tuple(rules), ways)
+
+
+def _reduction(
+    name: str,
+    summary: str,
+    formula: Callable[..., Values],
+    compute: Callable[..., te.Tensor],
+    slope: Callable[..., Values],
+    combine: Combine | None,
+    *,
+    types: tuple[str, ...] = NUMBERS,
+    identity: bool = True,
+    domain: Domain | None = None,
+    tolerances: Tolerances | None = None,
+) -> None:
+    """Register a reduction; `slope(x, y, axes)` is dy/dx with y's folded axes kept as size 1."""
+
+    def shape_rule(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+        if not identity and 0 in (x[a] for a in axes_of("reduce", axis, x)):
+            raise ShapeError(f"{name}: axes that are not empty", str(x), "no value to return")
+        return reduced_shape(x, axis=axis, keepdims=keepdims)
+
+    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
+        return np.asarray(formula(x, axis=axes_of(name, axis, x.shape), keepdims=keepdims))
+
+    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
+        return compute(x, axes_of(name, axis, x.shape), keepdims)
+
+    def backward(grads: Any, inputs: Any, outputs: Any, *, axis: Any, keepdims: bool) -> Values:
+        x = inputs[0]
+        grad, y = restored(grads[0], x, axis), restored(outputs[0], x, axis)
+        result: Values = grad * slope(x, y, axes_of(name, axis, x.shape))
+        return result
+
+    def slicing(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool) -> SliceRules:
+        return _slices(shapes, axis=axis, keepdims=keepdims, combine=combine)
+
+    register(
+        Operator(
+            name,
+            ("x",),
+            values,
+            in_fp32(expression),
+            summary,
+            attrs={"axis": None, "keepdims": False},
+            shape_rule=shape_rule,
+            types=TypeRule(types),
+            slicing=slicing,
+            backward=backward,
+            domains={"x": domain} if domain else {},
+            examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
+            tolerances=tolerances or rounded(fp32_ulps=16, atol=2.0**-15),
+            allows_empty=True,
+        )
+    )
+
+
+def _share(x: Values, y: Values, axes: tuple[int, ...]) -> Values:
+    """Return 1 at the extreme elements, shared equally among ties."""
+    hits = (x == y).astype(y.dtype)
+    result: Values = hits / hits.sum(axis=axes, keepdims=True)
+    return result
+
+
+def _others(x: Values, y: Values, axes: tuple[int, ...]) -> Values:
+    """Return the product of all other elements, also where one of them is 0."""
+    moved = np.moveaxis(x, axes, range(-len(axes), 0))
+    flat = moved.reshape((*moved.shape[: x.ndim - len(axes)], -1))
+    before = np.cumprod(np.insert(flat, 0, 1, axis=-1)[..., :-1], axis=-1)
+    reverse = flat[..., ::-1]
+    after = np.cumprod(np.insert(reverse, 0, 1, axis=-1)[..., :-1], axis=-1)[..., ::-1]
+    return np.moveaxis((before * after).reshape(moved.shape), range(-len(axes), 0), axes)
+
+
+def _mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
+    count = math.prod(x.shape[a] for a in axes)
+    return te.vmuls(te.reduce_sum(x, axes, keepdims), 1.0 / count)
+
+
+_distinct = Domain(distinct=True)
+_reduction(
+    "reduce_sum", "sum over axes", np.sum, te.reduce_sum, lambda x, y, a: np.ones_like(x), "sum"
+)
+_reduction(
+    "reduce_mean",
+    "mean over axes",
+    np.mean,
+    _mean,
+    lambda x, y, a: np.full_like(x, 1.0 / math.prod(x.shape[i] for i in a)),
+    None,
+    types=FLOATS,
+    identity=False,
+)
+_reduction(
+    "reduce_max",
+    "largest element over axes",
+    np.max,
+    te.reduce_max,
+    _share,
+    "max",
+    identity=False,
+    domain=_distinct,
+    tolerances=exact(),
+)
+_reduction(
+    "reduce_min",
+    "smallest element over axes",
+    np.min,
+    te.reduce_min,
+    _share,
+    "min",
+    identity=False,
+    domain=_distinct,
+    tolerances=exact(),
+)
+_reduction(
+    "reduce_prod",
+    "product over axes",
+    np.prod,
+    te.reduce_prod,
+    _others,
+    "prod",
+    types=FLOATS,
+    domain=Domain(0.8, 1.2),
+    # n - 1 roundings of half an ulp each
+    tolerances=rounded(fp32_ulps=600),
+)

@@ -1,0 +1,131 @@
+"""Shape arithmetic of operators: broadcasting, axes, windows; errors show the shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import ShapeError
+
+Shape = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
+MAX_ELEMENTS = 2**31 - 1
+"""Largest tensor: sizes are 32-bit signed numbers."""
+
+
+def elements(shape: Shape) -> int:
+    """Return the number of elements of a shape."""
+    return math.prod(shape)
+
+
+def check_shape(where: str, shape: Any) -> Shape:
+    """Return a shape as a tuple of ints; raise `ShapeError` if it is none or too large."""
+    try:
+        dims = tuple(int(n) for n in shape)
+        whole = all(int(n) == n for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"{where}: a shape", repr(shape), "pass a tuple of ints") from None
+    if not whole or any(n < 0 for n in dims):
+        raise ShapeError(f"{where}: whole sizes of at least 0", str(shape), "check the shape")
+    if elements(dims) > MAX_ELEMENTS:
+        raise ShapeError(
+            f"{where}: at most {MAX_ELEMENTS} elements",
+            f"{elements(dims)} in {dims}",
+            "split the tensor",
+        )
+    return dims
+
+
+def broadcast_shape(where: str, *shapes: Shape) -> Shape:
+    """Return the common shape by NumPy's rule: align right, sizes equal or 1.
+
+    Raises `ShapeError` with all shapes and the axis that clashes.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes]
+    out = []
+    for axis, sizes in enumerate(zip(*padded, strict=True)):
+        wanted = {n for n in sizes if n != 1}
+        if len(wanted) > 1:
+            raise ShapeError(
+                f"{where}: shapes that broadcast (equal sizes or 1, aligned right)",
+                f"{' and '.join(map(str, shapes))}: {' against '.join(map(str, sizes))} at axis "
+                f"{axis - rank}",
+                "reshape one of them",
+            )
+        out.append(wanted.pop() if wanted else 1)
+    return tuple(out)
+
+
+def unbroadcast(grad: NDArray[Any], shape: Shape) -> NDArray[Any]:
+    """Sum a gradient over the axes along which an input of `shape` was repeated."""
+    grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
+    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
+    result: NDArray[Any] = np.sum(grad, axis=stretched, keepdims=True)
+    return result
+
+
+def axis_of(where: str, axis: Any, shape: Shape) -> int:
+    """Return an axis counted from 0; raise `ShapeError` if the shape has no such axis."""
+    rank = len(shape)
+    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
+        raise ShapeError(
+            f"{where}: an axis from {-rank} to {rank - 1} of shape {shape}",
+            repr(axis),
+            "count from 0, or back from -1",
+        )
+    return int(axis) % rank
+
+
+def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
+    """Return sorted axes counted from 0; None means all; raise `ShapeError` on repeats."""
+    if axis is None:
+        return tuple(range(len(shape)))
+    given = axis if isinstance(axis, tuple | list) else (axis,)
+    axes = tuple(sorted(axis_of(where, a, shape) for a in given))
+    if len(set(axes)) < len(axes):
+        raise ShapeError(f"{where}: each axis once", str(axis), f"shape {shape}: drop the repeat")
+    return axes
+
+
+def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
+    """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
+    both = (value, value) if isinstance(value, int | np.integer) else tuple(value)
+    if len(both) != 2 or any(not isinstance(n, int | np.integer) or n < least for n in both):
+        raise ShapeError(
+            f"{where}: one or two whole numbers >= {least}", repr(value), "vertical, horizontal"
+        )
+    return int(both[0]), int(both[1])
+
+
+def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return ((top, bottom), (left, right)) of a number, two, or two pairs."""
+    if isinstance(value, int | np.integer):
+        value = (value, value)
+    if len(value) != 2:
+        raise ShapeError(f"{where}: pad, (pad, pad) or two pairs", repr(value), "check the pad")
+    sides = tuple(pair(f"{where}: padding", side, least=0) for side in value)
+    return sides[0], sides[1]
+
+
+def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence[int]) -> int:
+    """Return (size + pads - kernel) // stride + 1; raise `ShapeError` if no window fits."""
+    room = size + sum(pads)
+    if kernel > room:
+        raise ShapeError(
+            f"{where}: a window no larger than the padded input ({size} + {sum(pads)})",
+            f"{kernel} (dilation included)",
+            "add padding or use a smaller kernel",
+        )
+    return (room - kernel) // stride + 1
+
+
+def check_rank(where: str, shape: Shape, *ranks: int) -> None:
+    """Raise `ShapeError` unless the shape has one of the given ranks."""
+    if len(shape) not in ranks:
+        wanted = " or ".join(map(str, ranks))
+        raise ShapeError(f"{where}: {wanted} axes", f"{len(shape)} in {shape}", "reshape it")

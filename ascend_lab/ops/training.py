@@ -1,0 +1,230 @@
+"""What training adds: losses, and the optimisers' updates of parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import InputError, ShapeError
+from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.lifting import in_fp32
+from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.registry import get, register
+from ascend_lab.ops.shapes import Shape, check_rank
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+
+Values = NDArray[Any]
+
+
+# -- losses ---------------------------------------------------------------------------------------
+def _loss_shape(logits: Shape, target: Shape) -> Shape:
+    check_rank("logits (n, classes)", logits, 2)
+    if target != logits:
+        raise ShapeError(
+            f"a target distribution of shape {logits}", str(target), "one_hot makes it from labels"
+        )
+    return (logits[0],)
+
+
+def _loss_values(logits: Values, target: Values) -> Values:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    result: Values = -(target * (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))).sum(
+        axis=1
+    )
+    return result
+
+
+def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
+    found = get("log_softmax").expression(logits, axis=1)
+    return te.vmuls(te.reduce_sum(te.vmul(target, found), 1), -1.0)
+
+
+def _loss_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, Values]:
+    """Return (softmax sum(target) - target) g and -log_softmax g."""
+    logits, target = inputs
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    power = np.exp(shifted)
+    total = power.sum(axis=1, keepdims=True)
+    grad = grads[0][:, None]
+    slope = grad * (power / total * target.sum(axis=1, keepdims=True) - target)
+    return slope, -grad * (shifted - np.log(total))
+
+
+def _loss_slices(shapes: tuple[Shape, ...]) -> SliceRules:
+    return SliceRules("Reduce", (AxisRule(0, "free", (Source(0, 0), Source(1, 0)), (0,)),))
+
+
+register(
+    Operator(
+        "cross_entropy",
+        ("logits", "target"),
+        _loss_values,
+        in_fp32(_loss),
+        "-sum(target * log_softmax(logits)) per row",
+        outputs=("loss",),
+        shape_rule=_loss_shape,
+        slicing=_loss_slices,
+        backward=_loss_backward,
+        domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
+        examples=tuple(Example((s, s)) for s in ((1, 1), (3, 17), (5, 129), (31, 16))),
+        tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
+    )
+)
+
+
+# -- optimisers -----------------------------------------------------------------------------------
+def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
+    for shape in shapes[1:]:
+        if shape != shapes[0]:
+            raise ShapeError(
+                f"every tensor of the parameter's shape {shapes[0]}", str(shape), "reshape it"
+            )
+    return tuple(shapes[i] for i in (0, *range(2, len(shapes))))
+
+
+def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    count = len(shapes)
+    return SliceRules(
+        "Elemwise",
+        tuple(
+            AxisRule(i, "free", tuple(Source(n, i) for n in range(count)), (i,) * (count - 1))
+            for i in range(len(shapes[0]))
+        ),
+    )
+
+
+def _sgd(
+    param: Values,
+    grad: Values,
+    velocity: Values,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+) -> tuple[Values, Values]:
+    """v' = momentum v + g; p' = p - lr v', or p - lr (g + momentum v') with nesterov."""
+    slope = grad + weight_decay * param
+    moved = momentum * velocity + slope
+    step = slope + momentum * moved if nesterov else moved
+    return param - lr * step, moved
+
+
+def _sgd_expression(
+    param: te.Tensor,
+    grad: te.Tensor,
+    velocity: te.Tensor,
+    *,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+    nesterov: bool,
+) -> tuple[te.Tensor, te.Tensor]:
+    slope = te.vadd(grad, te.vmuls(param, weight_decay)) if weight_decay else grad
+    moved = te.vadd(te.vmuls(velocity, momentum), slope)
+    step = te.vadd(slope, te.vmuls(moved, momentum)) if nesterov else moved
+    return te.vsub(param, te.vmuls(step, lr)), moved
+
+
+def _corrections(beta1: float, beta2: float, step: int) -> tuple[float, float]:
+    """Return 1 - beta1^t and 1 - beta2^t, which undo the averages' start at zero."""
+    if step < 1:
+        raise InputError("adam: step counted from 1", str(step), "the first update is step=1")
+    return 1.0 - beta1**step, 1.0 - beta2**step
+
+
+def _adam(
+    param: Values,
+    grad: Values,
+    mean: Values,
+    square: Values,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    step: int,
+) -> tuple[Values, Values, Values]:
+    first, second = _corrections(beta1, beta2, step)
+    m = beta1 * mean + (1 - beta1) * grad
+    s = beta2 * square + (1 - beta2) * grad**2
+    moved = m / first / (np.sqrt(s / second) + epsilon)
+    return param - lr * (moved + weight_decay * param), m, s
+
+
+def _adam_expression(
+    param: te.Tensor,
+    grad: te.Tensor,
+    mean: te.Tensor,
+    square: te.Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    step: int,
+) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    first, second = _corrections(beta1, beta2, step)
+    m = te.vadd(te.vmuls(mean, beta1), te.vmuls(grad, 1.0 - beta1))
+    s = te.vadd(te.vmuls(square, beta2), te.vmuls(te.vmul(grad, grad), 1.0 - beta2))
+    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(second)), epsilon)
+    moved = te.vdiv(te.vmuls(m, lr / first), root)
+    kept = te.vmuls(param, 1.0 - lr * weight_decay) if weight_decay else param
+    return te.vsub(kept, moved), m, s
+
+
+_SHAPES: tuple[Shape, ...] = ((1,), (127,), (3, 33), (16, 129))
+_UPDATE = rounded(fp32_ulps=16, atol=2.0**-20)
+register(
+    Operator(
+        "sgd_momentum",
+        ("param", "grad", "velocity"),
+        _sgd,
+        in_fp32(_sgd_expression),
+        "v' = momentum v + g + weight_decay p; p' = p - lr v' (nesterov: - lr (g + momentum v'))",
+        outputs=("param", "velocity"),
+        attrs={"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
+        shape_rule=_all_equal,
+        types=TypeRule(("fp32", "fp16")),
+        slicing=_update_slices,
+        examples=(
+            *(Example((s,) * 3) for s in _SHAPES),
+            Example((_SHAPES[2],) * 3, {"nesterov": True, "weight_decay": 0.01}),
+        ),
+        tolerances=_UPDATE,
+    )
+)
+register(
+    Operator(
+        "adam",
+        ("param", "grad", "mean", "square"),
+        _adam,
+        in_fp32(_adam_expression),
+        "m' = b1 m + (1 - b1) g; s' = b2 s + (1 - b2) g^2; p' = p - lr (m^ / (sqrt(s^) + eps) "
+        "+ weight_decay p), hats: divided by 1 - b^step",
+        outputs=("param", "mean", "square"),
+        attrs={
+            "lr": 0.001,
+            "beta1": 0.9,
+            "beta2": 0.999,
+            "epsilon": 1e-8,
+            "weight_decay": 0.0,
+            "step": 1,
+        },
+        shape_rule=_all_equal,
+        types=TypeRule(("fp32", "fp16")),
+        slicing=_update_slices,
+        domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)},
+        examples=(
+            *(Example((s,) * 4) for s in _SHAPES),
+            Example((_SHAPES[2],) * 4, {"step": 10, "weight_decay": 0.1, "lr": 0.1}),
+        ),
+        tolerances=_UPDATE,
+    )
+)

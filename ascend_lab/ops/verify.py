@@ -1,0 +1,275 @@
+"""Test tools for operators: sample inputs, compare within bounds, check gradients and slices.
+
+Failures raise `AssertionError` with the worst element; generated tests call these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import ShapeError
+from ascend_lab.isa import sanitize
+from ascend_lab.ops.build import prepare, run
+from ascend_lab.ops.formats import format_of, is_float, numpy_type, round_to
+from ascend_lab.ops.operator import Domain, Operator, widen
+from ascend_lab.ops.shapes import Shape
+from ascend_lab.ops.slicing import SliceRules, combine, cut, take
+from ascend_lab.sim import simulate_kernel
+
+Values = NDArray[Any]
+GRID = 2.0**-9
+WHOLE_SCALE = 10
+"""Whole numbers are drawn from a domain this many times wider than the floats'."""
+
+
+def sample(
+    operator: Operator, shapes: Sequence[Shape], dtype: str, attrs: Any, seed: int = 0
+) -> list[Values]:
+    """Return random inputs: the operator's main format `dtype`, values from its domains."""
+    rng = np.random.default_rng(seed)
+    names = operator.names(len(shapes))
+    wide = dtype == "fp64"
+    main = operator.types.allowed[0] if wide else dtype
+    formats = operator.input_types(len(shapes), main, **attrs)
+    limits = operator.index_limits(shapes, attrs)
+    arrays = []
+    for i, (name, shape, kind) in enumerate(zip(names, shapes, formats, strict=True)):
+        if i in limits:
+            arrays.append(rng.integers(0, max(limits[i], 1), shape).astype(numpy_type(kind)))
+        else:
+            target = "fp64" if wide and is_float(kind) else kind
+            arrays.append(draw(rng, operator.domains.get(name, Domain()), shape, target))
+    return arrays
+
+
+def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> Values:
+    """Return an array of one format with values from a domain."""
+    kind = numpy_type(dtype)
+    if not is_float(dtype):
+        info = np.iinfo(kind)
+        low = max(int(domain.low * WHOLE_SCALE), info.min)
+        high = min(int(domain.high * WHOLE_SCALE), info.max)
+        return rng.integers(low, high + 1, shape).astype(kind)
+    if domain.distinct:
+        steps = np.linspace(domain.low, domain.high, int(np.prod(shape)) + 1)[:-1]
+        return round_to(rng.permutation(steps).reshape(shape), dtype)
+    values = rng.uniform(domain.low, domain.high, shape)
+    return round_to(np.rint(values / domain.step) * domain.step if domain.step else values, dtype)
+
+
+def check_within(operator: Operator, got: Any, wanted: Any) -> None:
+    """Raise unless every output is within the operator's tolerance of the reference's."""
+    results = got if isinstance(got, tuple) else (got,)
+    references = wanted if isinstance(wanted, tuple) else (wanted,)
+    for name, ours, theirs in zip(
+        operator.outputs * len(results), results, references, strict=False
+    ):
+        dtype = format_of(theirs)
+        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+            raise AssertionError(
+                f"{operator.name}: {name} is {ours.dtype} {ours.shape}, "
+                f"the reference {theirs.dtype} {theirs.shape}"
+            )
+        tolerance = operator.tolerances[dtype]
+        left, right = (v.astype(np.float64) for v in (ours, theirs))
+        with np.errstate(invalid="ignore"):
+            error = np.where(left == right, 0.0, np.abs(left - right))
+        error = np.where(np.isnan(left) & np.isnan(right), 0.0, error)
+        excess = error - tolerance.bound(right, dtype)
+        bad = ~(excess <= 0)
+        if bad.any():
+            worst = np.unravel_index(
+                np.argmax(np.where(bad, np.nan_to_num(excess, nan=np.inf), -1)), bad.shape
+            )
+            at = tuple(int(i) for i in worst)
+            raise AssertionError(
+                f"{operator.name}: {name}{at} = {left[at]}, reference {right[at]} in {dtype}: "
+                f"off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
+                f"({tolerance.reason}); {int(bad.sum())} of {bad.size} elements"
+            )
+
+
+def check_values(
+    operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, chip: Chip, seed: int = 0
+) -> None:
+    """Raise unless the kernel's values equal the reference's within the tolerance."""
+    arrays = sample(operator, shapes, dtype, attrs, seed)
+    check_within(
+        operator, run(operator, *arrays, chip=chip, **attrs), operator.reference(*arrays, **attrs)
+    )
+
+
+def check_program(
+    operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, chip: Chip, seed: int = 0
+) -> None:
+    """Raise unless the kernel's program is free of races, bad addresses and deadlocks, and timed.
+
+    No pipe may be busy for longer than the whole kernel takes.
+    """
+    ready = prepare(operator, *sample(operator, shapes, dtype, attrs, seed), chip=chip, **attrs)
+    findings = sanitize(ready.kernel, chip, filled=ready.tensors)
+    if findings:
+        raise AssertionError(f"{operator.name} on {chip.name}: {findings[0]}")
+    line = simulate_kernel(ready.kernel, chip)
+    if not line.cycles > 0 or any(share > 1 for share in line.busy.values()):
+        raise AssertionError(f"{operator.name}: {line.cycles} cycles, busy {dict(line.busy)}")
+
+
+# -- gradients ------------------------------------------------------------------------------------
+def check_gradient(
+    operator: Operator, shapes: Sequence[Shape], attrs: Any, seed: int = 0, step: float = 1e-5
+) -> int:
+    """Raise unless the gradient agrees with central differences in fp64; return inputs checked.
+
+    loss = sum(c y); along a random direction d of one input,
+    (loss(x + h d) - loss(x - h d)) / 2h must equal sum(gradient d).
+    """
+    rng = np.random.default_rng(seed + 1)
+    arrays = _off_kinks(operator, sample(operator, shapes, "fp64", attrs, seed))
+    outputs = _many(operator.reference(*arrays, **attrs))
+    weights = [rng.uniform(-1, 1, o.shape) for o in outputs]
+    grads = operator.gradient(weights, arrays, outputs, **attrs)
+    checked = 0
+    for i, grad in enumerate(grads):
+        if grad is None or arrays[i].dtype != np.float64:
+            continue
+        if grad.shape != arrays[i].shape:
+            raise AssertionError(
+                f"{operator.name}: gradient {i} is {grad.shape}, the input {arrays[i].shape}"
+            )
+        direction = rng.uniform(-1, 1, arrays[i].shape)
+        sides = []
+        for sign in (1, -1):
+            moved = [a + sign * step * direction if n == i else a for n, a in enumerate(arrays)]
+            values = _many(operator.reference(*moved, **attrs))
+            sides.append(sum(float((w * v).sum()) for w, v in zip(weights, values, strict=True)))
+        numeric, exact = (sides[0] - sides[1]) / (2 * step), float((grad * direction).sum())
+        if not abs(numeric - exact) <= 1e-5 * (1 + abs(numeric)):
+            raise AssertionError(
+                f"{operator.name}: d/d{operator.names(len(arrays))[i]} is {exact}, "
+                f"central differences give {numeric}"
+            )
+        checked += 1
+    return checked
+
+
+def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
+    """Move fp64 inputs onto grids of their own, away from whole numbers, 0 and each other.
+
+    Differences across a kink or jump (of floor, max, ...) would say nothing about a gradient.
+    """
+    out = []
+    for i, (name, array) in enumerate(zip(operator.names(len(arrays)), arrays, strict=True)):
+        if array.dtype == np.float64 and not operator.domains.get(name, Domain()).distinct:
+            array = (np.floor(array / GRID) + (i + 1) / (len(arrays) + 2)) * GRID  # noqa: PLW2901
+        out.append(array)
+    return out
+
+
+def _many(outputs: Any) -> tuple[Values, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+# -- slices ---------------------------------------------------------------------------------------
+def check_slices(
+    operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, seed: int = 0
+) -> int:
+    """Raise unless pieces cut by the slice rules, computed alone and joined, equal the whole.
+
+    Returns how many axes were really cut into several pieces.
+    """
+    rng = np.random.default_rng(seed + 2)
+    arrays = sample(operator, shapes, dtype, attrs, seed)
+    rules = operator.slice_rules(shapes, attrs)
+    whole = _many(operator.reference(*arrays, **attrs))
+    if len(rules.axes) != whole[0].ndim:
+        raise AssertionError(f"{operator.name}: {len(rules.axes)} rules for {whole[0].shape}")
+    cuts = 0
+    for rule in rules.axes:
+        size = whole[0].shape[rule.axis]
+        if not rule.splits:
+            _refuses(operator, rules, shapes, attrs, rule.axis, size)
+            continue
+        pieces = _pieces(rng, rules, shapes, attrs, rule.axis, size)
+        parts = []
+        for piece in pieces:
+            part = cut(rules, shapes, attrs, rule.axis, piece)
+            parts.append(_many(operator.reference(*take(arrays, part.ranges), **part.attrs)))
+        for n, values in enumerate(whole):
+            joined = np.concatenate([p[n] for p in parts], axis=rule.joins[n])
+            _equal(operator, f"axis {rule.axis} in {pieces}", joined, values)
+        cuts += len(pieces) > 1
+    return cuts + _check_reductions(operator, rules, arrays, attrs, whole[0], rng)
+
+
+def _refuses(
+    operator: Operator, rules: SliceRules, shapes: Any, attrs: Any, axis: int, size: int
+) -> None:
+    try:
+        cut(rules, shapes, attrs, axis, (0, size))
+    except ShapeError:
+        return
+    raise AssertionError(f"{operator.name}: axis {axis} is not splittable but was cut")
+
+
+def _pieces(
+    rng: np.random.Generator, rules: SliceRules, shapes: Any, attrs: Any, axis: int, size: int
+) -> list[tuple[int, int]]:
+    """Return up to four random pieces in whole grains; a piece of padding only is joined up."""
+    grain = rules.axes[axis].grain
+    inner = np.arange(grain, size, grain)
+    chosen: list[int] = rng.permutation(inner)[:3].tolist()
+    bounds = [0, *sorted(chosen), size]
+    kept = [0]
+    for low, high in pairwise(bounds):
+        try:
+            cut(rules, shapes, attrs, axis, (kept[-1], high))
+            cut(rules, shapes, attrs, axis, (high, size)) if high < size else None
+            kept.append(high)
+        except ShapeError:
+            if high == size:
+                kept = [*kept[:-1], size] if len(kept) > 1 else [0, size]
+        assert low < high
+    return list(pairwise(kept))
+
+
+def _check_reductions(
+    operator: Operator,
+    rules: SliceRules,
+    arrays: Sequence[Values],
+    attrs: Any,
+    whole: Values,
+    rng: np.random.Generator,
+) -> int:
+    """Split each reduction axis in two and combine the partial outputs."""
+    cuts = 0
+    for reduction in rules.reductions:
+        size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
+        if size < 2:
+            continue
+        middle = int(rng.integers(1, size))
+        parts = []
+        for piece in ((0, middle), (middle, size)):
+            ranges: tuple[dict[int, tuple[int, int]], ...] = tuple({} for _ in arrays)
+            for index, axis in reduction.sources:
+                ranges[index][axis] = piece
+            values = operator.reference(*take(arrays, ranges), **attrs)
+            parts.append(widen(values) if values.dtype.kind in "iu" else values)
+        _equal(operator, f"reduction over {reduction.sources}", combine(reduction, parts), whole)
+        cuts += 1
+    return cuts
+
+
+def _equal(operator: Operator, what: str, got: Values, wanted: Values) -> None:
+    """Raise unless two arrays agree: exactly, or to fp64 rounding."""
+    if got.shape != wanted.shape:
+        raise AssertionError(f"{operator.name}, {what}: {got.shape} joined, whole {wanted.shape}")
+    same = np.allclose(got.astype(np.float64), wanted.astype(np.float64), 1e-11, 1e-11, True)
+    if not same:
+        raise AssertionError(f"{operator.name}, {what}: joined pieces differ from the whole")

@@ -1,0 +1,79 @@
+"""Sliding windows in NumPy: the view that reads them, and its transpose that adds them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from ascend_lab.ops.shapes import Pairs, Shape, window_count
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Source, Window
+
+Values = NDArray[Any]
+Pair = tuple[int, int]
+
+
+def reach(kernel: Pair, dilation: Pair) -> Pair:
+    """Return the input rows and columns a dilated kernel spans: (k - 1) d + 1."""
+    return (kernel[0] - 1) * dilation[0] + 1, (kernel[1] - 1) * dilation[1] + 1
+
+
+def out_size(
+    where: str, size: Pair, kernel: Pair, stride: Pair, pads: Pairs, dilation: Pair = (1, 1)
+) -> Pair:
+    """Return output height and width; raise `ShapeError` if no window fits."""
+    spans = reach(kernel, dilation)
+    rows, columns = (window_count(where, size[i], spans[i], stride[i], pads[i]) for i in range(2))
+    return rows, columns
+
+
+def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> Values:
+    """Return the windows of a padded image (n, c, h, w) as a view (n, c, oh, ow, r, s)."""
+    view = sliding_window_view(x, reach(kernel, dilation), axis=(2, 3))
+    result: Values = view[:, :, :: stride[0], :: stride[1], :: dilation[0], :: dilation[1]]
+    return result
+
+
+def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)) -> Values:
+    """Return an image (n, c, h, w) with windows (n, c, oh, ow, r, s) added where they were read."""
+    image = np.zeros(shape, parts.dtype)
+    _, _, oh, ow, kernel_h, kernel_w = parts.shape
+    for r in range(kernel_h):
+        for s in range(kernel_w):
+            top, left = r * dilation[0], s * dilation[1]
+            rows = slice(top, top + (oh - 1) * stride[0] + 1, stride[0])
+            columns = slice(left, left + (ow - 1) * stride[1] + 1, stride[1])
+            image[:, :, rows, columns] += parts[..., r, s]
+    return image
+
+
+def padded(x: Values, pads: Pairs, value: float = 0.0) -> Values:
+    """Return an image with rows and columns of one value around it."""
+    return np.pad(x, ((0, 0), (0, 0), *pads), constant_values=value)
+
+
+def cropped(x: Values, pads: Pairs, size: Pair) -> Values:
+    """Return the h x w middle of a padded image."""
+    (top, _), (left, _) = pads
+    return x[:, :, top : top + size[0], left : left + size[1]]
+
+
+def window_rule(axis: int, kernel: int, stride: int, pads: Pair, dilation: int = 1) -> AxisRule:
+    """Return the rule of a height or width axis: output o reads o*stride - pad ... + reach - 1."""
+    after = (kernel - 1) * dilation - pads[0]
+    window = Window(pads[0], after, stride, dilation)
+    plain = kernel == 1 and not sum(pads)
+    return AxisRule(axis, "free" if plain else "halo", (Source(0, axis, window),), (axis,))
+
+
+def piece_pads(rule: AxisRule, pads: Pairs, piece: Range, ranges: Ranges) -> Pairs:
+    """Return the padding of a piece: what its windows reach beyond the part it was given."""
+    own = pads[rule.axis - 2]
+    if own[0] == 0 and rule.kind == "free":
+        return pads
+    low, high = rule.sources[0].window.needs(*piece)
+    first, last = ranges[0][rule.axis]
+    changed = (first - low, high - last)
+    return tuple(changed if i == rule.axis - 2 else p for i, p in enumerate(pads))

@@ -1,0 +1,338 @@
+"""Hypothesis strategies for operators: random legal shapes and attributes of every family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ascend_lab import ops
+
+SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 127, 128, 129)
+SMALL = (1, 2, 3, 4, 5, 7, 8, 9)
+LIMIT = 3000
+Case = tuple[tuple[tuple[int, ...], ...], dict[str, Any]]
+
+
+def size(choices=SIZES):
+    return st.sampled_from(choices)
+
+
+@st.composite
+def shape(draw, least=1, most=4, *, empty=False):
+    """A shape of at most LIMIT elements, with one size 0 now and then if `empty`."""
+    sizes = draw(st.lists(size(), min_size=least, max_size=most))
+    while math.prod(sizes) > LIMIT:
+        sizes[sizes.index(max(sizes))] = draw(size(SMALL))
+    if empty and draw(st.integers(0, 9)) == 0:
+        sizes[draw(st.integers(0, len(sizes) - 1))] = 0
+    return tuple(sizes)
+
+
+@st.composite
+def one_tensor(draw, empty=False):
+    return (draw(shape(empty=empty)),), {}
+
+
+@st.composite
+def broadcast(draw, count=2):
+    """Shapes that broadcast: axes of a common shape set to 1 or left off in front."""
+    common = draw(shape(empty=True))
+    found = []
+    for _ in range(count):
+        kept = tuple(n if draw(st.integers(0, 3)) else 1 for n in common)
+        found.append(kept[draw(st.integers(0, len(common) - 1)) if draw(st.booleans()) else 0 :])
+    return tuple(found), {}
+
+
+@st.composite
+def cast(draw):
+    target = draw(st.sampled_from(("fp16", "fp32", "int32", "int8", "uint8")))
+    mode = "rint"
+    if "int" in target:
+        mode = draw(st.sampled_from(("rint", "floor", "ceil", "trunc")))
+    return (draw(shape(most=3)),), {"dtype": target, "round": mode}
+
+
+@st.composite
+def reduce(draw):
+    x = draw(shape())
+    axis = draw(
+        st.one_of(
+            st.none(),
+            st.integers(-len(x), len(x) - 1),
+            st.lists(st.integers(0, len(x) - 1), min_size=1, unique=True).map(tuple),
+        )
+    )
+    return (x,), {"axis": axis, "keepdims": draw(st.booleans())}
+
+
+@st.composite
+def along_axis(draw):
+    x = draw(shape())
+    return (x,), {"axis": draw(st.integers(-len(x), len(x) - 1))}
+
+
+@st.composite
+def norm(draw, count):
+    x = draw(shape())
+    axis = draw(st.integers(0, len(x) - 1))
+    return (x, *(x[axis:],) * count), {"axis": axis}
+
+
+@st.composite
+def batch(draw):
+    x = draw(shape(2, 4).filter(lambda x: math.prod(x) // x[1] > 1))
+    return (x, *((x[1],),) * 4), {}
+
+
+@st.composite
+def transpose(draw):
+    x = draw(shape())
+    return (x,), {"perm": tuple(draw(st.permutations(range(len(x)))))}
+
+
+@st.composite
+def reshape(draw):
+    x = draw(shape())
+    total, target = math.prod(x), []
+    for _ in range(draw(st.integers(0, 2))):
+        divisor = draw(st.sampled_from([d for d in (1, 2, 3, 5, 7, 16) if total % d == 0]))
+        target.append(divisor)
+        total //= divisor
+    target.insert(draw(st.integers(0, len(target))), -1)
+    return (x,), {"shape": tuple(target)}
+
+
+@st.composite
+def expand(draw):
+    common = draw(shape())
+    x = tuple(n if draw(st.booleans()) else 1 for n in common)
+    return (x,), {"shape": common}
+
+
+@st.composite
+def concat(draw):
+    x = draw(shape(1, 3))
+    axis = draw(st.integers(-len(x), len(x) - 1))
+    at = axis % len(x)
+    sizes = draw(st.lists(size((1, 3, 8, 16, 17)), min_size=1, max_size=3))
+    return tuple((*x[:at], n, *x[at + 1 :]) for n in sizes), {"axis": axis}
+
+
+@st.composite
+def split(draw):
+    x = draw(shape(1, 3))
+    axis = draw(st.integers(0, len(x) - 1))
+    sizes = draw(st.lists(size((1, 3, 8, 16, 17)), min_size=1, max_size=3))
+    return ((*x[:axis], sum(sizes), *x[axis + 1 :]),), {"sizes": tuple(sizes), "axis": axis}
+
+
+@st.composite
+def slices(draw):
+    x = draw(shape(1, 3))
+    begin = tuple(draw(st.integers(0, n - 1)) for n in x)
+    end = tuple(draw(st.integers(b + 1, n)) for b, n in zip(begin, x, strict=True))
+    step = tuple(draw(st.integers(1, 3)) for _ in x)
+    return (x,), {"begin": begin, "end": end, "step": draw(st.sampled_from((None, step)))}
+
+
+@st.composite
+def pad(draw):
+    x = draw(shape(1, 3))
+    pads = tuple((draw(st.integers(0, 3)), draw(st.integers(0, 17))) for _ in x)
+    return (x,), {"pads": pads, "value": draw(st.sampled_from((0, 1, -2)))}
+
+
+@st.composite
+def gather(draw):
+    x = draw(shape(1, 3))
+    indices = tuple(draw(st.lists(size(SMALL), min_size=1, max_size=2)))
+    return (x, indices), {"axis": draw(st.integers(-len(x), len(x) - 1))}
+
+
+@st.composite
+def rows(draw):
+    x = draw(shape(1, 3))
+    count = (draw(size(SMALL)),)
+    return (x, count, (*count, *x[1:])), {}
+
+
+@st.composite
+def embedding(draw):
+    return ((draw(size()), draw(size())), (draw(size(SMALL)), draw(size(SMALL)))), {}
+
+
+@st.composite
+def one_hot(draw):
+    dtype = draw(st.sampled_from(("fp16", "fp32", "int32")))
+    return (draw(shape(1, 2)),), {"depth": draw(size(SMALL)), "dtype": dtype}
+
+
+@st.composite
+def image(draw, channels=(1, 3, 16, 17)):
+    return (draw(size((1, 2))), draw(size(channels)), draw(size(SMALL)), draw(size(SMALL)))
+
+
+@st.composite
+def pool(draw, average=False, channels=(1, 3, 16, 17)):
+    x = draw(image(channels))
+    kernel = tuple(draw(st.integers(1, min(3, n))) for n in x[2:])
+    pads = tuple(tuple(draw(st.integers(0, k - 1)) for _ in range(2)) for k in kernel)
+    stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    attrs = {"kernel": kernel, "stride": stride, "pad": pads}
+    if average:
+        attrs["count_include_pad"] = draw(st.booleans())
+    return (x,), attrs
+
+
+@st.composite
+def matmul(draw, batches=False):
+    m, k, n = (draw(size()) for _ in range(3))
+    flags = {"trans_a": draw(st.booleans()), "trans_b": draw(st.booleans())}
+    a = (k, m) if flags["trans_a"] else (m, k)
+    b = (n, k) if flags["trans_b"] else (k, n)
+    if batches:
+        lead = tuple(draw(st.lists(size((1, 2, 3)), min_size=1, max_size=2)))
+        a, b = (*lead, *a), (*(x if draw(st.booleans()) else 1 for x in lead), *b)
+    return (a, b), flags
+
+
+@st.composite
+def gemm(draw):
+    (a, b), flags = draw(matmul())
+    m, n = a[1 if flags["trans_a"] else 0], b[0 if flags["trans_b"] else 1]
+    bias = draw(st.sampled_from(((n,), (1, n), (m, 1), (m, n), (1,))))
+    return (a, b, bias), {**flags, "alpha": draw(st.sampled_from((1.0, 0.5)))}
+
+
+@st.composite
+def conv(draw, channels=(1, 3, 16, 17)):
+    groups, kind = 1, draw(st.integers(0, 3))
+    n, c, h, w = draw(image(channels))
+    k = draw(size(channels))
+    if kind == 0:
+        groups = k = c
+    elif kind == 1:
+        groups, c, k = 2, 2 * draw(size(channels[:2])), 2 * draw(size(channels[:2]))
+    r, s = (draw(st.integers(1, min(3, m))) for m in (h, w))
+    dilation = draw(st.sampled_from((1, 1, 2)))
+    spans = [(k0 - 1) * dilation + 1 for k0 in (r, s)]
+    low = [max(0, span - m) for span, m in zip(spans, (h, w), strict=True)]
+    pads = tuple(
+        (draw(st.integers(0, min(2, span - 1))), max(less, draw(st.integers(0, min(2, span - 1)))))
+        for span, less in zip(spans, low, strict=True)
+    )
+    attrs = {"stride": draw(st.integers(1, 3)), "pad": pads, "dilation": dilation, "groups": groups}
+    bias = ((k,),) if draw(st.integers(0, 3)) == 0 else ()
+    return ((n, c, h, w), (k, c // groups, r, s), *bias), attrs
+
+
+@st.composite
+def depthwise(draw):
+    """A convolution with as many groups as channels, its weights (c, 1, r, s)."""
+    n, c, h, w = draw(image())
+    r, s = (draw(st.integers(1, min(3, m))) for m in (h, w))
+    attrs = {"stride": draw(st.integers(1, 2)), "pad": (r - 1, (0, s - 1))}
+    return ((n, c, h, w), (c, 1, r, s)), attrs
+
+
+@st.composite
+def deconv(draw, channels=(1, 3, 16, 17)):
+    n, c, h, w = draw(image(channels))
+    h, w = min(h, 5), min(w, 5)
+    groups = c if draw(st.integers(0, 3)) == 0 else 1
+    k = draw(size((1, 2, 5)))
+    r, s = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    stride, dilation = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2)))
+    extra = draw(st.integers(0, stride - 1))
+    pads = tuple(
+        tuple(
+            draw(st.integers(0, 1 if (side - 1) * stride + (k0 - 1) * dilation >= 2 else 0))
+            for _ in range(2)
+        )
+        for side, k0 in ((h, r), (w, s))
+    )
+    attrs = {
+        "stride": stride,
+        "pad": pads,
+        "dilation": dilation,
+        "groups": groups,
+        "output_padding": extra,
+    }
+    return ((n, c, h, w), (c, k, r, s)), attrs
+
+
+@st.composite
+def attention(draw, name="attention"):
+    lead = tuple(draw(st.lists(size((1, 2)), max_size=2)))
+    s, t, d, e = (draw(size((1, 3, 16, 17, 33))) for _ in range(4))
+    if name == "attention_scores":
+        return ((*lead, s, d), (*lead, t, d)), {}
+    if name == "attention_context":
+        return ((*lead, s, t), (*lead, t, e)), {}
+    mask = ((s, t),) if draw(st.booleans()) else ()
+    return ((*lead, s, d), (*lead, t, d), (*lead, t, e), *mask), {}
+
+
+@st.composite
+def masked(draw):
+    x = draw(shape(2, 3))
+    return (x, x[draw(st.integers(0, len(x) - 1)) :]), {}
+
+
+@st.composite
+def same(draw, count, rank=None):
+    x = draw(shape(rank or 1, rank or 3))
+    return (x,) * count, {}
+
+
+BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
+    "select": lambda: broadcast(3),
+    "cast": cast,
+    "softmax": along_axis,
+    "log_softmax": along_axis,
+    "layer_norm": lambda: norm(2),
+    "rms_norm": lambda: norm(1),
+    "batch_norm": batch,
+    "batch_norm_training": batch,
+    "transpose": transpose,
+    "reshape": reshape,
+    "expand": expand,
+    "concat": concat,
+    "split": split,
+    "slice": slices,
+    "pad": pad,
+    "gather": gather,
+    "embedding": embedding,
+    "scatter_update": rows,
+    "scatter_add": rows,
+    "one_hot": one_hot,
+    "max_pool2d": pool,
+    "avg_pool2d": lambda: pool(average=True),
+    "global_max_pool": lambda: image().map(lambda x: ((x,), {})),
+    "global_avg_pool": lambda: image().map(lambda x: ((x,), {})),
+    "matmul": matmul,
+    "batch_matmul": lambda: matmul(batches=True),
+    "gemm": gemm,
+    "conv2d": conv,
+    "depthwise_conv2d": depthwise,
+    "conv_transpose2d": deconv,
+    "attention": attention,
+    "attention_scores": lambda: attention("attention_scores"),
+    "attention_context": lambda: attention("attention_context"),
+    "masked_softmax": masked,
+    "cross_entropy": lambda: same(2, 2),
+    "sgd_momentum": lambda: same(3),
+    "adam": lambda: same(4),
+    **{f"reduce_{kind}": reduce for kind in ("sum", "mean", "max", "min", "prod")},
+}
+
+
+def case_of(name: str) -> st.SearchStrategy[Case]:
+    """Return the strategy of an operator: its family's, else by its number of inputs."""
+    if name in BUILDERS:
+        return BUILDERS[name]()
+    return one_tensor(empty=True) if len(ops.get(name).inputs) == 1 else broadcast()

@@ -1,0 +1,219 @@
+"""The figures of chapter 7 say what the data say; its checks are two-sided and ask programs."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_07_1, check_ex_07_2, check_ex_07_3, check_ex_07_5
+from ascend_lab.checks.chapter07 import AXES, DEEP, ORDERS, nest
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import PathError
+from ascend_lab.figures.matmul import (
+    fig_blocks,
+    fig_rule,
+    fig_tile_fit,
+    fig_traffic,
+    fig_useful_share,
+)
+from ascend_lab.figures.style import FigureError
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
+from ascend_lab.sim import execute, simulate
+
+CHIP = load_chip("Ascend910A")
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_blocks_cut_the_same_volume_and_count_their_faces() -> None:
+    fig = fig_blocks(16, (1, 2, 4))
+    assert [len(ax.patches) for ax in fig.axes] == [3, 3 * 8, 3 * 64]
+    for numbers in ("512 numbers", "1024 numbers", "2048 numbers"):
+        assert numbers in fig.alt_text
+    with pytest.raises(FigureError, match="3 of 16"):
+        fig_blocks(16, (3,))
+
+
+def test_full_sizes_are_marked() -> None:
+    fig = fig_useful_share({"one": {"by four": [0.25, 0.5, 0.75, 1.0, 0.625] + [0.5] * 45}})
+    (ax,) = fig.axes
+    curve, marks = ax.lines
+    assert list(curve.get_ydata()[:4]) == [25, 50, 75, 100]
+    assert list(marks.get_xdata()) == [4]
+    assert "full at 4" in fig.alt_text
+
+
+def test_traffic_stacks_add_up() -> None:
+    tiles = {(16, 64): {"A": 1e9, "B": 2e9, "C": 0.5e9}, (32, 32): {"A": 3e9, "B": 0.0, "C": 1e9}}
+    fig = fig_traffic(tiles, {"kmn": {"A": 1e9, "B": 1e9, "C": 1e9}})
+    left, right = fig.axes
+    tops = [p.get_y() + p.get_height() for p in left.patches]
+    assert max(tops) == pytest.approx(4.0)
+    assert [t.get_text() for t in left.texts] == ["3.50", "4.00"]
+    assert [t.get_text() for t in right.texts] == ["3.00"]
+    assert [t.get_text() for t in right.get_xticklabels()] == ["k m n\nA stays"]
+    assert "16 × 64: 3.50 GB (A 1.00, B 2.00, C 0.50)" in fig.alt_text
+
+
+def reds(ax: Any) -> list[int]:
+    """Return the rows of the bars that are hatched as too much."""
+    return [round(p.get_y() + p.get_height() / 2) for p in ax.patches if p.get_hatch() == "xxx"]
+
+
+def test_a_tile_that_fits_is_simulated() -> None:
+    fig = fig_tile_fit(128, 128, 64, 2, size=1024)
+    left, right = fig.axes
+    shape = GemmShape(1024, 1024, 1024, "fp16", "fp16")
+    run = simulate(gemm_launch(shape, CHIP, GemmSchedule(128, 64, 128, 2, 4, 8)), CHIP)
+    assert reds(left) == []
+    assert f"{run.peak_share:.0%} of the peak" in right.get_title()
+    widths = {p.get_width() for p in right.patches}
+    assert widths == {100 * run.busy[pipe] for pipe in ("M", "MTE1", "MTE2", "V", "MTE3")}
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend910A", "Ascend910B2", "Toy"])
+def test_what_overflows_is_red_and_named(chip_name: str) -> None:
+    chip = load_chip(chip_name)
+    schedule = GemmSchedule(512, 16, 256, 1, 1, 1)
+    needs = tile_bytes(GemmShape(64, 64, 64), schedule)
+    over = [row for row, (b, size) in enumerate(needs.items()) if size > chip.buffers[b]]
+    fig = fig_tile_fit(512, 256, 16, 1, chip_name)
+    left, right = fig.axes
+    assert over
+    assert reds(left) == over
+    assert "does not fit" in right.texts[0].get_text()
+    for row in over:
+        assert list(needs)[row] in right.texts[0].get_text()
+
+
+def test_the_rules_choice_and_the_fastest_are_told_apart() -> None:
+    guess, real = np.array([5.0, 9.0, 7.0]), np.array([20, 10, 15])
+    fig = fig_rule({"p": guess}, {"p": real})
+    (ax,) = fig.axes
+    at = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines}
+    assert at["the rule's"] == (20, 5.0)
+    assert at["fastest"] == (10, 9.0)
+    assert "2.00 times the fastest" in fig.alt_text
+
+
+# --- the nest -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_computes_the_product(order: str) -> None:
+    trips, rng = {"m": 2, "k": 3, "n": 4}, np.random.default_rng(3)
+    full = {
+        x: rng.integers(-4, 5, (16 * trips[p], 16 * trips[q])) for x, ((p, q), *_) in AXES.items()
+    }
+
+    def tiled(x: str, values: Any) -> Any:
+        (p, q), *_ = AXES[x]
+        fractals = values.reshape(trips[p], 16, trips[q], 16).swapaxes(1, 2)
+        return (fractals.swapaxes(2, 3) if x == "b" else fractals).ravel()
+
+    kinds = {"fp16": np.float16, "fp32": np.float32}
+    inputs = {x: tiled(x, full[x]).astype(kinds[AXES[x][2]]) for x in AXES}
+    got = execute(nest(CHIP, order, trips, tile=1), inputs, CHIP)["c"]
+    assert np.array_equal(got, tiled("c", full["c"] + full["a"] @ full["b"]))
+
+
+def test_the_split_chip_cannot_bring_sums_back() -> None:
+    with pytest.raises(PathError):
+        nest(load_chip("Ascend910B2"), "mkn", {"m": 1, "k": 1, "n": 1}, tile=1)
+
+
+# --- exercise 1 -----------------------------------------------------------------------------------
+
+
+def block(macs: int, in_bytes: int, sum_bytes: int) -> tuple[int, int, int]:
+    powers = [1 << i for i in range(macs.bit_length())]
+    boxes = [(m, macs // (m * n), n) for m, n in product(powers, powers) if m * n <= macs]
+    return min(boxes, key=lambda b: in_bytes * b[1] * (b[0] + b[2]) + 2 * sum_bytes * b[0] * b[2])
+
+
+def test_the_best_block_passes_and_others_do_not() -> None:
+    assert all(check_ex_07_1(block, seed=seed) for seed in (7, 1, 2))
+    cube = check_ex_07_1(lambda macs, *_: (16, 16, 16))
+    assert not cube
+    assert "3072 bytes a cycle; expected one that moves 2560" in cube.message
+    for wrong in (None, (16, 16), (3, 1365, 1), (64, 64, 64), (16.0, 16.0, 16.0), "abc"):
+        assert not check_ex_07_1(lambda *_, wrong=wrong: wrong)
+
+
+# --- exercise 2 -----------------------------------------------------------------------------------
+
+
+def nest_bytes(order: str, m: int, k: int, n: int, tile: int) -> tuple[int, int, int]:
+    def times(size: int, axis: str) -> int:
+        return 1 if order[-1] == axis else size // tile
+
+    return 2 * m * k * times(n, "n"), 2 * k * n * times(m, "m"), 8 * m * n * times(k, "k")
+
+
+def test_bytes_of_the_nest() -> None:
+    assert all(check_ex_07_2(nest_bytes, seed=seed) for seed in (7, 1, 2))
+    once = check_ex_07_2(lambda order, m, k, n, tile: nest_bytes("mnk", m, k, n, tile))
+    assert not once
+    assert "order='mkn'" in once.message
+    forgot_reading = check_ex_07_2(
+        lambda *case: (*nest_bytes(*case)[:2], nest_bytes(*case)[2] // 2)
+    )
+    assert not forgot_reading
+
+
+# --- exercise 3 -----------------------------------------------------------------------------------
+
+
+def best_tile(chip_name: str, dtype: str, slots: int) -> tuple[int, int, int]:
+    chip, c0, size = load_chip(chip_name), c0_of(dtype), 1 if dtype == "int8" else 2
+    a, b = (chip.path("L1", space).rate_bytes_per_cycle for space in ("L0A", "L0B"))
+    room_a, room_b = (chip.buffers[space] // (2 * c0 * size) for space in ("L0A", "L0B"))
+    sides = product(range(16, room_a + 1, 16), range(16, room_b + 1, 16))
+    legal = [(m, n) for m, n in sides if 4 * slots * m * n <= chip.buffers["L0C"]]
+    m, n = min(legal, key=lambda t: 1 / (a * t[1]) + 1 / (b * t[0]))
+    return m, min(room_a // m, room_b // n) * c0, n
+
+
+def test_the_best_tile_passes_and_says_what_is_wrong_with_others() -> None:
+    assert all(check_ex_07_3(best_tile, seed=seed) for seed in (7, 1))
+    assert best_tile("Ascend910A", "fp16", 2) == (256, 64, 128)
+    for wrong, word in (
+        ((256, 32, 256), "MTE1|depth"),
+        ((368, 16, 176), "depth of 32"),
+        ((512, 16, 512), "L0C holds 262144"),
+        ((100, 16, 100), "multiples of 16"),
+        ((16, 16, 16), "keeps MTE1 busy"),
+        (None, "expected"),
+    ):
+        told = check_ex_07_3(lambda *_, wrong=wrong: wrong)
+        assert not told
+        assert any(part in told.message for part in word.split("|")), told.message
+
+
+# --- exercise 5 -----------------------------------------------------------------------------------
+
+
+def test_a_schedule_must_come_near_the_best() -> None:
+    assert check_ex_07_5(lambda: GemmSchedule(16, 1024, 16, 1, 4, 4))
+    start = check_ex_07_5(lambda: GemmSchedule(16, 128, 16, 1, 4, 4))
+    assert not start
+    assert "expected at most" in start.message
+    refused = check_ex_07_5(lambda: GemmSchedule(16, 2048, 16, 1, 4, 4))
+    assert not refused
+    assert "cannot run" in refused.message
+    assert not check_ex_07_5(lambda: None)
+
+
+def test_what_the_chapter_says_about_its_deep_product_holds() -> None:
+    """The text says that longer stages are faster, and that the rule's choice is not the best."""
+    rule = default_schedule(DEEP, CHIP)
+    steps = [
+        simulate(gemm_launch(DEEP, CHIP, GemmSchedule(16, 128, 16, step, 4, 4)), CHIP).cycles
+        for step in (1, 2, 4)
+    ]
+    assert steps == sorted(steps, reverse=True)
+    chosen = simulate(gemm_launch(DEEP, CHIP, rule), CHIP).cycles
+    best = simulate(gemm_launch(DEEP, CHIP, GemmSchedule(16, 1024, 16, 1, 4, 4)), CHIP).cycles
+    assert best < chosen

@@ -1,0 +1,237 @@
+"""The figures of the convolution chapter, its three coded exercises, and what its text claims."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_08_2, check_ex_08_3, check_ex_08_4
+from ascend_lab.checks.chapter08 import addresses, folded
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures.conv import (
+    copies_of,
+    fig_groups,
+    fig_reuse,
+    fig_stored,
+    fig_windows,
+    matrix_sizes,
+)
+from ascend_lab.kernels import (
+    ConvShape,
+    conv2d_reference,
+    conv_launch,
+    explicit_conv,
+    im2col_launch,
+)
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+CHIP = load_chip("Ascend910A")
+LAYER = ConvShape(2, 32, 14, 14, 32, 3, 3, pad=1)
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_copies_are_counted_by_hand() -> None:
+    matrix, copies = copies_of(ConvShape(1, 1, 3, 3, 1, 2, 2))
+    assert matrix.tolist() == [[1, 2, 4, 5], [2, 3, 5, 6], [4, 5, 7, 8], [5, 6, 8, 9]]
+    assert copies.tolist() == [0, 1, 2, 1, 2, 4, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_sizes_add_up_to_what_the_kernel_stores(pad: int, stride: int, dtype: str) -> None:
+    shape = ConvShape(1, 20, 9, 11, 16, 3, 2, stride, pad, dtype)
+    sizes = matrix_sizes(shape)
+    assert sizes["pixels"] == 20 * 9 * 11
+    assert sizes["pixels"] + sizes["blocks"] == 32 * 9 * 11
+    write = simulate_kernel(explicit_conv(shape, CHIP), CHIP).phases[0]
+    oh, ow = shape.out_hw
+    rows = -(-oh * ow // 16) * 16
+    names = ("distinct", "copies", "padding", "fractals")
+    assert sum(sizes[n] for n in names) == rows * 32 * 6
+    item = 2 if dtype == "fp16" else 1
+    assert write.path_bytes["UB", "GM"] == oh * ow * 32 * 6 * item
+    assert (sizes["padding"] > 0) == (pad > 0)
+
+
+def test_the_tints_are_the_copies_and_one_pixel_is_framed() -> None:
+    fig = fig_windows()
+    image, matrix = fig.axes[:2]
+    assert np.asarray(image.images[0].get_array()).max() == 9
+    assert np.asarray(matrix.images[0].get_array()).shape == (9, 9)
+    assert len([p for p in image.patches if p.get_linewidth() > 2]) == 1
+    assert len([p for p in matrix.patches if p.get_linewidth() > 2]) == 9
+    assert "3.24 times the image" in fig.alt_text
+
+
+def test_the_window_figure_answers_to_every_slider() -> None:
+    texts = {fig_windows().alt_text}
+    changes: list[dict[str, Any]] = [
+        {"side": 8}, {"kernel": 2}, {"stride": 2}, {"pad": 2}, {"dilation": 2}, {"channels": 3}
+    ]  # fmt: skip
+    for change in changes:
+        texts.add(fig_windows(**change).alt_text)
+    assert len(texts) == 7
+    assert not list(fig_windows(side=40, kernel=5).axes[0].texts)
+    with pytest.raises(InputError, match="padded image 3x3; got 7x7"):
+        fig_windows(side=3, kernel=7)
+
+
+def test_bars_of_the_stored_matrix_are_simulated() -> None:
+    fig = fig_stored(LAYER, CHIP, kernels=(1, 3))
+    stored, formed = simulate_kernel(explicit_conv(LAYER, CHIP), CHIP), simulate(
+        conv_launch(LAYER, CHIP), CHIP
+    )  # fmt: skip
+    heights = [bar.get_height() for bar in fig.axes[1].patches]
+    scale = 1e6 / CHIP.clock_hz
+    assert heights[3:] == pytest.approx(
+        [stored.phases[0].cycles * scale, stored.phases[1].cycles * scale, formed.cycles * scale]
+    )
+    assert f"3x3: {sum(p.memory_bytes for p in stored.phases) / 1e6:.1f}" in fig.alt_text
+
+
+def test_reuse_draws_share_and_intensity_of_each_program() -> None:
+    shapes = {v: replace(LAYER, n=v) for v in (1, 4)}
+    fig = fig_reuse({"batch": shapes, "stride": {2: replace(LAYER, stride=2)}}, CHIP)
+    run = simulate(conv_launch(shapes[4], CHIP), CHIP)
+    share, dense = fig.axes[0].lines[0].get_ydata(), fig.axes[2].lines[0].get_ydata()
+    assert share[1] == pytest.approx(
+        100 * shapes[4].ops / run.cycles / CHIP.peak_ops_per_s("fp16") * CHIP.clock_hz
+    )
+    assert dense[1] == pytest.approx(shapes[4].ops / run.path_bytes["GM", "L1"])
+    assert share[1] > share[0]
+
+
+def test_groups_of_one_bundle_take_the_same_time() -> None:
+    fig = fig_groups(replace(LAYER, c=64, k=64), CHIP)
+    cube, fair, vector = fig.axes[0].lines[:3]
+    times = dict(zip(cube.get_xdata(), cube.get_ydata(), strict=True))
+    assert times[1] == times[4] == times[16] < times[64]
+    assert fair.get_ydata()[-1] == pytest.approx(times[64])
+    assert len(vector.get_xdata()) == 1
+
+
+# --- exercises ------------------------------------------------------------------------------------
+
+
+def address(m: Any, k: Any, image: Any, kernel: Any, stride: Any, pad: int, dilation: Any) -> Any:
+    _, h, w, c0 = image
+    ow = (w + 2 * pad - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    tap, channel = k // c0, k % c0
+    block, tap = tap // (kernel[0] * kernel[1]), tap % (kernel[0] * kernel[1])
+    row = m // ow * stride[0] + tap // kernel[1] * dilation[0] - pad
+    column = m % ow * stride[1] + tap % kernel[1] * dilation[1] - pad
+    inside = (row >= 0) & (row < h) & (column >= 0) & (column < w)
+    return np.where(inside, ((block * h + row) * w + column) * c0 + channel, -1)
+
+
+def test_the_right_addresses_pass_for_every_seed() -> None:
+    for seed in range(4):
+        assert check_ex_08_2(address, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda m, k, image, kernel, stride, pad, dilation: None,
+        lambda m, k, image, kernel, stride, pad, dilation: m * 0,
+        lambda m, k, image, kernel, stride, pad, dilation: address(
+            m, k, image, kernel, stride, 0, dilation
+        ),
+        lambda m, k, image, kernel, stride, pad, dilation: address(
+            m, k, image, kernel, stride, pad, (1, 1)
+        ),
+        lambda m, k, image, kernel, stride, pad, dilation: abs(
+            address(m, k, image, kernel, stride, pad, dilation)
+        ),
+    ],
+)
+def test_wrong_addresses_fail(wrong: Any) -> None:
+    assert not check_ex_08_2(wrong)
+
+
+def test_addresses_are_those_of_the_kernels() -> None:
+    """The matrix that the im2col kernel writes, from an image of its own addresses."""
+    shape = ConvShape(1, 32, 4, 5, 16, 3, 2, (1, 2), 1, dilation=(1, 2))
+    x = np.arange(1, 641, dtype=np.float16)
+    a = execute(im2col_launch(shape, CHIP), {"x": x}, CHIP)["a"]
+    pixels = shape.out_hw[0] * shape.out_hw[1]
+    m, column = np.divmod(np.arange(pixels * 192), 192)
+    picked = addresses(m, column, (2, 4, 5, 16), (3, 2), (1, 2), 1, (1, 2))
+    stored = a.reshape(12, -1, 16)[column // 16, m, column % 16]
+    np.testing.assert_array_equal(picked, stored.astype(int) - 1)
+    assert (picked == -1).any()
+
+
+B = np.array([[1, 0, 0, 0], [0, 1, -1, 1], [-1, 1, 1, 0], [0, 0, 0, -1]])
+G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+A = np.array([[1, 0], [1, 1], [1, -1], [0, -1]])
+
+
+def winograd(data: Any, kernel: Any, multiply: Any) -> Any:
+    return A.T @ multiply(G @ kernel @ G.T, B.T @ data @ B) @ A
+
+
+def test_sixteen_products_are_enough_and_thirty_six_too_many() -> None:
+    for seed in range(4):
+        assert check_ex_08_3(winograd, seed=seed)
+
+    def direct(data: Any, kernel: Any, multiply: Any) -> Any:
+        windows = np.lib.stride_tricks.sliding_window_view(data, (3, 3))
+        return multiply(windows, kernel).sum(axis=(2, 3))
+
+    slow = check_ex_08_3(direct)
+    assert not slow
+    assert "36 products" in slow.message
+    for wrong in (
+        lambda data, kernel, multiply: conv2d_reference(data[None, None], kernel[None, None])[0, 0],
+        lambda data, kernel, multiply: 2 * winograd(data, kernel, multiply),
+        lambda data, kernel, multiply: None,
+    ):
+        assert not check_ex_08_3(wrong)
+
+
+def fold(weight: Any) -> Any:
+    k, c, r, s = weight.shape
+    even = np.pad(weight, ((0, 0), (0, 0), (0, r % 2), (0, s % 2)))
+    parts = even.reshape(k, c, (r + 1) // 2, 2, (s + 1) // 2, 2)
+    return parts.transpose(0, 3, 5, 1, 2, 4).reshape(k, 4 * c, (r + 1) // 2, (s + 1) // 2)
+
+
+def test_folded_weights_pass_and_unfolded_ones_fail() -> None:
+    for seed in range(4):
+        assert check_ex_08_4(fold, seed=seed)
+    for wrong in (lambda w: w, lambda w: 2 * fold(w), lambda w: fold(w)[:, ::-1], lambda w: None):
+        assert not check_ex_08_4(wrong)
+
+
+def test_folding_an_image_moves_parities_into_channels() -> None:
+    x = np.arange(16).reshape(1, 1, 4, 4)
+    got = folded(x)
+    assert got.shape == (1, 4, 2, 2)
+    assert got[0, :, 0, 0].tolist() == [0, 1, 4, 5]
+    assert got[0, :, 1, 1].tolist() == [10, 11, 14, 15]
+
+
+# --- claims of the text ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Ascend310", "Ascend910A", "Ascend910B2"])
+def test_what_the_chapter_says_holds_on_the_chips_it_names(name: str) -> None:
+    chip = load_chip(name)
+
+    def cycles(shape: ConvShape) -> int:
+        return simulate(conv_launch(shape, chip), chip).cycles
+
+    dense = ConvShape(8, 256, 28, 28, 256, 3, 3, pad=1)
+    depthwise = replace(dense, groups=256)
+    assert cycles(dense) / cycles(depthwise) < 16
+    share = depthwise.ops / cycles(depthwise) * chip.clock_hz / chip.peak_ops_per_s("fp16")
+    assert share < 1 / 16
+    stem, small = ConvShape(8, 3, 224, 224, 64, 7, 7, 2, 3), ConvShape(8, 12, 115, 115, 64, 4, 4)
+    assert stem.out_hw == small.out_hw
+    assert cycles(stem) > 2 * cycles(small)

@@ -1,0 +1,214 @@
+"""The figures and checks of the transpose and scatter chapter, and what its prose claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
+from ascend_lab.checks.chapter12 import _turn, count_bursts, moved_bytes
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures.movement import (
+    SIDES,
+    conflicts,
+    draw_indices,
+    fig_blocks_and_conflicts,
+    fig_scatter_ways,
+    wire_ratio,
+)
+from ascend_lab.isa import Buffer, KernelBuilder, data_copy, parse_program
+from ascend_lab.kernels import (
+    group_indices,
+    grouped_launch,
+    scatter_launch,
+    transpose_launch,
+)
+from ascend_lab.sim import Surroundings, instruction_cost, simulate
+
+TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", SIDES)
+@pytest.mark.parametrize("columns", SIDES)
+def test_the_heat_map_is_what_copies_cost(rows, columns):
+    """Load and store of a block, timed as copies of the Toy: bytes on the wires = 32 a cycle."""
+    tiles = 4096 // (rows * columns)
+    wires = []
+    for run in (columns, rows):
+        lines = tiles * rows * columns // run
+        near, far = Buffer("t", "UB", "fp16", 4096), Buffer("x", "GM", "fp16", lines * 200)
+        copy = data_copy(TOY, near.region(0, (lines, run)), far.region(0, (lines, run), (200, 1)))
+        path = TOY.path("GM", "UB")
+        cycles = instruction_cost(TOY, copy, Surroundings()).occupancy_cycles - path.startup_cycles
+        wires.append(cycles * path.rate_bytes_per_cycle)
+    assert sum(wires) / 2 / (4096 * 2) == pytest.approx(wire_ratio(rows, columns, 2))
+
+
+def test_drawn_indices_repeat_as_often_as_asked():
+    for share, fresh in ((0.0, 16), (0.25, 12), (0.5, 8), (0.9, 2)):
+        index = draw_indices(16, 16, share, seed=3)
+        assert len(index) == 16
+        assert len(set(index.tolist())) == fresh
+        assert index.min() >= 0
+        assert index.max() < 16
+    for updates, rows, share in ((16, 8, 0.0), (4, 4, 1.0)):
+        with pytest.raises(InputError, match="different rows"):
+            draw_indices(updates, rows, share)
+
+
+def test_conflicts_are_rows_of_several_cores():
+    assert conflicts(np.array([0, 1, 1, 2, 3, 0]), 2) == {0: [0, 1]}
+    assert conflicts(np.array([0, 1, 1, 2, 3, 0]), 1) == {}
+    assert conflicts(np.array([5, 5, 5]), 3) == {5: [0, 1, 2]}
+
+
+@pytest.mark.parametrize(("share", "cores"), [(0.0, 4), (0.25, 4), (0.5, 8), (0.9, 1)])
+def test_the_graph_marks_torn_rows(share, cores):
+    fig = fig_blocks_and_conflicts(duplicates=share, cores=cores, block_rows=4)
+    torn = conflicts(draw_indices(16, 16, share), cores)
+    assert f"{len(torn)} rows are written by more than one core" in fig.alt_text
+    assert all(f"row {row} by cores" in fig.alt_text for row in list(torn)[:6])
+    heat, graph = fig.axes
+    edges = [line for line in graph.lines if len(line.get_xdata()) == 2]
+    bad = [line for line in edges if line.get_linestyle() == "-"]
+    index = draw_indices(16, 16, share)
+    assert len(edges) == 16
+    assert len(bad) == sum(int(row) in torn for row in index)
+    assert [line.get_marker() for line in graph.lines].count("X") == len(torn)
+    (frame,) = heat.patches
+    assert (frame.get_x(), frame.get_y()) == (4 - 0.5, 2 - 0.5)
+    assert "4 x 16 needs 2.5" in fig.alt_text
+
+
+def test_the_ways_are_drawn_as_given():
+    bytes_ = {"owner": [3e6, 3e6], "sorted": [2e6, 1e6]}
+    cycles = {"owner": [900.0, 900.0], "sorted": [50.0, 70.0]}
+    fig = fig_scatter_ways((1, 8), bytes_, cycles)
+    left, right = fig.axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[3e3, 3e3], [2e3, 1e3]]
+    assert [list(line.get_ydata()) for line in right.lines] == [[0.9, 0.9], [0.05, 0.07]]
+    assert "sorted 2000 to 1000 kB and 50 to 70 cycles" in fig.alt_text
+    for bad in ({"magic": [1, 2]}, {"owner": [1]}):
+        with pytest.raises(InputError, match="2 numbers for each of owner, atomic, sorted"):
+            fig_scatter_ways((1, 8), bad, cycles)
+
+
+# -- what the chapter says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(256, 512), (512, 1024)])
+def test_single_elements_have_a_wire_block_each(shape):
+    """Element-wise transposes load 16 times the bytes: 8 times a copy, which moves them twice."""
+    times = {
+        m: simulate(transpose_launch(TOY, shape, (1, 0), "fp16", m), TOY).cycles
+        for m in ("strided", "blocks")
+    }
+    assert times["strided"] > 8 * times["blocks"]
+
+
+@pytest.mark.parametrize("times", [1, 2, 8, 64])
+def test_bytes_of_the_ways_follow_the_formulas(times):
+    picks, columns = 1024, 64
+    rows = picks // times
+    index = np.random.default_rng(0).permutation(np.arange(picks) % rows)
+    table = (rows, columns, picks, "fp32")
+    cores = A910.core_count
+    lists = group_indices(index, rows, cores, mode="add")
+    said = moved_bytes(picks, rows, 4 * columns, cores)
+    launches = {"sorted": grouped_launch(A910, lists, *table, mode="add")}
+    for way in ("owner", "atomic"):
+        launches[way] = scatter_launch(A910, *table, mode="add", method=way)
+    for way, launch in launches.items():
+        moved = sum(simulate(launch, A910).path_bytes.values())
+        if way == "sorted":
+            # The check charges the sort as well: reading the indices, writing both lists.
+            moved += 4 * picks + 4 * (picks + rows)
+        if way == "owner":
+            # Only as many cores own columns as there are blocks of 32 bytes in a row.
+            moved += (cores - launch.core_count) * picks * 4
+        assert moved == said[way]
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def test_a_closed_form_of_the_bursts_passes():
+    def bursts(rows, columns, block_rows, block_columns):
+        def line(length, block):
+            full, rest = divmod(length, block)
+            wires = full * -(-2 * block // 32) + -(-2 * rest // 32)
+            return full + (rest > 0), 32 * wires
+
+        loads, load_bytes = line(columns, block_columns)
+        stores, store_bytes = line(rows, block_rows)
+        return rows * loads, columns * stores, rows * load_bytes + columns * store_bytes
+
+    assert check_ex_12_1(bursts).passed
+    assert not check_ex_12_1(lambda r, c, *_: (r, c, 4 * r * c)).passed
+    assert count_bursts(32, 32, 16, 16) == (64, 64, 4096)
+    assert count_bursts(1, 1, 16, 16) == (1, 1, 64)
+
+
+def test_the_kernel_check_tells_what_is_wrong():
+    assert check_ex_12_2(lambda m, n: _turn(TOY, m, n)).passed
+
+    def launch(m, n):
+        return transpose_launch(TOY, (16 * m, 16 * n), (1, 0), "fp16", "strided")
+
+    def strided(m, n):
+        k = KernelBuilder("turn", TOY)
+        x, y = (k.tensor(name, "fp16", 256 * m * n) for name in "xy")
+        q = k.queue("q", "UB", "fp16", 256, src="MTE2", dst="MTE3")
+        with k.loop("i", m) as i, k.loop("j", n) as j:
+            source = x.region((i * n * 16 + j) * 16, (16, 16), (1, n * 16))
+            k.copy(q.alloc().region(0, (16, 16)), source)
+            q.enqueue()
+            target = y.region((j * m * 16 + i) * 16, (16, 16), (m * 16, 1))
+            k.copy(target, q.dequeue().region(0, (16, 16)))
+            q.free()
+        return k.finish()
+
+    def unturned(m, n):
+        text = str(_turn(TOY, m, n)).replace("vtranspose", "vrelu")
+        return parse_program(text)
+
+    def racy(m, n):
+        lines = str(_turn(TOY, m, n)).splitlines()
+        return parse_program("\n".join(line for line in lines if "V>MTE3" not in line))
+
+    for wrong, message in (
+        (launch, "a Program"),
+        (strided, "runs in and out"),
+        (unturned, "differ"),
+        (racy, "race"),
+        (lambda m, n: None, "a Program"),
+        (lambda m, n: _turn(TOY, n + 1, m), "fp16 tensors"),
+    ):
+        result = check_ex_12_2(wrong)
+        assert not result.passed
+        assert message in str(result)
+
+
+def test_the_last_update_survives():
+    def by_sorting(index):
+        order = np.argsort(index, kind="stable")
+        return order[np.append(index[order][1:] != index[order][:-1], True)]
+
+    assert check_ex_12_3(by_sorting).passed
+    assert not check_ex_12_3(lambda index: np.unique(index, return_index=True)[1]).passed
+    assert not check_ex_12_3(lambda index: np.arange(len(index))).passed
+
+
+def test_the_way_with_the_fewest_bytes_is_asked_for():
+    def choose(updates, distinct, row_bytes, cores, reproducible):
+        ways = moved_bytes(updates, distinct, row_bytes, cores)
+        names = [n for n in ways if not (reproducible and n == "atomic")]
+        return min(names, key=lambda n: ways[n])
+
+    assert check_ex_12_4(choose).passed
+    for constant in ("owner", "atomic", "sorted", None):
+        assert not check_ex_12_4(lambda *_, name=constant: name).passed

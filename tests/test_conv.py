@@ -1,0 +1,318 @@
+"""Convolutions against NumPy: stride, pads, dilation, groups, wide rows, transposed; and time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import (
+    ConvShape,
+    GemmSchedule,
+    conv_launch,
+    conv_schedule,
+    pack_conv,
+    unpack_conv,
+)
+from ascend_lab.kernels.conv_plan import stage_bytes, takes_strips, window_sides
+from ascend_lab.kernels.conv_reference import conv2d_reference
+from ascend_lab.sim import execute, simulate
+
+CHIPS = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+SIDES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 33)
+CHANNELS = (1, 2, 3, 15, 16, 17, 31, 32, 33)
+
+
+def operands(shape, seed=0):
+    """Random x and weights whose sums are exact: int8, or small eighths in fp16."""
+    rng = np.random.default_rng(seed)
+    sizes = (
+        (shape.n, shape.c, shape.h, shape.w),
+        (shape.k, shape.c // shape.groups, shape.r, shape.s),
+    )
+    if shape.dtype == "int8":
+        return [rng.integers(-128, 128, size).astype(np.int8) for size in sizes]
+    return [(rng.integers(-16, 17, size) / 8).astype(np.float16) for size in sizes]
+
+
+def reference(shape, x, weight):
+    return conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.groups)
+
+
+def assert_conv(shape, chip, schedule=None, seed=0, order=None):
+    x, weight = operands(shape, seed)
+    launch = conv_launch(shape, chip, schedule)
+    tensors = execute(launch, pack_conv(shape, x, weight), chip, seed=order)
+    got, expected = unpack_conv(shape, tensors), reference(shape, x, weight)
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(got, expected.astype(got.dtype))
+    return launch
+
+
+@st.composite
+def conv_shapes(draw):
+    """Any stride, pads a side, dilation and groups that leave an output."""
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    groups = draw(st.sampled_from((1, 1, 2, 3, 5)))
+    dtype = draw(st.sampled_from(("fp16", "fp16", "int8")))
+    each = st.sampled_from(CHANNELS if groups == 1 else (1, 3, 8, 16, 17))
+    c, k = draw(each) * groups, draw(each) * groups
+    kernel, stride, dilation = draw(pair), draw(pair), draw(pair)
+    pads = tuple(draw(st.integers(0, 3)) for _ in range(4))
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    h = max(draw(st.sampled_from(SIDES)), reach[0] - pads[0] - pads[1], 1)
+    w = max(draw(st.sampled_from(SIDES)), reach[1] - pads[2] - pads[3], 1)
+    n = draw(st.integers(1, 2))
+    return ConvShape(n, c, h, w, k, *kernel, stride, pads, dtype, "", dilation, groups)
+
+
+@settings(max_examples=60)
+@given(conv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
+@example(ConvShape(1, 1, 1, 1, 1, 3, 3, 1, 1), "Toy", 0)
+@example(ConvShape(1, 3, 5, 1, 2, 1, 1, (3, 2), (0, 3, 2, 1)), "Ascend910B2", 1)
+@example(ConvShape(2, 34, 5, 7, 51, 3, 1, 2, (2, 0, 1, 0), dilation=(2, 1), groups=17), "Toy", 2)
+def test_any_convolution_equals_numpy(shape, chip_name, seed):
+    chip = load_chip(chip_name)
+    launch = assert_conv(shape, chip, seed=seed, order=seed)
+    assert sanitize(launch, chip) == []
+
+
+GROUPED = [
+    # c, k, groups: depthwise of one block, more, a rest; groups that fill blocks; that do not
+    (16, 16, 16),
+    (40, 40, 40),
+    (32, 64, 32),
+    (32, 32, 2),
+    (48, 96, 3),
+    (20, 30, 10),
+    (72, 48, 3),
+    (6, 10, 2),
+    (100, 100, 4),
+]
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910B2"])
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize(("c", "k", "groups"), GROUPED)
+def test_groups_equal_numpy(chip_name, dtype, c, k, groups):
+    chip = load_chip(chip_name)
+    shape = ConvShape(1, c, 6, 7, k, 3, 3, 1, 1, dtype, groups=groups)
+    assert sanitize(assert_conv(shape, chip), chip) == []
+
+
+@pytest.mark.parametrize("cols", [1, 2, 3, 4, 6, 12])
+def test_bundles_are_divided_over_columns_of_cores(cols):
+    """Three bundles, the last one short: over fewer, as many and more columns than bundles."""
+    chip = load_chip("Ascend910B2")
+    for c, k, groups in ((20, 80, 5), (40, 40, 40), (80, 160, 5)):
+        shape = ConvShape(2, c, 4, 5, k, 1, 3, groups=groups)
+        base = GemmSchedule(16, 16, 16, 1, 2, cols)
+        assert sanitize(assert_conv(shape, chip, base), chip) == []
+
+
+def test_cores_that_differ_by_a_shift_share_a_program():
+    """56 rows in pieces of 4: a program for the top, one for the bottom, one for the rest."""
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(2, 16, 56, 56, 32, 3, 3, 1, 1)
+    schedule = GemmSchedule(224, 48, 16, 3, 14, 2)
+    launch = assert_conv(replace(shape, n=1), chip, schedule)
+    assert [part.core_count for part in launch.parts] == [2, 24, 2]
+    both = assert_conv(shape, chip, replace(schedule, grid_rows=28, grid_cols=1))
+    assert [part.core_count for part in both.parts] == [2, 24, 2]
+    across = assert_conv(shape, chip, replace(schedule, grid_rows=3))
+    assert across.core_count == 6
+    assert sanitize(across, chip) == []
+
+
+def test_rows_stay_in_l1_for_all_output_channels_and_weights_for_all_pixels():
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(1, 16, 28, 28, 64, 3, 3, 1, 1)
+    weights, window = 9 * 16 * 64 * 2, 28 * 16 * 2
+    loaded = {}
+    for base_n in (16, 64):
+        launch = assert_conv(shape, chip, GemmSchedule(112, 16, base_n, 9, 1, 1))
+        loaded[base_n] = simulate(launch, chip).path_bytes["GM", "L1"]
+    rows = (5 + 5 * 6 + 5) * window
+    assert loaded[16] == rows + 7 * weights
+    assert loaded[64] == rows + weights
+
+
+WIDE = [
+    ConvShape(1, 16, 3, 700, 16, 3, 3, 1, 1),
+    ConvShape(1, 20, 5, 301, 17, 3, 5, (2, 3), (1, 0, 4, 2), dilation=(1, 7)),
+    ConvShape(2, 16, 1, 257, 16, 1, 1, 1, (0, 1, 0, 40)),
+    ConvShape(1, 16, 2, 130, 16, 1, 2, (1, 2), (0, 0, 0, 5), dtype="int8"),
+    ConvShape(1, 32, 2, 200, 32, 2, 2, 1, 1, groups=2),
+]
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("shape", WIDE, ids=lambda s: f"{s.h}x{s.w}")
+@pytest.mark.parametrize("base_m", [16, 48])
+def test_wide_rows_are_cut_into_strips(chip_name, shape, base_m):
+    chip = load_chip(chip_name)
+    default = conv_schedule(shape, chip)
+    schedule = GemmSchedule(base_m, 32 if shape.dtype == "int8" else 16, 16, 1, 2, 1)
+    assert takes_strips(shape, schedule, chip) or base_m == 48
+    for each in (default, schedule):
+        assert sanitize(assert_conv(shape, chip, each), chip) == []
+
+
+def test_rows_too_long_for_l1_are_cut_and_not_refused():
+    chip = load_chip("Toy")
+    shape = ConvShape(1, 16, 8, 4096, 16, 7, 7, 1, 3)
+    launch = assert_conv(ConvShape(1, 16, 1, 4096, 16, 1, 7, 1, (0, 3)), chip)
+    assert launch.core_count == chip.core_count
+    schedule = conv_schedule(shape, chip)
+    assert stage_bytes(shape, schedule) > chip.buffers["L1"]
+    assert stage_bytes(shape, schedule, strip=True) <= chip.buffers["L1"]
+    assert conv_launch(shape, chip).core_count == chip.core_count
+
+
+@settings(max_examples=40)
+@given(conv_shapes(), st.integers(1, 4), st.booleans())
+def test_windows_never_exceed_what_l1_was_checked_for(shape, tile, strip):
+    from ascend_lab.kernels.windows import runs_of, tiles_per_image
+
+    rows, columns = window_sides(shape, tile, strip=strip)
+    count = tiles_per_image(shape, tile, strip=strip)
+    seen = []
+    for run in runs_of(shape, tile, 0, count, strip=strip):
+        for turn, (pixel, window) in product(range(run.count), run.tiles):
+            assert window.rows.count <= rows
+            assert window.columns.count <= columns
+            assert window.rows.first + turn * run.rows >= 0
+            assert window.rows.first + turn * run.rows + window.rows.count <= shape.h
+            assert window.columns.first + window.columns.count <= shape.w
+            seen += range(pixel + turn * run.pixels, pixel + turn * run.pixels + window.pixels)
+    oh, ow = shape.out_hw
+    assert sorted(seen) == list(range(oh * ow))
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+TIMED = [
+    ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1),
+    ConvShape(2, 64, 28, 28, 128, 3, 3, 2, (0, 1, 0, 1)),
+    ConvShape(1, 32, 4, 2000, 32, 3, 3, 1, 1),
+    ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 2, dilation=2),
+    ConvShape(1, 96, 14, 14, 96, 3, 3, 1, 1, groups=96),
+    ConvShape(1, 96, 14, 14, 192, 1, 1, groups=3),
+    ConvShape(1, 64, 14, 14, 64, 1, 1, dtype="int8"),
+]
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("shape", TIMED, ids=str)
+def test_time_lies_between_its_bounds_and_engines_agree(chip_name, shape):
+    chip = load_chip(chip_name)
+    launch = conv_launch(shape, chip)
+    timeline = simulate(launch, chip)
+    assert simulate(launch, chip, engine="reference").cycles == timeline.cycles
+    least = shape.ops / chip.peak_ops_per_s(shape.dtype) * chip.clock_hz
+    memory = timeline.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert max(least, memory, *timeline.busy_cycles.values()) <= timeline.cycles
+    assert timeline.cycles <= sum_of_parts(launch, chip)
+
+
+def sum_of_parts(launch, chip):
+    """Cycles if every instruction of the longest part waited for the one before it."""
+    from ascend_lab.sim import Surroundings, analyse, instruction_cost
+
+    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
+    return max(
+        sum(
+            (cost.occupancy_cycles + cost.latency_cycles) * times
+            for instruction, times in part.program.instructions()
+            for cost in [instruction_cost(chip, instruction, around)]
+        )
+        for part in launch.parts
+    )
+
+
+def test_default_schedules_beat_simple_ones():
+    """Against one row of tiles of 64x64 on all cores: never slower, mostly much faster."""
+    chip, gains = load_chip("Ascend910A"), []
+    for shape in TIMED[:5]:
+        simple = GemmSchedule(64, 16, 64, 9, chip.core_count, 1)
+        ours, theirs = (simulate(conv_launch(shape, chip, s), chip).cycles for s in (None, simple))
+        gains.append(theirs / ours)
+    assert min(gains) >= 1.0
+    assert np.median(gains) > 1.3
+
+
+def test_zeros_of_grouped_channels_cost_what_channels_cost():
+    """Depthwise on the cube takes as long as a dense layer of 16 channels a block."""
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(1, 512, 28, 28, 512, 3, 3, 1, 1, groups=512)
+    timeline = simulate(conv_launch(shape, chip), chip)
+    assert timeline.macs >= 16 * shape.ops / 2
+    dense = ConvShape(1, 512, 28, 28, 512, 3, 3, 1, 1)
+    assert dense.ops == 512 * shape.ops
+    assert timeline.cycles > 20 * simulate(conv_launch(dense, chip), chip).cycles / 512
+
+
+# -- shapes and refusals ---------------------------------------------------------------------------
+
+
+def test_equal_sides_are_one_number():
+    shape = ConvShape(1, 4, 8, 8, 4, 3, 3, (2, 2), (1, 1, 1, 1), dilation=[1, 1])
+    assert shape == ConvShape(1, 4, 8, 8, 4, 3, 3, 2, 1)
+    assert (shape.stride, shape.pad, shape.dilation) == (2, 1, 1)
+    assert ConvShape(1, 4, 8, 8, 4, 3, 3, pad=(1, 1, 2, 2)).pad == (1, 2)
+    assert ConvShape(1, 4, 8, 8, 4, 3, 3, pad=(1, 2)).pads == (1, 1, 2, 2)
+    assert ConvShape(1, 4, 9, 8, 4, 3, 3, (2, 1), (1, 0, 2, 1), dilation=(2, 3)).out_hw == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stride": (1, 0)}, "stride"),
+        ({"stride": (1, 1, 1)}, "stride: a whole number, or 2 of them"),
+        ({"stride": 1.5}, "stride: a whole number"),
+        ({"stride": True}, "stride: a whole number"),
+        ({"pad": (1, 2, 3)}, "pad: a whole number, or 2 or 4 of them"),
+        ({"pad": (0, 0, -1, 0)}, "padding of at least 0"),
+        ({"dilation": 0}, "dilation from 1"),
+        ({"dilation": 5}, "padded image 8x8; got 11x11"),
+        ({"dilation": (1, 2), "s": 5}, "padded image 8x8; got 3x9"),
+        ({"groups": 0}, "groups that divide 4 input and 6 output channels; got 0"),
+        ({"groups": 4}, "groups that divide 4 input and 6 output channels; got 4"),
+        ({"groups": 3}, "got 3"),
+        ({"n": 0}, "sizes"),
+        ({"c": 0}, "sizes"),
+        ({"w": 0}, "sizes"),
+        ({"k": -6}, "sizes"),
+        ({"r": 0}, "sizes"),
+        ({"crop": True, "pad": (-4, -4, 0, 0)}, "a row and a column left; got \\(0, 8\\)"),
+        ({"dtype": "fp32"}, "fp16 or int8"),
+    ],
+)
+def test_what_is_no_convolution_is_refused(change, message):
+    sizes = {"n": 1, "c": 4, "h": 8, "w": 8, "k": 6, "r": 3, "s": 3}
+    ConvShape(**sizes)
+    with pytest.raises(InputError, match=message):
+        ConvShape(**(sizes | change))
+
+
+def test_a_window_that_no_tiling_fits_is_refused_with_its_bytes():
+    shape = ConvShape(1, 16, 90, 90, 16, 3, 3, dilation=40)
+    chip = load_chip("Toy")
+    with pytest.raises(CapacityError, match=r"twice in L1: \d+ bytes; got \d+"):
+        conv_schedule(shape, chip)
+
+
+def test_operands_of_another_size_are_refused():
+    shape = ConvShape(1, 4, 8, 8, 4, 3, 3, groups=2)
+    x, weight = np.zeros((1, 4, 8, 8)), np.zeros((4, 4, 3, 3))
+    with pytest.raises(InputError, match="c / groups"):
+        pack_conv(shape, x, weight)
+    with pytest.raises(InputError, match=r"c/2"):
+        conv2d_reference(x, weight, groups=2)

@@ -1,0 +1,402 @@
+"""Other ways to convolve: im2col through memory, the vector unit, plain products, transposed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_conv import CHIPS, SIDES, conv_shapes, operands, reference, sum_of_parts
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import ConvShape, conv_launch, pack_conv, unpack_conv
+from ascend_lab.kernels.conv_reference import (
+    conv2d_reference,
+    conv_transpose2d_reference,
+    im2col_reference,
+    winograd_f2x2_3x3_reference,
+)
+from ascend_lab.kernels.deconv import (
+    DeconvShape,
+    deconv_kernel,
+    pack_deconv,
+    phases_of,
+    unpack_deconv,
+)
+from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
+from ascend_lab.kernels.im2col import (
+    explicit_conv,
+    explicit_gemm,
+    im2col_launch,
+    pack_explicit,
+    unpack_explicit,
+)
+from ascend_lab.kernels.pointwise import (
+    is_plain_product,
+    pack_pointwise,
+    pointwise_launch,
+    unpack_pointwise,
+)
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+# -- explicit im2col -------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(conv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
+@example(ConvShape(1, 1, 1, 1, 1, 1, 1, 1, (0, 3, 3, 0)), "Toy", 0)
+@example(ConvShape(1, 17, 3, 5, 2, 2, 3, 1, (3, 3, 0, 0), "int8"), "Ascend910B2", 0)
+def test_the_matrix_in_memory_is_im2col(shape, chip_name, seed):
+    chip = load_chip(chip_name)
+    shape = ConvShape(
+        shape.n,
+        shape.c,
+        shape.h,
+        shape.w,
+        shape.k,
+        shape.r,
+        shape.s,
+        shape.stride,
+        shape.pad,
+        shape.dtype,
+        dilation=shape.dilation,
+    )
+    x, weight = operands(shape, seed)
+    launch = im2col_launch(shape, chip)
+    assert sanitize(launch, chip) == []
+    packed = pack_explicit(shape, x, weight)
+    a = execute(launch, {"x": packed["x"]}, chip, seed=seed)["a"]
+    c0 = 32 if shape.dtype == "int8" else 16
+    c1, pixels = shape.blocks[0], explicit_gemm(shape).m
+    wide = np.zeros((shape.n, c1 * c0, shape.h, shape.w), x.dtype)
+    wide[:, : shape.c] = x
+    rows = im2col_reference(wide, (shape.r, shape.s), shape.strides, shape.pads, shape.dilations)
+    rows = rows.reshape(pixels, c1, c0, shape.taps).transpose(1, 3, 0, 2)
+    got = a.reshape(c1, shape.taps, -1, c0)[:, :, :pixels]
+    np.testing.assert_array_equal(got, rows)
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_explicit_convolutions_equal_numpy(chip_name, dtype):
+    chip = load_chip(chip_name)
+    shape = ConvShape(2, 20, 9, 7, 18, 3, 2, (2, 1), (1, 0, 1, 1), dtype, dilation=(1, 2))
+    x, weight = operands(shape)
+    kernel = explicit_conv(shape, chip)
+    got = unpack_explicit(shape, execute(kernel, pack_explicit(shape, x, weight), chip))
+    np.testing.assert_array_equal(got, reference(shape, x, weight).astype(got.dtype))
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+def test_the_stored_matrix_costs_its_bytes_and_time(chip_name):
+    chip = load_chip(chip_name)
+    shape = ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1)
+    launch = im2col_launch(shape, chip)
+    timeline = simulate(launch, chip)
+    assert simulate(launch, chip, engine="reference").cycles == timeline.cycles
+    assert max(timeline.busy_cycles.values()) <= timeline.cycles <= sum_of_parts(launch, chip)
+    assert timeline.path_bytes["UB", "GM"] == explicit_gemm(shape).m * 64 * 9 * 2
+    assert timeline.path_bytes["GM", "UB"] >= 28 * 28 * 64 * 2
+    both = simulate_kernel(explicit_conv(shape, chip), chip)
+    assert both.cycles > 1.5 * simulate(conv_launch(shape, chip), chip).cycles
+
+
+def test_explicit_im2col_refuses_groups_and_rows_too_wide():
+    chip = load_chip("Toy")
+    with pytest.raises(InputError, match="without groups; got 2 groups"):
+        im2col_launch(ConvShape(1, 32, 8, 8, 32, 3, 3, groups=2), chip)
+    with pytest.raises(
+        CapacityError,
+        match=r"3 image rows of 4000 pixels twice, and 4000 zeros: \d+ bytes; got \d+",
+    ):
+        im2col_launch(ConvShape(1, 16, 8, 4000, 16, 3, 3, pad=1), chip)
+
+
+# -- depthwise on the vector unit ------------------------------------------------------------------
+
+
+def small(shape, seed=0):
+    """Operands whose products and sums are exact in fp16."""
+    rng = np.random.default_rng(seed)
+    sizes = ((shape.n, shape.c, shape.h, shape.w), (shape.c, 1, shape.r, shape.s))
+    return [(rng.integers(-4, 5, size) / 4).astype(np.float16) for size in sizes]
+
+
+@st.composite
+def depthwise_shapes(draw):
+    shape = draw(conv_shapes())
+    c = draw(st.sampled_from((1, 15, 16, 17, 40)))
+    return ConvShape(
+        shape.n,
+        c,
+        shape.h,
+        shape.w,
+        c,
+        shape.r,
+        shape.s,
+        shape.stride,
+        shape.pad,
+        dilation=shape.dilation,
+        groups=c,
+    )
+
+
+def assert_depthwise(shape, chip, seed=0, order=None):
+    x, weight = small(shape, seed)
+    launch = depthwise_launch(shape, chip)
+    tensors = execute(launch, pack_depthwise(shape, x, weight), chip, seed=order)
+    expected = conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.c)
+    np.testing.assert_array_equal(unpack_conv(shape, tensors), expected.astype(np.float16))
+    return launch
+
+
+@settings(max_examples=60)
+@given(depthwise_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
+@example(ConvShape(1, 16, 1, 1, 16, 1, 1, 1, (0, 3, 3, 0), groups=16), "Toy", 0)
+@example(ConvShape(2, 16, 40, 33, 16, 3, 3, 2, 1, groups=16), "Toy", 1)
+@example(ConvShape(1, 16, 30, 60, 16, 5, 5, 1, 2, groups=16), "Ascend910A", 1)
+def test_depthwise_equals_numpy_and_the_cube(shape, chip_name, seed):
+    chip = load_chip(chip_name)
+    assert sanitize(assert_depthwise(shape, chip, seed, order=seed), chip) == []
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("stride", [1, 2, (1, 2)])
+def test_depthwise_time_lies_between_its_bounds(chip_name, stride):
+    chip = load_chip(chip_name)
+    shape = ConvShape(1, 96, 56, 56, 96, 3, 3, stride, 1, groups=96)
+    launch = depthwise_launch(shape, chip)
+    timeline = simulate(launch, chip)
+    assert simulate(launch, chip, engine="reference").cycles == timeline.cycles
+    instructions = 2 * shape.taps - 1
+    repeats = shape.ops // (2 * shape.taps) // 128
+    per_core = instructions * repeats * 2 / launch.core_count
+    assert max(per_core, *timeline.busy_cycles.values()) <= timeline.cycles
+    assert timeline.cycles <= sum_of_parts(launch, chip)
+    assert launch.core_count >= 0.85 * chip.core_count * chip.vector_cores_per_core
+
+
+def test_depthwise_keeps_the_vector_unit_busy():
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(8, 512, 28, 28, 512, 3, 3, 1, 1, groups=512)
+    timeline = simulate(depthwise_launch(shape, chip), chip)
+    assert timeline.busy["V"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "message"),
+    [
+        (ConvShape(1, 16, 8, 8, 16, 3, 3), InputError, "1 groups, 16 and 16 channels"),
+        (ConvShape(1, 16, 8, 8, 32, 3, 3, groups=16), InputError, "16 groups, 16 and 32"),
+        (ConvShape(1, 16, 8, 8, 16, 3, 3, dtype="int8", groups=16), InputError, "int8"),
+        (ConvShape(1, 1, 8, 9000, 1, 3, 3), CapacityError, r"row of 8998 pixels: \d+ blocks"),
+    ],
+)
+def test_what_depthwise_cannot_do_is_refused(shape, error, message):
+    with pytest.raises(error, match=message):
+        depthwise_launch(shape, load_chip("Toy"))
+
+
+# -- 1x1 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize(("c", "h", "w", "k"), [(16, 4, 4, 16), (17, 2, 8, 31), (64, 7, 16, 5)])
+def test_a_pointwise_convolution_is_a_product_of_the_same_bytes(chip_name, dtype, c, h, w, k):
+    chip = load_chip(chip_name)
+    shape = ConvShape(1, c, h, w, k, 1, 1, dtype=dtype)
+    x, weight = operands(shape)
+    packed = pack_pointwise(shape, x, weight)
+    assert packed["a"].tobytes() == pack_conv(shape, x, weight)["x"].tobytes()
+    got = unpack_pointwise(shape, execute(pointwise_launch(shape, chip), packed, chip))
+    np.testing.assert_array_equal(got, reference(shape, x, weight).astype(got.dtype))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"n": 2}, {"r": 2}, {"stride": 2}, {"pad": 1}, {"groups": 2}, {"h": 5, "w": 5}],
+)
+def test_1x1_is_free_under_conditions_only(change):
+    sizes = {"n": 1, "c": 32, "h": 4, "w": 8, "k": 32, "r": 1, "s": 1}
+    assert is_plain_product(ConvShape(**sizes))
+    shape = ConvShape(**(sizes | change))
+    assert not is_plain_product(shape)
+    with pytest.raises(InputError, match=r"H\*W"):
+        pointwise_launch(shape, load_chip("Toy"))
+
+
+# -- transposed ------------------------------------------------------------------------------------
+
+
+@st.composite
+def deconv_shapes(draw):
+    """Transposed convolutions of any stride, pads, dilation and groups that leave an output."""
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    kernel, stride, dilation = draw(pair), draw(pair), draw(pair)
+    groups = draw(st.sampled_from((1, 1, 2, 5)))
+    c, k = (draw(st.sampled_from((1, 3, 16, 17))) * groups for _ in range(2))
+    image = draw(st.sampled_from(SIDES[:7])), draw(st.sampled_from(SIDES[:7]))
+    more = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    full = [
+        (size - 1) * s + d * (r - 1) + 1 + m
+        for size, s, d, r, m in zip(image, stride, dilation, kernel, more, strict=True)
+    ]
+    pads = []
+    for length in full:
+        before = draw(st.integers(0, min(4, length - 1)))
+        pads += [before, draw(st.integers(0, min(4, length - 1 - before)))]
+    dtype = draw(st.sampled_from(("fp16", "int8")))
+    n = draw(st.integers(1, 2))
+    return DeconvShape(
+        n, c, *image, k, *kernel, stride, tuple(pads), dtype, "", dilation, groups, more
+    )
+
+
+def assert_deconv(shape, chip, seed=0, order=None):
+    rng = np.random.default_rng(seed)
+    sizes = (
+        (shape.n, shape.c, shape.h, shape.w),
+        (shape.c, shape.k // shape.groups, shape.r, shape.s),
+    )
+    if shape.dtype == "int8":
+        x, weight = (rng.integers(-128, 128, size).astype(np.int8) for size in sizes)
+    else:
+        x, weight = ((rng.integers(-16, 17, size) / 8).astype(np.float16) for size in sizes)
+    expected = conv_transpose2d_reference(
+        x, weight, shape.stride, shape.pad, shape.dilation, shape.groups, shape.output_pad
+    )
+    assert expected.shape[2:] == shape.out_hw
+    kernel = deconv_kernel(shape, chip)
+    got = unpack_deconv(shape, execute(kernel, pack_deconv(shape, x, weight), chip, seed=order))
+    np.testing.assert_array_equal(got, expected.astype(got.dtype))
+    return kernel
+
+
+@settings(max_examples=60)
+@given(deconv_shapes(), st.sampled_from(CHIPS), st.integers(0, 99))
+@example(DeconvShape(1, 1, 1, 1, 1, 1, 1, 3, 0, output_pad=2), "Toy", 0)
+@example(DeconvShape(1, 1, 1, 1, 1, 2, 2, 2, 1, dilation=3), "Toy", 0)
+@example(DeconvShape(1, 3, 2, 2, 3, 2, 2, 2, 1), "Ascend910B2", 0)
+def test_transposed_convolutions_equal_numpy(shape, chip_name, seed):
+    chip = load_chip(chip_name)
+    kernel = assert_deconv(shape, chip, seed, order=seed)
+    for phase in kernel.phases:
+        assert sanitize(phase, chip) == []
+
+
+def test_phases_do_the_work_of_the_forward_pass_and_not_of_inserted_zeros():
+    chip = load_chip("Ascend910A")
+    shape = DeconvShape(1, 64, 28, 28, 64, 4, 4, 2, 1)
+    assert len(phases_of(shape)) == 4
+    made = sum(phase.macs for phase in simulate_kernel(deconv_kernel(shape, chip), chip).phases)
+    assert made == shape.ops / 2
+    inserted = ConvShape(1, 64, 55, 55, 64, 4, 4, 1, 2)
+    assert inserted.out_hw == shape.out_hw
+    assert simulate(conv_launch(inserted, chip), chip).macs > 3.9 * made
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pad": 9}, r"at least 1x1; got -?\d+x-?\d+"),
+        ({"output_pad": 2}, "output_pad of at least 0 and below stride"),
+        ({"output_pad": -1}, "output_pad"),
+        ({"groups": 3}, "groups that divide 4"),
+        ({"stride": 0}, "stride"),
+        ({"dtype": "fp64"}, "fp16 or int8"),
+        ({"h": 0}, "sizes"),
+    ],
+)
+def test_what_is_no_transposed_convolution_is_refused(change, message):
+    sizes = {"n": 1, "c": 4, "h": 4, "w": 4, "k": 4, "r": 3, "s": 3, "stride": 2}
+    DeconvShape(**sizes)
+    with pytest.raises(InputError, match=message):
+        DeconvShape(**(sizes | change))
+    with pytest.raises(InputError, match="k / groups"):
+        pack_deconv(DeconvShape(**sizes), np.zeros((1, 4, 4, 4)), np.zeros((4, 5, 3, 3)))
+
+
+# -- references ------------------------------------------------------------------------------------
+
+
+def loops(x, weight, stride, pads, dilation, groups):
+    """The sum of the definition, one product at a time."""
+    n, _, h, w = x.shape
+    k, cg, r, s = weight.shape
+    oh = (h + pads[0] + pads[1] - dilation[0] * (r - 1) - 1) // stride[0] + 1
+    ow = (w + pads[2] + pads[3] - dilation[1] * (s - 1) - 1) // stride[1] + 1
+    y = np.zeros((n, k, oh, ow))
+    for b, f, i, j in np.ndindex(n, k, oh, ow):
+        for z, u, v in np.ndindex(cg, r, s):
+            row = i * stride[0] + u * dilation[0] - pads[0]
+            column = j * stride[1] + v * dilation[1] - pads[2]
+            if 0 <= row < h and 0 <= column < w:
+                y[b, f, i, j] += x[b, f // (k // groups) * cg + z, row, column] * weight[f, z, u, v]
+    return y
+
+
+CASES = [
+    ((2, 4, 5, 4), (6, 2, 3, 2), (2, 1), (1, 0, 2, 1), (1, 2), 2),
+    ((1, 3, 4, 4), (2, 3, 3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 3, 3, 2), (3, 1, 2, 2), (3, 2), (2, 2, 2, 2), (2, 2), 3),
+]
+
+
+@pytest.mark.parametrize(("x", "weight", "stride", "pads", "dilation", "groups"), CASES)
+def test_the_reference_is_the_definition(x, weight, stride, pads, dilation, groups):
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal(x), rng.standard_normal(weight)
+    expected = loops(x, weight, stride, pads, dilation, groups)
+    got = conv2d_reference(x, weight, stride, pads, dilation, groups)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+    assert got.dtype == np.float64
+    if groups == 1:
+        matrix = im2col_reference(x, weight.shape[2:], stride, pads, dilation)
+        flat = matrix @ weight.reshape(len(weight), -1).T
+        n, k, oh, ow = got.shape
+        np.testing.assert_allclose(flat.reshape(n, oh, ow, k).transpose(0, 3, 1, 2), got)
+
+
+@pytest.mark.parametrize(("x", "weight", "stride", "pads", "dilation", "groups"), CASES)
+def test_the_transposed_reference_is_the_adjoint(x, weight, stride, pads, dilation, groups):
+    """<y, conv(x)> = <conv_transpose(y), x> for every x and y."""
+    rng = np.random.default_rng(1)
+    x, weight = rng.standard_normal(x), rng.standard_normal(weight)
+    out = conv2d_reference(x, weight, stride, pads, dilation, groups)
+    y = rng.standard_normal(out.shape)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    sizes = [x.shape[2] + pads[0] + pads[1], x.shape[3] + pads[2] + pads[3]]
+    more = tuple((a - b) % s for a, b, s in zip(sizes, reach, stride, strict=True))
+    back = conv_transpose2d_reference(y, weight, stride, pads, dilation, groups, more)
+    assert back.shape == x.shape
+    np.testing.assert_allclose((back * x).sum(), (out * y).sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("side", [3, 4, 5, 8, 11])
+@pytest.mark.parametrize("pad", [0, 1, (1, 0, 2, 1)])
+def test_winograd_is_a_convolution(side, pad):
+    rng = np.random.default_rng(side)
+    x, weight = rng.standard_normal((2, 3, side, side + 1)), rng.standard_normal((4, 3, 3, 3))
+    expected = conv2d_reference(x, weight, 1, pad)
+    np.testing.assert_allclose(winograd_f2x2_3x3_reference(x, weight, pad), expected, atol=1e-12)
+
+
+def test_references_keep_whole_numbers_exact_and_refuse_other_shapes():
+    x, weight = np.full((1, 8, 4, 4), -128, np.int8), np.full((2, 8, 3, 3), -128, np.int8)
+    got = conv2d_reference(x, weight)
+    assert got.dtype == np.int64
+    assert (got == 8 * 9 * 128 * 128).all()
+    assert conv2d_reference(x.astype(np.float32), weight.astype(np.float32)).dtype == np.float32
+    with pytest.raises(InputError, match="check the channels"):
+        conv2d_reference(x, np.zeros((2, 7, 3, 3)))
+    with pytest.raises(InputError, match="rank 4"):
+        conv2d_reference(x[0], weight)
+    with pytest.raises(InputError, match="c = 8"):
+        conv_transpose2d_reference(x, np.zeros((7, 2, 3, 3)))
+    with pytest.raises(InputError, match="pad less"):
+        conv_transpose2d_reference(x, np.zeros((8, 2, 3, 3)), 1, 3)
+    with pytest.raises(InputError, match="3x3 kernel; got 2x2"):
+        winograd_f2x2_3x3_reference(x, np.zeros((2, 8, 2, 2)))

@@ -1,0 +1,692 @@
+"""bf16, compare and select, block instructions, rounding, atomic adds, rows picked at run time."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import PRESETS, load_chip
+from ascend_lab.errors import (
+    AlignmentError,
+    AscendLabError,
+    CapacityError,
+    InputError,
+    PathError,
+    ProgramError,
+    SimulationError,
+)
+from ascend_lab.isa import (
+    Buffer,
+    Instruction,
+    KernelBuilder,
+    Launch,
+    Part,
+    Program,
+    binding_of,
+    check_instruction,
+    data_copy,
+    mmad,
+    parse_program,
+    sanitize,
+    vector,
+)
+from ascend_lab.sim import Surroundings, analyse, execute, instruction_cost, simulate
+from ascend_lab.sim.number_formats import numpy_type
+
+TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
+BF16 = ml_dtypes.bfloat16
+ALONE = Surroundings()
+COMPARE = {
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
+
+
+def lanes(dtype, count, repeats=1):
+    return Buffer("q", "UB", dtype, count * repeats).region(0, (repeats, count))
+
+
+def vector_program(chip, op, dtype, *, sources=1, count=64, out=None, **options):
+    """x0 .. -> one vector instruction -> y, on one core, every pipe told by flags."""
+    k = KernelBuilder(op, chip)
+    xs = [k.tensor(f"x{i}", dtype, count) for i in range(sources)]
+    y = k.tensor("y", out or dtype, count)
+    qs = [
+        k.queue(f"q{i}", "UB", dtype, count, src="MTE2", dst="V", depth=1) for i in range(sources)
+    ]
+    qy = k.queue("qy", "UB", out or dtype, count, src="V", dst="MTE3", depth=1)
+    for q, x in zip(qs, xs, strict=True):
+        k.copy(q.alloc().region(), x.region())
+        q.enqueue()
+    tiles = [q.dequeue().region(0, (1, count)) for q in qs]
+    k.vector(op, qy.alloc().region(0, (1, count)), *tiles, **options)
+    for q in qs:
+        q.free()
+    qy.enqueue()
+    k.copy(y.region(), qy.dequeue().region())
+    qy.free()
+    return k.finish()
+
+
+def run_once(chip, program, tensors):
+    """Execute a program that must be clean and survive its own text form; return y."""
+    assert sanitize(program, chip) == []
+    assert parse_program(str(program)) == program
+    assert simulate(program, chip).cycles > 0
+    return execute(program, tensors, chip)["y"]
+
+
+# -- bf16 ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n != "Ascend910B2"])
+def test_only_the_second_generation_has_bf16(name):
+    chip = load_chip(name)
+    x = Buffer("x", "GM", "bf16", 64)
+    with pytest.raises(PathError, match=r"bf16; use fp16 or fp32"):
+        data_copy(chip, Buffer("q", "UB", "bf16", 64).region(), x.region())
+    with pytest.raises(PathError, match=r"bf16; use fp16 or fp32"):
+        vector(chip, "vadd", *[lanes("bf16", 64)] * 3)
+    with pytest.raises(PathError, match="a cube number format"):
+        chip.macs_per_cycle("bf16")
+
+
+def test_the_bf16_cube_is_as_fast_as_the_fp16_one():
+    assert SPLIT.peak_ops_per_s("bf16") == SPLIT.peak_ops_per_s("fp16")
+    assert SPLIT.mac_energy_pj["bf16"] == SPLIT.mac_energy_pj["fp16"]
+
+
+def test_number_formats_name_themselves():
+    assert numpy_type("bf16") is BF16
+    assert numpy_type("fp16") is np.float16
+    with pytest.raises(InputError, match="use fp16, fp32, int8, uint8, int32, bf16"):
+        numpy_type("fp8")
+
+
+@given(st.sampled_from(["vadd", "vmul", "vmax", "vsub"]), st.integers(0, 2**32 - 1))
+@settings(max_examples=15, deadline=None)
+def test_bf16_vectors_compute_in_fp32_and_round_once(op, seed):
+    rng = np.random.default_rng(seed)
+    a, b = (rng.normal(size=64).astype(BF16) for _ in range(2))
+    f = {"vadd": np.add, "vmul": np.multiply, "vmax": np.maximum, "vsub": np.subtract}[op]
+    got = run_once(SPLIT, vector_program(SPLIT, op, "bf16", sources=2), {"x0": a, "x1": b})
+    assert got.dtype == BF16
+    assert np.array_equal(got, f(a.astype(np.float32), b.astype(np.float32)).astype(BF16))
+
+
+def test_fp32_to_bf16_rounds_to_nearest_even():
+    x = np.full(64, 1 + 2**-8, np.float32)
+    x[1::2] = 1 + 3 * 2**-8
+    got = run_once(SPLIT, vector_program(SPLIT, "vconv", "fp32", out="bf16"), {"x0": x})
+    assert got[:2].astype(np.float32).tolist() == [1.0, 1 + 2**-6]
+
+
+def test_bf16_matmul_accumulates_in_fp32():
+    k = KernelBuilder("mm", SPLIT)
+    a, b = (k.tensor(n, "bf16", 256) for n in "ab")
+    y = k.tensor("y", "fp32", 256)
+    q1 = k.queue("l1", "L1", "bf16", 512, src="MTE2", dst="MTE1", depth=1)
+    qa = k.queue("qa", "L0A", "bf16", 256, src="MTE1", dst="M", depth=1)
+    qb = k.queue("qb", "L0B", "bf16", 256, src="MTE1", dst="M", depth=1)
+    qc = k.queue("qc", "L0C", "fp32", 256, src="M", dst="FIX", depth=1)
+    tile = q1.alloc()
+    k.copy(tile.region(0, 256), a.region())
+    k.copy(tile.region(256, 256), b.region())
+    q1.enqueue()
+    tile, left, right = q1.dequeue(), qa.alloc(), qb.alloc()
+    k.load2d(left.region(0, (1, 16, 16)), tile.region(0, (1, 16, 16)))
+    k.load2d(right.region(0, (1, 16, 16)), tile.region(256, (1, 16, 16)))
+    q1.free(), qa.enqueue(), qb.enqueue()
+    four = (1, 1, 16, 16)
+    left, right = qa.dequeue().region(0, four), qb.dequeue().region(0, four)
+    k.mmad(qc.alloc().region(0, four), left, right)
+    qa.free(), qb.free(), qc.enqueue()
+    k.fixpipe(y.region(), qc.dequeue().region())
+    qc.free()
+    rng = np.random.default_rng(3)
+    x, w = (rng.normal(size=(16, 16)).astype(BF16) for _ in range(2))
+    got = run_once(SPLIT, k.finish(), {"a": x, "b": w})
+    wanted = x.astype(np.float32) @ w.astype(np.float32).T
+    assert np.allclose(got.reshape(16, 16), wanted, rtol=1e-6, atol=1e-5)
+    cost = instruction_cost(
+        SPLIT,
+        mmad(
+            SPLIT,
+            Buffer("c", "L0C", "fp32", 256).region(0, four),
+            Buffer("a", "L0A", "bf16", 256).region(0, four),
+            Buffer("b", "L0B", "bf16", 256).region(0, four),
+        ),
+        ALONE,
+    )
+    assert cost.occupancy_cycles == SPLIT.cube_head_cycles + 1
+
+
+def test_the_mmad_error_names_what_the_chip_multiplies():
+    four = (1, 1, 16, 16)
+    for chip, text in ((TOY, "fp16 -> fp32 or int8 -> int32"), (SPLIT, "or bf16 -> fp32")):
+        with pytest.raises(PathError, match=text):
+            mmad(
+                chip,
+                Buffer("c", "L0C", "fp32", 256).region(0, four),
+                Buffer("a", "L0A", "fp32", 256).region(0, four),
+                Buffer("b", "L0B", "fp32", 256).region(0, four),
+            )
+
+
+# -- compare, select, round ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", COMPARE)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32"])
+def test_compare_gives_one_or_zero(op, dtype):
+    rng = np.random.default_rng(1)
+    kind = numpy_type(dtype)
+    a, b = (rng.integers(-2, 3, 64).astype(kind) for _ in range(2))
+    program = vector_program(TOY, "vcmp", dtype, sources=2, compare=op)
+    got = run_once(TOY, program, {"x0": a, "x1": b})
+    assert np.array_equal(got, COMPARE[op](a, b).astype(kind))
+    assert f"op={op}" in str(program)
+
+
+def test_select_takes_a_condition_tile_or_a_mask():
+    rng = np.random.default_rng(2)
+    cond = rng.integers(-1, 2, 64).astype(np.float16)
+    a, b = (rng.normal(size=64).astype(np.float16) for _ in range(2))
+    program = vector_program(TOY, "vsel", "fp16", sources=3)
+    got = run_once(TOY, program, {"x0": cond, "x1": a, "x2": b})
+    assert np.array_equal(got, np.where(cond != 0, a, b))
+    program = vector_program(TOY, "vsel", "fp16", sources=2, mask=0b1011)
+    got = run_once(TOY, program, {"x0": a, "x1": b})
+    assert np.array_equal(got, np.where([i in (0, 1, 3) for i in range(64)], a, b))
+
+
+@pytest.mark.parametrize(
+    ("rounding", "f"),
+    [("rint", np.rint), ("floor", np.floor), ("ceil", np.ceil), ("trunc", np.trunc)],
+)
+@pytest.mark.parametrize("out", ["int32", "int8"])
+def test_vconv_rounds_as_asked_and_saturates(rounding, f, out):
+    x = np.concatenate([np.arange(-8, 8) / 4, np.full(48, 1e9)]).astype(np.float32)
+    x[20], x[21] = -1e9, 300.5
+    program = vector_program(TOY, "vconv", "fp32", out=out, rounding=rounding)
+    got = run_once(TOY, program, {"x0": x})
+    info = np.iinfo(out)
+    assert np.array_equal(got, np.clip(f(x.astype(np.float64)), info.min, info.max))
+    assert ("round" in str(program)) == (rounding != "rint")
+
+
+# -- blocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32"])
+def test_vbrcb_spreads_each_element_over_a_block(dtype):
+    c0 = 32 // numpy_type(dtype)().itemsize
+    k = KernelBuilder("brcb", TOY)
+    x, y = k.tensor("x", dtype, 32), k.tensor("y", dtype, 32 * c0)
+    qx = k.queue("qx", "UB", dtype, 32, src="MTE2", dst="V", depth=1)
+    qy = k.queue("qy", "UB", dtype, 32 * c0, src="V", dst="MTE3", depth=1)
+    k.copy(qx.alloc().region(), x.region())
+    qx.enqueue()
+    k.vector("vbrcb", qy.alloc().region(0, (32, c0)), qx.dequeue().region())
+    qx.free(), qy.enqueue()
+    k.copy(y.region(), qy.dequeue().region())
+    qy.free()
+    values = np.arange(32).astype(numpy_type(dtype))
+    got = run_once(TOY, k.finish(), {"x": values})
+    assert np.array_equal(got.reshape(32, c0), np.repeat(values[:, None], c0, axis=1))
+
+
+def test_vtranspose_turns_one_block():
+    chip = SPLIT
+    for dtype in ("fp16", "bf16"):
+        k = KernelBuilder("t", chip)
+        x, y = k.tensor("x", dtype, 256), k.tensor("y", dtype, 256)
+        qx = k.queue("qx", "UB", dtype, 256, src="MTE2", dst="V", depth=1)
+        qy = k.queue("qy", "UB", dtype, 256, src="V", dst="MTE3", depth=1)
+        k.copy(qx.alloc().region(), x.region())
+        qx.enqueue()
+        block = (16, 16)
+        k.vector("vtranspose", qy.alloc().region(0, block), qx.dequeue().region(0, block))
+        qx.free(), qy.enqueue()
+        k.copy(y.region(), qy.dequeue().region())
+        qy.free()
+        values = np.arange(256).astype(numpy_type(dtype)).reshape(block)
+        assert np.array_equal(run_once(chip, k.finish(), {"x": values}).reshape(block), values.T)
+
+
+def test_costs_count_repeats_of_eight_blocks():
+    x = Buffer("x", "UB", "fp16", 64)
+    y = Buffer("y", "UB", "fp16", 1024, address=128)
+    brcb = TOY.vector_costs["vbrcb"]
+    for n, repeats in ((1, 1), (8, 1), (9, 2), (64, 8)):
+        code = vector(TOY, "vbrcb", y.region(0, (n, 16)), x.region(0, n))
+        cycles = instruction_cost(TOY, code, ALONE).occupancy_cycles
+        assert cycles == brcb.head_cycles + repeats * brcb.slope_cycles
+    turn = TOY.vector_costs["vtranspose"]
+    block = y.region(0, (16, 16))
+    code = vector(TOY, "vtranspose", block, y.region(256, (16, 16)))
+    cycles = instruction_cost(TOY, code, ALONE).occupancy_cycles
+    assert cycles == turn.head_cycles + 2 * turn.slope_cycles
+    code = vector(TOY, "vsel", *[lanes("fp16", 128, 4)] * 4)
+    select = TOY.vector_costs["vsel"]
+    assert instruction_cost(TOY, code, ALONE).occupancy_cycles == (
+        select.head_cycles + 4 * select.slope_cycles
+    )
+
+
+def test_every_chip_knows_the_cost_of_meeting_between_two_phases():
+    for name in PRESETS:
+        chip = load_chip(name)
+        assert chip.all_cores_cycles == 2 * chip.l2.latency_cycles
+        assert chip.facts["sync.all_cores_cycles"].trust == "derived"
+
+
+# -- atomic adds -----------------------------------------------------------------------------------
+
+
+def adding_launch(chip, dtype, cores=2, *, atomic="add", everywhere=True):
+    """Every core adds its row of x (cores, 64) to the 64 numbers of y."""
+    k = KernelBuilder("adding", chip)
+    core = k.param("core", cores)
+    x, y = k.tensor("x", dtype, 64 * cores), k.tensor("y", dtype, 64 * (1 if everywhere else cores))
+    q = k.queue("q", "UB", dtype, 64, src="MTE2", dst="MTE3", depth=1)
+    k.copy(q.alloc().region(), x.region(core * 64, 64))
+    q.enqueue()
+    k.copy(y.region(0 if everywhere else core * 64, 64), q.dequeue().region(), atomic=atomic)
+    q.free()
+    bindings = tuple(binding_of({"core": i}) for i in range(cores))
+    return Launch("adding", (Part(k.finish(), bindings),))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int32"])
+def test_atomic_adds_of_all_cores_arrive(dtype):
+    kind = numpy_type(dtype)
+    x = np.arange(128).astype(kind).reshape(2, 64)
+    y = np.full(64, 5, kind)
+    launch = adding_launch(TOY, dtype)
+    assert sanitize(launch, TOY) == []
+    got = execute(launch, {"x": x, "y": y}, TOY)["y"]
+    assert np.array_equal(got, y + x.sum(0, dtype=kind))
+    text = str(launch.parts[0].program)
+    assert "atomic=add" in text
+    assert parse_program(text) == launch.parts[0].program
+
+
+def test_the_sanitizer_knows_what_an_atomic_add_may_meet():
+    plain = adding_launch(TOY, "fp32", atomic=None)
+    assert [f.kind for f in sanitize(plain, TOY)] == ["race"]
+    adds = adding_launch(TOY, "fp32")
+    empty = sanitize(adds, TOY, filled={"x"})
+    assert [f.kind for f in empty] == ["uninitialised-read"]
+    k = KernelBuilder("reader", TOY)
+    y, z = k.tensor("y", "fp32", 64), k.tensor("z", "fp32", 64)
+    q = k.queue("q", "UB", "fp32", 64, src="MTE2", dst="MTE3", depth=1)
+    k.copy(q.alloc().region(), y.region())
+    q.enqueue()
+    k.copy(z.region(), q.dequeue().region())
+    q.free()
+    reader = Part(k.finish())
+    for parts in ((*adds.parts, reader), (reader, *adds.parts)):
+        found = sanitize(Launch("both", parts), TOY, filled={"x", "y"})
+        assert [f.kind for f in found] == ["race"]
+    mixed = Launch("mixed", (plain.parts[0], adds.parts[0]))
+    assert [f.kind for f in sanitize(mixed, TOY, filled={"x", "y"})] == ["race"]
+
+
+def test_an_atomic_add_moves_as_many_bytes_as_a_copy():
+    add, plain = adding_launch(TOY, "fp32"), adding_launch(TOY, "fp32", atomic=None)
+    assert analyse(add, TOY) == analyse(plain, TOY)
+    assert simulate(add, TOY).cycles == simulate(plain, TOY).cycles
+
+
+def test_atomic_places_may_repeat():
+    k = KernelBuilder("fold", TOY)
+    x, y = k.tensor("x", "fp32", 64), k.tensor("y", "fp32", 8)
+    q = k.queue("q", "UB", "fp32", 64, src="MTE2", dst="MTE3", depth=1)
+    k.copy(q.alloc().region(), x.region())
+    q.enqueue()
+    k.copy(y.region(0, (8, 8), (0, 1)), q.dequeue().region(0, (8, 8)), atomic="add")
+    q.free()
+    x0 = np.arange(64, dtype=np.float32)
+    got = execute(k.finish(), {"x": x0, "y": np.zeros(8, np.float32)}, TOY)["y"]
+    assert np.array_equal(got, x0.reshape(8, 8).sum(0))
+
+
+# -- rows picked at run time -----------------------------------------------------------------------
+
+
+def pick_launch(chip, table_rows, picks, *, store=False, cores=1, atomic=None, split=True):
+    """y[i] = x[index[i]], or y[index[i]] = x[i]: 32-byte rows of fp32, indices through S."""
+    k = KernelBuilder("pick", chip)
+    core = k.param("core", cores)
+    index = k.tensor("index", "int32", 8 * cores)
+    x = k.tensor("x", "fp32", 8 * (8 * cores if store else table_rows))
+    y = k.tensor("y", "fp32", 8 * (table_rows if store else 8 * cores))
+    qi = k.queue("qi", "UB", "int32", 8, src="MTE2", dst="S", depth=1)
+    one = k.queue("one", "UB", "int32", 1, src="S", dst="MTE3" if store else "MTE2")
+    q = k.queue("q", "UB", "fp32", 8, src="MTE2", dst="MTE3")
+    k.copy(qi.alloc().region(), index.region(core * 8, 8))
+    qi.enqueue()
+    batch = qi.dequeue()
+    share = table_rows // cores
+    start = core * (8 * share) if store and split else 0
+    bound = share if store and split else table_rows
+    with k.loop("i", picks) as i:
+        k.scalar(one.alloc().region(), batch.region(i, 1))
+        one.enqueue()
+        if store:
+            k.copy(q.alloc().region(), x.region(core * 64 + i * 8, 8))
+            q.enqueue()
+            row = one.dequeue().region()
+            k.copy_row(y.region(start, 8), q.dequeue().region(), row, 8, bound, atomic=atomic)
+            one.free()
+        else:
+            row = one.dequeue().region()
+            k.copy_row(q.alloc().region(), x.region(0, 8), row, 8, bound)
+            one.free(), q.enqueue()
+            k.copy(y.region(core * 64 + i * 8, 8), q.dequeue().region())
+        q.free()
+    qi.free()
+    return Launch("pick", (Part(k.finish(), tuple(binding_of({"core": c}) for c in range(cores))),))
+
+
+@pytest.mark.parametrize("chip", [TOY, SPLIT], ids=lambda c: c.name)
+def test_a_row_is_read_where_the_index_points(chip):
+    rng = np.random.default_rng(4)
+    table = rng.normal(size=(20, 8)).astype(np.float32)
+    index = rng.integers(0, 20, 16).astype(np.int32)
+    launch = pick_launch(chip, 20, 8, cores=2)
+    assert sanitize(launch, chip) == []
+    program = launch.parts[0].program
+    assert parse_program(str(program)) == program
+    assert "pitch=8 bound=20" in str(program)
+    got = execute(launch, {"index": index, "x": table}, chip, seed=5)["y"]
+    assert np.array_equal(got.reshape(16, 8), table[index])
+    assert simulate(launch, chip).cycles > 0
+
+
+def test_a_row_is_written_where_the_index_points_and_the_last_one_stays():
+    index = np.array([3, 1, 3, 0, 1, 3, 2, 3], np.int32)
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    launch = pick_launch(TOY, 4, 8, store=True)
+    assert sanitize(launch, TOY) == []
+    got = execute(launch, {"index": index, "x": x, "y": np.zeros((4, 8), np.float32)}, TOY)["y"]
+    assert np.array_equal(got, x[[3, 4, 6, 7]])
+    added = pick_launch(TOY, 4, 8, store=True, atomic="add")
+    assert sanitize(added, TOY) == []
+    got = execute(added, {"index": index, "x": x, "y": np.ones((4, 8), np.float32)}, TOY)["y"]
+    wanted = np.ones((4, 8), np.float32)
+    np.add.at(wanted, index, x)
+    assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("bad", [-1, 20, 2**31 - 1])
+def test_an_index_outside_names_itself(bad):
+    index = np.zeros(8, np.int32)
+    index[5] = bad
+    with pytest.raises(
+        SimulationError, match=rf"an index of 0..19, read from one; got {bad} .*i=5"
+    ):
+        execute(
+            pick_launch(TOY, 20, 8),
+            {"index": index, "x": np.zeros((20, 8), np.float32)},
+            TOY,
+        )
+
+
+def test_cores_may_store_by_index_into_ranges_of_their_own_only():
+    assert sanitize(pick_launch(TOY, 8, 8, store=True, cores=2), TOY) == []
+    torn = pick_launch(TOY, 8, 8, store=True, cores=2, split=False)
+    assert [f.kind for f in sanitize(torn, TOY)] == ["race"]
+    adds = pick_launch(TOY, 8, 8, store=True, cores=2, split=False, atomic="add")
+    assert sanitize(adds, TOY) == []
+    both = Launch("both", (torn.parts[0], adds.parts[0]))
+    assert "race" in {f.kind for f in sanitize(both, TOY, filled={"x", "y", "index"})}
+
+
+def test_an_indexed_store_makes_no_row_initialised():
+    launch = pick_launch(TOY, 4, 8, store=True)
+    k = KernelBuilder("reader", TOY)
+    y, z = k.tensor("y", "fp32", 32), k.tensor("z", "fp32", 32)
+    q = k.queue("q", "UB", "fp32", 32, src="MTE2", dst="MTE3", depth=1)
+    k.copy(q.alloc().region(), y.region())
+    q.enqueue()
+    k.copy(z.region(), q.dequeue().region())
+    q.free()
+    found = sanitize(Launch("both", (*launch.parts, Part(k.finish()))), TOY)
+    assert {f.kind for f in found} == {"uninitialised-read", "race"}
+
+
+def test_a_copy_by_index_touches_at_most_its_rows():
+    few, many = pick_launch(TOY, 1000, 8), pick_launch(TOY, 4, 8)
+    assert analyse(few, TOY).memory_read_bytes == 8 * 32 + 8 * 4
+    assert analyse(many, TOY).memory_read_bytes == 4 * 32 + 8 * 4
+    assert analyse(many, TOY).path_bytes["GM", "UB"] == 8 * 32 + 8 * 4
+    row = Buffer("q", "UB", "fp32", 8)
+    table, i = Buffer("x", "GM", "fp32", 8000), Buffer("i", "UB", "int32", 1, address=64)
+    plain = data_copy(TOY, row.region(), table.region(0, 8))
+    picked = data_copy(TOY, row.region(), table.region(0, 8), index=i.region(), pitch=8, bound=1000)
+    assert instruction_cost(TOY, plain, ALONE) == instruction_cost(TOY, picked, ALONE)
+
+
+def test_the_rows_must_lie_inside_the_tensor():
+    k = KernelBuilder("far", TOY)
+    x = k.tensor("x", "fp32", 80)
+    q, i = k.buffer("q", "UB", "fp32", 8), k.buffer("i", "UB", "int32", 1)
+    k.copy_row(q.region(), x.region(8, 8), i.region(), 8, 10)
+    with pytest.raises(CapacityError, match=r"elements 0..79 of x; got 8..87"):
+        k.finish()
+    program = Program("far", tuple(k._buffers), tuple(k._body))
+    assert "out-of-bounds" in {f.kind for f in sanitize(program, TOY)}
+
+
+# -- bad inputs ------------------------------------------------------------------------------------
+
+UB16 = Buffer("t", "UB", "fp16", 4096)
+UB32 = Buffer("u", "UB", "fp32", 4096)
+GM32 = Buffer("g", "GM", "fp32", 4096)
+GM8 = Buffer("g8", "GM", "int8", 4096)
+UB8 = Buffer("u8", "UB", "int8", 4096)
+INDEX = Buffer("i", "UB", "int32", 8)
+ROW = UB16.region(0, (2, 128))
+BLOCK = UB16.region(0, (16, 16))
+R32 = UB32.region(0, 8)
+PICK = {"index": INDEX.region(0, 1), "pitch": 8, "bound": 4}
+
+BAD = {
+    "compare without op": (lambda: vector(TOY, "vcmp", ROW, ROW, ROW), ProgramError, "op as one"),
+    "unknown compare": (
+        lambda: vector(TOY, "vcmp", ROW, ROW, ROW, compare="lte"),
+        ProgramError,
+        "gt, ge, lt, le, eq, ne; got 'lte'",
+    ),
+    "compare on vadd": (
+        lambda: vector(TOY, "vadd", ROW, ROW, ROW, compare="gt"),
+        ProgramError,
+        "no comparison",
+    ),
+    "three sources for vcmp": (
+        lambda: vector(TOY, "vcmp", ROW, ROW, ROW, ROW, compare="gt"),
+        ProgramError,
+        "2 source regions",
+    ),
+    "mask beside a condition": (
+        lambda: vector(TOY, "vsel", ROW, ROW, ROW, ROW, mask=3),
+        ProgramError,
+        "a condition tile or a mask",
+    ),
+    "four sources for vsel": (
+        lambda: vector(TOY, "vsel", ROW, *[ROW] * 4),
+        ProgramError,
+        "2 or 3 source regions",
+    ),
+    "rounding to floats": (
+        lambda: vector(TOY, "vconv", ROW, UB32.region(0, (4, 64)), rounding="floor"),
+        ProgramError,
+        "to whole numbers; got 'floor' to fp16",
+    ),
+    "rounding on vadd": (
+        lambda: vector(TOY, "vadd", ROW, ROW, ROW, rounding="floor"),
+        ProgramError,
+        "only in a vconv",
+    ),
+    "unknown rounding": (
+        lambda: vector(
+            TOY,
+            "vconv",
+            INDEX.region(0, (1, 8)),
+            UB32.region(0, (1, 8)),
+            rounding="up",
+        ),
+        ProgramError,
+        "rint, floor, ceil, trunc",
+    ),
+    "vbrcb of bytes": (
+        lambda: vector(TOY, "vbrcb", UB8.region(0, (8, 32)), UB8.region(0, 8)),
+        PathError,
+        "elements of 2 or 4 bytes",
+    ),
+    "vbrcb of the wrong width": (
+        lambda: vector(TOY, "vbrcb", UB16.region(0, (8, 8)), UB16.region(0, 8)),
+        ProgramError,
+        r"n blocks \(n, 16\)",
+    ),
+    "vbrcb from a strided source": (
+        lambda: vector(TOY, "vbrcb", UB16.region(0, (8, 16)), UB16.region(0, 8, (2,))),
+        ProgramError,
+        "n neighbours",
+    ),
+    "vbrcb beside the blocks": (
+        lambda: vector(TOY, "vbrcb", UB16.region(0, (8, 16), (24, 1)), UB16.region(0, 8)),
+        ProgramError,
+        "give each source element a block",
+    ),
+    "vbrcb too long": (
+        lambda: vector(
+            SPLIT,
+            "vbrcb",
+            Buffer("b", "UB", "fp16", 2041 * 16).region(0, (2041, 16)),
+            Buffer("s", "UB", "fp16", 2048, address=65536 + 1024).region(0, 2041),
+        ),
+        CapacityError,
+        "255 repeats of 8 blocks, 2040; got 2041 blocks",
+    ),
+    "vbrcb with a mask": (
+        lambda: vector(TOY, "vbrcb", UB16.region(0, (8, 16)), UB16.region(0, 8), mask=1),
+        ProgramError,
+        "no attributes",
+    ),
+    "vtranspose of fp32": (
+        lambda: vector(TOY, "vtranspose", *[UB32.region(0, (16, 16))] * 2),
+        PathError,
+        "elements of 2 bytes; got fp32",
+    ),
+    "vtranspose of a long tile": (
+        lambda: vector(TOY, "vtranspose", *[UB16.region(0, (32, 16))] * 2),
+        ProgramError,
+        "one block",
+    ),
+    "vtranspose of a strided tile": (
+        lambda: vector(TOY, "vtranspose", BLOCK, UB16.region(0, (16, 16), (32, 1))),
+        ProgramError,
+        "in one piece",
+    ),
+    "vtranspose off the block": (
+        lambda: vector(TOY, "vtranspose", BLOCK, UB16.region(8, (16, 16))),
+        AlignmentError,
+        "multiples of 32",
+    ),
+    "vtranspose in memory": (
+        lambda: vector(
+            TOY, "vtranspose", BLOCK, Buffer("g", "GM", "fp16", 256).region(0, (16, 16))
+        ),
+        PathError,
+        "operands in UB; got GM",
+    ),
+    "vtranspose between formats": (
+        lambda: vector(
+            SPLIT, "vtranspose", BLOCK, Buffer("b", "UB", "bf16", 256).region(0, (16, 16))
+        ),
+        ProgramError,
+        "one number format",
+    ),
+    "atomic load": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), atomic="add"),
+        PathError,
+        "on the path UB->GM; got 'add', GM->UB",
+    ),
+    "atomic max": (
+        lambda: data_copy(TOY, GM32.region(0, 8), R32, atomic="max"),
+        PathError,
+        "got 'max'",
+    ),
+    "atomic bytes": (
+        lambda: data_copy(TOY, GM8.region(0, 32), UB8.region(0, 32), atomic="add"),
+        PathError,
+        "an atomic add in fp32, fp16, int32; got int8",
+    ),
+    "pitch without index": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), pitch=8, bound=2),
+        ProgramError,
+        "only beside an index; got pitch, bound",
+    ),
+    "index without bound": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), index=INDEX.region(0, 1), pitch=8),
+        ProgramError,
+        "a bound of 1 or more rows; got pitch=8, bound=0",
+    ),
+    "negative pitch": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), **{**PICK, "pitch": -8}),
+        ProgramError,
+        "a pitch of 0 or more",
+    ),
+    "two indices": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), **{**PICK, "index": INDEX.region(0, 2)}),
+        ProgramError,
+        "one int32 element in UB; got 2 int32 in UB",
+    ),
+    "fp32 index": (
+        lambda: data_copy(TOY, R32, GM32.region(0, 8), **{**PICK, "index": UB32.region(0, 1)}),
+        ProgramError,
+        "got 1 fp32 in UB",
+    ),
+    "index in memory": (
+        lambda: data_copy(
+            TOY,
+            R32,
+            GM32.region(0, 8),
+            **{**PICK, "index": Buffer("gi", "GM", "int32", 8).region(0, 1)},
+        ),
+        ProgramError,
+        "got 1 int32 in GM",
+    ),
+    "index on the way to L1": (
+        lambda: data_copy(TOY, Buffer("l", "L1", "fp32", 8).region(), GM32.region(0, 8), **PICK),
+        PathError,
+        "between GM and UB; got GM->L1",
+    ),
+    "three operands": (
+        lambda: check_instruction(
+            TOY, Instruction("data_copy", "MTE2", R32, (GM32.region(0, 8),) * 3)
+        ),
+        ProgramError,
+        "1 or 2 source regions",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_instructions_are_refused_with_a_remedy(case):
+    make, kind, message = BAD[case]
+    with pytest.raises(kind, match=message) as caught:
+        make()
+    assert isinstance(caught.value, AscendLabError)
+    assert caught.value.needed
+    assert caught.value.remedy

@@ -1,0 +1,399 @@
+"""Layouts: published shapes and formulas, round trips, address maps, conversions as programs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import AscendLabError, LayoutError
+from ascend_lab.isa import sanitize
+from ascend_lab.layout import (
+    FORMATS,
+    Dim,
+    address,
+    address_map,
+    addresses,
+    burst_bytes,
+    conversion_launch,
+    convert,
+    copy_boxes,
+    element_at,
+    pack,
+    unpack,
+    zero_boxes,
+)
+from ascend_lab.layout.writer import whole_blocks
+from ascend_lab.sim import execute, simulate
+
+ARRAYS = [name for name, form in FORMATS.items() if form.kind == "array"]
+IMAGES = [name for name, form in FORMATS.items() if form.kind == "image"]
+TYPES = {"fp16": np.float16, "int8": np.int8, "fp32": np.float32, "int32": np.int32}
+SIDES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 30, 31, 32, 33, 48)
+
+
+@st.composite
+def cases(draw):
+    """(source, target, shape, dtype) of two layouts of one array."""
+    dtype = draw(st.sampled_from(list(TYPES)))
+    if draw(st.booleans()):
+        names = ARRAYS
+        lead = draw(st.lists(st.integers(1, 3), max_size=2))
+        shape = (*lead, draw(st.sampled_from(SIDES)), draw(st.sampled_from(SIDES)))
+    else:
+        names = IMAGES
+        sizes = [(1, 2, 15, 16, 17), (1, 3, 8, 16, 17, 33), (1, 2, 3, 7), (1, 2, 5)]
+        shape = tuple(draw(st.sampled_from(s)) for s in sizes)
+    return draw(st.sampled_from(names)), draw(st.sampled_from(names)), shape, dtype
+
+
+def values(shape, dtype, start=1):
+    """Different numbers as far as the format goes, none of them zero."""
+    limit = {"int8": 127, "fp16": 2047}.get(dtype, 1 << 20)
+    flat = (np.arange(math.prod(shape)) + start - 1) % limit + 1
+    return flat.reshape(shape).astype(TYPES[dtype])
+
+
+# -- what is published ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "stored"),
+    [
+        ("FRACTAL_NZ", (8, 100, 30), "fp16", (8, 2, 7, 16, 16)),
+        ("FRACTAL_NZ", (8, 100, 30), "int8", (8, 1, 7, 16, 32)),
+        ("FRACTAL_NZ", (100, 30), "fp32", (4, 7, 16, 8)),
+        ("FRACTAL_ZZ", (100, 30), "fp16", (7, 2, 16, 16)),
+        ("FRACTAL_ZN", (100, 30), "fp16", (7, 2, 16, 16)),
+        ("FRACTAL_ZN", (100, 30), "int8", (4, 2, 16, 32)),
+        ("NC1HWC0", (8, 3, 224, 224), "fp16", (8, 1, 224, 224, 16)),
+        ("NC1HWC0", (8, 64, 56, 56), "int8", (8, 2, 56, 56, 32)),
+        ("NHWC", (8, 3, 224, 224), "fp16", (8, 224, 224, 3)),
+        ("FRACTAL_Z", (256, 128, 3, 3), "fp16", (72, 16, 16, 16)),
+        ("FRACTAL_Z", (1536, 128, 3, 3), "fp16", (72, 96, 16, 16)),
+        ("ND", (8, 100, 30), "fp16", (8, 100, 30)),
+        ("ND", (7,), "int8", (7,)),
+    ],
+)
+def test_published_shapes(name, shape, dtype, stored):
+    assert address_map(name, shape, dtype).storage_shape == stored
+
+
+def test_nz_of_the_documentation_has_112_rows():
+    layout = address_map("FRACTAL_NZ", (8, 100, 30))
+    stored = pack(layout, values((8, 100, 30), "fp16")).reshape(8, 2, 112, 16)
+    expected = np.zeros((8, 112, 32), np.float16)
+    expected[:, :100, :30] = values((8, 100, 30), "fp16")
+    assert (stored == expected.reshape(8, 112, 2, 16).transpose(0, 2, 1, 3)).all()
+
+
+def test_accumulators_have_16_columns():
+    assert address_map("FRACTAL_NZ", (40, 40), "fp32", c0=16).storage_shape == (3, 3, 16, 16)
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(["fp16", "int8", "fp32"]), st.integers(0, 10**6))
+def test_published_formulas(dtype, seed):
+    c0 = 32 // np.dtype(TYPES[dtype]).itemsize
+    rng = np.random.default_rng(seed)
+    n_, c_, h_, w_ = shape = tuple(int(k) for k in rng.integers(1, 40, 4))
+    n, c, h, w = index = tuple(int(rng.integers(k)) for k in shape)
+    c1_, n1_ = -(-c_ // c0), -(-n_ // 16)
+    place = (((n * c1_ + c // c0) * h_ + h) * w_ + w) * c0 + c % c0
+    assert address(address_map("NC1HWC0", shape, dtype), index) == place
+    place = ((((c // c0 * h_ + h) * w_ + w) * n1_ + n // 16) * 16 + n % 16) * c0 + c % c0
+    assert address(address_map("FRACTAL_Z", shape, dtype), index) == place
+    m, k = h, w
+    m1_, k1_ = -(-h_ // 16), -(-w_ // c0)
+    nz = ((k // c0 * m1_ + m // 16) * 16 + m % 16) * c0 + k % c0
+    zz = ((m // 16 * k1_ + k // c0) * 16 + m % 16) * c0 + k % c0
+    zn = ((m // c0 * -(-w_ // 16) + k // 16) * 16 + k % 16) * c0 + m % c0
+    for name, place in (("FRACTAL_NZ", nz), ("FRACTAL_ZZ", zz), ("FRACTAL_ZN", zn)):
+        assert address(address_map(name, (h_, w_), dtype), (m, k)) == place
+
+
+def test_image_formulas_as_reshapes():
+    x = values((2, 20, 3, 5), "fp16")
+    wide = np.zeros((2, 32, 3, 5), np.float16)
+    wide[:, :20] = x
+    five = wide.reshape(2, 2, 16, 3, 5).transpose(0, 1, 3, 4, 2)
+    layout = address_map("NC1HWC0", x.shape)
+    assert (pack(layout, x) == five).all()
+    nhwc = address_map("NHWC", x.shape)
+    from_nhwc = wide.transpose(0, 2, 3, 1).reshape(2, 3, 5, 2, 16).transpose(0, 3, 1, 2, 4)
+    assert (convert(x.transpose(0, 2, 3, 1).copy(), nhwc, layout) == from_nhwc).all()
+
+
+# -- the map ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_every_element_has_one_place_inside_the_storage(case):
+    name, _, shape, dtype = case
+    layout = address_map(name, shape, dtype)
+    found = addresses(layout)
+    assert found.shape == shape
+    assert found.min() >= 0 and found.max() < layout.elements
+    assert len(np.unique(found)) == found.size
+    last = tuple(n - 1 for n in shape)
+    assert element_at(layout, address(layout, last)) == last
+    holes = sum(element_at(layout, place) is None for place in range(layout.elements))
+    assert holes * (layout.size_bytes // layout.elements) == layout.padding_bytes
+    assert layout.padded_share == layout.padding_bytes / layout.size_bytes < 1
+
+
+def test_single_and_many_addresses_agree():
+    layout = address_map("FRACTAL_NZ", (40, 50), "int8")
+    rows, columns = np.divmod(np.arange(2000), 50)
+    many = address(layout, (rows, columns))
+    assert many.dtype == np.int64
+    assert many.tolist() == [address(layout, (r, c)) for r, c in zip(rows, columns, strict=True)]
+    assert isinstance(address(layout, (np.int8(3), 4)), int)
+
+
+def test_a_map_is_frozen_and_hashes():
+    layout = address_map("NC1HWC0", (1, 3, 8, 8))
+    assert layout == address_map("NC1HWC0", [1, 3, 8, 8]) and hash(layout) == hash(layout)
+    with pytest.raises(AttributeError):
+        layout.dtype = "int8"  # type: ignore[misc]
+
+
+def common_runs(source, target):
+    """Return the lengths of all runs of elements that are neighbours in both, by trying all."""
+    order = np.argsort(addresses(source), axis=None)
+    steps = [np.diff(addresses(m).reshape(-1)[order]) == 1 for m in (source, target)]
+    runs = "".join("1" if both else "0" for both in steps[0] & steps[1]).split("0")
+    return [len(run) + 1 for run in runs]
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_bursts_are_common_runs(case):
+    """Where two images meet, last and first element may be neighbours by chance: no burst."""
+    first, second, shape, dtype = case
+    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    size = burst_bytes(source, target) // np.dtype(TYPES[dtype]).itemsize
+    assert size == burst_bytes(target, source) // np.dtype(TYPES[dtype]).itemsize
+    runs = common_runs(source, target)
+    assert size <= max(runs)
+    if not source.padding_bytes + target.padding_bytes:
+        assert size == runs[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "shape", "dtype", "burst"),
+    [
+        ("ND", "FRACTAL_NZ", (64, 64), "fp16", 32),
+        ("ND", "FRACTAL_NZ", (64, 64), "int8", 32),
+        ("ND", "FRACTAL_NZ", (64, 16), "fp16", 2048),
+        ("ND", "FRACTAL_ZN", (64, 64), "fp16", 2),
+        ("FRACTAL_ZZ", "FRACTAL_NZ", (64, 64), "fp16", 512),
+        ("NHWC", "NC1HWC0", (1, 64, 8, 8), "fp16", 32),
+        ("NCHW", "NC1HWC0", (1, 64, 8, 8), "fp16", 2),
+        ("NCHW", "NC1HWC0", (4, 64, 1, 1), "fp16", 512),
+        ("ND", "ND", (64, 64), "fp16", 8192),
+    ],
+)
+def test_bursts_by_hand(source, target, shape, dtype, burst):
+    maps = address_map(source, shape, dtype), address_map(target, shape, dtype)
+    assert burst_bytes(*maps) == burst
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_boxes_cover_source_and_target_once(case):
+    first, second, shape, dtype = case
+    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    stored = pack(source, values(shape, dtype)).reshape(-1)
+    out = np.full(target.elements, -1, stored.dtype)
+    jobs = [(box, False) for box in copy_boxes(source, target)]
+    jobs += [(box, True) for box in zero_boxes(target)]
+    for box, zero in jobs:
+        for steps in itertools.product(*(range(d.count) for d in box.dims)):
+            pairs = list(zip(steps, box.dims, strict=True))
+            to = box.target + sum(i * d.target for i, d in pairs)
+            assert out[to] == -1
+            out[to] = 0 if zero else stored[box.source + sum(i * d.source for i, d in pairs)]
+    assert (out == convert(stored, source, target).reshape(-1)).all()
+
+
+# -- values -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(cases())
+def test_round_trips_are_exact_for_all_pairs(case):
+    _, _, shape, dtype = case
+    x = values(shape, dtype)
+    names = IMAGES if len(shape) == 4 else ARRAYS
+    for first, second in itertools.product(names, names):
+        source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+        stored = pack(source, x)
+        there = convert(stored, source, target)
+        assert there.shape == target.storage_shape and there.dtype == x.dtype
+        assert (there.reshape(-1)[addresses(target)] == x).all()
+        assert np.count_nonzero(there) == x.size, "padding is zero"
+        assert (convert(there, target, source) == stored).all()
+        assert (unpack(target, there.reshape(-1)) == x).all()
+
+
+def test_conversion_of_storage_forms():
+    layout = address_map("FRACTAL_Z", (20, 20, 3, 3))
+    x = values(layout.shape, "fp16")
+    stored = pack(layout, x)
+    for form in (layout.storage_shape, layout.piece_shape, (layout.elements,)):
+        assert (unpack(layout, stored.reshape(form)) == x).all()
+
+
+# -- programs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@settings(max_examples=25, deadline=None)
+@given(case=cases(), start=st.integers(1, 50))
+def test_programs_convert_on_every_chip(chip_name, case, start):
+    chip = load_chip(chip_name)
+    first, second, shape, dtype = case
+    source, target = address_map(first, shape, dtype), address_map(second, shape, dtype)
+    launch = conversion_launch(shape, dtype, first, second, chip)
+    stored = pack(source, values(shape, dtype, start))
+    y = execute(launch, {"x": stored}, chip, seed=start)["y"]
+    assert (y == convert(stored, source, target).reshape(-1)).all()
+    assert sanitize(launch, chip) == []
+    assert launch.core_count <= chip.cores_of("vector")
+    if chip.combined:
+        copies = [i for p in launch.parts for i, _ in p.program.instructions()]
+        assert not any(i.attr("pad") for i in copies)
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize(
+    ("shape", "source", "target"),
+    [
+        ((1024, 1024), "ND", "FRACTAL_NZ"),
+        ((300, 700), "FRACTAL_NZ", "ND"),
+        ((4, 64, 28, 28), "NCHW", "NC1HWC0"),
+        ((4, 3, 60, 60), "NHWC", "NC1HWC0"),
+    ],
+)
+def test_time_lies_between_its_bounds(chip_name, shape, source, target):
+    chip = load_chip(chip_name)
+    run = simulate(conversion_launch(shape, "fp16", source, target, chip), chip)
+    moved = 2 * math.prod(shape)
+    cores = chip.core_count * chip.vector_cores_per_core
+    for path in (("GM", "UB"), ("UB", "GM")):
+        assert run.cycles >= moved / cores / chip.path(*path).rate_bytes_per_cycle
+    assert max(run.busy_cycles.values()) <= run.cycles
+    idle = run.memory_slowdown == 1.0
+    slack = 2000  # latencies of the tiles that nothing hides, flags
+    assert not idle or run.cycles <= sum(run.busy_cycles.values()) + slack
+
+
+def test_short_runs_cost_time_not_bytes():
+    """Two conversions of the same bytes: 32-byte runs against single elements."""
+    chip, shape = load_chip("Ascend910A"), (8, 64, 56, 56)
+    long, short = (
+        simulate(conversion_launch(shape, "fp16", name, "NC1HWC0", chip), chip)
+        for name in ("NHWC", "NCHW")
+    )
+    assert long.path_bytes == short.path_bytes
+    assert short.cycles > 5 * long.cycles
+
+
+def test_all_cores_share_a_large_conversion():
+    chip = load_chip("Ascend910A")
+    launch = conversion_launch((4096, 4096), "fp16", "ND", "FRACTAL_NZ", chip)
+    run = simulate(launch, chip)
+    assert launch.core_count == chip.core_count
+    rate = 2 * 2 * 4096 * 4096 / (run.cycles / chip.clock_hz)
+    assert rate > 0.95 * chip.device_memory.rate_bytes_per_s
+
+
+def test_few_elements_go_through_the_scalar_unit():
+    chip = load_chip("Ascend910A")
+    launch = conversion_launch((1001, 999), "fp16", "ND", "FRACTAL_NZ", chip)
+    single = sum(
+        times * part.core_count
+        for part in launch.parts
+        for i, times in part.program.instructions()
+        if i.op == "scalar"
+    )
+    assert 0 < single < 16 * 2 * launch.core_count
+
+
+@settings(max_examples=80)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=3), st.sampled_from([8, 16, 32]))
+def test_whole_blocks_are_whole_and_lose_nothing(sizes, c0):
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    dims = tuple(Dim(n, s, s) for n, s in zip(sizes, strides, strict=True))
+    whole, rest = whole_blocks(dims, c0)
+    assert all(box.elements % c0 == 0 for box in whole)
+    seen = sorted(
+        box.target + sum(i * d.target for i, d in zip(steps, box.dims, strict=True))
+        for box in (*whole, *rest)
+        for steps in itertools.product(*(range(d.count) for d in box.dims))
+    )
+    assert seen == list(range(math.prod(sizes)))
+    longest = max(sizes)
+    if longest >= c0:
+        left = sum(box.elements for box in rest)
+        assert left < math.prod(sizes) // longest * c0
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+X = np.zeros((4, 4), np.float16)
+ND, NZ = address_map("ND", (4, 4)), address_map("FRACTAL_NZ", (4, 4))
+TOY = load_chip("Toy")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: address_map("NCHWC", (1, 2, 3, 4)), ["'NCHWC'", "NC1HWC0", "FRACTAL_Z"]),
+        (lambda: address_map("NCHW", (1, 2, 3)), ["4 axes", "N C H W", "3: (1, 2, 3)"]),
+        (lambda: address_map("NC1HWC0", (1, 2, 3, 4, 16)), ["4 axes", "5: (1, 2, 3, 4, 16)"]),
+        (lambda: address_map("FRACTAL_NZ", (5,)), ["at least 2", "1: (5,)"]),
+        (lambda: address_map("ND", ()), ["at least 1", "0: ()"]),
+        (lambda: address_map("ND", (4, 0)), ["at least 1", "(4, 0)"]),
+        (lambda: address_map("ND", (4, 2.5)), ["whole numbers", "2.5"]),
+        (lambda: address_map("ND", (4, 4), "fp12"), ["number format", "'fp12'", "int8"]),
+        (lambda: address_map("FRACTAL_NZ", (4, 4), c0=12), ["power of two", "12"]),
+        (lambda: address(NZ, (0, 4)), ["index N in 0..3", "4..4"]),
+        (lambda: address(NZ, (-1, 0)), ["index M in 0..3", "-1..-1"]),
+        (lambda: address(NZ, (0, 0, 0)), ["2 numbers", "got 3", "M, N"]),
+        (lambda: address(NZ, (0.5, 0)), ["index M", "float64"]),
+        (lambda: address(NZ, (np.array([0, 9]), 0)), ["0..3", "0..9"]),
+        (lambda: element_at(NZ, 256), ["0..255", "256"]),
+        (lambda: pack(NZ, X.T[:3]), ["(4, 4)", "(3, 4)"]),
+        (lambda: pack(NZ, X.astype(np.int8)), ["2 bytes", "1 (int8)"]),
+        (lambda: unpack(NZ, X), ["(1, 1, 16, 16)", "(4, 4)"]),
+        (lambda: convert(X, ND, address_map("ND", (2, 8))), ["(4, 4)", "(2, 8)"]),
+        (lambda: convert(X, ND, address_map("ND", (4, 4), "int8")), ["fp16", "int8"]),
+        (
+            lambda: burst_bytes(
+                address_map("ND", (1, 2, 3, 4)), address_map("NC1HWC0", (1, 2, 3, 4))
+            ),
+            ["same axes", "NC1HWC0", "NCHW"],
+        ),
+        (
+            lambda: conversion_launch((1, 2, 3, 4), "fp16", "FRACTAL_NZ", "NHWC", TOY),
+            ["FRACTAL_NZ", "NHWC"],
+        ),
+        (lambda: conversion_launch((4, 4), "fp16", "ND", "NZ", TOY), ["'NZ'", "FRACTAL_NZ"]),
+        (lambda: conversion_launch((4, 4), "double", "ND", "ND", TOY), ["'double'"]),
+    ],
+)
+def test_mistakes_get_an_error_with_numbers_and_a_remedy(call, words):
+    with pytest.raises(LayoutError) as caught:
+        call()
+    assert isinstance(caught.value, AscendLabError)
+    assert caught.value.remedy
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,549 @@
+"""Kernels that only move data: strided copies, transpose, gather, scatter, one-hot."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import (
+    AscendLabError,
+    InputError,
+    PathError,
+    ShapeError,
+    SimulationError,
+    TypeMismatchError,
+)
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels.chains import relu_transpose_kernel
+from ascend_lab.kernels.grouped import group_indices, grouped_launch
+from ascend_lab.kernels.indexed import check_indices, gather_launch, scatter_launch
+from ascend_lab.kernels.one_hot import one_hot_launch
+from ascend_lab.kernels.rearrange import (
+    concat_launch,
+    pad_launch,
+    reshape_launch,
+    slice_launch,
+    split_launch,
+)
+from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch
+from ascend_lab.kernels.transpose import permutation, transpose_launch
+from ascend_lab.sim import execute, simulate
+from ascend_lab.sim.kernel_time import simulate_kernel
+from ascend_lab.sim.number_formats import numpy_type
+
+CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
+FORMATS = ("fp16", "fp32", "int8", "int32")
+SIZES = st.sampled_from([1, 2, 3, 7, 13, 15, 16, 17, 31, 32, 33, 127, 128, 129])
+SMALL = st.sampled_from([1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33])
+chips = st.sampled_from(list(CHIPS.values()))
+formats = st.sampled_from(FORMATS)
+seeds = st.integers(0, 2**32 - 1)
+quick = settings(max_examples=25, deadline=None)
+
+
+def numbers(rng, shape, dtype):
+    """Small whole numbers: exact in every format, and so are their sums."""
+    return rng.integers(-9, 10, shape).astype(numpy_type(dtype))
+
+
+def run(launch, tensors, chip, *, seed=1):
+    """Execute a launch that must be free of races, in an order of pipes drawn by `seed`."""
+    assert sanitize(launch, chip, filled=set(tensors), limit_events=10**6) == []
+    assert simulate(launch, chip).cycles > 0
+    return execute(launch, tensors, chip, seed=seed)
+
+
+def static_instructions(launch):
+    return sum(sum(1 for _ in part.program.instructions()) for part in launch.parts)
+
+
+# -- strided copies --------------------------------------------------------------------------------
+
+
+@given(chips, formats, st.lists(SMALL, min_size=1, max_size=3), st.data())
+@quick
+def test_slices_are_numpys(chip, dtype, shape, data):
+    slices = []
+    for n in shape:
+        step = data.draw(st.sampled_from([1, 1, 2, 3, -1, -2]))
+        low, high = sorted(data.draw(st.tuples(*[st.integers(0, n - 1)] * 2)))
+        slices.append((low, high + 1, step) if step > 0 else (high, low - 1, step))
+    x = numbers(np.random.default_rng(0), shape, dtype)
+    begin, end, step = zip(*slices, strict=True)
+    launch = slice_launch(chip, shape, begin, end, dtype, step=step)
+    want = x[tuple(slice(b, e if e >= 0 else None, s) for b, e, s in slices)]
+    assert np.array_equal(run(launch, {"x": x}, chip)["y"], want.ravel())
+
+
+@given(chips, formats, st.lists(SIZES, min_size=1, max_size=4), st.booleans())
+@quick
+def test_concat_and_split_are_numpys(chip, dtype, widths, inner):
+    rng = np.random.default_rng(1)
+    axis = 1 if inner else 0
+    shapes = [(5, n) if inner else (n, 5) for n in widths]
+    xs = {f"x{i}": numbers(rng, s, dtype) for i, s in enumerate(shapes)}
+    joint = np.concatenate(list(xs.values()), axis)
+    got = run(concat_launch(chip, shapes, axis - 2, dtype), xs, chip)["y"]
+    assert np.array_equal(got, joint.ravel())
+    got = run(split_launch(chip, joint.shape, widths, axis, dtype), {"x": joint}, chip)
+    for i, x in enumerate(xs.values()):
+        assert np.array_equal(got[f"y{i}"], x.ravel())
+
+
+@given(
+    chips,
+    formats,
+    st.lists(SMALL, min_size=1, max_size=3),
+    st.lists(st.tuples(*[st.integers(0, 3)] * 2), min_size=3, max_size=3),
+)
+@quick
+def test_pad_is_numpys(chip, dtype, shape, pads):
+    pads = pads[: len(shape)]
+    x = numbers(np.random.default_rng(2), shape, dtype)
+    got = run(pad_launch(chip, shape, pads, dtype, value=-3), {"x": x}, chip)["y"]
+    assert np.array_equal(got, np.pad(x, pads, constant_values=-3).ravel())
+
+
+@given(chips, formats, SIZES, SIZES)
+@quick
+def test_reshape_is_a_copy(chip, dtype, rows, columns):
+    x = numbers(np.random.default_rng(3), (rows, columns), dtype)
+    launch = reshape_launch(chip, x.shape, (columns, rows), dtype)
+    assert np.array_equal(run(launch, {"x": x}, chip)["y"], x.ravel())
+
+
+def test_a_stride_of_zero_broadcasts():
+    chip = CHIPS["Toy"]
+    x = numbers(np.random.default_rng(4), 33, "fp16")
+    launch = copy_launch(chip, "fp16", (7, 33), (0, 1), (33, 1))
+    assert np.array_equal(run(launch, {"x": x}, chip)["y"], np.tile(x, 7))
+
+
+def test_bf16_moves_where_the_chip_has_it():
+    x = np.arange(105).astype(numpy_type("bf16")).reshape(3, 5, 7)
+    chip = CHIPS["Ascend910B2"]
+    got = run(transpose_launch(chip, x.shape, (2, 0, 1), "bf16"), {"x": x}, chip)["y"]
+    assert np.array_equal(got, x.transpose(2, 0, 1).ravel())
+    with pytest.raises(PathError, match="use fp16 or fp32"):
+        transpose_launch(CHIPS["Ascend910A"], x.shape, (2, 0, 1), "bf16")
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_a_long_copy_is_bound_by_memory_and_its_code_is_short(chip):
+    n = 256 * 2**20
+    launch = copy_launch(chip, "fp16", (n,), (1,), (1,))
+    assert static_instructions(launch) < 60
+    least = 4 * n / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert least <= simulate(launch, chip).cycles <= 1.05 * least
+
+
+def test_ragged_ends_cost_scalar_work_on_coupled_cores_only():
+    """41 runs of 33 elements leave 41 * 33 % 16 = 9 elements for S; 48 of 32 leave none."""
+    for name, chip in CHIPS.items():
+        ragged, whole = (
+            simulate(copy_launch(chip, "fp16", (41, n), (50, 1), (n, 1)), chip).busy_cycles
+            for n in (33, 32)
+        )
+        assert whole.get("S", 0) == 0
+        assert (ragged.get("S", 0) > 0) == (name != "Ascend910B2")
+
+
+def test_moves_of_several_tensors_share_one_launch():
+    chip = CHIPS["Toy"]
+    moves = [
+        Move((3, 4), View("y", (4, 1)), View("a", (1, 3))),
+        Move((5,), View("y", (1,), 12), View("b", (-1,), 4)),
+        Move((0, 9), View("y", (9, 1)), View("a", (9, 1))),
+        Move((2,), View("y", (1,), 17), value=6.0),
+    ]
+    launch = moves_launch(chip, "fp32", {"a": 12, "b": 5, "y": 19}, moves, name="mix")
+    a, b = (np.arange(n, dtype=np.float32) for n in (12, 5))
+    want = np.concatenate([a.reshape(4, 3).T.ravel(), b[::-1], [6, 6]])
+    assert np.array_equal(run(launch, {"a": a, "b": b}, chip)["y"], want)
+
+
+# -- transpose -------------------------------------------------------------------------------------
+
+
+@given(chips, formats, SIZES, SIZES, st.sampled_from(["auto", "strided"]), seeds)
+@quick
+def test_transposes_of_matrices(chip, dtype, rows, columns, method, seed):
+    x = numbers(np.random.default_rng(seed), (rows, columns), dtype)
+    launch = transpose_launch(chip, x.shape, (1, 0), dtype, method)
+    assert np.array_equal(run(launch, {"x": x}, chip, seed=seed)["y"], x.T.ravel())
+
+
+@given(chips, formats, st.lists(SMALL, min_size=1, max_size=4), st.randoms(use_true_random=False))
+@quick
+def test_permutes_of_any_rank(chip, dtype, shape, random):
+    perm = list(range(len(shape)))
+    random.shuffle(perm)
+    x = numbers(np.random.default_rng(5), shape, dtype)
+    launch = transpose_launch(chip, shape, perm, dtype)
+    assert np.array_equal(run(launch, {"x": x}, chip)["y"], x.transpose(perm).ravel())
+
+
+BLOCK_SHAPES = {
+    "fp16": [(16, 16), (17, 16), (16, 31), (47, 129), (3, 33, 40), (256, 48)],
+    "fp32": [(128, 8), (129, 9), (255, 15), (2, 300, 25), (640, 64)],
+    "int32": [(128, 8), (257, 31)],
+    "int8": [(32, 32), (33, 63), (2, 96, 128)],
+    "uint8": [(45, 64)],
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+@pytest.mark.parametrize("dtype", BLOCK_SHAPES)
+def test_blocks_turn_every_bit_pattern(chip, dtype):
+    rng = np.random.default_rng(6)
+    kind = np.dtype(numpy_type(dtype))
+    for shape in BLOCK_SHAPES[dtype]:
+        raw = rng.integers(0, 256, math.prod(shape) * kind.itemsize).astype(np.uint8)
+        x = raw.view(kind).reshape(shape)
+        perm = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+        launch = transpose_launch(chip, shape, perm, dtype, "blocks")
+        got = run(launch, {"x": x}, chip)["y"]
+        assert got.tobytes() == np.ascontiguousarray(x.transpose(perm)).tobytes()
+
+
+def test_blocks_read_and_write_runs_where_strides_move_single_elements():
+    chip, n = CHIPS["Ascend910A"], 4096
+    blocks, strided = (
+        simulate(transpose_launch(chip, (n, n), (1, 0), "fp16", m), chip)
+        for m in ("blocks", "strided")
+    )
+    assert blocks.path_bytes == strided.path_bytes
+    assert blocks.bound_by == "memory"
+    assert strided.cycles > 7 * blocks.cycles
+    least = 4 * n * n / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+    assert least <= blocks.cycles <= 1.05 * least
+    assert static_instructions(transpose_launch(chip, (n, n), (1, 0), "fp16")) < 60
+
+
+def test_auto_takes_the_faster_way():
+    for chip in CHIPS.values():
+        for shape in ((16, 16), (64, 64), (512, 512)):
+            times = {
+                m: simulate(transpose_launch(chip, shape, (1, 0), "fp16", m), chip).cycles
+                for m in ("auto", "blocks", "strided")
+            }
+            assert times["auto"] == min(times.values())
+
+
+def test_a_permute_joins_axes_that_move_together():
+    plan = permutation((4, 5, 6, 7), (2, 3, 0, 1))
+    assert [(d.count, d.source, d.target) for d in plan.dims] == [(42, 1, 20), (20, 42, 1)]
+    assert plan.kept_run == 1
+    assert permutation((4, 5, 6, 7), (1, 0, 2, 3)).kept_run == 42
+    assert permutation((4, 5), (0, 1)).dims[0].count == 20
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+def test_a_split_moved_axis_sends_everything_through_memory(chip):
+    shape = (96, 64, 128)
+    x = np.random.default_rng(7).normal(size=shape).astype(np.float16)
+    moved = {}
+    for split in ("outer", "moved"):
+        kernel = relu_transpose_kernel(chip, shape, "fp16", split)
+        assert sanitize(kernel, chip) == []
+        got = execute(kernel, {"x": x}, chip)["y"]
+        assert np.array_equal(got, np.maximum(x, 0).transpose(0, 2, 1).ravel())
+        moved[split] = simulate_kernel(kernel, chip)
+    one, two = (sum(moved[s].path_bytes.values()) for s in ("outer", "moved"))
+    assert (one, two) == (2 * x.nbytes, 4 * x.nbytes)
+    assert moved["moved"].cycles > moved["outer"].cycles + chip.all_cores_cycles
+
+
+# -- gather and scatter ----------------------------------------------------------------------------
+
+tables = st.tuples(SMALL, st.one_of(SIZES, st.just(300)), st.sampled_from([1, 2, 7, 8, 9, 65, 300]))
+
+
+@given(chips, formats, tables, seeds)
+@quick
+def test_gather_is_numpys(chip, dtype, table, seed):
+    rows, columns, picks = table
+    rng = np.random.default_rng(seed)
+    x, index = numbers(rng, (rows, columns), dtype), rng.integers(0, rows, picks, dtype=np.int32)
+    launch = gather_launch(chip, rows, columns, picks, dtype)
+    got = run(launch, {"x": x, "index": index}, chip, seed=seed)["y"]
+    assert np.array_equal(got.reshape(picks, columns), x[index])
+
+
+@given(chips, formats, tables, st.sampled_from(["update", "add"]), seeds)
+@quick
+def test_scatter_defines_duplicates(chip, dtype, table, mode, seed):
+    rows, columns, picks = table
+    picks = min(picks, 65)
+    rng = np.random.default_rng(seed)
+    y, u = (rng.integers(-1, 2, (n, columns)).astype(numpy_type(dtype)) for n in (rows, picks))
+    index = rng.integers(0, rows, picks, dtype=np.int32)
+    launch = scatter_launch(chip, rows, columns, picks, dtype, mode=mode)
+    got = run(launch, {"y": y, "index": index, "u": u}, chip, seed=seed)["y"]
+    assert np.array_equal(got, scattered(y, index, u, mode))
+
+
+def scattered(y, index, u, mode):
+    want = y.copy()
+    if mode == "add":
+        np.add.at(want, index, u)
+    else:
+        for row, update in zip(index, u, strict=True):
+            want[row] = update
+    return want
+
+
+@given(
+    chips,
+    st.sampled_from(["fp16", "fp32", "int32"]),
+    st.sampled_from([(1, 1), (3, 2), (40, 1), (7, 4)]),
+    st.sampled_from([1, 5, 8, 40, 100]),
+    st.sampled_from(["update owner", "update sorted", "add owner", "add sorted", "add atomic"]),
+    seeds,
+)
+@quick
+def test_all_ways_to_scatter_agree(chip, dtype, table, picks, way, seed):
+    rows, columns = table[0], table[1] * 16
+    mode, method = way.split()
+    rng = np.random.default_rng(seed)
+    y, u = numbers(rng, (rows, columns), dtype), numbers(rng, (picks, columns), dtype)
+    index = rng.integers(0, rows, picks)
+    tensors = {"y": y, "u": u}
+    if method == "atomic":
+        tensors["index"] = index.astype(np.int32)
+        launch = scatter_launch(chip, rows, columns, picks, dtype, mode=mode, method=method)
+    else:
+        cores = chip.core_count * chip.vector_cores_per_core
+        groups = group_indices(index, rows, cores, mode=mode, method=method)
+        tensors |= groups.tensors
+        launch = grouped_launch(chip, groups, rows, columns, picks, dtype, mode=mode)
+    got = run(launch, tensors, chip, seed=seed)["y"]
+    assert np.array_equal(got, scattered(y, index, u, mode))
+
+
+def test_sorting_writes_every_row_once():
+    chip, rows, columns, picks = CHIPS["Ascend910A"], 64, 64, 512
+    index = np.arange(picks) % rows
+    size = columns * 4
+    groups = group_indices(index, rows, 32, mode="add", method="sorted")
+    launch = grouped_launch(chip, groups, rows, columns, picks, "fp32", mode="add")
+    assert simulate(launch, chip).path_bytes["UB", "GM"] == rows * size
+    launch = scatter_launch(chip, rows, columns, picks, "fp32", mode="add", method="atomic")
+    assert simulate(launch, chip).path_bytes["UB", "GM"] == picks * size
+    launch = scatter_launch(chip, rows, columns, picks, "fp32", mode="add")
+    moved = simulate(launch, chip).path_bytes
+    assert moved["UB", "GM"] == picks * size
+    # The owner reads the row it adds to as well, and every core reads every index.
+    assert moved["GM", "UB"] == 2 * picks * size + picks * 4 * launch.core_count
+
+
+def test_indices_are_scalar_work():
+    chip = CHIPS["Ascend910A"]
+    few, many = (simulate(gather_launch(chip, 99, 64, n, "fp16"), chip) for n in (256, 2048))
+    assert many.busy_cycles["S"] > 6 * few.busy_cycles["S"] > 0
+
+
+@given(chips, formats, st.sampled_from([1, 5, 8, 33, 300]), SIZES, seeds)
+@settings(max_examples=15, deadline=None)
+def test_one_hot_is_a_row_of_the_identity(chip, dtype, picks, classes, seed):
+    index = np.random.default_rng(seed).integers(0, classes, picks, dtype=np.int32)
+    got = run(one_hot_launch(chip, picks, classes, dtype), {"index": index}, chip, seed=seed)["y"]
+    assert np.array_equal(got.reshape(picks, classes), np.eye(classes)[index])
+
+
+# -- bad inputs ------------------------------------------------------------------------------------
+
+TOY = CHIPS["Toy"]
+BAD = {
+    "view too long": (
+        lambda: copy_launch(TOY, "fp16", (4, 4), (4, 1), (4, 1), source_elements=15),
+        ShapeError,
+        "inside the 15 elements of x; got 0..15",
+    ),
+    "view before the start": (
+        lambda: copy_launch(TOY, "fp16", (4,), (-1,), (1,), source_offset=2),
+        ShapeError,
+        "-1..2",
+    ),
+    "view of another rank": (
+        lambda: copy_launch(TOY, "fp16", (4, 4), (1,), (4, 1)),
+        ShapeError,
+        "a stride of",
+    ),
+    "unknown format": (
+        lambda: copy_launch(TOY, "fp8", (4,), (1,), (1,)),
+        TypeMismatchError,
+        "a number format",
+    ),
+    "nothing to move": (
+        lambda: copy_launch(TOY, "fp16", (0,), (1,), (1,), source_elements=4, target_elements=4),
+        ShapeError,
+        "an element to move",
+    ),
+    "slice too far": (
+        lambda: slice_launch(TOY, (4, 4), (0, 0), (4, 5), "fp16"),
+        ShapeError,
+        "0..3 on axis 1",
+    ),
+    "empty slice": (
+        lambda: slice_launch(TOY, (4,), (2,), (2,), "fp16"),
+        ShapeError,
+        "at least one",
+    ),
+    "slice step 0": (
+        lambda: slice_launch(TOY, (4,), (0,), (2,), "fp16", step=(0,)),
+        ShapeError,
+        "not 0",
+    ),
+    "concat of different rows": (
+        lambda: concat_launch(TOY, [(2, 3), (3, 3)], 1, "fp16"),
+        ShapeError,
+        r"equal on all axes but 1; got \(2, 3\), \(3, 3\)",
+    ),
+    "concat of nothing": (lambda: concat_launch(TOY, [], 0, "fp16"), ShapeError, "at least one"),
+    "concat axis": (
+        lambda: concat_launch(TOY, [(2, 3)], 2, "fp16"),
+        ShapeError,
+        r"an axis in -2..1 of \(2, 3\); got 2",
+    ),
+    "split sum": (
+        lambda: split_launch(TOY, (4, 5), (2, 2), 1, "fp16"),
+        ShapeError,
+        "sum to 5",
+    ),
+    "split of zero rows": (
+        lambda: split_launch(TOY, (4, 5), (5, 0), 1, "fp16"),
+        ShapeError,
+        "1 or more",
+    ),
+    "negative pad": (
+        lambda: pad_launch(TOY, (4,), ((-1, 0),), "fp16"),
+        ShapeError,
+        "for each axis",
+    ),
+    "half a number in int8": (
+        lambda: pad_launch(TOY, (4,), ((1, 0),), "int8", value=0.5),
+        AscendLabError,
+        "a whole scalar for int8",
+    ),
+    "reshape": (lambda: reshape_launch(TOY, (4, 4), (3, 5), "fp16"), ShapeError, "16 elements"),
+    "perm twice": (
+        lambda: transpose_launch(TOY, (2, 3), (0, 0), "fp16"),
+        ShapeError,
+        "name each axis once",
+    ),
+    "perm too short": (
+        lambda: transpose_launch(TOY, (2, 3), (0,), "fp16"),
+        ShapeError,
+        "axes 0..1",
+    ),
+    "unknown method": (
+        lambda: transpose_launch(TOY, (2, 3), (1, 0), "fp16", "magic"),
+        InputError,
+        "auto, strided, blocks",
+    ),
+    "blocks too small": (
+        lambda: transpose_launch(TOY, (15, 64), (1, 0), "fp16", "blocks"),
+        ShapeError,
+        "16 rows and 16 columns; got 15 and 64",
+    ),
+    "blocks of runs": (
+        lambda: transpose_launch(TOY, (32, 32, 32), (1, 0, 2), "fp16", "blocks"),
+        ShapeError,
+        "runs of 32",
+    ),
+    "gather of nothing": (
+        lambda: gather_launch(TOY, 4, 4, 0, "fp16"),
+        ShapeError,
+        "one or more of each",
+    ),
+    "unknown mode": (
+        lambda: scatter_launch(TOY, 4, 16, 4, "fp16", mode="max"),
+        InputError,
+        "update or add",
+    ),
+    "atomic update": (
+        lambda: scatter_launch(TOY, 4, 16, 4, "fp16", method="atomic"),
+        TypeMismatchError,
+        "mode add",
+    ),
+    "atomic bytes": (
+        lambda: scatter_launch(TOY, 4, 32, 4, "int8", mode="add", method="atomic"),
+        TypeMismatchError,
+        "fp32, fp16, int32; got add in int8",
+    ),
+    "atomic on ragged rows": (
+        lambda: scatter_launch(TOY, 4, 17, 4, "fp16", mode="add", method="atomic"),
+        ShapeError,
+        "multiples of 16 columns, on Toy; got 17",
+    ),
+    "sorted ragged rows": (
+        lambda: grouped_launch(
+            TOY, group_indices(np.zeros(4, int), 4, 2), 4, 17, 4, "fp16", mode="update"
+        ),
+        ShapeError,
+        "multiples of 16 columns",
+    ),
+    "sorted sum of bytes": (
+        lambda: grouped_launch(
+            TOY, group_indices(np.zeros(4, int), 4, 2, mode="add"), 4, 32, 4, "int8", mode="add"
+        ),
+        TypeMismatchError,
+        "use scatter_launch",
+    ),
+    "grouping by magic": (
+        lambda: group_indices(np.zeros(4, int), 4, 2, method="magic"),
+        InputError,
+        "owner or sorted",
+    ),
+    "index too large": (
+        lambda: check_indices(np.array([0, 3, 4, 9]), 4),
+        InputError,
+        "every index in 0..3; got 4 at position 2",
+    ),
+    "negative index": (
+        lambda: check_indices(np.array([[0], [-1]]), 4, "ids"),
+        InputError,
+        "ids: every index in 0..3; got -1 at position 1",
+    ),
+    "fractional index": (
+        lambda: check_indices(np.array([0.5]), 4),
+        TypeMismatchError,
+        "whole numbers; got float64",
+    ),
+    "one-hot of no class": (lambda: one_hot_launch(TOY, 4, 0, "fp16"), ShapeError, "one or more"),
+    "chain split": (
+        lambda: relu_transpose_kernel(TOY, (1, 32, 32), "fp16", "rows"),
+        InputError,
+        "outer or moved",
+    ),
+    "chain rank": (
+        lambda: relu_transpose_kernel(TOY, (32, 32), "fp16", "outer"),
+        ShapeError,
+        r"\(B, M, N\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_inputs_are_refused_with_a_remedy(case):
+    make, kind, message = BAD[case]
+    with pytest.raises(kind, match=message) as caught:
+        make()
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("columns", [3, 16, 40])
+def test_a_bad_index_stops_a_launch_and_is_named(columns):
+    index = np.array([1, 2, 7, 0], np.int32)
+    x, u = np.zeros((5, columns), np.float16), np.zeros((4, columns), np.float16)
+    with pytest.raises(SimulationError, match=r"an index of 0..4.* got 7 at .*[rp]=2"):
+        execute(gather_launch(TOY, 5, columns, 4, "fp16"), {"x": x, "index": index}, TOY)
+    launch = scatter_launch(TOY, 5, columns, 4, "fp16")
+    with pytest.raises(SimulationError, match=r"an index of 0..4.* got 7 at .*[rp]=2"):
+        execute(launch, {"u": u, "y": x, "index": index}, TOY)

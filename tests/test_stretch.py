@@ -1,0 +1,105 @@
+"""The slowdown of memory: a batched search that finds what plain halving finds, when asked for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import gemm_cases, launches
+
+from ascend_lab.chip import load_chip
+from ascend_lab.isa import Event, Instruction, Loop, Program
+from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
+from ascend_lab.sim import (
+    NotComposableError,
+    Surroundings,
+    analyse,
+    compile_program,
+    run_fast,
+    run_reference,
+    simulate,
+)
+from ascend_lab.sim.fast import run_candidates
+from ascend_lab.sim.stretch import MAX_SLOWDOWN, stretch
+
+TOY = load_chip("Toy")
+B2 = load_chip("Ascend910B2")
+
+
+def halved(launch, chip, around, cycles) -> float:
+    """The slowdown by recompiling everything for every guess."""
+
+    def fits(slowdown: float) -> bool:
+        slower = replace(around, memory_slowdown=slowdown)
+        parts = [compile_program(p.program, chip, slower) for p in launch.parts]
+        return max(run_reference(part)[0] for part in parts) <= cycles
+
+    low, high = 1.0, 2.0
+    while high < MAX_SLOWDOWN and fits(high):
+        low, high = high, 2.0 * high
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@settings(max_examples=25)
+@given(
+    st.one_of(gemm_cases().map(lambda c: (gemm_launch(c[0], c[2], c[1]), c[2])), launches()),
+    st.floats(1.0, 40.0),
+)
+def test_the_search_finds_what_halving_finds(case, stretch_by):
+    launch, chip = case
+    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
+    parts = tuple(compile_program(p.program, chip, around) for p in launch.parts)
+    cycles = int(max(run_reference(part)[0] for part in parts) * stretch_by)
+    assume(cycles > 0)
+    found = stretch(parts, chip, around, cycles)
+    assert found.slowdown == halved(launch, chip, around, cycles)
+    slower = replace(around, memory_slowdown=found.slowdown)
+    assert found.slowest in [compile_program(p.program, chip, slower) for p in launch.parts]
+    assert run_reference(found.slowest)[0] <= cycles
+
+
+def test_cycles_are_known_before_the_search(monkeypatch):
+    launch = elementwise_launch(B2, 48 * 2048 * 1600)
+    expected = simulate(launch, B2)
+    assert expected.memory_slowdown > 1.0
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr("ascend_lab.sim.timeline.stretch", refuse)
+    timeline = simulate(launch, B2)
+    assert timeline.cycles == expected.cycles
+    assert timeline.energy_j == expected.energy_j
+    with pytest.raises(AssertionError, match="searched"):
+        timeline.busy  # noqa: B018
+
+
+def test_programs_without_a_matrix_are_timed_one_by_one():
+    """A loop body that leaves a flag up cannot be repeated as a matrix power."""
+    event = Event("S", "MTE2", 0)
+    work = elementwise_launch(TOY, 2 * 2048).parts[0].program
+    load = next(i for i, _ in work.instructions() if i.op == "data_copy")
+    up = Instruction("set_flag", "S", event=event)
+    down = Instruction("wait_flag", "MTE2", event=event)
+    program = Program("surplus", work.buffers, (Loop("j", 2, (up,)), down, load, down), work.params)
+    compiled = compile_program(program, TOY, Surroundings())
+    with pytest.raises(NotComposableError):
+        run_fast(compiled)
+    slow = replace(compiled, cycles=tuple(2 * c for c in compiled.cycles))
+    columns = np.array([compiled.cycles, slow.cycles], np.int64).T
+    expected = [run_reference(compiled)[0], run_reference(slow)[0]]
+    assert run_candidates(compiled, columns).tolist() == expected
+
+
+def test_the_cost_does_not_depend_on_the_size_of_the_tensors():
+    """What is built and timed has as many steps for 4096 cubed as for 1024 cubed."""
+    schedule = GemmSchedule(128, 64, 256, 4, 4, 1)
+    counts = []
+    for side in (1024, 4096, 1 << 15):
+        timeline = simulate(gemm_launch(GemmShape(side, side, side), B2, schedule), B2)
+        counts.append([len(part.steps) for part in timeline.parts])
+    assert counts[0] == counts[1] == counts[2]
