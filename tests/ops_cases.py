@@ -289,7 +289,17 @@ def same(draw, count, rank=None):
     return (x,) * count, {}
 
 
+@st.composite
+def numbered(draw, name, choices):
+    return (draw(shape(empty=True)),), {name: draw(st.sampled_from(choices))}
+
+
 BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
+    "adds": lambda: numbered("number", (1.0, 0.1, -3.7)),
+    "muls": lambda: numbered("number", (2.0, 0.1, -3.7)),
+    "leaky_relu": lambda: numbered("alpha", (0.01, 0.3, 1.5)),
+    "elu": lambda: numbered("alpha", (1.0, 0.3)),
+    "clip": lambda: numbered("high", (1.0, 0.1)),
     "select": lambda: broadcast(3),
     "cast": cast,
     "softmax": along_axis,

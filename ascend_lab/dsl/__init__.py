@@ -60,6 +60,7 @@ from ascend_lab.dsl.operations import (
     vsqrt,
     vsub,
 )
+from ascend_lab.dsl.run import run
 from ascend_lab.dsl.schedule import (
     Schedule,
     Step,
@@ -135,6 +136,7 @@ __all__ = [
     "rfactor",
     "round",
     "rsqrt",
+    "run",
     "scatter",
     "select",
     "show",

@@ -6,16 +6,12 @@ import math
 from collections.abc import Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.dsl.emit_lanes import COMBINE, WIDE, fold_lanes
 from ascend_lab.dsl.emit_vector import Op, Unit, apply, fill
-from ascend_lab.dsl.footprint import row_major
-from ascend_lab.dsl.views import View, coalesce, with_dims
+from ascend_lab.dsl.footprint import block_steps, row_major
+from ascend_lab.dsl.views import View
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of
-
-COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
-ACROSS = {"sum": "vcadd", "max": "vcmax", "min": "vcmin"}
-WIDE = 32
-"""Rows a long fold is spread over, so that one instruction has many repeats."""
 
 
 def start_of(fold: str, dtype: str) -> float:
@@ -41,7 +37,7 @@ def fold_box(
     """
     folded = [a for a in folded if sizes[a] > 1]
     lane = next((a for a in folded if src.strides[a] == 1), None)
-    if lane is None or fold == "prod":
+    if lane is None:
         _outer(unit, fold, dst, src, sizes, kept, folded, add)
         return
     rest = [a for a in folded if a != lane]
@@ -49,7 +45,7 @@ def fold_box(
     row_sizes = [sizes[a] for a in rows]
     source = src.take([*rows, lane])
     if not rest and not add:
-        _across(unit, fold, dst, source, row_sizes, sizes[lane])
+        fold_lanes(unit, fold, dst, source, row_sizes, sizes[lane])
         return
     inner = math.prod(sizes[a] for a in kept)
     block = c0_of(src.dtype)
@@ -60,7 +56,7 @@ def fold_box(
     )
     tile = unit.take(src.dtype, pitch * math.prod(row_sizes[: len(rest)]))
     partial = View(tile, src.dtype, 0, steps)
-    _across(unit, fold, partial, source, row_sizes, sizes[lane])
+    fold_lanes(unit, fold, partial, source, row_sizes, sizes[lane])
     own = list(range(len(rest), len(rows)))
     fold_box(unit, fold, dst, partial, row_sizes, own, list(range(len(rest))), add)
     unit.give(tile)
@@ -115,9 +111,10 @@ def _halving(
     count, axis = fold
     half = count // 2
     block = c0_of(src.dtype)
-    pitch = -(-math.prod(box) // block) * block
+    steps, elements = block_steps(box, block) if box else ((), 1)
+    pitch = -(-elements // block) * block
     tile = unit.take(src.dtype, half * pitch)
-    rows = View(tile, src.dtype, 0, (pitch, *row_major(box)))
+    rows = View(tile, src.dtype, 0, (pitch, *steps))
     order = [axis, *kept]
     apply(unit, op, rows, (src.take(order), src.moved(axis, half).take(order)), [half, *box])
     first = rows.take(range(1, len(order)))
@@ -163,120 +160,6 @@ def _slices(
         with unit.repeat(sizes[axis] - start) as index:
             inner = src.moved(axis, index + start)
             _slices(unit, op, dst, inner, sizes, kept, rest, fresh=False)
-
-
-def _across(unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int) -> None:
-    """dst[rows] = fold of src[rows, lanes] along the contiguous lanes."""
-    width = unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[src.dtype]
-    count = 1
-    for size in rows:
-        count *= size
-    if count * 4 <= WIDE and lanes >= 4 * width:
-        _long(unit, fold, dst, src, rows, lanes, width)
-        return
-    if lanes > width:
-        tile = unit.take(src.dtype, count * width)
-        strides = (*(s * width for s in row_major(rows)), 1)
-        narrow = View(tile, src.dtype, 0, strides)
-        _narrow(unit, Op(COMBINE[fold]), narrow, src, rows, lanes, width)
-        _rows_across(unit, fold, dst, narrow, rows, width)
-        unit.give(tile)
-        return
-    _rows_across(unit, fold, dst, src, rows, lanes)
-
-
-def _narrow(
-    unit: Unit, op: Op, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
-) -> None:
-    """dst[rows, width] = the chunks of `width` lanes of src combined."""
-    last, whole = len(rows), lanes // width
-    start = 1
-    if whole > 1:
-        apply(unit, op, dst, (src, src.moved(last, width)), [*rows, width])
-        start = 2
-    else:
-        apply(unit, Op("vcopy"), dst, (src,), [*rows, width])
-    if whole > start:
-        with unit.repeat(whole - start) as index:
-            chunk = src.moved(last, index * width + start * width)
-            apply(unit, op, dst, (dst, chunk), [*rows, width])
-    if lanes % width:
-        chunk = src.moved(last, lanes - lanes % width)
-        apply(unit, op, dst, (dst, chunk), [*rows, lanes % width])
-
-
-def _long(
-    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
-) -> None:
-    """Few long rows: fold blocks of several repeats, then halve the block."""
-    deep = WIDE
-    while deep * width * 2 > lanes:
-        deep //= 2
-    block, op = deep * width, Op(COMBINE[fold])
-    tile = unit.take(src.dtype, block)
-    flat = View(tile, src.dtype, 0, (1,))
-    last = len(rows)
-
-    def one(row: View, out: View) -> None:
-        _narrow(unit, op, flat, row, [], lanes, block)
-        half = block
-        while half > width:
-            half //= 2
-            apply(unit, op, flat, (flat, flat.moved(0, half)), [half])
-        _rows_across(unit, fold, out, flat, [], width)
-
-    _each(unit, rows, src, dst, one, last)
-    unit.give(tile)
-
-
-def _each(unit: Unit, rows: Sequence[int], src: View, dst: View, body: object, last: int) -> None:
-    """Call body(row of src, place in dst) for every row."""
-    assert callable(body)
-    if not rows:
-        body(View(src.memory, src.dtype, src.offset, (src.strides[last],)), dst.take([]))
-        return
-    with unit.repeat(rows[0]) as index:
-        below = src.moved(0, index)
-        inner = View(below.memory, below.dtype, below.offset, below.strides[1:])
-        out = dst.moved(0, index)
-        _each(
-            unit,
-            rows[1:],
-            inner,
-            View(out.memory, out.dtype, out.offset, out.strides[1:]),
-            body,
-            last - 1,
-        )
-
-
-def _rows_across(
-    unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int
-) -> None:
-    """One cross-lane instruction per up to 255 rows of at most one repeat."""
-    dims = coalesce(rows, (dst, View(src.memory, src.dtype, src.offset, src.strides[:-1])))
-    out, row = with_dims((dst, src), dims)
-    _rows_loop(unit, fold, out, row, [n for n, _ in dims], lanes)
-
-
-def _rows_loop(unit: Unit, fold: str, dst: View, src: View, rows: list[int], lanes: int) -> None:
-    if len(rows) > 1:
-        with unit.repeat(rows[0]) as index:
-            out, row = dst.moved(0, index), src.moved(0, index)
-            _rows_loop(
-                unit,
-                fold,
-                View(out.memory, out.dtype, out.offset, out.strides[1:]),
-                View(row.memory, row.dtype, row.offset, row.strides[1:]),
-                rows[1:],
-                lanes,
-            )
-        return
-    count = rows[0] if rows else 1
-    step, pitch = (dst.strides[0], src.strides[0]) if rows else (1, 0)
-    for at, part in unit.parts(count, unit.builder.chip.max_repeat):
-        to = dst.memory.region(dst.offset + at * step, part, (step,))
-        what = src.memory.region(src.offset + at * pitch, (part, lanes), (pitch, 1))
-        unit.builder.vector(ACROSS[fold], to, what)
 
 
 def accumulator(unit: Unit, fold: str, dst: View, sizes: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     spare = 0
     if stage.fold:
         lanes = chip.vector_bytes_per_repeat
-        spare = (min(max(rows, 32), math.prod(sizes)) + 32) * lanes + 32 * rows
+        spare = (min(max(rows, 32), math.prod(sizes)) + 32) * lanes + 64 * rows
         spare += _tile(stage.expr, sizes) // 2
         if not isinstance(stage.expr, Read):
             spare += _tile(stage.expr, sizes)
@@ -110,14 +110,22 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements).
+    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
+    unit = max(c0_of(stage.dtype), stage.align)
+    return block_steps(sizes, unit, always=stage.align > 1)
 
-    A row is the innermost axis with more than one element.
+
+def block_steps(
+    sizes: Sequence[int], unit: int, *, always: bool = False
+) -> tuple[tuple[int, ...], int]:
+    """Row-major steps with rows at multiples of `unit`, and the elements they take.
+
+    A row is the innermost axis with more than one element; a single row is not filled up unless
+    `always`.
     """
     long = [d for d, n in enumerate(sizes) if n > 1]
     row = long[-1] if long else len(sizes) - 1
     rows = math.prod(sizes[:row])
-    unit = max(c0_of(stage.dtype), stage.align)
-    pitch = sizes[row] if rows == 1 and stage.align == 1 else -(-sizes[row] // unit) * unit
+    pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
     outer = (s * pitch for s in row_major(sizes[:row]))
     return (*outer, *((1,) * (len(sizes) - row))), rows * pitch

@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.fractals import matrix_map
 from ascend_lab.dsl.stages import Fixed, State
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Buffer, Launch, Loop, Node, Part, Program, Region
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.indexed import gather_launch, scatter_launch
 from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch, row_major
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.layout import address_map
+from ascend_lab.layout import address_map, conversion_launch
 from ascend_lab.layout.launch import maps_launch
 
 Maker = Callable[[State, Fixed, Chip], tuple[Launch, ...]]
@@ -32,7 +35,7 @@ def handwritten(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
 
 
 def _transpose(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    shape = state.find(stage.sources[0]).shape
+    shape = stage.shapes[0]
     launch = transpose_launch(chip, shape, dict(stage.attrs)["perm"], stage.dtype)
     return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
 
@@ -41,8 +44,7 @@ def _concat(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     axis, steps = dict(stage.attrs)["axis"], row_major(stage.shape)
     moves, at = [], 0
     tensors = {stage.name: math.prod(stage.shape)}
-    for name in stage.sources:
-        shape = state.find(name).shape
+    for name, shape in zip(stage.sources, stage.shapes, strict=True):
         tensors[name] = math.prod(shape)
         target = View(stage.name, steps, at * steps[axis])
         moves.append(Move(shape, target, View(name, row_major(shape))))
@@ -53,7 +55,7 @@ def _concat(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
 def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     attrs = dict(stage.attrs)
     widths, value, source = attrs["widths"], attrs["value"], stage.sources[0]
-    shape, steps = state.find(source).shape, row_major(stage.shape)
+    shape, steps = stage.shapes[0], row_major(stage.shape)
     inside = sum(low * step for (low, _), step in zip(widths, steps, strict=True))
     moves = [Move(shape, View(stage.name, steps, inside), View(source, row_major(shape)))]
     box, start = list(stage.shape), [0] * len(shape)
@@ -70,14 +72,14 @@ def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
 
 
 def _gather(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    table, index = (state.find(name) for name in stage.sources)
+    (table, index), (whole, picked) = stage.sources, stage.shapes
     if dict(stage.attrs)["axis"] != 0:
         raise ScheduleError(
             "gather along axis 0", str(dict(stage.attrs)["axis"]), "transpose first"
         )
-    columns, picks = math.prod(table.shape[1:]), math.prod(index.shape)
-    launch = gather_launch(chip, table.shape[0], columns, picks, stage.dtype)
-    return (renamed(launch, {"x": table.name, "index": index.name, "y": stage.name}),)
+    columns, picks = math.prod(whole[1:]), math.prod(picked)
+    launch = gather_launch(chip, whole[0], columns, picks, stage.dtype)
+    return (renamed(launch, {"x": table, "index": index, "y": stage.name}),)
 
 
 def _scatter(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
@@ -85,7 +87,7 @@ def _scatter(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     rows, columns = stage.shape[0], math.prod(stage.shape[1:])
     total = math.prod(stage.shape)
     copy = copy_launch(chip, stage.dtype, (total,), (1,), (1,), name="copy")
-    picks = math.prod(state.find(index).shape)
+    picks = math.prod(stage.shapes[1])
     mode = dict(stage.attrs)["mode"]
     launch = scatter_launch(chip, rows, columns, picks, stage.dtype, mode=mode)
     return (
@@ -94,18 +96,47 @@ def _scatter(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     )
 
 
-def _transdata(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    attrs = dict(stage.attrs)
-    maps = [
-        address_map(attrs[key], attrs.get("shape", stage.shape), stage.dtype, **_c0(attrs[key]))
-        for key in ("source", "target")
-    ]
-    launch = maps_launch(maps[0], maps[1], chip, stage.name)
+def _to_fractal(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    flat = address_map("ND", stage.shape, stage.dtype)
+    stored = matrix_map(stage.shape, dict(stage.attrs)["matrix"], stage.dtype)
+    launch = maps_launch(flat, stored, chip, stage.name)
     return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
 
 
-def _c0(layout: str) -> dict[str, int]:
-    return {}
+def _from_fractal(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    flat = address_map("ND", stage.shape, stage.dtype)
+    stored = matrix_map(stage.shape, dict(stage.attrs)["matrix"], stage.dtype)
+    launch = maps_launch(stored, flat, chip, stage.name)
+    return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
+
+
+def _conv2d(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+    """Image and weights to the cube's layouts, the convolution, its result back to NCHW."""
+    attrs = dict(stage.attrs)
+    if attrs["groups"] != 1:
+        raise ScheduleError(
+            "conv2d of one group", str(attrs["groups"]), 'use ops.compile("conv2d")'
+        )
+    x, weight = (state.find(name) for name in stage.sources)
+    (n, c, h, w), (k, _, r, s) = stage.shapes
+    steps = (attrs["stride"], attrs["pad"])
+    shape = ConvShape(n, c, h, w, k, r, s, *steps, x.dtype, stage.dtype, attrs["dilation"])
+    names = {"x": f"{stage.name}_x", "weight": f"{stage.name}_w", "y": f"{stage.name}_y"}
+    oh, ow = shape.out_hw
+    rows = address_map("FRACTAL_NZ", (n, oh * ow, k), stage.dtype, c0=16)
+    order = (0, 2, 1)
+    pieces = tuple(replace(p, axis=order[p.axis]) for p in rows.pieces)
+    columns = replace(rows, shape=(n, k, oh * ow), pieces=pieces)
+    flat = address_map("ND", (n, k, oh * ow), stage.dtype)
+    into = conversion_launch(stage.shapes[0], x.dtype, "NCHW", "NC1HWC0", chip)
+    weights = conversion_launch(stage.shapes[1], weight.dtype, "NCHW", "FRACTAL_Z", chip)
+    out = maps_launch(columns, flat, chip, stage.name)
+    return (
+        renamed(into, {"x": x.name, "y": names["x"]}),
+        renamed(weights, {"x": weight.name, "y": names["weight"]}),
+        renamed(conv_launch(shape, chip), names),
+        renamed(out, {"x": names["y"], "y": stage.name}),
+    )
 
 
 _MAKERS: Mapping[str, Maker] = {
@@ -114,7 +145,9 @@ _MAKERS: Mapping[str, Maker] = {
     "pad": _pad,
     "gather": _gather,
     "scatter": _scatter,
-    "transdata": _transdata,
+    "conv2d": _conv2d,
+    "to_fractal": _to_fractal,
+    "from_fractal": _from_fractal,
 }
 
 

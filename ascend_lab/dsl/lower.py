@@ -67,6 +67,9 @@ def matrices(state: State) -> dict[str, emit_cube.Matrix]:
             assert isinstance(below, Stage)
             out = below
         found[out.name] = emit_cube.matrix_of(cube, "C")
+    for stage in state.stages:
+        if isinstance(stage, Fixed) and stage.kind == "to_fractal":
+            found[stage.name] = dict(stage.attrs)["matrix"]
     return found
 
 

@@ -67,6 +67,7 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     axes = tuple(Axis(a.name, a.extent) for a in s.axes)
     read = Read(name, dtype, identity(axes))
     op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
+    op = Call("vrelu", (op,), s.dtype) if s.relu and scope == "L0C" else op
     copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(axes), axes=axes)
     return state.put(copy).insert(local, before=stage)
 

@@ -11,6 +11,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.dsl import primitives_loops as loops
 from ascend_lab.dsl import primitives_tiles as tiles
 from ascend_lab.dsl import primitives_units as units
+from ascend_lab.dsl.fractals import with_conversions
 from ascend_lab.dsl.stages import State, initial_state
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError
@@ -83,7 +84,7 @@ class Schedule:
 def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip) -> Schedule:
     """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
-    return Schedule(tensors, chip, (), initial_state(tensors))
+    return Schedule(tensors, chip, (), with_conversions(initial_state(tensors)))
 
 
 def replay(outputs: Tensor | Sequence[Tensor], chip: Chip, steps: Sequence[Step] | str) -> Schedule:

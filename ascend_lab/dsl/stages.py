@@ -34,6 +34,9 @@ class Leaf:
 class Stage:
     """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
 
+    A product for the cube has axes rounded up to fractals; `logical` is the shape without padding,
+    `relu` says that negative sums become 0 on the way out of L0C.
+
     `attach` is (stage, loop) for tiles computed inside another nest; the loops in front of
     `vector_at` are loops, it and those behind it are done by whole-tile instructions.
     """
@@ -53,6 +56,8 @@ class Stage:
     depth: int = 1
     align: int = 1
     tensorized: bool = False
+    relu: bool = False
+    logical: Shape = ()
 
     @property
     def shape(self) -> Shape:
@@ -109,6 +114,7 @@ class Fixed:
     shape: Shape
     kind: str
     sources: tuple[str, ...]
+    shapes: tuple[Shape, ...]
     attrs: tuple[tuple[str, Any], ...]
     output: bool = False
 
@@ -199,9 +205,19 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
             inputs.append(Input(name, tensor.dtype, tensor.shape))
         elif isinstance(tensor.body, Template):
             sources = tuple(names[t] for t in tensor.body.inputs)
+            shapes = tuple(t.shape for t in tensor.body.inputs)
             attrs = tensor.body.attrs
             stages.append(
-                Fixed(name, tensor.dtype, tensor.shape, tensor.body.kind, sources, attrs, wanted)
+                Fixed(
+                    name,
+                    tensor.dtype,
+                    tensor.shape,
+                    tensor.body.kind,
+                    sources,
+                    shapes,
+                    attrs,
+                    wanted,
+                )
             )
         else:
             stages.append(_stage(tensor, tensor.body, name, names, wanted))
@@ -218,11 +234,13 @@ def _stage(
 
     expr = rewrite(body.expr, named)
     axes, reduce = body.axes, body.reduce
+    logical: Shape = ()
     if getattr(expr, "op", "") == "mac":
         axes, reduce = _padded(axes), _padded(reduce, 32 // _size(expr))
-    return Stage(
-        name, tensor.dtype, axes, expr, body.fold, reduce, fresh(axes, reduce), "GM", output
-    )
+        logical = tensor.shape
+    loops = fresh(axes, reduce)
+    stage = Stage(name, tensor.dtype, axes, expr, body.fold, reduce, loops, output=output)
+    return replace(stage, logical=logical)
 
 
 def _size(expr: Expr) -> int:

@@ -24,21 +24,26 @@ class Axis:
     extent: int
     reduce: bool = False
 
+    @property
+    def affine(self) -> Affine:
+        """The axis as an index expression."""
+        return var(self.name)
+
     def __add__(self, other: Affine | Axis | int) -> Affine:
         """Return axis + other, an index."""
-        return var(self.name) + (var(other.name) if isinstance(other, Axis) else other)
+        return self.affine + getattr(other, "affine", other)
 
     __radd__ = __add__
 
     def __mul__(self, factor: int) -> Affine:
         """Return axis * factor, an index."""
-        return var(self.name) * factor
+        return self.affine * factor
 
     __rmul__ = __mul__
 
     def __sub__(self, other: Affine | Axis | int) -> Affine:
         """Return axis - other, an index."""
-        return var(self.name) - (var(other.name) if isinstance(other, Axis) else other)
+        return self.affine - other  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)

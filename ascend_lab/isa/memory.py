@@ -34,8 +34,10 @@ class Affine:
     terms: tuple[tuple[str, int], ...] = ()
 
     def __add__(self, other: Affine | int) -> Affine:
-        """Return the sum of two affine expressions."""
+        """Return the sum of two affine expressions; anything with an `affine` form counts as one."""
         if not isinstance(other, Affine):
+            if type(other) is not int and hasattr(other, "affine"):
+                return self + cast(Affine, other.affine)
             step = other if type(other) is int else whole(other, "an address")
             return Affine(self.const + step, self.terms) if step else self
         if not other.terms:
@@ -56,7 +58,7 @@ class Affine:
 
     def __sub__(self, other: Affine | int) -> Affine:
         """Return the difference of two affine expressions."""
-        return self + (-other)
+        return self + -1 * getattr(other, "affine", other)
 
     def __rsub__(self, other: int) -> Affine:
         """Return an integer minus the expression."""

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.fractals import matrix_map
 from ascend_lab.dsl.lower import matrices
 from ascend_lab.dsl.moves import axis_names, copied
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, var
+from ascend_lab.layout import pack, unpack
 from ascend_lab.ops.formats import format_of
-from ascend_lab.ops.fractals import pack_matrix, unpack_matrix
 from ascend_lab.ops.operator import Operator
 from ascend_lab.ops.registry import resolve
 from ascend_lab.ops.shapes import Shape, elements
@@ -67,7 +68,12 @@ def express(
 
 
 def _own(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
-    """Return the tensor, copied if it is one of the inputs: outputs have memory of their own."""
+    """Return the tensor to store: row-major memory knows no shape, so a last reshape is dropped.
+
+    An input is copied: outputs have memory of their own.
+    """
+    while tensor.hint == "reshape" and tensor.inputs[0].body is not None:
+        tensor = tensor.inputs[0]
     if tensor.name not in inputs:
         return tensor
     names = axis_names(len(tensor.shape))
@@ -130,20 +136,20 @@ def _scheduled(
     """Return a scheduled expression prepared; the cube's matrices are laid out as fractals."""
     kernel, stored = te.lower(schedule), matrices(schedule.state)
     names, known = op.names(len(arrays)), {t.name for t in kernel.tensors}
-    feed = {
-        n: pack_matrix(a, stored[n]) if n in stored else a
-        for n, a in zip(names, arrays, strict=True)
-        if n in known
-    }
+    feed = {n: a for n, a in zip(names, arrays, strict=True) if n in known}
+    for name in feed.keys() & stored.keys():
+        where = matrix_map(feed[name].shape, stored[name], format_of(feed[name]))
+        feed[name] = pack(where, feed[name])
     titles = output_names(op, names, len(call.outputs))
 
     def fetch(memory: Mapping[str, Values]) -> tuple[Values, ...]:
-        return tuple(
-            unpack_matrix(memory[title], stored[title], shape)
-            if title in stored
-            else memory[title].reshape(shape)
-            for title, shape in zip(titles, call.outputs, strict=True)
-        )
+        found = []
+        for title, shape in zip(titles, call.outputs, strict=True):
+            values = memory[title]
+            if title in stored:
+                values = unpack(matrix_map(shape, stored[title], format_of(values)), values)
+            found.append(values.reshape(shape))
+        return tuple(found)
 
     return Prepared(kernel, feed, fetch)
 

@@ -133,6 +133,7 @@ unary(
     lambda x, *, number: x + number,
     lambda x, *, number: te.vadds(x, number),
     lambda x, y, *, number: np.ones_like(x),
+    lift=("fp16", "bf16"),  # in fp16 the number itself would be rounded first
     number=1.0,
 )
 unary(
@@ -141,6 +142,7 @@ unary(
     lambda x, *, number: x * number,
     lambda x, *, number: te.vmuls(x, number),
     lambda x, y, *, number: np.full_like(x, number),
+    lift=("fp16", "bf16"),
     number=2.0,
 )
 unary(

@@ -14,9 +14,10 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel, Launch, as_kernel
+from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.kernels.indexed import gather_launch
 from ascend_lab.kernels.one_hot import one_hot_launch
+from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Example, Operator
@@ -29,19 +30,27 @@ Values = NDArray[Any]
 INDICES = (("indices", "int32"),)
 
 
-def _gather_kernel(call: Call, chip: Chip) -> Launch:
-    """Return the kernel of rows picked from a (rows, columns) table."""
-    table, indices = call.shapes
-    return gather_launch(chip, table[0], elements(table[1:]), elements(indices), call.dtypes[0])
+def _gather_kernel(call: Call, chip: Chip) -> Kernel:
+    """Return the kernel of rows picked from a table; another axis is turned to the front first."""
+    (x, indices), dtype = call.shapes, call.dtypes[0]
+    at = axis_of("gather", call.attrs.get("axis", 0), x)
+    picks = elements(indices)
+    rows = gather_launch(chip, x[at], elements(x) // x[at], picks, dtype)
+    if elements(x[:at]) == 1:
+        return as_kernel(rows)
+    # x (before, n, after) -> (n, before, after) -> rows (picks, before, after) -> y
+    before, after = elements(x[:at]), elements(x[at + 1 :])
+    front = transpose_launch(chip, (before, x[at], after), (1, 0, 2), dtype)
+    back = transpose_launch(chip, (picks, before, after), (1, 0, 2), dtype)
+    phases = (
+        renamed(front, {"y": "front"}),
+        renamed(rows, {"x": "front", "y": "picked"}),
+        renamed(back, {"x": "picked"}),
+    )
+    return Kernel("gather", phases)
 
 
-def _from_rows(call: Call, chip: Chip) -> bool:
-    """Tell whether whole rows are gathered: the kernel's case."""
-    axis = call.attrs.get("axis", 0)
-    return bool(call.shapes[0]) and axis % len(call.shapes[0]) == 0
-
-
-GATHER = plain(_gather_kernel, feed=("x", "index"), applies=_from_rows)
+GATHER = plain(_gather_kernel, feed=("x", "index"))
 
 
 # -- gather ---------------------------------------------------------------------------------------
@@ -65,12 +74,11 @@ def _gather_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
     """Gather rows; another axis comes to the front first and goes back after."""
-    at, count = axis_of("gather", axis, x.shape), elements(indices.shape)
+    at, width = axis_of("gather", axis, x.shape), len(indices.shape)
     order = (at, *(i for i in range(len(x.shape)) if i != at))
-    rows = te.gather(te.transpose(x, order), te.reshape(indices, (count,)), 0)
-    back = (*range(1, at + 1), 0, *range(at + 1, len(x.shape)))
-    shape = _gather_shape(x.shape, indices.shape, axis=axis)
-    return te.reshape(te.transpose(rows, back), shape)
+    rows = te.gather(te.transpose(x, order), indices, 0)
+    behind = range(width + at, len(rows.shape))
+    return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
 
 
 def _gather_backward(grads: Any, inputs: Any, outputs: Any, *, axis: int) -> tuple[Values, None]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FLOATS, NUMBERS, Tolerances, TypeRule, exact, rounded
-from ascend_lab.ops.lifting import in_fp32
+from ascend_lab.ops.lifting import NARROW, in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, axes_of
@@ -73,6 +73,7 @@ def _reduction(
     identity: bool = True,
     domain: Domain | None = None,
     tolerances: Tolerances | None = None,
+    lift: tuple[str, ...] = NARROW,
 ) -> None:
     """Register a reduction; `slope(x, y, axes)` is dy/dx with y's folded axes kept as size 1."""
 
@@ -101,7 +102,7 @@ def _reduction(
             name,
             ("x",),
             values,
-            in_fp32(expression),
+            in_fp32(expression, lift),
             summary,
             attrs={"axis": None, "keepdims": False},
             shape_rule=shape_rule,
@@ -159,6 +160,7 @@ _reduction(
     te.reduce_max,
     _share,
     "max",
+    lift=("bf16",),
     identity=False,
     domain=_distinct,
     tolerances=exact(),
@@ -170,6 +172,7 @@ _reduction(
     te.reduce_min,
     _share,
     "min",
+    lift=("bf16",),
     identity=False,
     domain=_distinct,
     tolerances=exact(),

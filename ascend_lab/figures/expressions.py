@@ -1,0 +1,324 @@
+"""Figures of the chapter on expressions: one formula in three loop nests; any formula's nest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from matplotlib.ticker import FuncFormatter
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl import Schedule, Tensor
+from ascend_lab.dsl.stages import Stage
+from ascend_lab.errors import CapacityError
+from ascend_lab.figures.nests import draw_nest, height_of, nest_of, pipes_in
+from ascend_lab.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PIPE_STYLE,
+    SKY,
+    LabFigure,
+    finish,
+    new_figure,
+    pipe_legend,
+    styled,
+)
+from ascend_lab.sim import KernelTimeline, simulate_kernel
+
+TILE_ROWS = 16
+"""Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
+
+PIECE = 512
+"""Columns of a piece; three slots of a row tile of pieces leave UB room for the arithmetic."""
+
+Operator = Callable[[Tensor], Tensor]
+
+
+# -- three schedules of one formula over the rows of a matrix ----------------------------------------
+
+
+def three_nests(y: Tensor, chip_name: str) -> dict[str, Callable[[], Schedule]]:
+    """Return three ways to schedule `y`, a formula of elementwise steps and folds over rows.
+
+    Name -> a function that returns the schedule: a nest for every operation; one nest that holds
+    whole rows in UB; one nest that goes through every row in pieces, once per fold and once more.
+    """
+    return {
+        "a nest per operation": lambda: per_operation(y, chip_name),
+        "one nest, whole rows": lambda: whole_rows(y, chip_name),
+        "one nest, rows in pieces": lambda: rows_in_pieces(y, chip_name),
+    }
+
+
+def _start(y: Tensor, chip_name: str, *, keep: bool) -> Schedule:
+    """Inline copies and casts; unless `keep`, elementwise steps too that one other step reads."""
+    s = te.create_schedule(y, load_chip(chip_name))
+    for name in [x.name for x in s.state.stages if not x.output]:
+        stage = s.state.stage(name)
+        reads = [r for x in s.state.readers(name) if isinstance(x, Stage) for r in x.reads]
+        once = len([r for r in reads if r.source == name]) == 1
+        moves = getattr(stage.expr, "op", "vcopy") in ("vcopy", "vconv")
+        if not stage.fold and (moves or (once and not keep)):
+            s = te.inline(s, name)
+    return s
+
+
+def _on_cores(s: Schedule, name: str) -> Schedule:
+    """Share the rows of a stage over all cores and walk them in tiles of TILE_ROWS."""
+    stage = s.state.stage(name)
+    rows = stage.axes[0]
+    tiles = -(-rows.extent // (TILE_ROWS * s.chip.core_count))
+    s = te.split(s, name, rows.name, tiles * TILE_ROWS)
+    s = te.split(s, name, f"{rows.name}_i", TILE_ROWS)
+    return te.bind(s, name, f"{rows.name}_o")
+
+
+def _tile(s: Schedule, name: str) -> str:
+    """Return the loop over tiles of rows that `_on_cores` made."""
+    return f"{s.state.stage(name).axes[0].name}_i_o"
+
+
+def per_operation(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule in which every operation loads from GM and stores to GM.
+
+    before: the stages as written   after: for each stage `cores: for tiles: load, compute, store`
+    """
+    s = _start(y, chip_name, keep=True)
+    for stage in s.state.stages:
+        s = _on_cores(s, stage.name)
+        s = te.vectorise(s, stage.name, f"{_tile(s, stage.name)[:-2]}_i")
+        s = te.double_buffer(s, stage.name)
+    return s
+
+
+def whole_rows(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule that loads a tile of whole rows once and does everything with it in UB.
+
+    before: the stages as written   after: `cores: for tiles: load, all operations, store`
+    """
+    s = _start(y, chip_name, keep=False)
+    name = s.outputs[0].label
+    s = _on_cores(s, name)
+    s = te.vectorise(s, name, f"{_tile(s, name)[:-2]}_i")
+    for stage in reversed(s.state.stages[:-1]):
+        s = te.compute_at(s, stage.name, name, _tile(s, name))
+    return te.double_buffer(s, name)
+
+
+def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:
+    """Return the schedule that walks a tile of rows piece by piece, once for each fold and result.
+
+    Elementwise steps are computed wherever they are read, again each time.
+    before: the stages as written
+    after: `cores: for tiles: (for pieces: load, fold), ..., for pieces: load, compute, store`
+    """
+    s = _start(y, chip_name, keep=False)
+    for stage in s.state.stages:
+        if isinstance(stage, Stage) and not stage.fold and not stage.output:
+            s = te.inline(s, stage.name)
+    name = s.outputs[0].label
+    rows, columns = (a.name for a in s.state.stage(name).axes)
+    s = te.split(_on_cores(s, name), name, columns, PIECE)
+    inner = f"{rows}_i_i", f"{columns}_i"
+    s = te.reorder(s, name, f"{rows}_o", f"{rows}_i_o", f"{columns}_o", *inner)
+    s = te.vectorise(s, name, inner[0])
+    folds = [x.name for x in s.state.stages[:-1]]
+    for fold in reversed(folds):
+        s = _fold_in_pieces(s, fold)
+        s = te.compute_at(s, fold, name, f"{rows}_i_o")
+    return te.double_buffer(s, folds[-1]) if folds else s
+
+
+def _fold_in_pieces(s: Schedule, name: str) -> Schedule:
+    stage = s.state.stage(name)
+    row, column = stage.axes[0].name, stage.reduce[0].name
+    s = te.split(s, name, column, PIECE)
+    s = te.reorder(s, name, f"{column}_o", row, f"{column}_i")
+    return te.vectorise(s, name, row)
+
+
+def moved_bytes(run: KernelTimeline) -> int:
+    """Return the bytes that cross between GM and UB, both ways, on all cores."""
+    return sum(n for way, n in run.path_bytes.items() if "GM" in way)
+
+
+# -- the figures -------------------------------------------------------------------------------------
+
+
+@styled
+def fig_three_nests(
+    operator: Operator,
+    chip: str = "Ascend910A",
+    shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
+    title: str = "",
+) -> LabFigure:
+    """Draw the three nests of an operator over rows, with bytes per element and cycles beneath.
+
+    The nests are those of the first shape; a bar is missing where a tile of rows does not fit.
+    """
+    runs = [_runs(operator, chip, shape) for shape in shapes]
+    first = three_nests(operator(_input(*shapes[0])), chip)
+    nests = {name: nest_of(make()) for name, make in first.items()}
+    heights = [height_of(nest) for nest in nests.values()]
+    upper = max(heights[1:])
+    rest = max(heights[0] - upper, 1.0)
+    fig, axes = new_figure(2, 3, 5.6, height_ratios=(upper, rest), width_ratios=(1, 1, 1.08))
+    grid = axes[0, 0].get_gridspec()
+    axes[0, 0].remove()
+    axes[1, 0].remove()
+    places = [fig.add_subplot(grid[:, 0]), axes[0, 1], axes[0, 2]]
+    for letter, ax, (name, nest) in zip("abc", places, nests.items(), strict=True):
+        draw_nest(ax, nest, rows=heights[0] if letter == "a" else upper)
+        ax.set_title(f"({letter}) {name}", loc="left", pad=3, fontsize=8.5)
+    if title:
+        fig.suptitle(title, fontsize=10.5)
+    _bars_of_bytes(axes[1, 1], runs[0], shapes[0])
+    _bars_of_cycles(axes[1, 2], runs, shapes)
+    return finish(fig, alt=_alt(chip, runs, shapes))
+
+
+def _input(rows: int, columns: int) -> Tensor:
+    return te.placeholder((rows, columns), name="x")
+
+
+def _runs(
+    operator: Operator, chip: str, shape: tuple[int, int]
+) -> dict[str, KernelTimeline | None]:
+    """Time the three nests; None for one whose tiles do not fit."""
+    found: dict[str, KernelTimeline | None] = {}
+    for name, make in three_nests(operator(_input(*shape)), chip).items():
+        try:
+            found[name] = simulate_kernel(te.lower(make()), load_chip(chip))
+        except CapacityError:
+            found[name] = None
+    return found
+
+
+def _bars_of_bytes(
+    ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
+) -> None:
+    values = [moved_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
+    ax.barh(range(len(values)), values, height=0.6, facecolor=BLUE, edgecolor=INK, linewidth=0.6)
+    for row, value in enumerate(values):
+        ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
+    ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
+    _letters(ax, len(values), 1.15 * max(values))
+
+
+def _bars_of_cycles(
+    ax: Any,
+    runs: list[dict[str, KernelTimeline | None]],
+    shapes: tuple[tuple[int, int], ...],
+) -> None:
+    looks = ((ORANGE, ""), (SKY, "///"))
+    top = max(r.cycles for each in runs for r in each.values() if r)
+    height = 0.76 / len(runs)
+    for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
+        colour, hatch = looks[number % len(looks)]
+        label = f"rows of {shape[1]:,}"
+        for row, run in enumerate(each.values()):
+            at = row + (number - (len(runs) - 1) / 2) * height
+            if run is None:
+                ax.text(0.01 * top, at, "a row tile does not fit", va="center", fontsize=7.5)
+                continue
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+            ax.barh(at, run.cycles, height=height, label=label, **look)
+            text = f"{run.cycles / 1000:,.0f}"
+            ax.text(run.cycles + 0.02 * top, at, text, va="center", fontsize=8)
+            label = ""
+    ax.set_title("thousand cycles", loc="left", pad=3, fontsize=8.5)
+    ax.legend(loc="lower right", fontsize=7.5, borderpad=0)
+    _letters(ax, len(runs[0]), 1.22 * top)
+
+
+def _letters(ax: Any, count: int, right: float) -> None:
+    ax.set_yticks(range(count), [f"({letter})" for letter in "abc"[:count]])
+    ax.set_ylim(count - 0.45, -0.55)
+    ax.set_xlim(0, right)
+    ax.set_xticks([])
+    ax.spines["bottom"].set_visible(False)
+    ax.tick_params(axis="y", length=0)
+
+
+def _alt(
+    chip: str,
+    runs: list[dict[str, KernelTimeline | None]],
+    shapes: tuple[tuple[int, int], ...],
+) -> str:
+    parts = []
+    for each, (rows, columns) in zip(runs, shapes, strict=True):
+        told = [
+            f"{name} {moved_bytes(run) / rows / columns:.0f} bytes per element, {run.cycles} cycles"
+            if run
+            else f"{name} does not fit"
+            for name, run in each.items()
+        ]
+        parts.append(f"{rows} rows of {columns}: {'; '.join(told)}")
+    return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
+
+
+@styled
+def fig_expression(
+    expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
+) -> LabFigure:
+    """Draw the default nest of a named expression and the share of its time each pipe is busy."""
+    y = EXPRESSIONS[expression](_input(rows, columns))
+    schedule = te.auto_schedule(y, load_chip(chip))
+    nest = nest_of(schedule)
+    run = simulate_kernel(te.lower(schedule), load_chip(chip))
+    per_element = moved_bytes(run) / (rows * columns)
+    fig, (left, right) = new_figure(ncols=2, height_in=3.6, width_ratios=(1, 1.15))
+    draw_nest(left, nest, rows=14.0)
+    left.set_title(f"{expression} of {rows:,} × {columns:,}", loc="left", pad=3)
+    pipes = [p for p in PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
+    shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]
+    for row, (pipe, share) in enumerate(zip(pipes, shares, strict=True)):
+        right.barh(row, share, height=0.62, **PIPE_STYLE[pipe].patch_args())
+        right.text(share + 1.5, row, f"{share:.0f}%", va="center", fontsize=8)
+    right.set_yticks(range(len(pipes)), pipes)
+    right.set_ylim(len(pipes) - 0.4, -0.6)
+    right.set_xlim(0, 112)
+    right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
+    right.set_xlabel("busy share of the kernel's cycles")
+    right.set_title(f"{chip}: {run.cycles:,} cycles, {per_element:.1f} bytes per element", loc="left")
+    told = ", ".join(f"{p} {s:.0f}%" for p, s in zip(pipes, shares, strict=True))
+    alt = (
+        f"Default nest of {expression} on {rows} x {columns} on the {chip}: {len(run.phases)} "
+        f"phases, {run.cycles} cycles, {per_element:.1f} bytes per element. Busy: {told}."
+    )
+    return finish(fig, alt=alt)
+
+
+# -- expressions to choose from ----------------------------------------------------------------------
+
+
+def softmax(x: Tensor) -> Tensor:
+    """Return the softmax of every row: y_ij = exp(x_ij - max_k x_ik) / sum_k exp(x_ik - max)."""
+    top = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
+    e = te.renamed(te.vexp(te.renamed(te.vsub(x, top), "d")), "e")
+    total = te.broadcast(te.reduce_sum(e, -1, keepdims=True), x.shape)
+    return te.renamed(te.vdiv(e, total), "y")
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """Return every row over the root of its mean square: y = x / sqrt(mean(x^2) + 1e-5)."""
+    wide = te.cast_to(x, "fp32")
+    mean = te.vmuls(te.reduce_sum(te.vmul(wide, wide), -1, keepdims=True), 1 / x.shape[-1])
+    scale = te.broadcast(te.vrsqrt(te.vadds(mean, 1e-5)), x.shape)
+    return te.renamed(te.cast_to(te.vmul(wide, scale), x.dtype), "y")
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return te.renamed(te.vrec(te.vadds(te.vexp(te.vmuls(x, -1.0)), 1.0)), "y")
+
+
+EXPRESSIONS: Mapping[str, Operator] = {
+    "softmax": softmax,
+    "rms norm": rms_norm,
+    "sigmoid": _sigmoid,
+    "sum of rows": lambda x: te.renamed(te.reduce_sum(x, -1), "y"),
+    "sum of columns": lambda x: te.renamed(te.reduce_sum(x, 0), "y"),
+}
