@@ -340,7 +340,7 @@ def test_results_have_the_inferred_shapes_and_formats(name, data):
 
 # -- kernels --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", list(ops.OPERATORS))
-@settings(max_examples=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=16, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(st.data())
 def test_kernels_compute_what_the_references_compute(name, data):
     operator = ops.get(name)

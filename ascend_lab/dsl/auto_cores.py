@@ -81,3 +81,9 @@ def even(width: int, share: int, taken_bytes: int, unit: int) -> int:
     parts = -(-share // wanted)
     each = up(up(share, parts), unit) * unit
     return min(each, max(width // unit * unit, 1), share)
+
+
+def whole_tiles(extent: int, share: int, width: int) -> int:
+    """Return the share filled up to whole tiles, if that costs no core its work."""
+    filled = min(up(share, width) * width, extent)
+    return filled if up(extent, filled) == up(extent, share) else share

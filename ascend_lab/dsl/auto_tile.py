@@ -17,6 +17,7 @@ from ascend_lab.dsl.auto_cores import (
     core_count,
     core_shares,
     even,
+    whole_tiles,
 )
 from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.complete import complete
@@ -190,13 +191,14 @@ def arrange(
     bound, loops, tiles = [], [], []
     for axis in root.axes:
         width, share, leaf = widths[axis.name], shares[axis.name], axis.name
+        width = min(width, share)
+        if not plain and axis.name in rows:
+            width = even(width, share, taken, unit if axis is root.axes[-1] else 1)
+            share = whole_tiles(axis.extent, share, width)
         if share < axis.extent:
             s = steps.split(s, name, leaf, share)
             bound.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
-        width = min(width, share)
-        if not plain and axis.name in rows:
-            width = even(width, share, taken, unit if axis is root.axes[-1] else 1)
         if width < share or (width == 1 and axis.name in rows):
             s = steps.split(s, name, leaf, width)
             loops.append(f"{leaf}_o")

@@ -31,6 +31,8 @@ def whole(stage: Stage) -> Box:
 
 def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
     """Return the range an index expression covers while its axes run through a box."""
+    if len(index.terms) == 1 and not index.const and index.terms[0][1] == 1:
+        return box[index.terms[0][0]]
     start, size = Affine(index.const), 1
     for name, coefficient in index.terms:
         part = box[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.emit_vector import Op, Unit, apply
@@ -113,7 +113,14 @@ def _long(
     unit.give(tile)
 
 
-def _each(unit: Unit, rows: Sequence[int], src: View, dst: View, body: Callable[[View, View], None], last: int) -> None:
+def _each(
+    unit: Unit,
+    rows: Sequence[int],
+    src: View,
+    dst: View,
+    body: Callable[[View, View], None],
+    last: int,
+) -> None:
     """Call body(row of src, place in dst) for every row."""
     assert callable(body)
     if not rows:

@@ -129,7 +129,7 @@ class Nest:
     def instructions(self, stage: Stage, folds: list[Affine]) -> None:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
-        if emit_cube.is_fractal(self.state, stage):
+        if stage.name in self.tiles.fractal:
             emit_cube.instructions(self, stage, box, folds)
         elif stage.scope == "GM":
             self.store(stage, box)
@@ -188,7 +188,9 @@ class Nest:
         held = self.place(read.source, read.view)
         offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
         for index, start, step in zip(read.index, held.starts, held.steps, strict=True):
-            offset = offset + (index_range(index, box).start - start) * step
+            at = index_range(index, box).start
+            if at != start:
+                offset = offset + (at - start) * step
             for name, coefficient in index.terms:
                 strides[name] += coefficient * step
         return View(held.memory, held.dtype, offset, tuple(strides.values()))
@@ -198,5 +200,7 @@ class Nest:
         held = self.place(stage.name, ())
         offset = Affine()
         for axis, start, step in zip(stage.axes, held.starts, held.steps, strict=True):
-            offset = offset + (box[axis.name].start - start) * step
+            at = box[axis.name].start
+            if at != start:
+                offset = offset + (at - start) * step
         return View(held.memory, stage.dtype, offset, held.steps)

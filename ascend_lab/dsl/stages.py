@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite
@@ -35,7 +35,9 @@ class Stage:
     """One tensor of a schedule: its formula, its loops, where it is kept, where it is computed.
 
     A product for the cube has axes rounded up to fractals; `logical` is the shape without padding,
-    `relu` says that negative sums become 0 on the way out of L0C.
+    `relu` says that negative sums become 0 on the way out of L0C. The last fields are derived:
+    sizes as this stage indexes them, elements read, their tensors, whether it only moves elements,
+    whether it is a sum of products for the cube.
 
     `attach` is (stage, loop) for tiles computed inside another nest; the loops in front of
     `vector_at` are loops, it and those behind it are done by whole-tile instructions.
@@ -58,31 +60,25 @@ class Stage:
     tensorized: bool = False
     relu: bool = False
     logical: Shape = ()
+    shape: Shape = field(init=False, compare=False)
+    reads: tuple[Read, ...] = field(init=False, compare=False)
+    sources: tuple[str, ...] = field(init=False, compare=False)
+    is_copy: bool = field(init=False, compare=False)
+    is_cube: bool = field(init=False, compare=False)
 
-    @property
-    def shape(self) -> Shape:
-        """Sizes of the tensor as this stage indexes it."""
-        return tuple(a.extent for a in self.axes)
-
-    @property
-    def reads(self) -> tuple[Read, ...]:
-        """Every tensor element its formula reads."""
-        return tuple(e for e in leaves(self.expr) if isinstance(e, Read))
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Names of the tensors it reads, each once."""
-        return tuple(dict.fromkeys(r.source for r in self.reads))
-
-    @property
-    def is_copy(self) -> bool:
-        """True if it only moves elements."""
-        return not self.fold and (isinstance(self.expr, Read) or bare(self.expr) is not None)
-
-    @property
-    def is_cube(self) -> bool:
-        """True if its formula is a sum of products for the cube."""
-        return getattr(self.expr, "op", "") == "mac"
+    def __post_init__(self) -> None:
+        """Derive what is asked for often: sizes, elements read, their tensors, the kind."""
+        found = tuple([e for e in leaves(self.expr) if isinstance(e, Read)])
+        moves = isinstance(self.expr, Read) or bare(self.expr) is not None
+        derived = {
+            "shape": tuple([a.extent for a in self.axes]),
+            "reads": found,
+            "sources": tuple(dict.fromkeys([r.source for r in found])),
+            "is_copy": moves and not self.fold,
+            "is_cube": getattr(self.expr, "op", "") == "mac",
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def loop(self, name: str) -> Leaf:
         """Return a loop by name; raise `ScheduleError` naming those there are."""

@@ -52,6 +52,9 @@ class Tiles:
     def __init__(self, state: State, root: str, builder: KernelBuilder) -> None:
         self.state, self.root, self.builder = state, root, builder
         self.first: dict[str, Box] = {}
+        self.fractal = {
+            s.name for s in state.stages if isinstance(s, Stage) and emit_cube.is_fractal(state, s)
+        }
         self.held: dict[str, Held] = {}
         self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
@@ -59,7 +62,7 @@ class Tiles:
     def open(self, stage: Stage, starts: tuple[Affine, ...], sizes: tuple[int, ...]) -> None:
         """Reserve a slot for a tile and note what it will hold."""
         steps, elements = row_steps(stage, sizes)
-        if emit_cube.is_fractal(self.state, stage):
+        if stage.name in self.fractal:
             elements = math.prod(sizes)
         memory: Memory
         if stage.name in self.plain:
@@ -103,7 +106,7 @@ class Tiles:
 
     def _partners(self, stage: Stage, writer: str, reader: str) -> tuple[str, ...]:
         """Return the tiles that share a queue with this one, itself included."""
-        if stage.scope != "UB" or emit_cube.is_fractal(self.state, stage):
+        if stage.scope != "UB" or stage.name in self.fractal:
             return (stage.name,)
         return tuple(
             s.name
@@ -111,12 +114,12 @@ class Tiles:
             if isinstance(s, Stage)
             and (s.scope, s.attach, s.depth) == ("UB", stage.attach, stage.depth)
             and (self.writer(s), self.reader(s)) == (writer, reader)
-            and not emit_cube.is_fractal(self.state, s)
+            and s.name not in self.fractal
         )
 
     def _by_scalar(self, stage: Stage) -> bool:
         """True if single elements of a tile have to cross on the scalar unit: ragged rows."""
-        if not self.builder.chip.combined or emit_cube.is_fractal(self.state, stage):
+        if not self.builder.chip.combined or stage.name in self.fractal:
             return False
         if not self.first:
             self.first = first_boxes(self.state, self.root)

@@ -15,7 +15,6 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.figures.nests import draw_nest, height_of, nest_of, pipes_in
 from ascend_lab.figures.style import (
     BLUE,
-    GREY,
     INK,
     ORANGE,
     PIPE_STYLE,
@@ -88,9 +87,9 @@ def per_operation(y: Tensor, chip_name: str) -> Schedule:
     """
     s = _start(y, chip_name, keep=True)
     for stage in s.state.stages:
-        s = _on_cores(s, stage.name)
-        s = te.vectorise(s, stage.name, f"{_tile(s, stage.name)[:-2]}_i")
-        s = te.double_buffer(s, stage.name)
+        if isinstance(stage, Stage):
+            s = _in_pieces(_on_cores(s, stage.name), stage.name, 2 * PIECE)
+            s = te.double_buffer(s, stage.name)
     return s
 
 
@@ -120,23 +119,21 @@ def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:
         if isinstance(stage, Stage) and not stage.fold and not stage.output:
             s = te.inline(s, stage.name)
     name = s.outputs[0].label
-    rows, columns = (a.name for a in s.state.stage(name).axes)
-    s = te.split(_on_cores(s, name), name, columns, PIECE)
-    inner = f"{rows}_i_i", f"{columns}_i"
-    s = te.reorder(s, name, f"{rows}_o", f"{rows}_i_o", f"{columns}_o", *inner)
-    s = te.vectorise(s, name, inner[0])
+    s = _in_pieces(_on_cores(s, name), name, PIECE)
     folds = [x.name for x in s.state.stages[:-1]]
     for fold in reversed(folds):
-        s = _fold_in_pieces(s, fold)
-        s = te.compute_at(s, fold, name, f"{rows}_i_o")
+        s = te.compute_at(_in_pieces(s, fold, PIECE), fold, name, _tile(s, name))
     return te.double_buffer(s, folds[-1]) if folds else s
 
 
-def _fold_in_pieces(s: Schedule, name: str) -> Schedule:
+def _in_pieces(s: Schedule, name: str, piece: int) -> Schedule:
+    """Put a loop over pieces of the columns around the last loop over rows; both are one tile."""
     stage = s.state.stage(name)
-    row, column = stage.axes[0].name, stage.reduce[0].name
-    s = te.split(s, name, column, PIECE)
-    s = te.reorder(s, name, f"{column}_o", row, f"{column}_i")
+    column = (*stage.axes, *stage.reduce)[-1]
+    *outer, row = (x.name for x in stage.loops if x.root == stage.axes[0].name)
+    if column.extent > piece:
+        s = te.split(s, name, column.name, piece)
+        s = te.reorder(s, name, *outer, f"{column.name}_o", row, f"{column.name}_i")
     return te.vectorise(s, name, row)
 
 
@@ -201,7 +198,7 @@ def _bars_of_bytes(
     ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
     values = [moved_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
-    ax.barh(range(len(values)), values, height=0.6, facecolor=BLUE, edgecolor=INK, linewidth=0.6)
+    ax.barh(range(len(values)), values, height=0.45, facecolor=BLUE, edgecolor=INK, linewidth=0.6)
     for row, value in enumerate(values):
         ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
     ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
@@ -215,14 +212,14 @@ def _bars_of_cycles(
 ) -> None:
     looks = ((ORANGE, ""), (SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
-    height = 0.76 / len(runs)
+    height = 0.68 / len(runs)
     for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
         colour, hatch = looks[number % len(looks)]
         label = f"rows of {shape[1]:,}"
         for row, run in enumerate(each.values()):
             at = row + (number - (len(runs) - 1) / 2) * height
             if run is None:
-                ax.text(0.01 * top, at, "a row tile does not fit", va="center", fontsize=7.5)
+                ax.text(0.01 * top, at, "whole rows do not fit", va="center", fontsize=7.5)
                 continue
             look = {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
             ax.barh(at, run.cycles, height=height, label=label, **look)
@@ -230,7 +227,7 @@ def _bars_of_cycles(
             ax.text(run.cycles + 0.02 * top, at, text, va="center", fontsize=8)
             label = ""
     ax.set_title("thousand cycles", loc="left", pad=3, fontsize=8.5)
-    ax.legend(loc="lower right", fontsize=7.5, borderpad=0)
+    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, 0.0), fontsize=7.5, borderpad=0.2)
     _letters(ax, len(runs[0]), 1.22 * top)
 
 
@@ -272,7 +269,7 @@ def fig_expression(
     per_element = moved_bytes(run) / (rows * columns)
     fig, (left, right) = new_figure(ncols=2, height_in=3.6, width_ratios=(1, 1.15))
     draw_nest(left, nest, rows=14.0)
-    left.set_title(f"{expression} of {rows:,} × {columns:,}", loc="left", pad=3)
+    left.set_title(f"{expression} on {chip}", loc="left", pad=3)
     pipes = [p for p in PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
     shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]
     for row, (pipe, share) in enumerate(zip(pipes, shares, strict=True)):
@@ -283,7 +280,7 @@ def fig_expression(
     right.set_xlim(0, 112)
     right.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}%"))
     right.set_xlabel("busy share of the kernel's cycles")
-    right.set_title(f"{chip}: {run.cycles:,} cycles, {per_element:.1f} bytes per element", loc="left")
+    right.set_title(f"{run.cycles:,} cycles, {per_element:.1f} bytes per element", loc="left", pad=3)
     told = ", ".join(f"{p} {s:.0f}%" for p, s in zip(pipes, shares, strict=True))
     alt = (
         f"Default nest of {expression} on {rows} x {columns} on the {chip}: {len(run.phases)} "

@@ -157,48 +157,47 @@ def _expression(
 
 
 # -- slices ---------------------------------------------------------------------------------------
+def _channels(shapes: tuple[Shape, ...], groups: int) -> AxisRule:
+    """Return the rule of the output channels: free, in whole groups."""
+    weight = shapes[1]
+    grain = weight[1] if groups > 1 else 1
+    inner = weight[0] // groups
+    sources = [Source(2, 0, grain=grain)] if len(shapes) > 2 else []
+    if groups > 1:
+        sources += [Source(0, 1, grain=inner), Source(1, 0, grain=inner)]
+    else:
+        sources += [Source(1, 1)]
+    return AxisRule(1, "free", tuple(sources), (1,), grain)
+
+
 def _slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
-    weight, biased = shapes[1], len(shapes) > 2
+    weight, extra = shapes[1], _extra(output_padding)
     step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     spans = reach((weight[2], weight[3]), spread)
-    grain = weight[1] if groups > 1 else 1
-    sources = [Source(2, 0, grain=grain)] if biased else []
-    if groups > 1:
-        sources += [
-            Source(0, 1, grain=weight[0] // groups),
-            Source(1, 0, grain=weight[0] // groups),
-        ]
-    else:
-        sources += [Source(1, 1)]
     windows = [
         Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
         for i in range(2)
     ]
     rules = (
         AxisRule(0, "free", (Source(0, 0),), (0,)),
-        AxisRule(1, "free", tuple(sources), (1,), grain),
+        _channels(shapes, groups),
         *(AxisRule(2 + i, "halo", (Source(0, 2 + i, windows[i]),), (2 + i,)) for i in range(2)),
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        if axis == 1 and groups > 1:
-            return {"groups": (piece[1] - piece[0]) // weight[1]}
+        """Cut off what the piece's inputs add outside it; fill up what they do not reach."""
         if axis < 2:
-            return {}
+            whole = axis == 0 or groups == 1
+            return {} if whole else {"groups": (piece[1] - piece[0]) // weight[1]}
         i = axis - 2
         first, last = ranges[0][axis]
         low = piece[0] + pads[i][0] - first * step[i]
         high = (last - first - 1) * step[i] + spans[i] - low - (piece[1] - piece[0])
-        own, more = (low, max(0, high)), max(0, -high)
-        padding = tuple(own if j == i else p for j, p in enumerate(pads))
-        return {
-            "pad": padding,
-            "output_padding": tuple(
-                more if j == i else n for j, n in enumerate(_extra(output_padding))
-            ),
-        }
+        padding, more = list(pads), list(extra)
+        padding[i], more[i] = (low, max(0, high)), max(0, -high)
+        return {"pad": tuple(padding), "output_padding": tuple(more)}
 
     return SliceRules("SlidingWindowDeconv", rules, adjust=adjust)
 

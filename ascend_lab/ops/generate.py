@@ -7,7 +7,7 @@ from typing import Any
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.ops.formats import TypeRule
+from ascend_lab.ops.formats import TypeRule, is_float
 from ascend_lab.ops.operator import Example, Operator
 from ascend_lab.ops.registry import OPERATORS, resolve
 from ascend_lab.ops.shapes import Shape
@@ -120,18 +120,12 @@ def make_test(
     """
     op = resolve(operator)
     if not lookup:
-        if op.name not in OPERATORS and not imports:
-            raise InputError(
-                f"{op.name}: a registered operator, or the import line of its module",
-                "neither",
-                'pass imports="from my_ops import NAME", lookup="NAME"',
-            )
-        lookup = f'ops.get("{op.name}")'
+        lookup = _lookup(op, imports)
     examples = (op.examples or default_examples(op))[:limit]
-    filled = tuple(e for e in examples if all(0 not in s for s in e.shapes))
-    formats = [(c, d) for c in chips for d in op.types.on_chip(load_chip(c))]
+    some_empty = any(0 in shape for e in examples for shape in e.shapes)
+    filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
+    cases = filled if some_empty else "CASES"
     first = op.types.allowed[0]
-    cases = [(e.shapes, dict(e.attrs)) for e in filled]
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),
@@ -139,23 +133,27 @@ def make_test(
         lookup=lookup,
         seed=seed,
         cases=_literal([(e.shapes, dict(e.attrs)) for e in examples]),
-        formats=_literal(formats),
+        formats=_literal([(c, d) for c in chips for d in op.types.on_chip(load_chip(c))]),
         unit=op.types.unit,
         tolerances=_tolerances(op),
         bad=_literal(_bad_calls(op, examples[0], chips[0])),
         dtypes=repr(op.types.allowed).replace("'", '"'),
-        gradient=_GRADIENT.format(cases=_names(len(cases), len(examples))) if op.backward else "",
-        filled=_names(len(cases), len(examples)),
-        slice_dtype="fp64" if first in ("fp16", "fp32", "bf16") else first,
+        gradient=_GRADIENT.format(cases=cases) if op.backward else "",
+        filled=cases,
+        slice_dtype="fp64" if is_float(first) else first,
         chip=chips[0],
     )
 
 
-def _names(filled: int, all_cases: int) -> str:
-    """Return the expression for the cases without empty tensors."""
-    if filled == all_cases:
-        return "CASES"
-    return "[case for case in CASES if all(0 not in shape for shape in case[0])]"
+def _lookup(operator: Operator, imports: str) -> str:
+    """Return the expression that names a registered operator."""
+    if operator.name not in OPERATORS and not imports:
+        raise InputError(
+            f"{operator.name}: a registered operator, or the import line of its module",
+            "neither",
+            'pass imports="from my_ops import NAME", lookup="NAME"',
+        )
+    return f'ops.get("{operator.name}")'
 
 
 def _literal(value: list[Any]) -> str:

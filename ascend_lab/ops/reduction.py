@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
-from ascend_lab.ops.formats import FLOATS, NUMBERS, Tolerances, TypeRule, exact, rounded
+from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, exact, rounded
 from ascend_lab.ops.lifting import NARROW, in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
 from ascend_lab.ops.registry import register
@@ -61,6 +62,43 @@ def _slices(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: An
     return SliceRules("Reduce", tuple(rules), ways)
 
 
+def _folded(formula: Callable[..., Values]) -> Callable[..., Values]:
+    """Return the NumPy fold with its axes counted from 0."""
+
+    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
+        return np.asarray(formula(x, axis=axes_of("reduce", axis, x.shape), keepdims=keepdims))
+
+    return values
+
+
+def _expressed(compute: Callable[..., te.Tensor]) -> Callable[..., te.Tensor]:
+    """Return the fold of a tensor with its axes counted from 0."""
+
+    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
+        return compute(x, axes_of("reduce", axis, x.shape), keepdims)
+
+    return expression
+
+
+def _chained(slope: Callable[..., Values]) -> Callable[..., Values]:
+    """Return the gradient from `slope(x, y, axes)`, dy/dx with y's folded axes as size 1."""
+
+    def backward(grads: Any, inputs: Any, outputs: Any, *, axis: Any, keepdims: bool) -> Values:
+        x = inputs[0]
+        grad, y = restored(grads[0], x, axis), restored(outputs[0], x, axis)
+        result: Values = grad * slope(x, y, axes_of("reduce", axis, x.shape))
+        return result
+
+    return backward
+
+
+def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
+    """Return the reduced shape of a fold without an identity: it needs an element."""
+    if 0 in (x[a] for a in axes_of("reduce", axis, x)):
+        raise ShapeError("axes that are not empty", str(x), "there is no value to return")
+    return reduced_shape(x, axis=axis, keepdims=keepdims)
+
+
 def _reduction(
     name: str,
     summary: str,
@@ -69,50 +107,29 @@ def _reduction(
     slope: Callable[..., Values],
     combine: Combine | None,
     *,
-    types: tuple[str, ...] = NUMBERS,
     identity: bool = True,
-    domain: Domain | None = None,
-    tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = NARROW,
+    **more: Any,
 ) -> None:
     """Register a reduction; `slope(x, y, axes)` is dy/dx with y's folded axes kept as size 1."""
-
-    def shape_rule(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
-        if not identity and 0 in (x[a] for a in axes_of("reduce", axis, x)):
-            raise ShapeError(f"{name}: axes that are not empty", str(x), "no value to return")
-        return reduced_shape(x, axis=axis, keepdims=keepdims)
-
-    def values(x: Values, *, axis: Any, keepdims: bool) -> Values:
-        return np.asarray(formula(x, axis=axes_of(name, axis, x.shape), keepdims=keepdims))
-
-    def expression(x: te.Tensor, *, axis: Any, keepdims: bool) -> te.Tensor:
-        return compute(x, axes_of(name, axis, x.shape), keepdims)
-
-    def backward(grads: Any, inputs: Any, outputs: Any, *, axis: Any, keepdims: bool) -> Values:
-        x = inputs[0]
-        grad, y = restored(grads[0], x, axis), restored(outputs[0], x, axis)
-        result: Values = grad * slope(x, y, axes_of(name, axis, x.shape))
-        return result
-
-    def slicing(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool) -> SliceRules:
-        return _slices(shapes, axis=axis, keepdims=keepdims, combine=combine)
-
+    base: dict[str, Any] = {
+        "types": TypeRule(NUMBERS),
+        "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
+    }
     register(
         Operator(
             name,
             ("x",),
-            values,
-            in_fp32(expression, lift),
+            _folded(formula),
+            in_fp32(_expressed(compute), lift),
             summary,
             attrs={"axis": None, "keepdims": False},
-            shape_rule=shape_rule,
-            types=TypeRule(types),
-            slicing=slicing,
-            backward=backward,
-            domains={"x": domain} if domain else {},
+            shape_rule=reduced_shape if identity else _not_empty,
+            slicing=partial(_slices, combine=combine),
+            backward=_chained(slope),
             examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
-            tolerances=tolerances or rounded(fp32_ulps=16, atol=2.0**-15),
             allows_empty=True,
+            **{**base, **more},
         )
     )
 
@@ -150,7 +167,7 @@ _reduction(
     _mean,
     lambda x, y, a: np.full_like(x, 1.0 / math.prod(x.shape[i] for i in a)),
     None,
-    types=FLOATS,
+    types=TypeRule(FLOATS),
     identity=False,
 )
 _reduction(
@@ -162,7 +179,7 @@ _reduction(
     "max",
     lift=("bf16",),
     identity=False,
-    domain=_distinct,
+    domains={"x": _distinct},
     tolerances=exact(),
 )
 _reduction(
@@ -174,7 +191,7 @@ _reduction(
     "min",
     lift=("bf16",),
     identity=False,
-    domain=_distinct,
+    domains={"x": _distinct},
     tolerances=exact(),
 )
 _reduction(
@@ -184,8 +201,8 @@ _reduction(
     te.reduce_prod,
     _others,
     "prod",
-    types=FLOATS,
-    domain=Domain(0.8, 1.2),
+    types=TypeRule(FLOATS),
+    domains={"x": Domain(0.8, 1.2)},
     # n - 1 roundings of half an ulp each
     tolerances=rounded(fp32_ulps=600),
 )
