@@ -9,7 +9,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
-PACKAGES = ("chip", "isa", "sim", "kernels", "machines", "checks", "figures", "widgets")
+PACKAGES = (
+    "chip",
+    "isa",
+    "sim",
+    "layout",
+    "kernels",
+    "machines",
+    "dsl",
+    "ops",
+    "checks",
+    "figures",
+    "widgets",
+)
 ENTRY = re.compile(
     r"^\.\. (?:auto(?:class|function|exception)|data):: (\w+)(?:\((.*)\))?$", re.MULTILINE
 )

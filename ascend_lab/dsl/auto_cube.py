@@ -20,7 +20,7 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     count = 1
     for axis in batch:
         count *= axis.extent
-    shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], _format(s, a), stage.dtype)
+    shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], s.state.find(a).dtype, stage.dtype)
     tiling = tiling or default_schedule(shape, _share_of(s.chip, count))
     drained = name
     if s.chip.combined:
@@ -37,14 +37,14 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     return _inner(s, sums, sizes, tiling, left[1:], right[1:])
 
 
-def _format(s: Schedule, name: str) -> str:
-    dtype = s.state.find(name).dtype
-    return "fp16" if dtype == "bf16" else dtype
-
-
 def _share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
-    cores = max(1, chip.core_count // batch)
+    whole = chip.core_count
+    cores = (
+        min(range(1, whole + 1), key=lambda g: (up(batch, whole // g) / g, g))
+        if batch > 1
+        else whole
+    )
     share = cores / chip.core_count
     l2 = replace(chip.l2, rate_bytes_per_s=chip.l2.rate_bytes_per_s * share)
     rate = chip.device_memory.rate_bytes_per_s * share

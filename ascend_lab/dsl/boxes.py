@@ -15,7 +15,7 @@ class Range:
     """Indices start .. start + size - 1; the start may depend on loops around."""
 
     start: Affine
-    size: int
+    count: int
 
 
 Box = dict[str, Range]
@@ -39,7 +39,7 @@ def index_range(index: Affine, box: Mapping[str, Range]) -> Range:
         if coefficient < 0:
             raise ScheduleError("indices that grow with their axes", str(index), "turn the axis")
         start = start + part.start * coefficient
-        size += coefficient * (part.size - 1)
+        size += coefficient * (part.count - 1)
     return Range(start, size)
 
 
@@ -50,7 +50,7 @@ def join(one: Range, two: Range) -> Range:
             "tiles that move together", f"{one.start} and {two.start}", "compute them apart"
         )
     low = min(one.start.const, two.start.const)
-    high = max(one.start.const + one.size, two.start.const + two.size)
+    high = max(one.start.const + one.count, two.start.const + two.count)
     return Range(Affine(low, one.start.terms), high - low)
 
 

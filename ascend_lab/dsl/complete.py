@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ascend_lab.dsl.emit_cube import is_fractal
 from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis
 
@@ -54,6 +54,12 @@ def roots(state: State) -> list[Stage | Fixed]:
     return [
         s for s in state.stages if isinstance(s, Fixed) or (s.scope == "GM" and s.attach is None)
     ]
+
+
+def moves_only(state: State, stage: Stage) -> bool:
+    """True for an unscheduled stage that only moves elements between GM tensors."""
+    plain = stage.is_copy and stage.loops == fresh(stage.axes) and not stage.vector_at
+    return plain and _in_gm(state, stage.sources[0]) and members(state, stage.name) == [stage.name]
 
 
 def complete(state: State, root: str) -> State:

@@ -6,13 +6,20 @@ same in GM, L1 and L0 except that L0A holds (M1, K1, 16, C0).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ascend_lab.dsl.boxes import Box, Range
 from ascend_lab.dsl.emit_vector import Op, apply
-from ascend_lab.dsl.expr import Call, Expr, Read
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage, State
+from ascend_lab.dsl.matrices import (
+    Matrix,
+    has_relu,
+    matrix_of,
+    plain_read,
+    product_of,
+    role_of,
+    stored_elements,
+)
+from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage
 from ascend_lab.dsl.views import Memory, View
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Region, c0_of
@@ -20,99 +27,7 @@ from ascend_lab.isa import Affine, Buffer, Region, c0_of
 if TYPE_CHECKING:
     from ascend_lab.dsl.nest import Nest
 
-CUBE_SCOPES = ("L1", "L0A", "L0B", "L0C")
 AREA_C = FRACTAL * FRACTAL
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Which dimensions of a tensor are a matrix for the cube, in the order it is stored.
-
-    `major` counts fractal columns (k, or n of C), `minor` fractal rows; units in elements.
-    """
-
-    major: int
-    minor: int
-    major_unit: int
-    minor_unit: int
-    batch: tuple[int, ...]
-
-    @property
-    def area(self) -> int:
-        """Elements of one fractal."""
-        return self.major_unit * self.minor_unit
-
-
-def is_fractal(state: State, stage: Stage) -> bool:
-    """True if the stage is part of a matrix product."""
-    return _role(state, stage) != ""
-
-
-def _role(state: State, stage: Stage) -> str:
-    """Return "A", "B" or "C" for the operand a stage holds, or nothing."""
-    if stage.is_cube:
-        return "C"
-    if stage.scope in ("L0A", "L0B"):
-        return stage.scope[-1]
-    if stage.scope == "L1":
-        below = state.readers(stage.name)
-        return _role(state, below[0]) if below and isinstance(below[0], Stage) else ""
-    if not stage.is_copy and _plain(stage.expr) is None:
-        return ""
-    source = state.find(stage.sources[0])
-    if not isinstance(source, Stage) or source.scope == "GM":
-        return ""
-    return _role(state, source)
-
-
-def _plain(expr: Expr) -> Read | None:
-    """Return the element behind casts, copies and a ReLU on the way out of L0C."""
-    while isinstance(expr, Call) and expr.op in ("vcopy", "vconv", "vrelu") and len(expr.args) == 1:
-        expr = expr.args[0]
-    return expr if isinstance(expr, Read) else None
-
-
-def has_relu(expr: Expr) -> bool:
-    """True if a ReLU is applied on the way."""
-    return isinstance(expr, Call) and (expr.op == "vrelu" or any(map(has_relu, expr.args)))
-
-
-def product_of(state: State, stage: Stage) -> Stage:
-    """Return the cube stage a stage belongs to."""
-    if stage.is_cube:
-        return stage
-    if stage.scope in CUBE_SCOPES:
-        below = state.readers(stage.name)[0]
-        assert isinstance(below, Stage)
-        return product_of(state, below)
-    return product_of(state, state.stage(stage.sources[0]))
-
-
-def matrix_of(cube: Stage, role: str) -> Matrix:
-    """Return how operand "A", "B" or "C" of a cube stage is stored."""
-    c0 = c0_of(cube.reads[0].dtype)
-    if role == "C":
-        names = [a.name for a in cube.axes]
-        major, minor = names.index("n"), names.index("m")
-        return Matrix(major, minor, FRACTAL, FRACTAL, _others(len(names), major, minor))
-    read = cube.reads[0] if role == "A" else cube.reads[1]
-    dims = {dict(i.terms).popitem()[0]: d for d, i in enumerate(read.index) if i.terms}
-    major, minor = dims["k"], dims["m" if role == "A" else "n"]
-    return Matrix(major, minor, c0, FRACTAL, _others(len(read.index), major, minor))
-
-
-def _others(rank: int, major: int, minor: int) -> tuple[int, ...]:
-    return tuple(d for d in range(rank) if d not in (major, minor))
-
-
-def stored_elements(shape: tuple[int, ...], matrix: Matrix) -> int:
-    """Return the elements a tensor takes in fractal layout."""
-    count = matrix.area
-    for dim, unit in ((matrix.major, matrix.major_unit), (matrix.minor, matrix.minor_unit)):
-        count *= -(-shape[dim] // unit)
-    for dim in matrix.batch:
-        count *= shape[dim]
-    return count
 
 
 def _per(index: Affine, unit: int) -> Affine:
@@ -141,7 +56,7 @@ def instructions(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> Non
 
 def _load_l1(nest: Nest, stage: Stage, box: Box) -> None:
     """GM -> L1: one burst per fractal column."""
-    role = _role(nest.state, stage)
+    role = role_of(nest.state, stage)
     matrix = matrix_of(product_of(nest.state, stage), role)
     source = nest.state.find(stage.sources[0])
     ranges = _ranges(stage, box)
@@ -149,7 +64,7 @@ def _load_l1(nest: Nest, stage: Stage, box: Box) -> None:
     pitch = -(-source.shape[matrix.minor] // matrix.minor_unit)
     at = _per(major.start, matrix.major_unit) * pitch + _per(minor.start, matrix.minor_unit)
     start = (at + _batch(source, matrix, ranges)) * matrix.area
-    columns, rows = major.size // matrix.major_unit, minor.size // matrix.minor_unit
+    columns, rows = major.count // matrix.major_unit, minor.count // matrix.minor_unit
     region = nest.gm(source.name).region(
         start, (columns, rows * matrix.area), (pitch * matrix.area, 1)
     )
@@ -173,12 +88,12 @@ def _batch(source: Stage | Input | Fixed, matrix: Matrix, ranges: list[Range]) -
 
 def _load_l0(nest: Nest, stage: Stage, box: Box) -> None:
     """L1 -> L0A or L0B: one load2d per row or column of fractals."""
-    role = _role(nest.state, stage)
+    role = role_of(nest.state, stage)
     matrix = matrix_of(product_of(nest.state, stage), role)
     held = nest.tiles.held[stage.sources[0]]
     ranges = _ranges(stage, box)
-    rows = ranges[matrix.minor].size // matrix.minor_unit
-    depth = ranges[matrix.major].size // matrix.major_unit
+    rows = ranges[matrix.minor].count // matrix.minor_unit
+    depth = ranges[matrix.major].count // matrix.major_unit
     pitch = held.sizes[matrix.minor] // matrix.minor_unit
     start = _per(ranges[matrix.major].start - held.starts[matrix.major], matrix.major_unit) * pitch
     start = start + _per(ranges[matrix.minor].start - held.starts[matrix.minor], matrix.minor_unit)
@@ -214,8 +129,8 @@ def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
                 f'cache_read it to "L1", then to "{scope}"',
             )
     c0 = c0_of(stage.reads[0].dtype)
-    m, n = box["m"].size // FRACTAL, box["n"].size // FRACTAL
-    k = box["k"].size // c0
+    m, n = box["m"].count // FRACTAL, box["n"].count // FRACTAL
+    k = box["k"].count // c0
     a, b = (nest.tiles.held[r.source] for r in stage.reads)
     own = nest.tiles.held[stage.name]
     names = [x.name for x in stage.axes]
@@ -234,13 +149,13 @@ def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
 
 def _drain(nest: Nest, stage: Stage, box: Box) -> None:
     """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
-    read = _plain(stage.expr)
+    read = plain_read(stage.expr)
     assert read is not None
     cube = product_of(nest.state, stage)
     matrix = matrix_of(cube, "C")
     held = nest.tiles.held[read.source]
     ranges = _ranges(stage, box)
-    rows, columns = ranges[matrix.minor].size // FRACTAL, ranges[matrix.major].size // FRACTAL
+    rows, columns = ranges[matrix.minor].count // FRACTAL, ranges[matrix.major].count // FRACTAL
     pitch = held.sizes[matrix.minor] // FRACTAL
     at = _per(ranges[matrix.major].start - held.starts[matrix.major], FRACTAL) * pitch
     at = at + _per(ranges[matrix.minor].start - held.starts[matrix.minor], FRACTAL)

@@ -18,7 +18,7 @@ def compute_tile(
 ) -> None:
     """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds."""
     axes = (*stage.axes, *stage.reduce)
-    sizes = [box[a.name].size for a in axes]
+    sizes = [box[a.name].count for a in axes]
     if not stage.fold:
         evaluate(unit, stage.expr, out, views, sizes)
         return

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.emit_vector import Op, Unit, apply
-from ascend_lab.dsl.footprint import row_major
-from ascend_lab.dsl.views import View, coalesce, with_dims
+from ascend_lab.dsl.views import View, coalesce, row_major, with_dims
 from ascend_lab.isa import c0_of
 
 COMBINE = {"sum": "vadd", "max": "vmax", "min": "vmin", "prod": "vmul"}
@@ -26,7 +25,7 @@ def fold_lanes(
     if fold == "prod":
         _product_across(unit, dst, src, rows, lanes)
         return
-    if count * 4 <= WIDE and lanes >= 4 * width:
+    if _long_is_shorter(unit, COMBINE[fold], count, lanes, width):
         _long(unit, fold, dst, src, rows, lanes, width)
         return
     if lanes > width:
@@ -38,6 +37,27 @@ def fold_lanes(
         unit.give(tile)
         return
     _rows_across(unit, fold, dst, src, rows, lanes)
+
+
+def _long_is_shorter(unit: Unit, op: str, rows: int, lanes: int, width: int) -> bool:
+    """True if folding row by row in deep blocks takes fewer cycles than all rows chunk by chunk."""
+    deep = block_depth(lanes, width)
+    if deep < 2:
+        return False
+    cost = unit.builder.chip.vector_costs[op]
+    head, slope = cost.head_cycles, cost.slope_cycles
+    by_chunks = lanes // width * (head + slope * rows)
+    halvings = deep.bit_length() - 1
+    one_row = lanes // (deep * width) * (head + slope * deep) + halvings * head + slope * deep
+    return rows * (one_row + head) < by_chunks
+
+
+def block_depth(lanes: int, width: int) -> int:
+    """Return how many repeats deep a block is that fits at least twice into a row."""
+    deep = WIDE
+    while deep > 1 and deep * width * 2 > lanes:
+        deep //= 2
+    return deep
 
 
 def _product_across(unit: Unit, dst: View, src: View, rows: Sequence[int], lanes: int) -> None:
@@ -93,10 +113,7 @@ def _long(
     unit: Unit, fold: str, dst: View, src: View, rows: Sequence[int], lanes: int, width: int
 ) -> None:
     """Few long rows: fold blocks of several repeats, then halve the block."""
-    deep = WIDE
-    while deep * width * 2 > lanes:
-        deep //= 2
-    block, op = deep * width, Op(COMBINE[fold])
+    block, op = block_depth(lanes, width) * width, Op(COMBINE[fold])
     tile = unit.take(src.dtype, block)
     flat = View(tile, src.dtype, 0, (1,))
     last = len(rows)

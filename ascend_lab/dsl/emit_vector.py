@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.views import Dims, Memory, View, coalesce, with_dims
+from ascend_lab.dsl.views import Dims, Memory, View, coalesce, row_major, with_dims
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, c0_of
 
@@ -98,24 +99,44 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
             f"elements {step} apart",
             "transpose the tensor first, or vectorise another axis",
         )
-    outer = [(n, s) for (n, _), s in zip(dims[:-1], view.strides[:-1], strict=True) if s]
-    count, expected = 1, 1
-    for n, s in reversed(outer):
-        if s != expected:
-            raise ScheduleError(
-                "one contiguous run of elements to repeat along the lanes",
-                f"steps {view.strides}",
-                "copy it to a tile of its own",
-            )
-        count, expected = count * n, s * n
-    c0 = c0_of(view.dtype)
-    tile = unit.take(view.dtype, count * c0)
-    for at, part in unit.parts(count, min(count, 2040)):
-        unit.builder.vector(
-            "vbrcb", tile.region(at * c0, (part, c0)), view.memory.region(view.offset + at, part)
+    outer = [d for d in range(len(dims) - 1) if view.strides[d]]
+    sizes = [dims[d][0] for d in outer]
+    c0, steps = c0_of(view.dtype), row_major(sizes)
+    tile = unit.take(view.dtype, math.prod(sizes) * c0)
+    source = View(view.memory, view.dtype, view.offset, tuple(view.strides[d] for d in outer))
+    _spread(unit, View(tile, view.dtype, 0, tuple(s * c0 for s in steps)), source, sizes)
+    strides = [0] * (len(dims) - 1)
+    for d, s in zip(outer, steps, strict=True):
+        strides[d] = s * c0
+    return View(tile, view.dtype, 0, (*strides, 1), True)
+
+
+def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Give every element of src a block of dst; rows of neighbours go together."""
+    c0 = c0_of(src.dtype)
+    dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
+    if dims[-1][1][1] != 1:
+        raise ScheduleError(
+            "neighbouring elements to repeat along the lanes",
+            f"steps {src.strides}",
+            "copy them to a tile of their own",
         )
-    strides = (*(s * c0 for s in view.strides[:-1]), 1)
-    return View(tile, view.dtype, 0, strides, True)
+    to, what = with_dims((dst, src), dims)
+    _spread_rows(unit, to, what, [n for n, _ in dims])
+
+
+def _spread_rows(unit: Unit, dst: View, src: View, sizes: list[int]) -> None:
+    if len(sizes) > 1:
+        with unit.repeat(sizes[0]) as index:
+            rest = range(1, len(sizes))
+            _spread_rows(
+                unit, dst.moved(0, index).take(rest), src.moved(0, index).take(rest), sizes[1:]
+            )
+        return
+    c0, count = c0_of(src.dtype), sizes[0]
+    for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
+        out = dst.memory.region(dst.offset + at * c0, (part, c0))
+        unit.builder.vector("vbrcb", out, src.memory.region(src.offset + at, part))
 
 
 def _emit(unit: Unit, op: Op, views: list[View], sizes: list[int]) -> None:

@@ -10,6 +10,7 @@ from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.complete import loop_count, members
 from ascend_lab.dsl.expr import Call, Expr, Read
 from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.views import block_steps
 from ascend_lab.isa import c0_of
 
 
@@ -21,7 +22,7 @@ def first_boxes(state: State, root: str) -> dict[str, Box]:
         box = whole(stage) if name == root else needed(state, stage, active)
         for leaf in stage.loops[: loop_count(state, stage)]:
             part = box[leaf.root]
-            box[leaf.root] = Range(part.start, min(part.size, leaf.width))
+            box[leaf.root] = Range(part.start, min(part.count, leaf.width))
         active[name] = box
     return active
 
@@ -30,7 +31,7 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
     """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
     others = {n: b for n, b in active.items() if n != stage.name}
     box = needed(state, stage, others)
-    return tuple(box[a.name].size for a in stage.axes)
+    return tuple(box[a.name].count for a in stage.axes)
 
 
 def ub_bytes(state: State, root: str, chip: Chip) -> int:
@@ -55,7 +56,7 @@ def _blocks(elements: int, dtype: str) -> int:
 def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
     axes = (*stage.axes, *stage.reduce)
-    sizes = [box[a.name].size for a in axes]
+    sizes = [box[a.name].count for a in axes]
     rows = math.prod(sizes) // max(*sizes, 1)
     spare = 0
     if stage.fold:
@@ -100,32 +101,7 @@ def _peak(expr: Expr, sizes: Sequence[int], out: str, top: bool) -> int:
     return max(peak, alive)
 
 
-def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the steps of a row-major array."""
-    steps, step = [], 1
-    for size in reversed(sizes):
-        steps.append(step)
-        step *= size
-    return tuple(reversed(steps))
-
-
 def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
     unit = max(c0_of(stage.dtype), stage.align)
     return block_steps(sizes, unit, always=stage.align > 1)
-
-
-def block_steps(
-    sizes: Sequence[int], unit: int, *, always: bool = False
-) -> tuple[tuple[int, ...], int]:
-    """Row-major steps with rows at multiples of `unit`, and the elements they take.
-
-    A row is the innermost axis with more than one element; a single row is not filled up unless
-    `always`.
-    """
-    long = [d for d, n in enumerate(sizes) if n > 1]
-    row = long[-1] if long else len(sizes) - 1
-    rows = math.prod(sizes[:row])
-    pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
-    outer = (s * pitch for s in row_major(sizes[:row]))
-    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ascend_lab.dsl.emit_cube import Matrix, matrix_of
 from ascend_lab.dsl.expr import Call, Read
+from ascend_lab.dsl.matrices import Matrix, matrix_of
 from ascend_lab.dsl.stages import Fixed, Input, Stage, State, identity, redirect
 from ascend_lab.layout import AddressMap, address_map
 

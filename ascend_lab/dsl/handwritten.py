@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.fractals import matrix_map
-from ascend_lab.dsl.stages import Fixed, State
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Buffer, Launch, Loop, Node, Part, Program, Region
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.indexed import gather_launch, scatter_launch
-from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch, row_major
+from ascend_lab.kernels.strided import Move, copy_launch, moves_launch, row_major
+from ascend_lab.kernels.strided import View as KernelView
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout import address_map, conversion_launch
 from ascend_lab.layout.launch import maps_launch
@@ -46,8 +48,8 @@ def _concat(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     tensors = {stage.name: math.prod(stage.shape)}
     for name, shape in zip(stage.sources, stage.shapes, strict=True):
         tensors[name] = math.prod(shape)
-        target = View(stage.name, steps, at * steps[axis])
-        moves.append(Move(shape, target, View(name, row_major(shape))))
+        target = KernelView(stage.name, steps, at * steps[axis])
+        moves.append(Move(shape, target, KernelView(name, row_major(shape))))
         at += shape[axis]
     return (moves_launch(chip, stage.dtype, tensors, moves, name=stage.name),)
 
@@ -57,14 +59,16 @@ def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     widths, value, source = attrs["widths"], attrs["value"], stage.sources[0]
     shape, steps = stage.shapes[0], row_major(stage.shape)
     inside = sum(low * step for (low, _), step in zip(widths, steps, strict=True))
-    moves = [Move(shape, View(stage.name, steps, inside), View(source, row_major(shape)))]
+    moves = [
+        Move(shape, KernelView(stage.name, steps, inside), KernelView(source, row_major(shape)))
+    ]
     box, start = list(stage.shape), [0] * len(shape)
     for d, (low, high) in enumerate(widths):
         for at, size in ((start[d], low), (start[d] + low + shape[d], high)):
             if size:
                 sizes = (*box[:d], size, *box[d + 1 :])
                 offset = sum(s * step for s, step in zip(start, steps, strict=True))
-                target = View(stage.name, steps, offset + (at - start[d]) * steps[d])
+                target = KernelView(stage.name, steps, offset + (at - start[d]) * steps[d])
                 moves.append(Move(sizes, target, None, value))
         box[d], start[d] = shape[d], low
     tensors = {stage.name: math.prod(stage.shape), source: math.prod(shape)}
@@ -151,11 +155,29 @@ _MAKERS: Mapping[str, Maker] = {
 }
 
 
+def copied(state: State, stage: Stage, chip: Chip) -> Launch:
+    """Return the launch of a stage that only moves elements from one GM tensor to another."""
+    read = bare(stage.expr) or stage.expr
+    assert isinstance(read, Read)
+    shape = read.view or state.find(read.source).shape
+    strides, offset = dict.fromkeys((a.name for a in stage.axes), 0), 0
+    for index, step in zip(read.index, row_major(shape), strict=True):
+        offset += index.const * step
+        for name, coefficient in index.terms:
+            strides[name] += coefficient * step
+    source = KernelView(read.source, tuple(strides.values()), offset)
+    move = Move(stage.shape, KernelView(stage.name, row_major(stage.shape)), source)
+    tensors = {stage.name: math.prod(stage.shape), read.source: math.prod(shape)}
+    return moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)
+
+
 def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names."""
+    """Return a launch with its GM tensors under other names; tiles make way for them."""
     table: dict[Buffer, Buffer] = {}
 
     def buffer(old: Buffer) -> Buffer:
+        if old.space != "GM" and old.name in names.values():
+            return replace(old, name=f"{old.name}_tile")
         if old.space != "GM" or old.name not in names:
             return old
         if old not in table:
@@ -163,7 +185,7 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
         return table[old]
 
     def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer)) if old.space == "GM" else old
+        return replace(old, buffer=buffer(old.buffer))
 
     def nodes(body: Sequence[Node]) -> tuple[Node, ...]:
         out: list[Node] = []
@@ -180,15 +202,7 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
     def part(old: Part) -> Part:
         program = old.program
         buffers = tuple(map(buffer, program.buffers))
-        changed = Program(program.name, _apart(buffers, names), nodes(program.body), program.params)
+        changed = Program(program.name, buffers, nodes(program.body), program.params)
         return Part(changed, old.bindings)
 
     return Launch(launch.name, tuple(map(part, launch.parts)))
-
-
-def _apart(buffers: tuple[Buffer, ...], names: Mapping[str, str]) -> tuple[Buffer, ...]:
-    taken = {b.name for b in buffers if b.space == "GM"}
-    clash = [b.name for b in buffers if b.space != "GM" and b.name in taken]
-    if clash:
-        raise ScheduleError("tensor names that no tile has", ", ".join(clash), "rename the tensor")
-    return buffers

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import product
 
 from ascend_lab.chip import Chip
-from ascend_lab.dsl import emit_cube
 from ascend_lab.dsl.boxes import Box, Range, whole
-from ascend_lab.dsl.complete import complete, roots
-from ascend_lab.dsl.handwritten import handwritten
+from ascend_lab.dsl.complete import complete, moves_only, roots
+from ascend_lab.dsl.handwritten import copied, handwritten
+from ascend_lab.dsl.matrices import Matrix, matrix_of, stored_elements
 from ascend_lab.dsl.nest import Nest
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Kernel, Launch, Part, binding_of, var
+from ascend_lab.isa import Kernel, Launch, Part, binding_of, var
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Share:
     leaf: Leaf
     first: int
     count: int
-    size: int
+    elements: int
 
 
 def lower(schedule: Schedule) -> Kernel:
@@ -40,6 +40,8 @@ def lower(schedule: Schedule) -> Kernel:
     for stage in roots(state):
         if isinstance(stage, Fixed):
             phases += handwritten(state, stage, chip)
+        elif moves_only(state, stage):
+            phases.append(copied(state, stage, chip))
         else:
             phases.append(_phase(complete(state, stage.name), stage.name, chip, tensors))
     return Kernel(schedule.outputs[0].label, tuple(phases))
@@ -49,24 +51,24 @@ def stored(state: State) -> dict[str, int]:
     """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
     sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
     for name, matrix in matrices(state).items():
-        sizes[name] = emit_cube.stored_elements(state.find(name).shape, matrix)
+        sizes[name] = stored_elements(state.find(name).shape, matrix)
     return sizes
 
 
-def matrices(state: State) -> dict[str, emit_cube.Matrix]:
+def matrices(state: State) -> dict[str, Matrix]:
     """Return the GM tensors that are kept in fractal layout, and how."""
-    found: dict[str, emit_cube.Matrix] = {}
+    found: dict[str, Matrix] = {}
     for cube in state.stages:
         if not isinstance(cube, Stage) or not cube.is_cube:
             continue
         for read, role in zip(cube.reads, "AB", strict=True):
-            found[_origin(state, read.source)] = emit_cube.matrix_of(cube, role)
+            found[_origin(state, read.source)] = matrix_of(cube, role)
         out: Stage = cube
         while out.scope != "GM":
             below = state.readers(out.name)[0]
             assert isinstance(below, Stage)
             out = below
-        found[out.name] = emit_cube.matrix_of(cube, "C")
+        found[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
             found[stage.name] = dict(stage.attrs)["matrix"]
@@ -115,7 +117,7 @@ def _own_box(nest: Nest, stage: Stage, chosen: tuple[Share, ...]) -> Box:
     for share in chosen:
         leaf = share.leaf
         nest.builder.param(leaf.name, share.first + share.count)
-        box[leaf.root] = Range(Affine() + var(leaf.name) * leaf.width, share.size)
+        box[leaf.root] = Range(var(leaf.name) * leaf.width, share.elements)
     return box
 
 

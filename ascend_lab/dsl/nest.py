@@ -12,11 +12,10 @@ from ascend_lab.dsl.emit_expr import compute_tile
 from ascend_lab.dsl.emit_fold import accumulator
 from ascend_lab.dsl.emit_vector import Unit
 from ascend_lab.dsl.expr import Read
-from ascend_lab.dsl.footprint import row_major
 from ascend_lab.dsl.stages import Leaf, Stage, State, bare
 from ascend_lab.dsl.tensor import Axis
 from ascend_lab.dsl.tiles import Group, Held, Tiles
-from ascend_lab.dsl.views import View
+from ascend_lab.dsl.views import View, row_major
 from ascend_lab.isa import Affine, Buffer, KernelBuilder
 
 Copy = Callable[[Unit, View, View, Sequence[int]], None]
@@ -59,7 +58,7 @@ class Nest:
         self.produce(guests)
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
-            sizes = [box[a.name].size for a in stage.axes]
+            sizes = [box[a.name].count for a in stage.axes]
             accumulator(self.unit, stage.fold, self.own_view(stage, box), sizes)
         self.level(stage, loops, [])
         self.release(guests)
@@ -81,7 +80,7 @@ class Nest:
 
     def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, Affine]]:
         """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
-        full, rest = divmod(whole.size, leaf.width)
+        full, rest = divmod(whole.count, leaf.width)
         name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
         if full == 1:
             yield Range(whole.start, leaf.width), Affine()
@@ -89,7 +88,7 @@ class Nest:
             with self.builder.loop(name, full) as index:
                 yield Range(whole.start + index * leaf.width, leaf.width), index
         if rest and leaf.tail == "guard" and full:
-            back = Affine(whole.size - leaf.width)
+            back = Affine(whole.count - leaf.width)
             yield Range(whole.start + back, leaf.width), Affine(full)
         elif rest:
             yield Range(whole.start + full * leaf.width, rest), Affine(full)
@@ -103,7 +102,7 @@ class Nest:
                 self.run(stage, box)
                 continue
             ranges = [box[a.name] for a in stage.axes]
-            self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.size for r in ranges))
+            self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
             self.run(stage, box)
             group = self.tiles.fill(stage.name)
             if group is not None:
@@ -163,7 +162,7 @@ class Nest:
         """Move a box between GM and UB: its main part, or what that leaves over."""
         read = bare(stage.expr) or stage.expr
         assert isinstance(read, Read)
-        sizes = [box[a.name].size for a in stage.axes]
+        sizes = [box[a.name].count for a in stage.axes]
         how(self.unit, self.own_view(stage, box), self.view(read, box, stage.axes), sizes)
 
     # -- operands -------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     """Compute a tile of a stage inside a loop of its consumer instead of all of it before."""
     s, c = state.stage(stage), state.stage(consumer)
     c.loop(axis)
-    if s.name == c.name or not (s.output or _reads(state, c.name, s.name)):
+    inside = [r for r in state.readers(stage) if _inside(state, r, consumer)]
+    if s.name == c.name or not (s.output or inside):
         raise ScheduleError(
             f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
         )
@@ -99,21 +100,6 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
     check_nest(new, c)
     return new
-
-
-def _reads(state: State, consumer: str, name: str) -> bool:
-    """True if `consumer` needs `name`, directly or through tiles attached to it."""
-    entry = state.find(consumer)
-    if not isinstance(entry, Stage):
-        return False
-    if name in entry.sources:
-        return True
-    tiles = (state.find(source) for source in entry.sources)
-    return any(_reads(state, t.name, name) for t in tiles if isinstance(t, Stage) and _is_tile(t))
-
-
-def _is_tile(stage: Stage) -> bool:
-    return stage.scope != "GM" or stage.attach is not None
 
 
 def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:

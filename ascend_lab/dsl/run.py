@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.dsl.emit_cube import Matrix
 from ascend_lab.dsl.fractals import matrix_map
 from ascend_lab.dsl.lower import lower, matrices
+from ascend_lab.dsl.matrices import Matrix
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.tensor import topological, unique_names
 from ascend_lab.layout import pack, unpack

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ascend_lab.dsl import emit_cube
 from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes
+from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.dsl.views import Memory
 from ascend_lab.errors import ScheduleError
@@ -53,7 +53,7 @@ class Tiles:
         self.state, self.root, self.builder = state, root, builder
         self.first: dict[str, Box] = {}
         self.fractal = {
-            s.name for s in state.stages if isinstance(s, Stage) and emit_cube.is_fractal(state, s)
+            s.name for s in state.stages if isinstance(s, Stage) and is_fractal(state, s)
         }
         self.held: dict[str, Held] = {}
         self.plain: dict[str, Buffer] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,3 +71,28 @@ def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
         View(v.memory, v.dtype, v.offset, tuple(steps[n] for _, steps in dims), v.blocks)
         for n, v in enumerate(views)
     ]
+
+
+def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps of a row-major array."""
+    steps, step = [], 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= size
+    return tuple(reversed(steps))
+
+
+def block_steps(
+    sizes: Sequence[int], unit: int, *, always: bool = False
+) -> tuple[tuple[int, ...], int]:
+    """Row-major steps with rows at multiples of `unit`, and the elements they take.
+
+    A row is the innermost axis with more than one element; a single row is not filled up unless
+    `always`.
+    """
+    long = [d for d, n in enumerate(sizes) if n > 1]
+    row = long[-1] if long else len(sizes) - 1
+    rows = math.prod(sizes[:row])
+    pitch = sizes[row] if rows == 1 and not always else -(-sizes[row] // unit) * unit
+    outer = (s * pitch for s in row_major(sizes[:row]))
+    return (*outer, *((1,) * (len(sizes) - row))), rows * pitch

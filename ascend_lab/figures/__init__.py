@@ -44,6 +44,9 @@ FIGURES: dict[str, str] = {
     "fig_stored": "conv",
     "fig_reuse": "conv",
     "fig_groups": "conv",
+    "fig_expression": "expressions",
+    "fig_graph": "graphs",
+    "fig_three_nests": "expressions",
     "fig_blocks_and_conflicts": "movement",
     "fig_scatter_ways": "movement",
 }

@@ -122,16 +122,22 @@ def height_of(items: Sequence[Box | Work]) -> float:
     return sum(1.0 if isinstance(i, Work) else 1.35 + height_of(i.inside) for i in items)
 
 
-def draw_nest(ax: Any, items: Sequence[Box | Work], *, rows: float = 0.0, size: float = 7.5) -> None:
+def draw_nest(
+    ax: Any, items: Sequence[Box | Work], *, rows: float = 0.0, size: float = 7.5
+) -> None:
     """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale."""
     ax.set_axis_off()
-    ax.set_xlim(0, 1)
+    ax.set_xlim(-0.01, 1.01)
     ax.set_ylim(max(rows, height_of(items)), 0)
     _draw(ax, items, 0.0, (0.0, 1.0), 0, size)
 
 
 def _draw(
-    ax: Any, items: Sequence[Box | Work], top: float, sides: tuple[float, float], level: int,
+    ax: Any,
+    items: Sequence[Box | Work],
+    top: float,
+    sides: tuple[float, float],
+    level: int,
     size: float,
 ) -> float:
     """Draw items from `top` down between two sides; return where they end."""
@@ -157,7 +163,9 @@ def _draw_work(ax: Any, item: Work, top: float, sides: tuple[float, float], size
     style = PIPE_STYLE[item.pipe]
     low, height, swatch = top + 0.07, 0.86, 0.075
     tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
-    whole = Rectangle((left, low), right - left, height, facecolor=tint, edgecolor=INK, linewidth=0.6)
+    whole = Rectangle(
+        (left, low), right - left, height, facecolor=tint, edgecolor=INK, linewidth=0.6
+    )
     ax.add_patch(whole)
     ax.add_patch(Rectangle((left, low), swatch, height, **style.patch_args()))
     ax.text(left + swatch + 0.025, top + 0.52, item.text, va="center", fontsize=size, color=INK)

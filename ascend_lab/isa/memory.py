@@ -34,7 +34,7 @@ class Affine:
     terms: tuple[tuple[str, int], ...] = ()
 
     def __add__(self, other: Affine | int) -> Affine:
-        """Return the sum of two affine expressions; anything with an `affine` form counts as one."""
+        """Return the sum; anything with an `affine` form counts as an affine expression."""
         if not isinstance(other, Affine):
             if type(other) is not int and hasattr(other, "affine"):
                 return self + cast(Affine, other.affine)

@@ -62,7 +62,7 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
     parts = []
     for part in launch.parts:
         program = part.program
-        buffers = tuple(turn(b.region()).buffer for b in program.buffers)
+        buffers = tuple(dict.fromkeys(turn(b.region()).buffer for b in program.buffers))
         body = visit(program.body)
         parts.append(replace(part, program=replace(program, buffers=buffers, body=body)))
     return replace(launch, parts=tuple(parts))

@@ -47,9 +47,9 @@ class ConvShape:
             object.__setattr__(self, name, _shortest(name, getattr(self, name), lengths))
         self._check_sizes()
         if self.dtype not in ACCUMULATOR:
-            raise InputError("dtype fp16 or int8", self.dtype, "convert the operands")
+            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", "fp16" if self.dtype == "fp16" else "int32")
+            object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
             raise InputError(
                 f"groups that divide {self.c} input and {self.k} output channels",

@@ -9,7 +9,7 @@ from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 
 FRACTAL = 16
-ACCUMULATOR = {"fp16": "fp32", "int8": "int32"}
+ACCUMULATOR = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,13 @@ class GemmShape:
                 "split it",
             )
         if self.dtype not in ACCUMULATOR:
-            raise InputError("dtype fp16 or int8", self.dtype, "convert the operands")
+            raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
-        if self.out_dtype not in (ACCUMULATOR[self.dtype], "fp16"):
+        short = "bf16" if self.dtype == "bf16" else "fp16"
+        if self.out_dtype not in (ACCUMULATOR[self.dtype], short):
             raise InputError(
-                f"out dtype {ACCUMULATOR[self.dtype]} or fp16 for {self.dtype} operands",
+                f"out dtype {ACCUMULATOR[self.dtype]} or {short} for {self.dtype} operands",
                 self.out_dtype,
                 "leave it out for the accumulator's own format",
             )

@@ -38,13 +38,13 @@ class Plane:
 class Share:
     """The cores' share: counter `along` (outer.., column, row) cut in pieces of `pitch`.
 
-    Core c has `size` steps from (first + c) * pitch on.
+    Core c has `count` steps from (first + c) * pitch on.
     """
 
     along: int
     pitch: int
     first: int
-    size: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Writer:
         core = self.k.param("core", cores)
         dims = [*plane.outer, plane.column, plane.row]
         self.sizes = [d.count for d in dims]
-        self.sizes[share.along] = share.size
+        self.sizes[share.along] = share.count
         dim, place = dims[share.along], core * share.pitch + share.first * share.pitch
         self.start = place * dim.source, place * dim.target
         self.lanes = chip.vector_bytes_per_repeat // max(DTYPE_BYTES[plane.dtype], 2)

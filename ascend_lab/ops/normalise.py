@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ascend_lab.ops.formats import rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape, axis_of
+from ascend_lab.ops.shapes import Shape, axis_of, elements
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 
 Values = NDArray[Any]
@@ -138,26 +137,38 @@ def _norm_slices(shapes: tuple[Shape, ...], *, axis: int, epsilon: float) -> Sli
     )
 
 
-def _spread(value: te.Tensor, axes: tuple[int, ...], shape: Shape) -> te.Tensor:
-    """Return the mean over axes, broadcast back to `shape`."""
-    count = math.prod(shape[a] for a in axes)
-    return te.broadcast(te.vmuls(te.reduce_sum(value, axes, keepdims=True), 1.0 / count), shape)
+def _rows(x: te.Tensor, axis: int) -> te.Tensor:
+    """Return x as (rows, elements of the normalised axes)."""
+    tail = elements(x.shape[axis_of("axis", axis, x.shape) :])
+    return te.reshape(x, (x.elements // tail, tail))
+
+
+def _mean(x: te.Tensor) -> te.Tensor:
+    """Return the mean of every row, broadcast back over it."""
+    total = te.reduce_sum(x, 1, keepdims=True)
+    return te.broadcast(te.vmuls(total, 1.0 / x.shape[1]), x.shape)
+
+
+def _scaled(x: te.Tensor, factor: te.Tensor) -> te.Tensor:
+    """Return x times a vector as long as a row."""
+    return te.vmul(x, te.broadcast(te.reshape(factor, (1, x.shape[1])), x.shape))
 
 
 def _layer_norm(
     x: te.Tensor, scale: te.Tensor, bias: te.Tensor, *, axis: int, epsilon: float
 ) -> te.Tensor:
-    axes, shape = _tail_axes(x.shape, axis), x.shape
-    centred = te.vsub(x, _spread(x, axes, shape))
-    variance = _spread(te.vmul(centred, centred), axes, shape)
+    rows = _rows(x, axis)
+    centred = te.vsub(rows, _mean(rows))
+    variance = _mean(te.vmul(centred, centred))
     normal = te.vmul(centred, te.vrsqrt(te.vadds(variance, epsilon)))
-    return te.vadd(te.vmul(normal, te.broadcast(scale, shape)), te.broadcast(bias, shape))
+    offset = te.broadcast(te.reshape(bias, (1, rows.shape[1])), rows.shape)
+    return te.reshape(te.vadd(_scaled(normal, scale), offset), x.shape)
 
 
 def _rms_norm(x: te.Tensor, scale: te.Tensor, *, axis: int, epsilon: float) -> te.Tensor:
-    power = _spread(te.vmul(x, x), _tail_axes(x.shape, axis), x.shape)
-    normal = te.vmul(x, te.vrsqrt(te.vadds(power, epsilon)))
-    return te.vmul(normal, te.broadcast(scale, x.shape))
+    rows = _rows(x, axis)
+    rate = te.vrsqrt(te.vadds(_mean(te.vmul(rows, rows)), epsilon))
+    return te.reshape(_scaled(te.vmul(rows, rate), scale), x.shape)
 
 
 def _layer_norm_values(

@@ -1,0 +1,171 @@
+"""Speed of lowering, and default schedules against the rooflines: part of `lab.py bench`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl.auto_cube import schedule_product
+from ascend_lab.dsl.tensor import topological
+from ascend_lab.kernels import GemmSchedule
+from ascend_lab.sim import KernelTimeline, execute, simulate, simulate_kernel
+
+CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+
+
+def median_s(action: Callable[[], object], repeats: int = 41) -> float:
+    """Return the median seconds of an action, after one run to warm up."""
+    action()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def product(side: int) -> te.Tensor:
+    """Return a square fp16 matrix product."""
+    a, b = te.placeholder((side, side), name="a"), te.placeholder((side, side), name="b")
+    return te.renamed(te.matmul(a, b), "c")
+
+
+def chain(elements: int) -> te.Tensor:
+    """Return relu(2 (a + b)) on vectors."""
+    a, b = te.placeholder((elements,), name="a"), te.placeholder((elements,), name="b")
+    return te.renamed(te.vrelu(te.vmuls(te.vadd(a, b), 2.0)), "y")
+
+
+def cube_candidate_s(side: int, chip: Chip) -> float:
+    """Return seconds to lower and time one tiling with three tile levels."""
+    tiling = GemmSchedule(128, 64, 256, 4, 4, 4)
+    schedule = schedule_product(te.create_schedule(product(side), chip), "c", tiling)
+    return median_s(lambda: simulate(te.lower(schedule).phases[0], chip).cycles)
+
+
+def vector_candidate_s(elements: int, chip: Chip) -> float:
+    """Return seconds to lower and time one fused vector schedule."""
+    schedule = te.auto_schedule(chain(elements), chip)
+    return median_s(lambda: simulate(te.lower(schedule).phases[0], chip).cycles)
+
+
+def execute_s() -> tuple[float, float]:
+    """Return seconds to execute a 256 cubed product and a fused chain on 2^20 elements."""
+    chip = load_chip("Ascend910A")
+    rng = np.random.default_rng(0)
+    kernel = te.lower(te.auto_schedule(product(256), chip))
+    matrix = rng.normal(size=256 * 256).astype(np.float16)
+    cube = median_s(lambda: execute(kernel, {"a": matrix, "b": matrix}, chip), 3)
+    fused = te.lower(te.auto_schedule(chain(1 << 20), chip))
+    line = rng.normal(size=1 << 20).astype(np.float16)
+    vector = median_s(lambda: execute(fused, {"a": line, "b": line}, chip), 3)
+    return cube, vector
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A default schedule on one chip: its time, and the share of its roofline it reaches."""
+
+    name: str
+    chip: str
+    time_s: float
+    roof: str
+    roof_share: float
+    bound_by: str
+
+
+def softmax(x: te.Tensor) -> te.Tensor:
+    """Return the softmax of the last axis."""
+    top = te.broadcast(te.reduce_max(x, -1, True), x.shape)
+    powers = te.vexp(te.vsub(x, top))
+    return te.vdiv(powers, te.broadcast(te.reduce_sum(powers, -1, True), x.shape))
+
+
+def cases() -> dict[str, te.Tensor]:
+    """Return the operators of the table, by name."""
+    line, rows = te.placeholder((1 << 24,), name="a"), te.placeholder((8192, 1024), name="x")
+    other, bias = te.placeholder((1 << 24,), name="b"), te.placeholder((1024,), name="bias")
+    image = te.placeholder((32, 64, 56 * 56), name="x")
+    channel = te.placeholder((64, 1), name="bias")
+    return {
+        "add 2^24": te.vadd(line, other),
+        "relu 2^24": te.vrelu(line),
+        "add, scale, relu 2^24": te.vrelu(te.vmuls(te.vadd(line, other), 2.0)),
+        "add row bias 8192x1024": te.vadd(rows, te.broadcast(bias, rows.shape)),
+        "add channel bias 32x64x3136": te.vadd(image, te.broadcast(channel, image.shape)),
+        "max of rows 8192x1024": te.reduce_max(rows, 1),
+        "max of columns 8192x1024": te.reduce_max(rows, 0),
+        "sum of rows 8192x1024": te.reduce_sum(rows, 1),
+        "sum of all 8192x1024": te.reduce_sum(rows, (0, 1)),
+        "softmax 8192x1024": softmax(rows),
+        "transpose 4096x4096": te.transpose(te.placeholder((4096, 4096), name="x"), (1, 0)),
+        "matmul 1024": product(1024),
+        "matmul 4096": product(4096),
+        "matmul 4097": product(4097),
+        "matmul 64x4096x4096": te.matmul(
+            te.placeholder((64, 4096), name="a"), te.placeholder((4096, 4096), name="b")
+        ),
+        "matmul 32 x 512x64x512": te.matmul(
+            te.placeholder((32, 512, 64), name="a"), te.placeholder((32, 64, 512), name="b")
+        ),
+    }
+
+
+def share_of(name: str, tensor: te.Tensor, chip: Chip) -> Share:
+    """Return the kernel time of the default schedule, and the higher of two rooflines over it.
+
+    Memory: inputs and output once at the memory's rate, or L2's where all of them fit in it. Cube:
+    the multiply-adds at the peak of all cores.
+    """
+    timeline = simulate_kernel(te.lower(te.auto_schedule(tensor, chip)), chip)
+    tensors = [t for t in topological([tensor]) if t.body is None or t is tensor]
+    moved = sum(t.size_bytes for t in tensors)
+    rate = chip.device_memory.rate_bytes_per_s
+    if moved <= chip.l2.size_bytes:
+        reads = sum(t.size_bytes for t in tensors if t.body is None)
+        memory_s = max(reads / rate, moved / chip.l2.rate_bytes_per_s)
+    else:
+        memory_s = moved / rate
+    ops = _cube_ops(tensor)
+    cube_s = ops / chip.peak_ops_per_s("fp16")
+    roof = "cube" if cube_s > memory_s else "memory"
+    seconds = timeline.cycles / chip.clock_hz
+    best = max(cube_s, memory_s)
+    return Share(name, chip.name, timeline.time_s, roof, best / seconds, _bound(timeline))
+
+
+def _cube_ops(tensor: te.Tensor) -> float:
+    if tensor.hint != "matmul":
+        return 0.0
+    return 2.0 * math.prod(tensor.shape) * tensor.inputs[0].shape[-1]
+
+
+def _bound(timeline: KernelTimeline) -> str:
+    return timeline.bound_by
+
+
+def table(shares: Sequence[Share]) -> str:
+    """Return the table as text: a row per operator, a column per chip."""
+    names = list(dict.fromkeys(s.name for s in shares))
+    chips = list(dict.fromkeys(s.chip for s in shares))
+    found = {(s.name, s.chip): s for s in shares}
+    lines = [f"{'default schedule':<30}" + "".join(f"{c:>18}" for c in chips)]
+    for name in names:
+        cells = []
+        for chip in chips:
+            share = found[name, chip]
+            cells.append(f"{share.roof_share:.0%} of {share.roof}")
+        lines.append(f"{name:<30}" + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)
+
+
+def all_shares() -> list[Share]:
+    """Return the share of its roofline of every case on every chip."""
+    return [share_of(n, t, load_chip(chip)) for chip in CHIPS for n, t in cases().items()]

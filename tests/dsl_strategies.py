@@ -1,0 +1,379 @@
+"""Random tensor programs with their values, random schedule steps, and what every kernel must be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from dsl_oracles import (
+    BINARY,
+    FLOAT_ONLY,
+    INT_ONLY,
+    INTS,
+    POSITIVE,
+    SCALAR,
+    UNARY,
+    Known,
+    Values,
+    binary,
+    broadcast,
+    cast,
+    compare,
+    concat,
+    cut,
+    fold,
+    known,
+    layer_norm,
+    pad,
+    reshape,
+    rounding,
+    scalar,
+    select,
+    softmax,
+    transpose,
+    unary,
+)
+from hypothesis import strategies as st
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl.tensor import topological
+from ascend_lab.isa import Kernel, Launch, sanitize
+from ascend_lab.sim import (
+    KernelTimeline,
+    Surroundings,
+    analyse,
+    execute,
+    instruction_cost,
+    simulate_kernel,
+)
+from ascend_lab.sim.number_formats import numpy_type
+
+CHIPS = ("Toy", "Ascend910A", "Ascend910B2")
+SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)
+FORMATS = ("fp16", "fp32", "int32", "int8", "uint8", "bf16")
+
+
+@cache
+def chip_of(name: str) -> Chip:
+    return load_chip(name)
+
+
+def array(rng: np.random.Generator, shape: Sequence[int], dtype: str, low: float = -2.0) -> Values:
+    """Random values of a format; small whole numbers, so that sums of a few stay inside int8."""
+    if dtype in INTS:
+        lowest = 0 if dtype == "uint8" or low >= 0 else -4
+        return rng.integers(lowest, 5, tuple(shape)).astype(numpy_type(dtype))
+    return rng.uniform(low, 2.0, tuple(shape)).astype(np.float32).astype(numpy_type(dtype))
+
+
+@st.composite
+def shapes(draw: st.DrawFn, least: int = 1, most: int = 4, limit: int = 1500) -> tuple[int, ...]:
+    """A shape of at most `limit` elements; odd sizes preferred."""
+    sizes = draw(st.lists(st.sampled_from(SIZES), min_size=least, max_size=most))
+    while math.prod(sizes) > limit:
+        largest = sizes.index(max(sizes))
+        sizes[largest] = SIZES[SIZES.index(sizes[largest]) // 2]
+    return tuple(sizes)
+
+
+# -- what every kernel must be ---------------------------------------------------------------------
+
+
+def verify(
+    outputs: Sequence[Known], arrays: dict[str, Values], schedule: te.Schedule, *, whole: bool = True
+) -> Kernel:
+    """Lower and execute a schedule; values, flags and time must be right. Return the kernel.
+
+    `whole`: the program needs every element of its inputs.
+    """
+    kernel = te.lower(schedule)
+    assert_values(outputs, arrays, kernel, schedule.chip)
+    assert sanitize(kernel, schedule.chip) == []
+    timeline = assert_time(kernel, schedule.chip)
+    if whole:
+        assert least_cycles(outputs, schedule.chip) <= timeline.cycles
+    return kernel
+
+
+def assert_values(
+    outputs: Sequence[Known], arrays: dict[str, Values], kernel: Kernel, chip: Chip
+) -> None:
+    """Every output is within the slack of its oracle, element by element."""
+    names = {t.name for t in kernel.tensors}
+    got = execute(kernel, {n: a for n, a in arrays.items() if n in names}, chip)
+    for out in outputs:
+        found = got[out.tensor.label].reshape(out.shape)
+        assert found.dtype == out.value.dtype
+        assert_close(found, out)
+
+
+def assert_close(found: Values, out: Known) -> None:
+    """|found - value| <= slack; infinities and NaN in the same places."""
+    have, want = found.astype(np.float64), out.value.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        same = (have == want) | (np.isnan(have) & np.isnan(want))
+        good = same | (np.abs(have - want) <= out.slack)
+    if not np.all(good):
+        at = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise AssertionError(
+            f"{out.tensor.label}{out.shape} {out.dtype}: {np.count_nonzero(~good)} wrong, first at "
+            f"{at}: {have[at]!r}, not {want[at]!r} +- {out.slack[at]:.3g}"
+        )
+
+
+def check_auto(
+    outputs: Sequence[Known], arrays: dict[str, Values], chip_name: str, *, whole: bool = True
+) -> Kernel:
+    """The default schedule of these outputs is right on a chip."""
+    schedule = te.auto_schedule([o.tensor for o in outputs], chip_of(chip_name))
+    return verify(outputs, arrays, schedule, whole=whole)
+
+
+def assert_time(kernel: Kernel, chip: Chip) -> KernelTimeline:
+    """Work of any pipe and of memory <= cycles <= sum of all parts; both engines agree."""
+    timeline = simulate_kernel(kernel, chip)
+    plain = simulate_kernel(kernel, chip, engine="reference")
+    assert timeline.cycles == plain.cycles
+    assert [p.pipe_cycles for p in timeline.phases] == [p.pipe_cycles for p in plain.phases]
+    waits = (len(kernel.phases) - 1) * chip.all_cores_cycles
+    assert timeline.cycles == sum(p.cycles for p in timeline.phases) + waits
+    for launch, phase in zip(kernel.phases, timeline.phases, strict=True):
+        memory = phase.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+        assert max(memory, pipe_work(launch, chip)) <= phase.cycles + 1e-6
+        assert phase.cycles <= max(sum_of_parts(launch, chip), math.ceil(memory))
+    return timeline
+
+
+def least_cycles(outputs: Sequence[Known], chip: Chip) -> float:
+    """Roofline from the expression alone: every input is read from memory once.
+
+    (Outputs may stay in L2, which the model writes back only where they do not fit.)
+    """
+    tensors = [o.tensor for o in outputs]
+    inputs = {t for t in topological(tensors) if t.body is None}
+    size = sum(t.size_bytes for t in inputs)
+    return size / chip.device_memory.rate_bytes_per_s * chip.clock_hz
+
+
+def pipe_work(launch: Launch, chip: Chip) -> int:
+    """Cycles of the busiest pipe of any core, were nothing to wait for."""
+    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
+    most = 0
+    for part in launch.parts:
+        work: dict[str, int] = {}
+        for instruction, times in part.program.instructions():
+            cost = instruction_cost(chip, instruction, around).occupancy_cycles
+            work[instruction.pipe] = work.get(instruction.pipe, 0) + cost * times
+        most = max(most, *work.values())
+    return most
+
+
+def sum_of_parts(launch: Launch, chip: Chip) -> int:
+    """Cycles if every instruction of a core waited for the result of the one before it."""
+    around = Surroundings(launch.core_count, analyse(launch, chip).fresh)
+    longest = 0
+    for part in launch.parts:
+        total = 0
+        for instruction, times in part.program.instructions():
+            cost = instruction_cost(chip, instruction, around)
+            total += (cost.occupancy_cycles + cost.latency_cycles) * times
+        longest = max(longest, total)
+    return longest
+
+
+# -- random tensor programs ------------------------------------------------------------------------
+
+
+@dataclass
+class Program:
+    """Outputs and inputs of a random program."""
+
+    outputs: list[Known]
+    arrays: dict[str, Values]
+
+    def __repr__(self) -> str:
+        """Print the formulas, as a reader of a failed test wants them."""
+        state = te.create_schedule([o.tensor for o in self.outputs], chip_of("Toy")).state
+        inputs = [f"{i.name}{i.shape} {i.dtype}" for i in state.inputs]
+        lines = [f"{s.name}{s.shape} = {getattr(s, 'fold', s)} {getattr(s, 'expr', '')}"
+                 for s in state.stages]
+        return "\n".join([*inputs, *lines, f"outputs {[o.tensor.label for o in self.outputs]}"])
+
+
+ELEMENTWISE = ("binary", "binary", "unary", "scalar", "choose")
+FUSABLE = (*ELEMENTWISE, "fold", "softmax", "norm", "cast")
+ANYTHING = (*FUSABLE, "move", "move")
+
+
+class _Writer:
+    """Grows a program by one random step after another."""
+
+    def __init__(self, draw: st.DrawFn, limit: int) -> None:
+        self.draw, self.limit = draw, limit
+        self.rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+        self.arrays: dict[str, Values] = {}
+        self.pool: list[Known] = []
+
+    def pick(self, choices: Sequence[Any]) -> Any:
+        return self.draw(st.sampled_from(tuple(choices)))
+
+    def input(self, shape: Sequence[int], dtype: str) -> Known:
+        name = f"x{len(self.arrays)}"
+        self.arrays[name] = array(self.rng, shape, dtype)
+        self.pool.append(known(self.arrays[name], dtype, name))
+        return self.pool[-1]
+
+    def value(self) -> Known:
+        """A value of the pool; the latest ones are likelier."""
+        back = self.draw(st.integers(0, min(len(self.pool), 4) - 1))
+        return self.pool[-1 - back]
+
+    def mate(self, a: Known) -> tuple[Known, Known]:
+        """`a` and another value of its format, both stretched to their common shape."""
+        fits = [b for b in self.pool if b.dtype == a.dtype and self._together(a, b)]
+        if self.pick((True, True, False)) and fits:
+            b = self.pick(fits)
+        else:
+            keep = self.draw(st.integers(1, len(a.shape)))
+            shape = tuple(self.pick((n, n, 1)) for n in a.shape[len(a.shape) - keep :])
+            b = self.input(shape, a.dtype)
+        both = np.broadcast_shapes(a.shape, b.shape)
+        return self.stretched(a, both), self.stretched(b, both)
+
+    def _together(self, a: Known, b: Known) -> bool:
+        try:
+            return math.prod(np.broadcast_shapes(a.shape, b.shape)) <= self.limit
+        except ValueError:
+            return False
+
+    def stretched(self, a: Known, shape: tuple[int, ...]) -> Known:
+        return a if a.shape == shape else broadcast(a, shape)
+
+    def positive(self, a: Known) -> Known:
+        return scalar("vadds", unary("vabs", a), 0.5)
+
+    def step(self, kind: str) -> Known:
+        result: Known = getattr(self, f"_{kind}")(self.value())
+        return result
+
+    def _binary(self, a: Known) -> Known:
+        ops = [o for o in BINARY if o not in (FLOAT_ONLY if a.dtype in INTS else INT_ONLY)]
+        op = self.pick(ops)
+        a, b = self.mate(a)
+        return binary(op, a, self.positive(b) if op == "vdiv" else b)
+
+    def _unary(self, a: Known) -> Known:
+        ops = [o for o in UNARY if o not in (FLOAT_ONLY if a.dtype in INTS else INT_ONLY)]
+        op = self.pick(ops)
+        return unary(op, self.positive(a) if op in POSITIVE else a)
+
+    def _scalar(self, a: Known) -> Known:
+        number = self.pick((-2, 1, 2) if a.dtype in INTS else (-1.5, 0.3, 2.0))
+        return scalar(self.pick(SCALAR), a, number)
+
+    def _choose(self, a: Known) -> Known:
+        a, b = self.mate(a)
+        condition = compare(a, b, self.pick(("gt", "ge", "lt", "le", "eq", "ne")))
+        return select(condition, *self.pick(((a, b), (b, a))))
+
+    def _axes(self, a: Known) -> tuple[int, ...]:
+        chosen = self.draw(st.sets(st.integers(0, len(a.shape) - 1), min_size=1))
+        return tuple(sorted(chosen))
+
+    def _fold(self, a: Known) -> Known:
+        kind = self.pick(("sum", "sum", "max", "min", "prod"))
+        return fold(kind, a, self._axes(a), keepdims=self.pick((True, False)))
+
+    def _softmax(self, a: Known) -> Known:
+        if a.dtype in INTS:
+            return self._fold(a)
+        return softmax(a, self.draw(st.integers(-len(a.shape), len(a.shape) - 1)))
+
+    def _norm(self, a: Known) -> Known:
+        if a.dtype in INTS:
+            return self._fold(a)
+        axes = self._axes(a)
+        sizes = tuple(n if d in axes else 1 for d, n in enumerate(a.shape))
+        return layer_norm(a, axes, self.input(sizes, a.dtype), self.input(sizes, a.dtype))
+
+    def _cast(self, a: Known) -> Known:
+        if a.dtype not in INTS and self.pick((True, False, False)):
+            return rounding(self.pick(("floor", "ceil", "round")), a)
+        return cast(a, self.pick([d for d in ("fp16", "fp32", "int32") if d != a.dtype]))
+
+    def _move(self, a: Known) -> Known:
+        return getattr(self, self.pick(("_turn", "_reshape", "_cut", "_join", "_pad")))(a)
+
+    def _turn(self, a: Known) -> Known:
+        return transpose(a, self.draw(st.permutations(range(len(a.shape)))))
+
+    def _reshape(self, a: Known) -> Known:
+        total, first = math.prod(a.shape), self.pick((1, 2, 3, 7, 16))
+        shapes = [(total,), (1, *a.shape), (*a.shape, 1)]
+        shapes += [(first, total // first)] if total % first == 0 else []
+        return reshape(a, self.pick(shapes))
+
+    def _cut(self, a: Known) -> Known:
+        begin = [self.draw(st.integers(0, n - 1)) for n in a.shape]
+        end = [self.draw(st.integers(b + 1, n)) for b, n in zip(begin, a.shape, strict=True)]
+        return cut(a, begin, end, [1] * len(begin))
+
+    def _join(self, a: Known) -> Known:
+        return concat([a, self.pick((a, self.input(a.shape, a.dtype)))], self.pick((0, -1)))
+
+    def _pad(self, a: Known) -> Known:
+        widths = [(self.pick((0, 1, 3)), self.pick((0, 2))) for _ in a.shape]
+        return pad(a, widths, self.pick((0.0, 1.0)))
+
+
+def tame(a: Known, limit: int) -> bool:
+    """True for results of a sensible size, exactness and range."""
+    values = np.abs(a.value.astype(np.float64))
+    if a.value.size > limit or not np.all(np.isfinite(values)):
+        return False
+    if a.dtype in ("int8", "uint8"):
+        return bool(np.max(values) <= 30)
+    return bool(np.max(values) <= 500.0 and np.max(a.slack) <= 0.05 * (1.0 + np.max(values)))
+
+
+@st.composite
+def programs(
+    draw: st.DrawFn,
+    *,
+    kinds: Sequence[str] = FUSABLE,
+    dtypes: Sequence[str] = ("fp16", "fp32", "int32"),
+    most: int = 6,
+    limit: int = 1500,
+) -> Program:
+    """A random program: chains with shared values, broadcasts, folds; one to three outputs."""
+    writer = _Writer(draw, limit)
+    writer.input(draw(shapes(limit=limit)), draw(st.sampled_from(tuple(dtypes))))
+    results: list[Known] = []
+    outputs: dict[str, Known] = {}
+    for _ in range(draw(st.integers(1, most))):
+        before, inputs = list(writer.pool), dict(writer.arrays)
+        value = writer.step(draw(st.sampled_from(tuple(kinds))))
+        if not tame(value, limit) or value.tensor.body is None or _is_known(value, writer.pool):
+            writer.pool, writer.arrays = before, inputs
+            continue
+        if draw(st.integers(0, 3)) == 0 and len(outputs) < 2:
+            value = value.named(f"y{len(outputs)}")
+            outputs[value.tensor.name] = value
+        writer.pool.append(value)
+        results.append(value)
+    if not results:
+        results.append(unary("vabs", writer.pool[0]))
+    if results[-1].tensor.name not in outputs:
+        last = results[-1].named(f"y{len(outputs)}")
+        outputs[last.tensor.name] = last
+    return Program(list(outputs.values()), writer.arrays)
+
+
+def _is_known(value: Known, pool: Sequence[Known]) -> bool:
+    """True where an operation that changes nothing returned its operand."""
+    return any(value.tensor is p.tensor for p in pool)
