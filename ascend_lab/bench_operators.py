@@ -138,7 +138,7 @@ def share_of(name: str, tensor: te.Tensor, chip: Chip) -> Share:
     roof = "cube" if cube_s > memory_s else "memory"
     seconds = timeline.cycles / chip.clock_hz
     best = max(cube_s, memory_s)
-    return Share(name, chip.name, timeline.time_s, roof, best / seconds, _bound(timeline))
+    return Share(name, chip.name, timeline.time_s, roof, best / seconds, _limit(timeline))
 
 
 def _cube_ops(tensor: te.Tensor) -> float:
@@ -147,8 +147,9 @@ def _cube_ops(tensor: te.Tensor) -> float:
     return 2.0 * math.prod(tensor.shape) * tensor.inputs[0].shape[-1]
 
 
-def _bound(timeline: KernelTimeline) -> str:
-    return timeline.bound_by
+def _limit(timeline: KernelTimeline) -> str:
+    """What binds the longest phase when the launch is left out."""
+    return max(timeline.phases, key=lambda phase: phase.cycles).limit
 
 
 def table(shares: Sequence[Share]) -> str:
@@ -156,13 +157,13 @@ def table(shares: Sequence[Share]) -> str:
     names = list(dict.fromkeys(s.name for s in shares))
     chips = list(dict.fromkeys(s.chip for s in shares))
     found = {(s.name, s.chip): s for s in shares}
-    lines = [f"{'default schedule':<30}" + "".join(f"{c:>18}" for c in chips)]
+    lines = [f"{'default schedule':<30}" + "".join(f"{c:>20}" for c in chips)]
     for name in names:
         cells = []
         for chip in chips:
             share = found[name, chip]
-            cells.append(f"{share.roof_share:.0%} of {share.roof}")
-        lines.append(f"{name:<30}" + "".join(f"{cell:>18}" for cell in cells))
+            cells.append(f"{share.roof_share:.0%} of {share.roof[:3]}, {share.bound_by}")
+        lines.append(f"{name:<30}" + "".join(f"{cell:>20}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""The command line `ascend-lab`: chips, gemm, conv, run-kernel.
+"""The command line `ascend-lab`: chips, gemm, conv, op, run-kernel.
 
 Errors are one line on stderr and exit code 2.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ascend_lab import __version__
+from ascend_lab.cli_ops import add_op
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chips(verbs)
     _add_gemm(verbs)
     _add_conv(verbs)
+    add_op(verbs, _emit)
     _add_run_kernel(verbs)
     return parser
 

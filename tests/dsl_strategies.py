@@ -1,10 +1,9 @@
-"""Random tensor programs with their values, random schedule steps, and what every kernel must be."""
+"""Random tensor programs with their values, random steps, and what every kernel must be."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -85,7 +84,11 @@ def shapes(draw: st.DrawFn, least: int = 1, most: int = 4, limit: int = 1500) ->
 
 
 def verify(
-    outputs: Sequence[Known], arrays: dict[str, Values], schedule: te.Schedule, *, whole: bool = True
+    outputs: Sequence[Known],
+    arrays: dict[str, Values],
+    schedule: te.Schedule,
+    *,
+    whole: bool = True,
 ) -> Kernel:
     """Lower and execute a schedule; values, flags and time must be right. Return the kernel.
 
@@ -189,19 +192,19 @@ def sum_of_parts(launch: Launch, chip: Chip) -> int:
 # -- random tensor programs ------------------------------------------------------------------------
 
 
-@dataclass
 class Program:
-    """Outputs and inputs of a random program."""
+    """Outputs and inputs of a random program; prints as the reader of a failed test wants it."""
 
-    outputs: list[Known]
-    arrays: dict[str, Values]
+    def __init__(self, outputs: list[Known], arrays: dict[str, Values]) -> None:
+        self.outputs, self.arrays = outputs, arrays
 
     def __repr__(self) -> str:
-        """Print the formulas, as a reader of a failed test wants them."""
         state = te.create_schedule([o.tensor for o in self.outputs], chip_of("Toy")).state
         inputs = [f"{i.name}{i.shape} {i.dtype}" for i in state.inputs]
-        lines = [f"{s.name}{s.shape} = {getattr(s, 'fold', s)} {getattr(s, 'expr', '')}"
-                 for s in state.stages]
+        lines = [
+            f"{s.name}{s.shape} = {getattr(s, 'fold', s)} {getattr(s, 'expr', '')}"
+            for s in state.stages
+        ]
         return "\n".join([*inputs, *lines, f"outputs {[o.tensor.label for o in self.outputs]}"])
 
 

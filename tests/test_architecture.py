@@ -24,7 +24,7 @@ ORDER = (
     "ops",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
-TOP = ("figures", "widgets", "checks", "cli", "bench")
+TOP = ("figures", "widgets", "checks", "cli", "cli_ops", "bench", "bench_operators")
 """Nothing imports these but themselves and each other."""
 
 

@@ -306,7 +306,7 @@ def test_phases_do_the_work_of_the_forward_pass_and_not_of_inserted_zeros():
         ({"output_pad": -1}, "output_pad"),
         ({"groups": 3}, "groups that divide 4"),
         ({"stride": 0}, "stride"),
-        ({"dtype": "fp64"}, "fp16 or int8"),
+        ({"dtype": "fp64"}, "fp16, bf16, int8"),
         ({"h": 0}, "sizes"),
     ],
 )

@@ -16,7 +16,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.dsl.auto_cube import schedule_product
 from ascend_lab.dsl.auto_fuse import fuse_stages
 from ascend_lab.dsl.auto_tile import schedule_phase
-from ascend_lab.dsl.complete import moves_only
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 
@@ -25,8 +24,6 @@ def auto_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip) -> Schedule:
     """Return the default schedule of one or several outputs on a chip."""
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:
-        if moves_only(schedule.state, schedule.state.stage(phase.root)) and not phase.tiles:
-            continue  # a strided copy has a kernel of its own
         if schedule.state.stage(phase.root).is_cube:
             schedule = schedule_product(schedule, phase.root)
         else:

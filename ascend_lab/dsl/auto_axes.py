@@ -52,7 +52,12 @@ def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> 
                 return s
     except ScheduleError:
         return s
-    return trial
+    return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
+
+
+def _mixes(stage: Stage, tiles: list[str]) -> bool:
+    """True if a stage walks a fused axis of a tile in two loops: rows would not be aligned."""
+    return any(len(i.terms) > 1 for r in stage.reads if r.source in tiles for i in r.index)
 
 
 def row_axes(state: State, phase: Phase) -> list[str]:
@@ -65,6 +70,8 @@ def row_axes(state: State, phase: Phase) -> list[str]:
 
 def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     """True if a step along `axis` of the root needs another part of the tile."""
+    if whole(root)[axis].count == 1:
+        return True
     active = {root.name: whole(root) | {axis: Range(var(axis), 1)}}
     try:
         box = needed(state, state.stage(tile), active)

@@ -20,7 +20,7 @@ from ascend_lab.dsl.auto_cores import (
     whole_tiles,
 )
 from ascend_lab.dsl.auto_fuse import Phase
-from ascend_lab.dsl.complete import complete
+from ascend_lab.dsl.complete import complete, moves_only
 from ascend_lab.dsl.footprint import ub_bytes
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage, State
@@ -32,12 +32,14 @@ LINE_BYTES = 512
 
 def schedule_phase(s: Schedule, phase: Phase) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
+    if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
+        return s  # a strided copy has a kernel of its own
     s, phase = _split_folds(s, phase)
-    s = merge_axes(s, phase)
+    before, s = s, merge_axes(s, phase)
     rows = row_axes(s.state, phase)
     best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
     if best is None:
-        return _apart(s, phase)
+        return _apart(before, phase)
     return arrange(s, phase, rows, *best)
 
 
@@ -246,7 +248,7 @@ def _attach(s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int]
             data = [a.name for a in s.state.stage(name).axes]
             s = steps.reorder(s, name, *loops, *data, *tiles)
             s = steps.vectorise(s, name, data[0])
-            s = steps.double_buffer(s, name)
+        s = steps.double_buffer(s, name)
         s = steps.compute_at(s, name, phase.root, host[-1])
     return s
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
 from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare, fresh, identity, redirect
-from ascend_lab.dsl.tensor import Axis
+from ascend_lab.dsl.tensor import Axis, Shape
+from ascend_lab.isa import Affine
 
 
 def loop_count(state: State, stage: Stage) -> int:
@@ -70,7 +73,8 @@ def complete(state: State, root: str) -> State:
             state = state.put(replace(stage, attach=(root, "")))
     for name in members(state, root):
         stage = state.stage(name)
-        if stage.scope == "GM" and not stage.is_copy and not is_fractal(state, stage):
+        inside = {r.name for r in state.readers(name)} & set(members(state, root))
+        if stage.scope == "GM" and not is_fractal(state, stage) and (inside or not stage.is_copy):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
@@ -139,16 +143,58 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
     attach = (stage.name, loops[-1].name) if loops else stage.attach
     if attach is None:
         attach = (stage.name, "")
-    for read in stage.reads:
-        if not _in_gm(state, read.source):
+    extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
+    for given in stage.reads:
+        if not _in_gm(state, given.source):
             continue
-        tile = next((s for s in state.stages if _serves(s, read, attach)), None)
+        read = _unmixed(given, given.view or state.find(given.source).shape, extents)
+        current = state.stage(stage.name)
+        state = state.put(replace(current, expr=_swapped(current.expr, given, read)))
+        served = [s for s in state.stages if _serves(s, read, attach)]
+        tile = next((t for t in served if _walks_alike(state, stage.name, t.name, read)), None)
         if tile is None:
             tile = _tile(state, read, attach, stage.depth)
             state = state.insert(tile, before=stage.name)
         current = state.stage(stage.name)
         state = state.put(replace(current, expr=_through(current.expr, read, tile.name)))
     return state
+
+
+def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
+    """Give every axis of an index such as 8 i + j a dimension of its own, so that rows can align."""
+    index: list[Affine] = []
+    view: list[int] = []
+    for part, size in zip(read.index, shape, strict=True):
+        terms = sorted(part.terms, key=lambda t: -t[1])
+        steps = [c for _, c in terms]
+        inner = zip(terms[1:], steps, strict=False)
+        nested = all(step % c == 0 and extents[name] * c <= step for (name, c), step in inner)
+        if len(terms) < 2 or part.const or steps[-1] != 1 or not nested or size % steps[0]:
+            index.append(part)
+            view.append(size)
+            continue
+        index += [Affine(0, ((name, 1),)) for name, _ in terms]
+        view += [size // steps[0], *(a // b for a, b in pairwise(steps))]
+    return (
+        read if tuple(view) == tuple(shape) else replace(read, index=tuple(index), view=tuple(view))
+    )
+
+
+def _swapped(expr: Expr, old: Read, new: Read) -> Expr:
+    return rewrite(expr, lambda element: new if element == old else element)
+
+
+def _walks_alike(state: State, stage: str, tile: str, read: Read) -> bool:
+    """True if a stage already reads a tile with the same steps, and the same start of rows.
+
+    Reads that start elsewhere in a row need a tile of their own, whose rows then are aligned.
+    """
+    others = [r for r in state.stage(stage).reads if r.source == tile]
+    return all(_walk(r) == _walk(read) for r in others)
+
+
+def _walk(read: Read) -> tuple[object, ...]:
+    return (*(i.terms for i in read.index), read.index[-1].const)
 
 
 def _serves(stage: Stage | Fixed, read: Read, attach: tuple[str, str]) -> bool:
@@ -172,7 +218,7 @@ def _tile(state: State, read: Read, attach: tuple[str, str], depth: int) -> Stag
 def _through(expr: Expr, read: Read, name: str) -> Expr:
     def leaf(element: Load | Read) -> Expr:
         assert isinstance(element, Read)
-        if element.source == read.source and element.view == read.view:
+        if element == read:
             return replace(element, source=name, view=())
         return element
 

@@ -27,6 +27,11 @@ def first_boxes(state: State, root: str) -> dict[str, Box]:
     return active
 
 
+def whole_box(state: State, root: str) -> dict[str, Box]:
+    """Return the whole box of the root: what its tiles would hold without any loop."""
+    return {root: whole(state.stage(root))}
+
+
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
     """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
     others = {n: b for n, b in active.items() if n != stage.name}
@@ -43,10 +48,17 @@ def ub_bytes(state: State, root: str, chip: Chip) -> int:
         if stage.scope != "UB":
             continue
         _, elements = row_steps(stage, tile_sizes(state, stage, active))
-        total += stage.depth * _blocks(elements, stage.dtype)
+        total += _slots(state, stage) * _blocks(elements, stage.dtype)
         if not stage.is_copy:
             scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
     return total + scratch
+
+
+def _slots(state: State, stage: Stage) -> int:
+    """Return the slots of a tile: one where only the vector unit touches it."""
+    loaded = stage.is_copy and getattr(state.find(stage.sources[0]), "scope", "GM") == "GM"
+    stored = any(getattr(r, "scope", "GM") == "GM" for r in state.readers(stage.name))
+    return stage.depth if loaded or stored else 1
 
 
 def _blocks(elements: int, dtype: str) -> int:

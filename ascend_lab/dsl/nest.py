@@ -112,11 +112,11 @@ class Nest:
         """Pass full tiles to their readers; single elements go by the scalar unit in between."""
         if group.queue.middle is not None:
             group.queue.hand()
-            if self.tiles.writer(last) != "MTE2":
-                return  # single elements go out with the stores
-            for name in group.filled:
+            for name in group.filled if self.tiles.writer(last) == "MTE2" else ():
                 stage = self.state.stage(name)
                 self.copy(stage, needed(self.state, stage, self.active), emit_copy.leftover)
+            if self.tiles.reader(last) == "MTE3":
+                return  # single elements go out with the stores, which then pass the tiles on
         self.tiles.pass_on(group)
 
     def release(self, stages: Sequence[Stage]) -> None:
@@ -143,11 +143,9 @@ class Nest:
         """Copy a tile out to GM; single elements of all tiles of its group go first."""
         source = stage.sources[0]
         group = self.tiles.groups.get(source)
-        waiting = group is not None and group.queue.middle is not None
-        if not waiting or self.tiles.writer(self.state.stage(source)) == "MTE2":
+        if group is None or group.queue.middle is None:
             self.copy(stage, box, emit_copy.main_part)
             return
-        assert group is not None
         self.stores.append((stage, box))
         if len(self.stores) < len(group.names):
             return

@@ -43,8 +43,9 @@ def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
     )
     inner = replace(leaf, name=f"{axis}_i", extent=factor)
     at = s.position(axis)
-    loops = (*s.loops[:at], outer, inner, *s.loops[at + 1 :])
-    return state.put(replace(s, loops=loops))
+    new = replace(s, loops=(*s.loops[:at], outer, inner, *s.loops[at + 1 :]))
+    check_nest(state, new)
+    return state.put(new)
 
 
 def check_free(state: State, stage: Stage, leaf: Leaf) -> None:
@@ -85,6 +86,15 @@ def check_nest(state: State, s: Stage) -> None:
         if name in s.bound and any(x.name not in s.bound for x in s.loops[:place]):
             raise ScheduleError(
                 f"{s.name}: loops bound to cores outermost", f"{name} inside", "reorder it first"
+            )
+    folds = [x.name for x in s.loops if x.reduce]
+    for place, leaf in enumerate(s.loops):
+        outside = [x for x in s.loops[:place] if x.name in folds]
+        if s.fold and leaf.tail == "guard" and leaf.width > 1 and outside:
+            raise ScheduleError(
+                f"{s.name}: guarded loop {leaf.name} outside the fold loops",
+                f"{outside[0].name} outside it: shared elements would be folded twice",
+                'use tail="cut", or reorder',
             )
     if s.vector_at:
         inner = s.loops[s.position(s.vector_at) :]
@@ -183,11 +193,14 @@ class _Merge:
 
 def _reindex(state: State, name: str, at: int, size: int) -> State:
     """Let the readers of a tensor use its fused axis."""
+    shape = state.stage(name).shape
 
     def element(element: Load | Read) -> Expr:
         assert isinstance(element, Read)
-        if element.source != name or element.view:
+        if element.source != name:
             return element
+        if element.view:
+            return replace(element, view=()) if element.view == shape else element
         index = element.index
         whole = index[at] * size + index[at + 1]
         return replace(element, index=(*index[:at], whole, *index[at + 2 :]))

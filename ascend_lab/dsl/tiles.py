@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from ascend_lab.dsl.boxes import Box
-from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes
+from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes, whole_box
 from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.dsl.views import Memory
@@ -123,9 +123,11 @@ class Tiles:
             return False
         if not self.first:
             self.first = first_boxes(self.state, self.root)
-        sizes, unit = tile_sizes(self.state, stage, self.first), c0_of(stage.dtype)
-        row = max((d for d, n in enumerate(sizes) if n > 1), default=len(sizes) - 1)
-        return sizes[row] % unit != 0 or stage.shape[row] % unit != 0
+        whole = whole_box(self.state, self.root)
+        parts = [tile_sizes(self.state, stage, boxes) for boxes in (self.first, whole)]
+        unit = c0_of(stage.dtype)
+        row = max((d for d, n in enumerate(parts[0]) if n > 1), default=len(parts[0]) - 1)
+        return any(sizes[row] % unit for sizes in parts)
 
     def writer(self, stage: Stage) -> str:
         """Return the pipe that fills the tile of a stage."""

@@ -49,6 +49,9 @@ FIGURES: dict[str, str] = {
     "fig_three_nests": "expressions",
     "fig_blocks_and_conflicts": "movement",
     "fig_scatter_ways": "movement",
+    "fig_levels": "fusing",
+    "fig_fusion": "fusing",
+    "fig_chain_lengths": "fusing",
 }
 
 

@@ -158,8 +158,9 @@ def fig_expression(
     nest = nest_of(schedule)
     run = simulate_kernel(te.lower(schedule), load_chip(chip))
     per_element = moved_bytes(run) / (rows * columns)
-    fig, (left, right) = new_figure(ncols=2, height_in=3.6, width_ratios=(1, 1.15))
-    draw_nest(left, nest, rows=14.0)
+    rows_drawn = max(14.0, height_of(nest))
+    fig, (left, right) = new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
+    draw_nest(left, nest, rows=rows_drawn)
     left.set_title(f"{expression} on {chip}", loc="left", pad=3)
     pipes = [p for p in PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
     shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]

@@ -22,10 +22,11 @@ INFIX = {"vadd": "+", "vadds": "+", "vsub": "−", "vmul": "×", "vmuls": "×", 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One statement of a nest: the pipe that does it and what it does."""
+    """One statement of a nest: the pipe that does it and what it does; `note` stands at its end."""
 
     pipe: str
     text: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Box:
 
     heading: str
     inside: tuple[Box | Work, ...]
+    note: str = ""
 
 
 def nest_of(schedule: Schedule) -> tuple[Box | Work, ...]:
@@ -123,13 +125,18 @@ def height_of(items: Sequence[Box | Work]) -> float:
 
 
 def draw_nest(
-    ax: Any, items: Sequence[Box | Work], *, rows: float = 0.0, size: float = 7.5
+    ax: Any,
+    items: Sequence[Box | Work],
+    *,
+    rows: float = 0.0,
+    size: float = 7.5,
+    swatch: float = 0.075,
 ) -> None:
     """Draw a nest into empty axes, top to bottom; `rows` keeps several of them at one scale."""
     ax.set_axis_off()
-    ax.set_xlim(-0.01, 1.01)
+    ax.set_xlim(0, 1)
     ax.set_ylim(max(rows, height_of(items)), 0)
-    _draw(ax, items, 0.0, (0.0, 1.0), 0, size)
+    _draw(ax, items, 0.0, (0.0, 1.0), 0, size, swatch)
 
 
 def _draw(
@@ -139,33 +146,46 @@ def _draw(
     sides: tuple[float, float],
     level: int,
     size: float,
+    swatch: float,
 ) -> float:
     """Draw items from `top` down between two sides; return where they end."""
     left, right = sides
     for item in items:
         if isinstance(item, Work):
-            _draw_work(ax, item, top, sides, size)
+            _draw_work(ax, item, top, sides, size, swatch)
             top += 1.0
             continue
         end = top + 1.15 + height_of(item.inside)
         shade = SHADES[min(level, len(SHADES) - 1)]
         place = (left, top + 0.06), right - left, end - top
         ax.add_patch(Rectangle(*place, facecolor=shade, edgecolor=GREY, linewidth=0.7))
-        ax.text(left + 0.02, top + 0.6, item.heading, va="center", fontsize=size, color=INK)
-        _draw(ax, item.inside, top + 1.05, (left + 0.035, right - 0.02), level + 1, size)
+        ax.text(left + swatch / 4, top + 0.6, item.heading, va="center", fontsize=size, color=INK)
+        _draw_note(ax, item.note, right, top + 0.6, size)
+        inner = (left + swatch * 0.47, right - swatch * 0.27)
+        _draw(ax, item.inside, top + 1.05, inner, level + 1, size, swatch)
         top = end + 0.2
     return top
 
 
-def _draw_work(ax: Any, item: Work, top: float, sides: tuple[float, float], size: float) -> None:
+def _draw_work(
+    ax: Any, item: Work, top: float, sides: tuple[float, float], size: float, swatch: float
+) -> None:
     """Draw one statement: a swatch of its pipe, and its text on a tint of the same colour."""
     left, right = sides
     style = PIPE_STYLE[item.pipe]
-    low, height, swatch = top + 0.07, 0.86, 0.075
+    low, height = top + 0.07, 0.86
     tint = [1 - 0.22 * (1 - c) for c in to_rgb(style.colour)]
     whole = Rectangle(
         (left, low), right - left, height, facecolor=tint, edgecolor=INK, linewidth=0.6
     )
     ax.add_patch(whole)
     ax.add_patch(Rectangle((left, low), swatch, height, **style.patch_args()))
-    ax.text(left + swatch + 0.025, top + 0.52, item.text, va="center", fontsize=size, color=INK)
+    ax.text(left + swatch * 4 / 3, top + 0.52, item.text, va="center", fontsize=size, color=INK)
+    _draw_note(ax, item.note, right, top + 0.52, size)
+
+
+def _draw_note(ax: Any, note: str, right: float, middle: float, size: float) -> None:
+    """Write a note in smaller type at the right end of a box."""
+    if note:
+        style = {"va": "center", "ha": "right", "fontsize": size - 1, "color": "#555555"}
+        ax.text(right - 0.012, middle, note, **style)

@@ -83,7 +83,8 @@ def whole_rows(y: Tensor, chip_name: str) -> Schedule:
     s = te.vectorise(s, name, f"{_tile(s, name)[:-2]}_i")
     for stage in reversed(s.state.stages[:-1]):
         s = te.compute_at(s, stage.name, name, _tile(s, name))
-    return te.double_buffer(s, name)
+    first = s.state.stages[0].name
+    return te.double_buffer(te.double_buffer(s, first), name)
 
 
 def rows_in_pieces(y: Tensor, chip_name: str) -> Schedule:

@@ -148,7 +148,9 @@ def _fill(
     for number, step in enumerate(template.steps):
         source = template.sources[step.source]
         if source.event is None and source.dst is not None:
-            cycles[number], last[step.pipe] = work[source.dst.buffer.name]
+            cycles[number], seen = work[source.dst.buffer.name]
+            before = last.get(step.pipe, np.zeros_like(seen)) - cycles[number]
+            last[step.pipe] = np.maximum(seen, before)
         elif source.op == "set_flag" and step.pipe in last:
             latency[number] = last[step.pipe]
     return cycles, latency

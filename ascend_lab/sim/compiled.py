@@ -112,7 +112,11 @@ class _Compiler:
         pipe = self.pipes[node.pipe]
         if node.event is None:
             cost = instruction_cost(self.chip, node, self.around)
-            self.last_latency[pipe] = self.tail_latency[pipe] = cost.latency_cycles
+            # A flag tells that all before it can be seen, also a slow copy before a fast one.
+            before = self.last_latency[pipe] - cost.occupancy_cycles
+            self.last_latency[pipe] = max(cost.latency_cycles, before)
+            before = self.tail_latency[pipe] - cost.occupancy_cycles
+            self.tail_latency[pipe] = max(cost.latency_cycles, before)
             return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0, cost.energy_pj)
         event, cycles = self.events.setdefault(node.event, len(self.events)), self.chip.flag_cycles
         if node.op == "set_flag":

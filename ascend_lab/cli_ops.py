@@ -1,0 +1,84 @@
+"""The verb `ascend-lab op`: time an operator of the library, or show its default schedule."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from ascend_lab.errors import InputError
+
+Emit = Callable[[str | None, Any, str], None]
+
+
+def add_op(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("op", help="time an operator of the library; without a name, list them")
+    verb.add_argument("name", nargs="?", help="an operator, such as softmax")
+    verb.add_argument("shapes", nargs="*", help="one shape per input, such as 4096x1024")
+    verb.add_argument("--chip", help="a preset name or your own .toml file")
+    verb.add_argument("--dtype", default="fp16", help="number format of the inputs (fp16)")
+    verb.add_argument(
+        "--attr", action="append", default=[], metavar="KEY=VALUE", help="e.g. axis=-1; repeatable"
+    )
+    verb.add_argument("--show", action="store_true", help="print the default schedule's loop nests")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _op(arguments, emit))
+
+
+def _op(arguments: argparse.Namespace, emit: Emit) -> int:
+    from ascend_lab import dsl as te
+    from ascend_lab import ops
+    from ascend_lab.chip import load_chip
+
+    if arguments.name is None:
+        lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
+        emit(
+            arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, "\n".join(lines)
+        )
+        return 0
+    if arguments.chip is None or not arguments.shapes:
+        raise InputError(
+            "op: a shape per input and --chip", "none", "e.g. op softmax 64x1000 --chip Ascend910A"
+        )
+    chip, attrs = load_chip(arguments.chip), dict(map(_attribute, arguments.attr))
+    shapes = [_shape(text) for text in arguments.shapes]
+    formats = _formats(ops.get(arguments.name), len(shapes), arguments.dtype)
+    timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
+    data = timeline.summary()
+    busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
+    text = (
+        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)\n"
+        f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
+        f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}\n"
+        f"  {timeline.memory_bytes} bytes from and to memory; busy: {busy}"
+    )
+    if arguments.show:
+        tensors = ops.express(arguments.name, shapes, formats, **attrs)
+        text += "\n" + te.show(te.auto_schedule(tensors, chip))
+    emit(arguments.json, data, text)
+    return 0
+
+
+def _formats(operator: Any, count: int, dtype: str) -> list[str]:
+    """Return a format per input; index inputs are int32."""
+    names = operator.names(count)
+    return ["int32" if "index" in name or "indices" in name else dtype for name in names]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise InputError("a shape such as 4096x1024", repr(text), "join sizes with x") from None
+
+
+def _attribute(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError("--attr KEY=VALUE", repr(text), "e.g. --attr axis=-1")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value

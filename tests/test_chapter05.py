@@ -1,0 +1,262 @@
+"""Chapter 5: figures say what programs do, the three nests agree, the checks have two sides."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab import dsl as te
+from ascend_lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl.tbe import fusion_manager, util
+from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
+from ascend_lab.figures.expressions import fig_expression, fig_three_nests, moved_bytes
+from ascend_lab.figures.graphs import fig_graph, operation_of, sources_of
+from ascend_lab.figures.nests import Box, Work, formula, height_of, nest_of, pipes_in
+from ascend_lab.figures.three_nests import (
+    EXPRESSIONS,
+    per_operation,
+    rms_norm,
+    rows_in_pieces,
+    softmax,
+    three_nests,
+    whole_rows,
+)
+from ascend_lab.isa import sanitize
+from ascend_lab.sim import simulate_kernel
+
+CHIP = "Ascend910A"
+
+
+def matrix(rows: int, columns: int) -> te.Tensor:
+    return te.placeholder((rows, columns), name="x")
+
+
+def exact_softmax(x: Any) -> Any:
+    e = np.exp(x.astype(float) - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+# --- the three nests ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (70, 600), (33, 1100)])
+def test_three_nests_give_the_same_bits(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float16)
+    results = []
+    for make in three_nests(softmax(matrix(*shape)), CHIP).values():
+        schedule = make()
+        assert sanitize(te.lower(schedule), load_chip(CHIP)) == []
+        results.append(te.run(schedule, {"x": x})["y"])
+    assert all(np.array_equal(results[0], other) for other in results[1:])
+    assert np.allclose(results[0], exact_softmax(x), rtol=8e-3, atol=1e-6)
+
+
+def test_rms_norm_is_right_in_every_nest() -> None:
+    x = np.random.default_rng(2).normal(size=(40, 528)).astype(np.float16)
+    wide = x.astype(float)
+    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
+    for make in three_nests(rms_norm(matrix(40, 528)), CHIP).values():
+        assert np.allclose(te.run(make(), {"x": x})["y"], expected, rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3", "Ascend910A"])
+def test_bytes_and_the_order_of_the_nests_are_as_the_text_says(chip: str) -> None:
+    y = softmax(matrix(16384, 1024))
+    runs = [
+        simulate_kernel(te.lower(make()), load_chip(chip)) for make in three_nests(y, chip).values()
+    ]
+    assert [round(moved_bytes(run) / y.elements) for run in runs] == [16, 4, 8]
+    each, rows, pieces = (run.cycles for run in runs)
+    assert rows < pieces < each < 4 * rows
+    assert (runs[0].bound_by, runs[1].bound_by) == ("memory", "V")
+
+
+def test_long_rows_fit_only_in_pieces() -> None:
+    y = softmax(matrix(512, 32768))
+    with pytest.raises(CapacityError, match="UB"):
+        te.lower(whole_rows(y, CHIP))
+    for schedule in (per_operation(y, CHIP), rows_in_pieces(y, CHIP)):
+        assert te.lower(schedule).core_count == 32
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_a_nest_is_read_off_its_schedule() -> None:
+    (cores,) = nest_of(whole_rows(softmax(matrix(4096, 512)), CHIP))
+    assert isinstance(cores, Box)
+    (loop,) = cores.inside
+    assert isinstance(loop, Box)
+    assert (cores.heading, loop.heading) == ("32 cores", "8 × 16 rows")
+    assert loop.inside == (
+        Work("MTE2", "load x"),
+        Work("V", "max(x)"),
+        Work("V", "e = exp(x − max)"),
+        Work("V", "sum(e)"),
+        Work("V", "y = e / sum"),
+        Work("MTE3", "store y"),
+    )
+    assert height_of((cores,)) == pytest.approx(2 * 1.35 + 6)
+    pieces = nest_of(rows_in_pieces(softmax(matrix(4096, 1024)), CHIP))
+    assert "".join(p[0] for p in pipes_in(pieces)) == "MVMVMVM"
+
+
+def test_formulas_keep_their_brackets() -> None:
+    a, b = (te.placeholder((4,), name=name) for name in "ab")
+    y = te.compute((4,), lambda i: (a[i] + b[i]) * a[i] - te.exp(b[i] * 0.5), name="y")
+    (stage,) = te.create_schedule(y, load_chip(CHIP)).state.stages
+    assert formula(stage.expr) == "((a + b) × a) − exp(b × 0.5)"
+
+
+def test_bars_are_the_simulated_numbers_and_one_is_missing() -> None:
+    fig = fig_three_nests(softmax, CHIP, ((2048, 512), (64, 32768)), title="softmax")
+    bars = {ax.get_title(loc="left"): ax for ax in fig.axes if ax.get_title(loc="left")}
+    cycles = [p.get_width() for p in bars["thousand cycles"].patches]
+    runs = [
+        simulate_kernel(te.lower(make()), load_chip(CHIP)).cycles
+        for make in three_nests(softmax(matrix(2048, 512)), CHIP).values()
+    ]
+    assert cycles[:3] == runs
+    assert len(cycles) == 5
+    assert len(bars["bytes per element"].patches) == 3
+    assert "64 rows of 32768" in fig.alt_text
+    assert "one nest, whole rows does not fit" in fig.alt_text
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_every_expression_of_the_widget_has_a_nest(name: str) -> None:
+    fig = fig_expression(name, "Toy", 64, 256)
+    _, right = fig.axes
+    shares = [p.get_width() for p in right.patches]
+    assert 0 <= min(shares) < max(shares) <= 100
+    assert len(right.get_yticklabels()) == len(shares)
+    assert f"Default nest of {name} on 64 x 256 on the Toy" in fig.alt_text
+
+
+def test_the_graph_shows_every_tensor_but_reshapes() -> None:
+    y = softmax(matrix(64, 32))
+    fig = fig_graph(y)
+    words = [t.get_text() for t in fig.axes[0].texts]
+    assert len(fig.axes[0].patches) == 10 + 11
+    for word in ("x", "max", "sum", "vexp", "vdiv", "64 × 32", "64"):
+        assert word in words
+    assert [t.label for t in sources_of(y.inputs[1])] == ["cast_to"]
+    assert "y (64 × 32 fp16) is vdiv of e, broadcast_2" in fig.alt_text
+    picked = te.gather(matrix(8, 4), te.placeholder((3,), "int32", "rows"))
+    assert operation_of(picked) == "gather"
+
+
+# --- what the text says about expressions ---------------------------------------------------------
+
+
+def test_a_formula_is_called_once_and_broadcasts_are_explicit() -> None:
+    calls: list[int] = []
+    te.compute((50,), lambda i: [calls.append(1), matrix(1, 50)[0, i] * 2.0][1])
+    assert calls == [1]
+    with pytest.raises(ShapeError, match=r"\(4, 6\).*\(6,\)"):
+        te.vadd(matrix(4, 6), te.placeholder((6,), name="b"))
+
+
+def test_sums_of_fp16_overflow_unless_cast_first() -> None:
+    x, values = te.placeholder((16, 16384), name="x"), np.full((16, 16384), 10, np.float16)
+    means = []
+    for total in (te.reduce_sum(x, -1), te.reduce_sum(te.cast_to(x, "fp32"), -1)):
+        y = te.renamed(te.vmuls(total, 1 / 16384), "y")
+        means.append(te.run(te.auto_schedule(y, load_chip(CHIP)), {"x": values})["y"][0])
+    assert means[0] == np.inf
+    assert means[1] == 10
+
+
+def test_an_operator_in_the_published_form() -> None:
+    @fusion_manager.register("test_add_relu")
+    def compute(x: te.Tensor, y: te.Tensor) -> te.Tensor:
+        *_, shape = util.produce_shapes(x.shape, y.shape)
+        util.check_shape_size(shape, util.SHAPE_SIZE_LIMIT)
+        return te.vrelu(te.vadd(te.broadcast(x, shape), te.broadcast(y, shape)))
+
+    assert fusion_manager.get("test_add_relu") is compute
+    x, y = te.placeholder((8, 1), name="x"), te.placeholder((48,), name="y")
+    out = te.renamed(compute(x, y), "out")
+    rng = np.random.default_rng(3)
+    feed = {t.name: rng.normal(size=t.shape).astype(np.float16) for t in (x, y)}
+    got = te.run(te.auto_schedule(out, load_chip("Ascend310")), feed)["out"]
+    assert np.array_equal(got, np.maximum(feed["x"] + feed["y"], np.float16(0)))
+
+
+# --- exercises: near misses do not pass ---
+
+
+def test_layer_norm_in_fp16_or_by_mean_of_squares_is_refused() -> None:
+    def norm(x: Any, gamma: Any, beta: Any, dtype: str, squares: bool) -> Any:
+        def mean(t: Any) -> Any:
+            return te.vmuls(te.reduce_sum(t, -1, keepdims=True), 1 / x.shape[-1])
+
+        def spread(t: Any) -> Any:
+            return te.broadcast(t, x.shape)
+
+        wide = te.cast_to(x, dtype)
+        away = te.vsub(wide, spread(mean(wide)))
+        if squares:
+            middle = mean(wide)
+            variance = te.vsub(mean(te.vmul(wide, wide)), te.vmul(middle, middle))
+        else:
+            variance = mean(te.vmul(away, away))
+        scale = spread(te.vrsqrt(te.vadds(variance, 1e-5)))
+        result = te.cast_to(te.vmul(away, scale), "fp16")
+        return te.vadd(te.vmul(result, spread(gamma)), spread(beta))
+
+    assert check_ex_05_1(lambda x, g, b: norm(x, g, b, "fp32", False))
+    for wrong in (("fp16", False), ("fp32", True)):
+        told = check_ex_05_1(lambda x, g, b, wrong=wrong: norm(x, g, b, *wrong))
+        assert not told
+        assert "of rows near" in told.message
+    assert not check_ex_05_1(lambda x, g, b: x)
+    assert not check_ex_05_1(lambda x, g, b: te.vmuls(x, float("nan")))
+
+
+def where(condition: Any, a: Any, b: Any, *, error: Any = None, shapes: bool = True) -> Any:
+    operands = condition, a, b
+    if len({t.dtype for t in operands}) > 1:
+        raise TypeMismatchError("one format", ", ".join(t.dtype for t in operands))
+    try:
+        full = np.broadcast_shapes(*(t.shape for t in operands))
+    except ValueError:
+        text = ", ".join(str(t.shape) for t in operands) if shapes else "other shapes"
+        raise (error or ShapeError)("shapes that broadcast", text) from None
+    return te.select(*(te.broadcast(t, full) for t in operands))
+
+
+def test_where_needs_values_and_errors() -> None:
+    assert check_ex_05_2(where)
+    silent = check_ex_05_2(lambda *t: where(*t, shapes=False))
+    assert not silent
+    assert "expected (4, 6) in it too" in silent.message
+    assert not check_ex_05_2(lambda *t: where(*t, error=AscendLabError))
+    assert "raised ValueError" in check_ex_05_2(lambda *t: where(*t, error=ValueError)).message
+    swapped = check_ex_05_2(lambda c, a, b: where(c, b, a))
+    assert not swapped
+    assert swapped.message.count("expected") == 1
+    assert check_ex_05_2(None).subject is None
+
+
+def test_softplus_must_not_overflow_nor_be_a_relu() -> None:
+    told = check_ex_05_3(lambda x: te.vlog(te.vadds(te.vexp(x), 1.0)))
+    assert not told
+    assert "with inf" in told.message
+    assert not check_ex_05_3(te.vrelu)
+    assert "in fp32" in check_ex_05_3(lambda x: te.cast_to(x, "fp32")).message
+
+
+def test_bytes_of_a_graph_are_those_of_programs() -> None:
+    counted: dict[str, int] = {}
+
+    def from_program(y: te.Tensor) -> int:
+        run = simulate_kernel(te.lower(per_operation(y, CHIP)), load_chip(CHIP))
+        counted[y.label] = moved_bytes(run)
+        return moved_bytes(run)
+
+    assert check_ex_05_4(from_program)
+    assert counted["y"] > 0
+    assert not check_ex_05_4(lambda y: sum(t.size_bytes for t in (y, *y.inputs)))
+    assert not check_ex_05_4(lambda y: 16 * y.elements)

@@ -1,0 +1,551 @@
+"""Every operation of the DSL, by its default schedule, against NumPy: values, flags and time."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from dsl_oracles import (
+    BINARY,
+    COMPARE,
+    FLOAT_ONLY,
+    INT_ONLY,
+    INTS,
+    POSITIVE,
+    SCALAR,
+    UNARY,
+    binary,
+    broadcast,
+    cast,
+    compare,
+    concat,
+    cut,
+    fold,
+    known,
+    made,
+    pad,
+    reshape,
+    rounding,
+    scalar,
+    select,
+    softmax,
+    transpose,
+    unary,
+)
+from dsl_strategies import (
+    ANYTHING,
+    CHIPS,
+    ELEMENTWISE,
+    FUSABLE,
+    array,
+    assert_time,
+    check_auto,
+    chip_of,
+    programs,
+    shapes,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import PathError
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import (
+    GemmShape,
+    pack_gemm,
+    unpack_gemm,
+)
+from ascend_lab.sim import execute
+from ascend_lab.sim.number_formats import numpy_type
+
+FLOATS = ("fp16", "fp32", "bf16")
+ODD = ((1,), (17,), (257,), (31, 33), (5, 1), (1, 7), (3, 16, 5), (2, 3, 5, 7), (127, 2))
+
+
+def formats_of(op):
+    """Formats the vector unit takes an operation in (bf16: only the 910B2 has it)."""
+    if op in FLOAT_ONLY:
+        return FLOATS
+    return INTS if op in INT_ONLY else (*FLOATS, *INTS)
+
+
+def chips_for(*dtypes):
+    return ("Ascend910B2",) if "bf16" in dtypes else CHIPS
+
+
+def cases(ops):
+    return [(op, dtype) for op in ops for dtype in formats_of(op)]
+
+
+def some_shapes(*key):
+    """Two odd shapes for a test, always the same ones, over all tests all of them."""
+    first = sum(map(ord, "".join(key))) % len(ODD)
+    return ODD[first], ODD[(first + 4) % len(ODD)]
+
+
+def inputs(shape, dtype, count=1, low=-2.0):
+    rng = np.random.default_rng(len(shape) + sum(shape))
+    arrays = {f"x{i}": array(rng, shape, dtype, low) for i in range(count)}
+    return arrays, [known(a, dtype, name) for name, a in arrays.items()]
+
+
+# -- element by element ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "dtype"), cases(BINARY))
+def test_binary(op, dtype):
+    for shape in some_shapes(op, dtype):
+        arrays, (a, b) = inputs(shape, dtype, 2, 0.5 if op == "vdiv" else -2.0)
+        for chip in chips_for(dtype):
+            check_auto([binary(op, a, b).named("y")], arrays, chip)
+
+
+@pytest.mark.parametrize(("op", "dtype"), cases(UNARY))
+def test_unary(op, dtype):
+    for shape in some_shapes(op, dtype):
+        arrays, (a,) = inputs(shape, dtype, 1, 0.25 if op in POSITIVE else -2.0)
+        for chip in chips_for(dtype):
+            check_auto([unary(op, a).named("y")], arrays, chip)
+
+
+@pytest.mark.parametrize(("op", "dtype"), cases(SCALAR))
+def test_number_on_the_right(op, dtype):
+    for shape in some_shapes(op, dtype):
+        arrays, (a,) = inputs(shape, dtype)
+        for chip in chips_for(dtype):
+            check_auto([scalar(op, a, 3).named("y")], arrays, chip)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
+def test_compare_and_select(dtype):
+    for op, shape in zip(COMPARE, ODD, strict=False):
+        arrays, (a, b) = inputs(shape, dtype, 2)
+        condition = compare(a, b, op).named("c")
+        for chip in chips_for(dtype):
+            check_auto([condition, select(condition, b, a).named("y")], arrays, chip)
+
+
+CASTS = [p for p in itertools.permutations((*FLOATS, *INTS), 2) if set(p) != {"int8", "uint8"}]
+
+
+@pytest.mark.parametrize(("source", "target"), CASTS)
+def test_cast(source, target):
+    shape, _ = some_shapes(source, target)
+    values = np.linspace(-300.0, 300.0, int(np.prod(shape))).reshape(shape)
+    if source in ("int8", "uint8"):
+        values = np.clip(values, *(np.iinfo(source).min, np.iinfo(source).max))
+    x = values.astype(np.float32).astype(numpy_type(source))
+    for chip in chips_for(source, target):
+        check_auto([cast(known(x, source, "x"), target).named("y")], {"x": x}, chip)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["floor", "ceil", "round"])
+def test_rounding_goes_to_int32(op, dtype):
+    halves = np.arange(-20, 21, dtype=np.float32) / 4
+    x = halves.astype(numpy_type(dtype))
+    for chip in chips_for(dtype):
+        check_auto([rounding(op, known(x, dtype, "x")).named("y")], {"x": x}, chip)
+
+
+def test_overflow_and_nan_go_through_as_on_the_hardware():
+    x = np.array([65504, -65504, 0, np.inf, -np.inf, np.nan, 12, 1e-7], np.float16)
+    a = known(x, "fp16", "x")
+    outputs = [
+        binary("vadd", a, a).named("double"),
+        unary("vexp", a).named("power"),
+        scalar("vmuls", a, 0.0).named("nothing"),
+    ]
+    for chip in CHIPS:
+        check_auto(outputs, {"x": x}, chip)
+
+
+def test_bf16_needs_a_chip_that_has_it():
+    x = te.placeholder((16,), "bf16", name="x")
+    schedule = te.auto_schedule(te.vadd(x, x), chip_of("Ascend910A"))
+    with pytest.raises(PathError, match=r"bf16.*Ascend910A|Ascend910A.*bf16"):
+        execute(te.lower(schedule), {}, chip_of("Ascend910A"))
+
+
+def test_aliases_name_the_same_formats():
+    names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float": "fp32"}
+    assert {n: te.placeholder((1,), n).dtype for n in names} == names
+
+
+# -- broadcasts and folds --------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(shapes(limit=2000), st.data())
+def test_broadcast_along_any_axes(shape, data):
+    keep = data.draw(st.integers(1, len(shape)))
+    own = tuple(data.draw(st.sampled_from((n, 1))) for n in shape[len(shape) - keep :])
+    dtype = data.draw(st.sampled_from(("fp16", "fp32", "int32")))
+    rng = np.random.default_rng(1)
+    arrays = {"a": array(rng, shape, dtype), "b": array(rng, own, dtype)}
+    a, b = (known(x, dtype, name) for name, x in arrays.items())
+    wide = broadcast(b, shape)
+    outputs = [binary("vmul", a, wide).named("y")]
+    if own != shape:
+        outputs.append(wide.named("wide"))
+    for chip in CHIPS:
+        check_auto(outputs, arrays, chip)
+
+
+KINDS = ("sum", "max", "min", "prod")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fold_over_one_axis(kind, dtype):
+    for shape in ((33, 37), (1, 129), (131, 1), (2, 17, 3)):
+        arrays, (a,) = inputs(shape, dtype)
+        if kind == "prod":
+            arrays = {"x0": np.ones(shape, a.value.dtype) + (a.value > 1)}
+            a = known(arrays["x0"] if dtype == "int32" else np.sqrt(arrays["x0"]), dtype, "x0")
+            arrays = {"x0": a.value.astype(numpy_type(dtype))}
+            a = known(arrays["x0"], dtype, "x0")
+        for axis in range(len(shape)):
+            for chip in chips_for(dtype):
+                check_auto([fold(kind, a, axis).named("y")], arrays, chip)
+
+
+@settings(max_examples=40)
+@given(shapes(limit=2000), st.data())
+def test_fold_over_any_axes(shape, data):
+    axes = data.draw(st.sets(st.integers(-len(shape), len(shape) - 1), min_size=1))
+    axes = tuple({a % len(shape): a for a in sorted(axes)}.values())
+    dtype = data.draw(st.sampled_from(("fp16", "fp32", "int32")))
+    arrays, (a,) = inputs(shape, dtype)
+    outputs = [
+        fold(data.draw(st.sampled_from(("sum", "max", "min"))), a, axes).named("y"),
+        fold("max", a, axes, keepdims=True).named("kept"),
+    ]
+    for chip in CHIPS:
+        check_auto(outputs, arrays, chip)
+
+
+def test_a_long_sum_is_shared_by_the_cores():
+    x = array(np.random.default_rng(0), (300_007,), "fp32")
+    for count in (262_144, 300_007):
+        part = x[:count]
+        kernel = check_auto(
+            [fold("sum", known(part, "fp32", "x"), 0).named("y")], {"x": part}, "Ascend910A"
+        )
+        assert (len(kernel.phases) == 2) == (count == 262_144)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((5, 7), -1), ((33, 300), 1), ((17, 64), 0), ((3, 5, 31), 1), ((4099,), 0)]
+)
+def test_softmax(shape, axis, chip):
+    for dtype in ("fp16", "fp32"):
+        arrays, (a,) = inputs(shape, dtype)
+        check_auto([softmax(a, axis).named("y")], arrays, chip)
+
+
+# -- moves -----------------------------------------------------------------------------------------
+
+
+def check_move(make, shape, dtype, chips=CHIPS):
+    """A move of an input, of a computed value, and one that a computation follows."""
+    arrays, (a,) = inputs(shape, dtype)
+    plain = make(a)
+    outputs = [] if plain.tensor is a.tensor else [plain.named("y")]
+    outputs.append(scalar("vadds", make(scalar("vmuls", a, 2)), 1).named("z"))
+    for chip in chips:
+        check_auto(outputs, arrays, chip, whole=False)
+
+
+DTYPES = st.sampled_from(("fp16", "fp32", "int32", "int8"))
+
+
+@settings(max_examples=30)
+@given(shapes(), DTYPES, st.data())
+def test_transpose(shape, dtype, data):
+    perm = data.draw(st.one_of(st.none(), st.permutations(range(len(shape)))))
+    check_move(lambda a: transpose(a, perm), shape, dtype)
+
+
+@settings(max_examples=30)
+@given(shapes(), DTYPES, st.data())
+def test_reshape(shape, dtype, data):
+    rest = int(np.prod(shape))
+    factor = data.draw(st.sampled_from([d for d in range(1, rest + 1) if rest % d == 0]))
+    target = data.draw(
+        st.sampled_from([(-1,), (factor, -1), (1, rest), (factor, 1, rest // factor)])
+    )
+    check_move(lambda a: reshape(a, target), shape, dtype)
+
+
+@settings(max_examples=30)
+@given(shapes(), DTYPES, st.data())
+def test_slice(shape, dtype, data):
+    begin = [data.draw(st.integers(-n, n - 1)) for n in shape]
+    low = [b % n for b, n in zip(begin, shape, strict=True)]
+    end = [data.draw(st.integers(b + 1, n + 3)) for b, n in zip(low, shape, strict=True)]
+    step = [data.draw(st.sampled_from((1, 1, 2, 3))) for _ in shape]
+    step[-1] = 1 if dtype == "int8" else step[-1]
+    check_move(lambda a: cut(a, begin, end, step), shape, dtype)
+
+
+@settings(max_examples=30)
+@given(shapes(limit=700), DTYPES, st.data())
+def test_concat(shape, dtype, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    other = list(shape)
+    other[axis] = data.draw(st.sampled_from((1, 3, 16, 17)))
+    rng = np.random.default_rng(2)
+    arrays = {"a": array(rng, shape, dtype), "b": array(rng, other, dtype)}
+    a, b = (known(x, dtype, name) for name, x in arrays.items())
+    order = [a, b, a] if data.draw(st.booleans()) else [scalar("vadds", b, 1), a]
+    for chip in CHIPS:
+        check_auto([concat(order, axis).named("y")], arrays, chip, whole=False)
+
+
+@settings(max_examples=30)
+@given(shapes(limit=700), DTYPES, st.data())
+def test_pad(shape, dtype, data):
+    sides = st.sampled_from((0, 1, 2, 16))
+    widths = [(data.draw(sides), data.draw(sides)) for _ in shape]
+    value = data.draw(st.sampled_from((0.0, -3.0, 7.0)))
+    check_move(lambda a: pad(a, widths, value), shape, dtype, ("Toy", "Ascend910B2"))
+
+
+@settings(max_examples=30)
+@given(shapes(limit=700), DTYPES, st.data())
+def test_gather(shape, dtype, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    picks = data.draw(st.sampled_from(((1,), (5,), (17,), (2, 3))))
+    rng = np.random.default_rng(3)
+    arrays = {
+        "x": array(rng, shape, dtype),
+        "index": rng.integers(0, shape[axis], picks).astype(np.int32),
+    }
+    x, index = known(arrays["x"], dtype, "x"), known(arrays["index"], "int32", "index")
+    tensor = te.gather(x.tensor, index.tensor, axis)
+    y = made(tensor, np.take(x.value, index.value, axis), np.zeros(tensor.shape)).named("y")
+    for chip in CHIPS:
+        check_auto([y], arrays, chip, whole=False)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32", "int32"])
+@pytest.mark.parametrize("mode", ["update", "add"])
+@pytest.mark.parametrize(("rows", "tail", "picks"), [(7, (5,), 9), (33, (16,), 4), (1, (3, 5), 3)])
+def test_scatter_with_repeated_indices(mode, dtype, rows, tail, picks):
+    """update: the last row wins; add: rows are added one after another, rounded each time."""
+    rng = np.random.default_rng(picks)
+    x, updates = array(rng, (rows, *tail), dtype), array(rng, (picks, *tail), dtype)
+    index = rng.integers(0, rows, picks).astype(np.int32)
+    index[-1] = index[0]
+    tensors = [
+        te.placeholder(a.shape, d, name=n)
+        for a, d, n in ((x, dtype, "x"), (index, "int32", "index"), (updates, dtype, "updates"))
+    ]
+    want, slack = x.copy(), np.zeros(x.shape)
+    for at, row in zip(index, updates, strict=True):
+        want[at] = row if mode == "update" else want[at] + row
+    if mode == "add" and dtype != "int32":
+        unit = {"fp16": 2.0**-10, "fp32": 2.0**-23}[dtype]
+        slack += picks * unit * (np.abs(x) + np.sum(np.abs(updates), axis=0))
+    y = made(te.scatter(*tensors, mode), want, slack).named("y")
+    arrays = {"x": x, "index": index, "updates": updates}
+    for chip in CHIPS:
+        check_auto([y], arrays, chip, whole=False)
+
+
+# -- formulas --------------------------------------------------------------------------------------
+
+
+def test_formulas_of_elements():
+    rng = np.random.default_rng(4)
+    arrays = {"a": array(rng, (19, 37), "fp32"), "b": array(rng, (37,), "fp32", 0.5)}
+    a, b = (known(x, "fp32", n) for n, x in arrays.items())
+    k = te.reduce_axis(37, "k")
+    tensor = te.compute((19, 37), lambda i, j: te.exp(a.tensor[i, j]) * b.tensor[j] - 2.0)
+    value = np.exp(a.value) * b.value - np.float32(2)
+    rows = te.compute((19,), lambda i: te.max(a.tensor[i, k] / b.tensor[k], axis=k))
+    sums = te.compute((19,), lambda i: te.sum(-a.tensor[i, k] * b.tensor[k], axis=k))
+    shifted = te.compute((18, 36), lambda i, j: te.maximum(a.tensor[i + 1, j + 1], a.tensor[i, j]))
+    near = np.full((19, 37), 1e-5)
+    outputs = [
+        made(te.renamed(tensor, "y"), value, near),
+        made(te.renamed(rows, "rows"), (a.value / b.value).max(1), np.zeros(19)),
+        made(te.renamed(sums, "sums"), -(a.value * b.value).sum(1), near[:, 0]),
+        made(
+            te.renamed(shifted, "w"),
+            np.maximum(a.value[1:, 1:], a.value[:-1, :-1]),
+            np.zeros((18, 36)),
+        ),
+    ]
+    for chip in CHIPS:
+        for out in outputs:
+            check_auto([out], arrays, chip, whole=False)
+
+
+def test_window_formula():
+    """A sum of three neighbours: reads that overlap."""
+    x = array(np.random.default_rng(5), (9, 70), "fp32")
+    a = known(x, "fp32", "x")
+    tensor = te.compute(
+        (9, 68), lambda i, j: a.tensor[i, j] + a.tensor[i, j + 1] + a.tensor[i, j + 2]
+    )
+    want = (x[:, :-2] + x[:, 1:-1]) + x[:, 2:]
+    for chip in CHIPS:
+        check_auto([made(te.renamed(tensor, "y"), want, np.full(want.shape, 1e-6))], {"x": x}, chip)
+
+
+# -- windows and the cube --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("mode", ["max", "avg"])
+@pytest.mark.parametrize(
+    ("size", "window", "stride", "border"),
+    [
+        ((9, 11), 3, 2, 1),
+        ((8, 8), (2, 3), (2, 1), 0),
+        ((5, 7), (5, 7), 1, 0),
+        ((6, 6), 2, 3, (1, 0)),
+    ],
+)
+def test_pooling(size, window, stride, border, mode, chip):
+    x = array(np.random.default_rng(6), (2, 1, *size, 16), "fp16")
+    tensor = te.pooling2d(te.placeholder(x.shape, name="x"), window, stride, border, mode)
+    want, slack = pooled(x.astype(np.float64), window, stride, border, mode)
+    check_auto([made(te.renamed(tensor, "y"), want, slack)], {"x": x}, chip, whole=False)
+
+
+def pooled(x, window, stride, border, mode):
+    """Window by window, from the definition; fp16 sums may round at every step."""
+    (kh, kw), (sh, sw) = np.broadcast_to(window, 2), np.broadcast_to(stride, 2)
+    ph, pw = np.broadcast_to(border, 2)
+    edges = ((0, 0), (0, 0), (ph, ph), (pw, pw), (0, 0))
+    wide = np.pad(x, edges, constant_values=-np.inf if mode == "max" else 0.0)
+    oh, ow = (wide.shape[2] - kh) // sh + 1, (wide.shape[3] - kw) // sw + 1
+    out = np.zeros((*x.shape[:2], oh, ow, 16))
+    size = np.zeros_like(out)
+    for i, j in itertools.product(range(oh), range(ow)):
+        part = wide[:, :, i * sh : i * sh + kh, j * sw : j * sw + kw]
+        out[:, :, i, j] = part.max((2, 3)) if mode == "max" else part.sum((2, 3)) / (kh * kw)
+        size[:, :, i, j] = 0 if mode == "max" else np.abs(part).sum((2, 3))
+    return out, size * 2.0**-10
+
+
+MATRICES = [(16, 16, 16), (1, 1, 1), (17, 33, 15), (100, 70, 50), (3, 300, 129), (64, 17, 1)]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+@pytest.mark.parametrize("sizes", MATRICES)
+def test_matmul(sizes, dtype, chip):
+    shape = GemmShape(*sizes, dtype)
+    a, b = operands(sizes, dtype)
+    c = te.matmul(
+        te.placeholder(a.shape, dtype, name="a"),
+        te.placeholder(b.shape, dtype, name="b"),
+        out_dtype=shape.out_dtype,
+    )
+    kernel = te.lower(te.auto_schedule(te.renamed(c, "c"), chip_of(chip)))
+    got = unpack_gemm(shape, execute(kernel, pack_gemm(shape, a, b), chip_of(chip)))
+    np.testing.assert_allclose(got, product(a, b), rtol=0, atol=bound(a, b, dtype))
+    assert sanitize(kernel, chip_of(chip)) == []
+    assert_time(kernel, chip_of(chip))
+
+
+def operands(sizes, dtype, batch=()):
+    m, k, n = sizes
+    rng = np.random.default_rng(m + k + n)
+    a, b = ((*batch, m, k), (*batch, k, n))
+    if dtype == "int8":
+        return tuple(rng.integers(-128, 128, s).astype(np.int8) for s in (a, b))
+    return tuple(rng.normal(size=s).astype(numpy_type(dtype)) for s in (a, b))
+
+
+def product(a, b):
+    return np.matmul(a.astype(np.float64), b.astype(np.float64))
+
+
+def bound(a, b, dtype):
+    """Sums of k products in fp32, in any order: k units of the largest sum of magnitudes."""
+    if dtype == "int8":
+        return 0
+    return a.shape[-1] * 2.0**-23 * float(np.max(product(np.abs(a), np.abs(b)))) + 1e-6
+
+
+CUBES = [(d, c) for d in ("fp16", "int8", "bf16") for c in CHIPS if c in chips_for(d)]
+
+
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("dtype", "chip"), CUBES)
+def test_matmul_of_row_major_arrays(dtype, turned, chip):
+    """te.run packs and unpacks; operands may be stored turned, and in batches."""
+    for batch, sizes in (((), (33, 47, 20)), ((3,), (17, 16, 5)), ((2, 2), (5, 40, 33))):
+        a, b = operands(sizes, dtype, batch)
+        stored = [np.swapaxes(x, -1, -2) if t else x for x, t in zip((a, b), turned, strict=True)]
+        x, y = (te.placeholder(s.shape, dtype, name=n) for s, n in zip(stored, "ab", strict=True))
+        out_dtype = "int32" if dtype == "int8" else "fp32"
+        c = te.renamed(te.matmul(x, y, *turned, out_dtype=out_dtype), "c")
+        schedule = te.auto_schedule(c, chip_of(chip))
+        arrays = dict(zip("ab", map(np.ascontiguousarray, stored), strict=True))
+        got = te.run(schedule, arrays)["c"]
+        assert got.shape == c.shape
+        np.testing.assert_allclose(got, product(a, b), rtol=0, atol=bound(a, b, dtype))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_matmul_between_vector_stages(chip):
+    """relu(a) @ b + bias, then a second product: conversions stand where layouts differ."""
+    rng = np.random.default_rng(8)
+    arrays = {
+        "a": array(rng, (20, 37), "fp16"),
+        "b": array(rng, (37, 18), "fp16"),
+        "bias": array(rng, (18,), "fp16"),
+        "w": array(rng, (18, 33), "fp16"),
+    }
+    a, b, bias, w = (te.placeholder(x.shape, name=n) for n, x in arrays.items())
+    hidden = te.matmul(te.vabs(a), b)
+    first = te.renamed(te.vrelu(te.vadd(hidden, te.broadcast(bias, (20, 18)))), "first")
+    second = te.renamed(te.vmuls(te.matmul(first, w), 0.5), "second")
+    got = te.run(te.auto_schedule([first, second], chip_of(chip)), arrays)
+    x = np.abs(arrays["a"].astype(np.float64)) @ arrays["b"].astype(np.float64)
+    x = np.maximum(x + arrays["bias"].astype(np.float64), 0)
+    y = 0.5 * x @ arrays["w"].astype(np.float64)
+    np.testing.assert_allclose(got["first"], x, rtol=2e-3, atol=0.03)
+    np.testing.assert_allclose(got["second"], y, rtol=5e-3, atol=0.2)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_relu_behind_a_product(chip):
+    a, b = operands((33, 50, 20), "fp16")
+    x, y = te.placeholder(a.shape, name="a"), te.placeholder(b.shape, name="b")
+    c = te.renamed(te.vrelu(te.matmul(x, y, out_dtype="fp32")), "c")
+    got = te.run(te.auto_schedule(c, chip_of(chip)), {"a": a, "b": b})["c"]
+    want = np.maximum(product(a, b), 0)
+    np.testing.assert_allclose(got, want, rtol=0, atol=bound(a, b, "fp16"))
+
+
+# -- random programs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@settings(max_examples=40)
+@given(program=programs(kinds=ELEMENTWISE, dtypes=("fp16", "fp32", "int32", "int8", "uint8")))
+def test_random_elementwise_programs(chip, program):
+    check_auto(program.outputs, program.arrays, chip)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@settings(max_examples=40)
+@given(program=programs(kinds=FUSABLE))
+def test_random_programs_with_folds(chip, program):
+    check_auto(program.outputs, program.arrays, chip)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@settings(max_examples=40)
+@given(program=programs(kinds=ANYTHING, limit=700))
+def test_random_programs_with_moves(chip, program):
+    check_auto(program.outputs, program.arrays, chip, whole=False)
