@@ -435,3 +435,38 @@ def test_a_closed_pipe_is_no_error():
     )
     assert done.stderr == ""
     assert done.stdout.startswith("Toy")
+
+
+def test_op_times_an_operator_and_shows_its_nest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["op", "softmax", "64x100", "--chip", "Ascend910A", "--show"]) == 0
+    out = capsys.readouterr().out
+    assert "softmax on" in out and "phase 1: y (64, 100) fp16" in out
+    assert main(["op", "softmax", "64x100", "--chip", "Ascend910A", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["cycles"] > 0
+
+
+def test_op_lists_the_operators(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["op"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("conv2d", "softmax", "scatter_add", "adam"))
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["softmx", "4x4", "--chip", "Toy"], "did you mean softmax"),
+        (["softmax", "--chip", "Toy"], "a shape per input"),
+        (["softmax", "4x4"], "--chip"),
+        (["softmax", "4xq", "--chip", "Toy"], "4xq"),
+        (["softmax", "4x4", "--chip", "Toy", "--attr", "axis"], "KEY=VALUE"),
+        (["softmax", "4x4", "--chip", "Toy", "--attr", "axis=7"], "7"),
+        (["add", "4x4", "3x3", "--chip", "Toy"], "(4, 4)"),
+        (["add", "4x4", "4x4", "--chip", "Toy", "--dtype", "fp8"], "fp8"),
+    ],
+)
+def test_op_refuses_bad_input_in_one_line(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["op", *words]) == 2
+    error = capsys.readouterr().err
+    assert hint in error and error.count("\n") == 1

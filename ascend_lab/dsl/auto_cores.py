@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import State
@@ -29,6 +30,8 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     shares = {a.name: a.extent for a in root.axes}
     unit = block_elements(s.state, phase)
     last = root.axes[-1].name
+    if long_rows(s.state, phase):
+        unit = 1
     choice = [a for a in root.axes if a.name in rows and (a.name != last or a.extent >= 2 * unit)]
     if not choice:
         return shares
@@ -45,6 +48,15 @@ def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     if two is not None:
         shares[two.name] = best[2]
     return shares
+
+
+def long_rows(state: State, phase: Phase) -> bool:
+    """True if one element of the result needs so many that sharing by blocks would idle cores."""
+    folds = [state.stage(n) for n in (*phase.tiles, phase.root) if state.stage(n).fold]
+    sizes = [
+        math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
+    ]
+    return max(sizes, default=0) >= SMALL_BYTES // 4
 
 
 def _share(extent: int, cores: int, unit: int) -> int:

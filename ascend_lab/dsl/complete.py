@@ -151,6 +151,7 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
         current = state.stage(stage.name)
         state = state.put(replace(current, expr=_swapped(current.expr, given, read)))
         served = [s for s in state.stages if _serves(s, read, attach)]
+        served = [t for t in served if _same_pipe(state, stage, t)]
         tile = next((t for t in served if _walks_alike(state, stage.name, t.name, read)), None)
         if tile is None:
             tile = _tile(state, read, attach, stage.depth)
@@ -195,6 +196,12 @@ def _walks_alike(state: State, stage: str, tile: str, read: Read) -> bool:
 
 def _walk(read: Read) -> tuple[object, ...]:
     return (*(i.terms for i in read.index), read.index[-1].const)
+
+
+def _same_pipe(state: State, stage: Stage, tile: Stage | Fixed) -> bool:
+    """True if a tile is read like the stage reads: all compute with it, or all copy it out."""
+    readers = state.readers(tile.name)
+    return all((getattr(r, "scope", "GM") == "GM") == (stage.scope == "GM") for r in readers)
 
 
 def _serves(stage: Stage | Fixed, read: Read, attach: tuple[str, str]) -> bool:

@@ -4,8 +4,8 @@
     tree       partial folds, then rounds that halve their number      1 + log2(parts) phases
 
 Between two phases all cores wait for each other. `kept` is the fold without such a step: the cores
-share the axes that stay. Sums that memory itself adds up are in `memory_adds`. (rfactor: Suriana, Adams, Kamil, "Parallel associative reductions in
-Halide", CGO 2017.)
+share the axes that stay. Sums that memory itself adds up are in `memory_adds`. Source of rfactor:
+Suriana, Adams, Kamil, "Parallel associative reductions in Halide", CGO 2017.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import schedule as steps
-from ascend_lab.dsl.auto_axes import merge_axes
+from ascend_lab.dsl.auto_axes import merge_axes, row_axes
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
-from ascend_lab.dsl.auto_tile import schedule_phase
+from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Tensor
@@ -100,7 +100,16 @@ def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
 def _scheduled(s: Schedule, phase: Phase, cores: int) -> Schedule:
     """Return the schedule with the default nest of a phase, made for fewer cores."""
     narrow = replace(s.chip, core_count=cores, vector_cores_per_core=1)
-    return replace(schedule_phase(replace(s, chip=narrow), phase), chip=s.chip)
+    trial = merge_axes(replace(s, chip=narrow), phase)
+    rows = row_axes(trial.state, phase)
+    best = largest(trial, phase, rows)
+    if best is None:
+        raise ScheduleError(
+            f"{phase.root}: a tile that fits in UB",
+            f"{s.chip.buffers['UB']} bytes on {s.chip.name}",
+            "reshape the tensor so that an axis can be cut",
+        )
+    return replace(arrange(trial, phase, rows, *best), chip=s.chip)
 
 
 def _partials(output: Tensor, chip: Chip, parts: int) -> tuple[Schedule, str, Phase]:

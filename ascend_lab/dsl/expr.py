@@ -78,6 +78,16 @@ class Expr:
         """Return -self."""
         return binary("vmul", self, -1.0)
 
+    def __lt__(self, other: object) -> bool:
+        """Refuse: elements have no values while a formula is written."""
+        raise TypeMismatchError(
+            "a formula without comparisons by < and >",
+            str(self),
+            "use te.maximum, te.minimum, or te.vcmp and te.select on whole tensors",
+        )
+
+    __gt__ = __le__ = __ge__ = __lt__
+
 
 @dataclass(frozen=True, slots=True)
 class Load(Expr):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.dsl.arrays import Held, crop, padded, poisoned
+from ascend_lab.dsl.arrays import Held, padded, poisoned, restored
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.complete import complete, loop_count, roots
 from ascend_lab.dsl.emit_fold import start_of
@@ -45,7 +45,7 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
             nest = complete(schedule.state, stage.name)
             _Walk(nest, memory).cores(nest.stage(stage.name))
     names = unique_names(topological(schedule.outputs))
-    return {names[t]: crop(memory[names[t]].values, t.shape) for t in schedule.outputs}
+    return {names[t]: restored(memory[names[t]].values, t.shape) for t in schedule.outputs}
 
 
 def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Held]:

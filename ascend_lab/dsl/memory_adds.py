@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.dsl.cross_core import core_limit, two_pass
+from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Tensor
@@ -71,8 +72,8 @@ def _pieces(output: Tensor, chip: Chip, parts: int) -> tuple[Launch, Buffer, tup
     first = lower(several).phases[0]
     one = lower(two_pass(output, chip, 1))  # its second phase has one partial sum to convert
     direct = next(x for x in several.state.stages if x.output).name + "_rf" == fold.name
-    name = output.label if direct else fold.name
-    target = next(t for t in one.tensors if t.name == name)
+    target = next(t for t in one.tensors if t.name == (output.label if direct else fold.name))
+    total = target if direct else replace(target, name=f"{target.name}_total")
     block = BLOCK_BYTES // target.itemsize
     if chip.combined and target.elements % block:
         raise ScheduleError(
@@ -80,7 +81,8 @@ def _pieces(output: Tensor, chip: Chip, parts: int) -> tuple[Launch, Buffer, tup
             f"{target.elements} elements",
             "pad it, or use two_pass",
         )
-    return first, target, () if direct else one.phases[1:]
+    rest = () if direct else tuple(renamed(x, {target.name: total.name}) for x in one.phases[1:])
+    return first, total, rest
 
 
 def _adding(part: Part, name: str, target: Buffer) -> Part:

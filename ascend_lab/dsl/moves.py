@@ -156,6 +156,12 @@ def gather(a: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     """Return the slices of a along `axis` that `indices` names: out[i, ...] = a[index[i], ...]."""
     _check_indices(indices, "gather")
     at = one_axis(axis, len(a.shape), "gather")
+    if at:
+        front = (at, *(d for d in range(len(a.shape)) if d != at))
+        picked = gather(transpose(a, front), indices)
+        rank = len(indices.shape)
+        order = (*range(rank, rank + at), *range(rank), *range(rank + at, len(picked.shape)))
+        return transpose(picked, order)
     shape = (*a.shape[:at], *indices.shape, *a.shape[at + 1 :])
     return _template("gather", (a, indices), shape, a.dtype, axis=at)
 

@@ -86,6 +86,10 @@ class Tensor:
             )
         return Load(self, tuple(_index(i) for i in given))
 
+    def __repr__(self) -> str:
+        """Return name, shape and number format."""
+        return f"Tensor({self.label}, {self.shape}, {self.dtype})"
+
     @property
     def label(self) -> str:
         """The name, or what it is called until it has one."""
@@ -152,6 +156,16 @@ class Fold:
     kind: str
     expr: Expr
     axes: tuple[Axis, ...]
+
+    def _refuse(self, other: object) -> Fold:
+        """Refuse arithmetic: a fold is the whole of a formula."""
+        raise ShapeError(
+            f"te.{self.kind}(...) as the whole formula",
+            "arithmetic around it",
+            "make the fold a tensor of its own and compute with that",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
 def compute(

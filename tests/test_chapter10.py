@@ -1,0 +1,202 @@
+"""The figures and checks of the fusion chapter, and what its prose claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ascend_lab import dsl
+from ascend_lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
+from ascend_lab.checks.chapter10 import (
+    copies,
+    fused_gradient,
+    gain,
+    shifted_program,
+    tanh_gradient,
+)
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures.crossings import crossings, operations
+from ascend_lab.figures.fusing import chain_kernels, fig_chain_lengths, fig_fusion, fig_levels
+from ascend_lab.isa import parse_program
+from ascend_lab.sim import simulate_kernel
+
+TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", ["relu", "add"])
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+@pytest.mark.parametrize(("chip", "elements"), [(TOY, 2**20), (A910, 2**22), (A910, 2**24)])
+def test_the_columns_add_up_to_what_the_kernel_moves(chip, elements, length, each):
+    for kernel in chain_kernels(chip, length, elements, each):
+        way, run = crossings(kernel, chip), simulate_kernel(kernel, chip)
+        assert sum(c.path_bytes for c in way) == sum(run.path_bytes.values())
+        assert sum(c.memory_bytes for c in way) == run.memory_bytes
+        assert {c.port_bytes for c in way} == {2 * elements}
+        assert sum(len(operations(phase)) for phase in kernel.phases) == length
+
+
+@pytest.mark.parametrize("each", ["relu", "add"])
+def test_the_picture_has_an_arrow_per_crossing_and_ghosts(each):
+    before, after = chain_kernels(A910, 3, 2**24, each)
+    fig = fig_levels(before, after, A910)
+    upper, lower = fig.axes[0], fig.axes[2]
+
+    def arrows(ax, ghost):
+        found = [p for p in ax.patches if type(p).__name__ == "Polygon"]
+        return sum(1 for p in found if (p.get_facecolor()[3] == 0) is ghost)
+
+    three = sum(c.path_bytes > 0 for c in crossings(before, A910))
+    two = sum(c.path_bytes > 0 for c in crossings(after, A910))
+    columns = len(crossings(before, A910))
+    assert (arrows(upper, False), arrows(upper, True)) == (columns + 2 * three, 0)
+    assert (arrows(lower, False), arrows(lower, True)) == (columns + 2 * two, 2 * (three - two))
+    assert three - two == 4
+    assert [t.get_text() for t in upper.texts].count("h1") == 4
+    assert [t.get_text() for t in lower.texts].count("h1") == 2
+    assert f"{simulate_kernel(after, A910).cycles:,} cycles" in fig.alt_text
+
+
+def test_arrows_of_results_that_stay_in_l2_are_missing():
+    big, small = (fig_fusion(mib=mib).alt_text for mib in (32, 8))
+    assert "160 MiB between memory and L2" in big
+    assert "40 MiB between L2 and UB, 24 MiB between memory and L2" in small
+
+
+def test_a_small_ub_is_slower():
+    cycles = []
+    for kib in (256, 8):
+        small = replace(A910, buffers={**A910.buffers, "UB": 1024 * kib})
+        cycles.append(simulate_kernel(chain_kernels(small, 2, 2**22, "relu")[1], small).cycles)
+        assert f"one kernel: {cycles[-1]:,} cycles" in fig_fusion(mib=8, ub_kib=kib).alt_text
+    assert cycles[1] > 2 * cycles[0]
+
+
+@pytest.mark.parametrize(("length", "each"), [(0, "relu"), (2, "gelu")])
+def test_other_chains_are_refused(length, each):
+    with pytest.raises(InputError, match="relu or add"):
+        chain_kernels(TOY, length, 4096, each)
+
+
+def test_the_gains_are_drawn_as_given():
+    fig = fig_chain_lengths((1, 2, 4), {"big": [1.0, 1.2, 1.5], "small": [1.0, 1.4, 0.9]})
+    lines = [line for line in fig.axes[0].lines if len(line.get_xdata()) == 3]
+    assert [list(line.get_ydata()) for line in lines] == [[1.0, 1.2, 1.5], [1.0, 1.4, 0.9]]
+    assert "small: 1.40 at best, with 2 additions, 0.90 with 4" in fig.alt_text
+    with pytest.raises(InputError, match="3 numbers"):
+        fig_chain_lengths((1, 2, 4), {"big": [1.0]})
+
+
+# -- what the chapter says -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "each"), [(2, "relu"), (5, "relu"), (2, "add"), (5, "add")])
+def test_the_closed_form_is_what_memory_counts(length, each):
+    before, after = (simulate_kernel(k, TOY) for k in chain_kernels(TOY, length, 2**21, each))
+    own = [2, *[int(each == "add")] * (length - 1)]
+    assert before.memory_bytes / after.memory_bytes == pytest.approx(gain(own))
+    cycles = before.cycles - before.sync_cycles
+    assert cycles / after.cycles == pytest.approx(gain(own), rel=0.01)
+
+
+def test_a_fused_relu_is_free_where_memory_is_the_limit():
+    before, after = (simulate_kernel(k, A910) for k in chain_kernels(A910, 2, 2**24, "relu"))
+    assert after.cycles == before.phases[0].cycles
+
+
+def test_long_chains_lose_in_a_small_ub_only():
+    def faster(kib, length):
+        small = replace(A910, buffers={**A910.buffers, "UB": 1024 * kib})
+        before, after = chain_kernels(small, length, 2**22, "add")
+        return simulate_kernel(before, small).cycles / simulate_kernel(after, small).cycles
+
+    assert faster(256, 29) > faster(256, 6) > 1
+    assert faster(4, 6) > 1 > faster(4, 29)
+
+
+def test_copies_cross_at_four_additions():
+    more = [k for k in range(1, 20) if copies(k, 2**30, 2**16)[1] > copies(k, 2**30, 2**16)[0]]
+    assert more == list(range(5, 20))
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def test_the_closed_form_is_asked_for():
+    assert check_ex_10_1(gain).passed
+    assert not check_ex_10_1(lambda inputs: (2 * len(inputs) + 1) / 3).passed
+    assert not check_ex_10_1(lambda inputs: None).passed
+
+
+def test_copies_are_counted_with_their_last_tiles():
+    assert check_ex_10_3(copies).passed
+
+    def smooth(length, tensor_bytes, ub_bytes):
+        return 18 * length * tensor_bytes / ub_bytes, 2 * (
+            length + 2
+        ) ** 2 * tensor_bytes / ub_bytes
+
+    assert not check_ex_10_3(smooth).passed
+
+
+def test_the_schedule_check_tells_what_is_wrong():
+    def good(elements):
+        return fused_gradient(tanh_gradient(elements), A910)
+
+    def apart(elements):
+        return dsl.create_schedule(tanh_gradient(elements), A910)
+
+    def two_phases(elements):
+        fused = fused_gradient(tanh_gradient(elements), A910).steps
+        kept = [x for x in fused if x.primitive != "compute_at" and x.arguments[0] != "t"]
+        s = dsl.replay(tanh_gradient(elements), A910, kept)
+        s = dsl.split(dsl.split(s, "t", "i", elements // 32), "t", "i_i", 8192)
+        return dsl.vectorise(dsl.bind(s, "t", "i_o"), "t", "i_i_i")
+
+    def narrow(elements):
+        return fused_gradient(tanh_gradient(elements), A910, width=1024)
+
+    def other(elements):
+        x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
+        y = dsl.renamed(dsl.vmul(x, dy), "y")
+        return dsl.auto_schedule(y, A910)
+
+    assert check_ex_10_4(good).passed
+    for wrong, message in (
+        (apart, "lowers"),
+        (two_phases, "through memory"),
+        (narrow, "cycles"),
+        (other, "tanh"),
+        (lambda n: fused_gradient(tanh_gradient(n), TOY), "for the Ascend910A"),
+        (lambda n: None, "a Schedule"),
+    ):
+        result = check_ex_10_4(wrong)
+        assert not result.passed
+        assert message in str(result)
+
+
+def test_the_in_place_check_tells_what_is_wrong():
+    assert check_ex_10_5(shifted_program).passed
+
+    def upward(tiles, shift):
+        top = 1024 * (tiles - 1)
+        text = str(shifted_program(tiles, shift)).replace(f"-1024*i+{top + shift} |", "1024*i+S |")
+        text = text.replace(f"-1024*i+{top} |", "1024*i |").replace("+S |", f"+{shift} |")
+        return parse_program(text if tiles > 1 else str(shifted_program(tiles, shift)))
+
+    def unchanged(tiles, shift):
+        return parse_program(str(shifted_program(tiles, shift)).replace("vrelu", "vabs"))
+
+    for wrong, message in (
+        (lambda tiles, shift: None, "a Program"),
+        (lambda tiles, shift: shifted_program(tiles + 1, shift), "of 1040 and b"),
+        (unchanged, "differ"),
+        (upward, "race"),
+    ):
+        result = check_ex_10_5(wrong)
+        assert not result.passed
+        assert message in str(result)

@@ -1,0 +1,146 @@
+"""Operators in the published TBE style run as they are written, import lines apart."""
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl.tbe import build, built, fusion_manager, generic, tvm, util
+from ascend_lab.errors import (
+    AscendLabError,
+    InputError,
+    ScheduleError,
+    ShapeError,
+    TypeMismatchError,
+)
+from ascend_lab.isa import sanitize
+from ascend_lab.sim import execute
+
+SHAPE_SIZE_LIMIT = 2147483648
+
+
+@fusion_manager.register("fuse_add")
+def add_compute(input_x, input_y, output_z=None, kernel_name="fuse_add"):
+    shape_x = te.lang.cce.util.shape_to_list(input_x.shape)
+    shape_y = te.lang.cce.util.shape_to_list(input_y.shape)
+    shape_x, shape_y, shape_max = util.produce_shapes(shape_x, shape_y)
+    size = reduce(lambda x, y: x * y, shape_max[:])
+    if size > SHAPE_SIZE_LIMIT:
+        raise RuntimeError("the shape is too large to calculate")
+    input_x = te.lang.cce.broadcast(input_x, shape_max)
+    input_y = te.lang.cce.broadcast(input_y, shape_max)
+    return te.lang.cce.vadd(input_x, input_y)
+
+
+@fusion_manager.register("fuse_relu")
+def relu_compute(input_x, output_y=None, kernel_name="fuse_relu"):
+    return te.lang.cce.vrelu(input_x)
+
+
+@fusion_manager.register("fuse_add_relu")
+def add_relu_compute(input_x, input_y, output_z=None, kernel_name="fuse_add_relu"):
+    return te.vrelu(add_compute(input_x, input_y, output_z, kernel_name))
+
+
+@util.check_input_type(dict, dict, dict, str)
+def add_relu(input_x, input_y, output_z, kernel_name="add_relu"):
+    shape_x, shape_y = input_x.get("shape"), input_y.get("shape")
+    for shape in (shape_x, shape_y):
+        util.check_shape_rule(shape)
+        util.check_shape_size(shape, SHAPE_SIZE_LIMIT)
+    util.check_kernel_name(kernel_name)
+    dtype = input_x.get("dtype").lower()
+    util.check_dtype_rule(dtype, ("float16", "float32", "int32"))
+    data_x = tvm.placeholder(shape_x, name="data_1", dtype=dtype)
+    data_y = tvm.placeholder(shape_y, name="data_2", dtype=dtype)
+    res = add_relu_compute(data_x, data_y, output_z, kernel_name)
+    with tvm.target.cce():
+        schedule = generic.auto_schedule(res)
+    config = {
+        "print_ir": False,
+        "need_build": True,
+        "name": kernel_name,
+        "tensor_list": [data_x, data_y, res],
+    }
+    te.lang.cce.cce_build_code(schedule, config)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("float16", np.float16), ("float32", np.float32), ("int32", np.int32)]
+)
+@pytest.mark.parametrize("shapes", [((4, 33), (4, 33)), ((3, 1, 20), (7, 1)), ((1,), (64, 128))])
+def test_the_fused_operator_of_the_slides_runs(dtype: str, kind: Any, shapes: Any) -> None:
+    entries = [{"shape": shape, "dtype": dtype} for shape in shapes]
+    add_relu(entries[0], entries[1], {}, "add_relu_test")
+    kernel, chip = built("add_relu_test"), load_chip("Ascend310")
+    rng = np.random.default_rng(5)
+    x, y = (rng.integers(-9, 9, size=shape).astype(kind) for shape in shapes)
+    memory = execute(kernel, {"data_1": x, "data_2": y}, chip)
+    wanted = np.maximum(x + y, 0)
+    assert np.array_equal(memory["vrelu"].reshape(wanted.shape), wanted)
+    assert not sanitize(kernel, chip)
+
+
+def test_single_operators_of_the_slides_run() -> None:
+    chip = load_chip("Ascend310")
+    data = tvm.placeholder((5, 17), name="data", dtype="float16")
+    for compute, oracle in (
+        (fusion_manager.get("fuse_relu"), lambda v: np.maximum(v, 0)),
+        (lambda t: fusion_manager.get("fuse_add")(t, t), lambda v: v + v),
+    ):
+        with tvm.target.cce(chip):
+            schedule = generic.auto_schedule(te.renamed(compute(data), "out"))
+        values = np.linspace(-2, 2, 85, dtype=np.float16).reshape(5, 17)
+        assert np.array_equal(te.run(schedule, {"data": values})["out"], oracle(values))
+
+
+def test_fusing_saves_the_trip_through_memory() -> None:
+    chip = load_chip("Ascend310")
+    x, y = (tvm.placeholder((4096,), name=n, dtype="float16") for n in ("x", "y"))
+    result = add_relu_compute(x, y)
+    fused = te.lower(te.auto_schedule(result, chip))
+    apart = te.lower(te.create_schedule(result, chip))
+    assert (len(fused.phases), len(apart.phases)) == (1, 2)
+
+
+def test_printing_shows_the_nests(capsys: pytest.CaptureFixture[str]) -> None:
+    data = tvm.placeholder((64,), name="data", dtype="float16")
+    with tvm.target.cce("Toy"):
+        build(generic.auto_schedule(te.vabs(data)), {"print_ir": True, "name": "shown"})
+    assert "vabs_ub[i] = vabs(data_ub[i])" in capsys.readouterr().out
+
+
+def _target_missing() -> None:
+    generic.auto_schedule(te.vabs(te.placeholder((4,), name="x")))
+
+
+BAD: list[tuple[Callable[[], Any], type[AscendLabError], str]] = [
+    (lambda: util.produce_shapes((3, 4), (3, 5)), ShapeError, r"\(3, 4\) and \(3, 5\)"),
+    (lambda: util.check_shape_size((1 << 20, 1 << 12)), ShapeError, "4294967296"),
+    (lambda: util.check_shape_rule(()), ShapeError, "at least one dimension"),
+    (lambda: util.check_shape_rule((3, 0)), ShapeError, r"\(3, 0\)"),
+    (lambda: util.check_dtype_rule("float64", ("float16",)), TypeMismatchError, "float64"),
+    (lambda: util.check_kernel_name("9 lives"), InputError, "9 lives"),
+    (lambda: add_relu([], {}, {}, "k"), TypeMismatchError, "argument 0 a dict"),
+    (lambda: fusion_manager.get("nothing"), InputError, "fuse_add_relu"),
+    (lambda: built("nothing"), InputError, "nothing"),
+    (_target_missing, ScheduleError, "tvm.target.cce"),
+    (
+        lambda: te.vadd(te.placeholder((2, 3), name="a"), te.placeholder((3, 2), name="b")),
+        ShapeError,
+        r"a \(2, 3\) and b \(3, 2\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("action", "kind", "pattern"), BAD)
+def test_bad_use_is_a_typed_error_with_a_remedy(
+    action: Callable[[], Any], kind: type[AscendLabError], pattern: str
+) -> None:
+    with pytest.raises(kind, match=pattern) as caught:
+        action()
+    assert caught.value.remedy
