@@ -88,33 +88,78 @@ def softmax(x: te.Tensor) -> te.Tensor:
     return te.vdiv(powers, te.broadcast(te.reduce_sum(powers, -1, True), x.shape))
 
 
+def layer_norm(x: te.Tensor) -> te.Tensor:
+    """Return rows with mean 0 and variance 1, in fp32 inside."""
+    wide, scale = te.cast_to(x, "fp32"), 1.0 / x.shape[-1]
+    mean = te.vmuls(te.reduce_sum(wide, -1, True), scale)
+    centred = te.vsub(wide, te.broadcast(mean, x.shape))
+    variance = te.vmuls(te.reduce_sum(te.vmul(centred, centred), -1, True), scale)
+    factor = te.vrsqrt(te.vadds(variance, 1e-5))
+    return te.cast_to(te.vmul(centred, te.broadcast(factor, x.shape)), x.dtype)
+
+
 def cases() -> dict[str, te.Tensor]:
     """Return the operators of the table, by name."""
-    line, rows = te.placeholder((1 << 24,), name="a"), te.placeholder((8192, 1024), name="x")
-    other, bias = te.placeholder((1 << 24,), name="b"), te.placeholder((1024,), name="bias")
+    return {**elementwise_cases(), **row_cases(), **product_cases()}
+
+
+def elementwise_cases() -> dict[str, te.Tensor]:
+    """Return operators without folds."""
+    line, other = te.placeholder((1 << 24,), name="a"), te.placeholder((1 << 24,), name="b")
+    wide = te.placeholder((1 << 23,), "fp32", name="w")
+    rows, bias = te.placeholder((8192, 1024), name="x"), te.placeholder((1024,), name="bias")
     image = te.placeholder((32, 64, 56 * 56), name="x")
     channel = te.placeholder((64, 1), name="bias")
+    short = te.placeholder((1 << 20,), name="s")
+    odd = te.placeholder((1001, 1023), name="o")
     return {
         "add 2^24": te.vadd(line, other),
+        "add fp32 2^23": te.vadds(wide, 1.0),
+        "add 2^20": te.vadds(short, 1.0),
+        "add 1001x1023": te.vadds(odd, 1.0),
         "relu 2^24": te.vrelu(line),
+        "exp 2^24": te.vexp(line),
+        "cast to fp32 2^24": te.cast_to(line, "fp32"),
         "add, scale, relu 2^24": te.vrelu(te.vmuls(te.vadd(line, other), 2.0)),
         "add row bias 8192x1024": te.vadd(rows, te.broadcast(bias, rows.shape)),
         "add channel bias 32x64x3136": te.vadd(image, te.broadcast(channel, image.shape)),
+        "concat 2 x 8192x1024": te.concat([rows, te.placeholder((8192, 1024), name="z")], 1),
+        "transpose 4096x4096": te.transpose(te.placeholder((4096, 4096), name="x"), (1, 0)),
+    }
+
+
+def row_cases() -> dict[str, te.Tensor]:
+    """Return folds, and operators with folds inside."""
+    rows, cube = te.placeholder((8192, 1024), name="x"), te.placeholder((64, 512, 256), name="x")
+    long, odd = te.placeholder((64, 32768), name="x"), te.placeholder((1000, 1000), name="x")
+    return {
         "max of rows 8192x1024": te.reduce_max(rows, 1),
         "max of columns 8192x1024": te.reduce_max(rows, 0),
         "sum of rows 8192x1024": te.reduce_sum(rows, 1),
+        "sum of columns 8192x1024": te.reduce_sum(rows, 0),
         "sum of all 8192x1024": te.reduce_sum(rows, (0, 1)),
+        "min of the middle 64x512x256": te.reduce_min(cube, 1),
         "softmax 8192x1024": softmax(rows),
-        "transpose 4096x4096": te.transpose(te.placeholder((4096, 4096), name="x"), (1, 0)),
+        "softmax 64x32768": softmax(long),
+        "softmax 1000x1000": softmax(odd),
+        "layer norm 8192x1024": layer_norm(rows),
+    }
+
+
+def product_cases() -> dict[str, te.Tensor]:
+    """Return products for the cube."""
+
+    def of(a: tuple[int, ...], b: tuple[int, ...], dtype: str = "fp16") -> te.Tensor:
+        return te.matmul(te.placeholder(a, dtype, name="a"), te.placeholder(b, dtype, name="b"))
+
+    return {
+        "matmul 512": product(512),
         "matmul 1024": product(1024),
         "matmul 4096": product(4096),
         "matmul 4097": product(4097),
-        "matmul 64x4096x4096": te.matmul(
-            te.placeholder((64, 4096), name="a"), te.placeholder((4096, 4096), name="b")
-        ),
-        "matmul 32 x 512x64x512": te.matmul(
-            te.placeholder((32, 512, 64), name="a"), te.placeholder((32, 64, 512), name="b")
-        ),
+        "matmul 2048x2048x256": of((2048, 256), (256, 2048)),
+        "matmul 64x4096x4096": of((64, 4096), (4096, 4096)),
+        "matmul 32 x 512x64x512": of((32, 512, 64), (32, 64, 512)),
     }
 
 

@@ -80,16 +80,16 @@ def phase_formats(state: State, phase: Phase) -> set[str]:
     return found | {state.stage(n).dtype for n in names}
 
 
-def even(width: int, share: int, taken_bytes: int, unit: int) -> int:
-    """Return a width not above `width` that cuts a share into several tiles of about one size.
+def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
+    """Return a width not above `width` that cuts a share into `tiles` tiles of about one size.
 
     `taken_bytes` is what a tile of `width` takes of UB; widths are multiples of `unit`.
     """
     small = max(1, SMALL_BYTES * width // max(taken_bytes, 1))
-    wanted = min(width, max(small, -(-share // TILES_PER_CORE)))
+    wanted = min(width, max(small, up(share, tiles)))
     if wanted >= share:
         return share
-    unit = 8 * unit if wanted >= 64 * unit else unit
+    unit = (8 * unit if wanted >= 64 * unit else unit) if width >= unit else 1
     parts = -(-share // wanted)
     each = up(up(share, parts), unit) * unit
     return min(each, max(width // unit * unit, 1), share)

@@ -12,6 +12,7 @@ from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_axes import merge_axes, row_axes
 from ascend_lab.dsl.auto_cores import (
     SMALL_BYTES,
+    TILES_PER_CORE,
     Widths,
     block_elements,
     core_count,
@@ -25,6 +26,7 @@ from ascend_lab.dsl.footprint import ub_bytes
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.errors import ScheduleError
+from ascend_lab.kernels.gemm_schedule import up
 
 LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
@@ -190,13 +192,14 @@ def arrange(
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
     taken = 0 if plain else tile_bytes(s, phase, widths, folds)
-    bound, loops, tiles = [], [], []
+    bound, loops, tiles, left = [], [], [], TILES_PER_CORE
     for axis in root.axes:
         width, share, leaf = widths[axis.name], shares[axis.name], axis.name
         width = min(width, share)
         if not plain and axis.name in rows:
-            width = even(width, share, taken, unit if axis is root.axes[-1] else 1)
+            width = even(width, share, taken, unit if axis is root.axes[-1] else 1, left)
             share = whole_tiles(axis.extent, share, width)
+            left = up(left, up(share, width))
         if share < axis.extent:
             s = steps.split(s, name, leaf, share)
             bound.append(f"{leaf}_o")

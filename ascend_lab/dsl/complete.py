@@ -108,7 +108,7 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
         attach=attach,
         loops=moved,
         bound=(),
-        vector_at=stage.vector_at if outside < count else "",
+        vector_at=stage.vector_at if outside < count else _first(moved, stage),
     )
     read = Read(name, stage.dtype, identity(stage.axes))
     copy = replace(
@@ -129,6 +129,11 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
         if stage.name in reader.sources:
             state = state.put(redirect(reader, stage.name, name))
     return state
+
+
+def _first(loops: tuple[Leaf, ...], stage: Stage) -> str:
+    """Return where the whole-tile part of a tile begins: at once, if the stage says so itself."""
+    return loops[0].name if loops and stage.vector_at else ""
 
 
 def _end(axes: tuple[Axis, ...]) -> tuple[Leaf, ...]:
@@ -162,7 +167,7 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
 
 
 def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
-    """Give every axis of an index such as 8 i + j a dimension of its own, so that rows can align."""
+    """Give every axis of an index such as 8 i + j a dimension of its own: rows can align."""
     index: list[Affine] = []
     view: list[int] = []
     for part, size in zip(read.index, shape, strict=True):

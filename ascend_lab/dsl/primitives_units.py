@@ -101,16 +101,18 @@ def rfactor(state: State, stage: str, axis: str) -> State:
             f"parts of {leaf.width}",
             "choose a factor that divides it",
         )
-    part, rest = Axis("p", whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
-    index = Affine(0, (("p", leaf.width), (whole.name, 1)))
+    taken = {a.name for a in (*s.axes, *s.reduce)}
+    label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
+    part, rest = Axis(label, whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
+    index = Affine(0, ((label, leaf.width), (whole.name, 1)))
     inner = tuple(rest if a is whole else a for a in s.reduce)
     name = state.new_name(f"{stage}_rf")
     table = {whole.name: index} | {a.name: Affine(0, ((a.name, 1),)) for a in s.axes}
     expr = apply_index(s.expr, table)
     axes = (part, *s.axes)
     partial = Stage(name, s.dtype, axes, expr, s.fold, inner, fresh(axes, inner))
-    again = Axis("p", part.extent, True)
-    read = Read(name, s.dtype, (Affine(0, (("p", 1),)), *identity(s.axes)))
+    again = Axis(label, part.extent, True)
+    read = Read(name, s.dtype, (Affine(0, ((label, 1),)), *identity(s.axes)))
     last = replace(s, expr=read, reduce=(again,), loops=fresh(s.axes, (again,)))
     return state.put(last).insert(partial, before=stage)
 

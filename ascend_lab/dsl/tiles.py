@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from ascend_lab.dsl.boxes import Box
+from ascend_lab.dsl.complete import loop_count
 from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes, whole_box
 from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Stage, State
@@ -52,6 +53,7 @@ class Tiles:
     def __init__(self, state: State, root: str, builder: KernelBuilder) -> None:
         self.state, self.root, self.builder = state, root, builder
         self.first: dict[str, Box] = {}
+        self.smooth = all(_whole_blocks(state, s) for s in state.stages if isinstance(s, Stage))
         self.fractal = {
             s.name for s in state.stages if isinstance(s, Stage) and is_fractal(state, s)
         }
@@ -119,7 +121,7 @@ class Tiles:
 
     def _by_scalar(self, stage: Stage) -> bool:
         """True if single elements of a tile have to cross on the scalar unit: ragged rows."""
-        if not self.builder.chip.combined or stage.name in self.fractal:
+        if not self.builder.chip.combined or stage.name in self.fractal or self.smooth:
             return False
         if not self.first:
             self.first = first_boxes(self.state, self.root)
@@ -181,3 +183,11 @@ class Tiles:
             group.queue.free()
             group.slot = None
             group.filled = []
+
+
+def _whole_blocks(state: State, stage: Stage) -> bool:
+    """True if every tile of a stage obviously has rows of whole blocks, whatever the format."""
+    widths = [x.width for x in stage.loops[: loop_count(state, stage)]]
+    indices = [i for r in stage.reads for i in r.index]
+    plain = all(not i.const and [c for _, c in i.terms] == [1] for i in indices)
+    return plain and all(n % 32 == 0 for n in (*widths, stage.shape[-1]))
