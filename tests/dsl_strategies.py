@@ -40,7 +40,9 @@ from hypothesis import strategies as st
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import topological
+from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Kernel, Launch, sanitize
 from ascend_lab.sim import (
     KernelTimeline,
@@ -380,3 +382,86 @@ def programs(
 def _is_known(value: Known, pool: Sequence[Known]) -> bool:
     """True where an operation that changes nothing returned its operand."""
     return any(value.tensor is p.tensor for p in pool)
+
+
+# -- random schedules ------------------------------------------------------------------------------
+
+PRIMITIVES = (
+    *("split", "split", "split", "reorder", "reorder", "fuse", "compute_at", "compute_at"),
+    *("cache_read", "cache_write", "inline", "double_buffer", "bind", "vectorise"),
+    *("storage_align", "rfactor"),
+)
+FACTORS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
+
+
+def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
+    """A primitive with arguments that look sensible for this schedule; many are illegal."""
+
+    def pick(choices: Sequence[Any]) -> Any:
+        return draw(st.sampled_from(tuple(choices)))
+
+    stages = [x for x in s.state.stages if isinstance(x, Stage)]
+    stage = pick(stages)
+    loop = pick(stage.loops).name
+    name = stage.name
+    kind = pick(PRIMITIVES)
+    if kind == "split":
+        return te.split, name, loop, pick(FACTORS), pick(("cut", "cut", "guard"))
+    if kind == "reorder":
+        names = draw(st.permutations([x.name for x in stage.loops]))
+        return te.reorder, name, *names[: draw(st.integers(1, len(names)))]
+    if kind == "fuse":
+        at = draw(st.integers(0, max(len(stage.loops) - 2, 0)))
+        return (
+            te.fuse,
+            name,
+            stage.loops[at].name,
+            stage.loops[min(at + 1, len(stage.loops) - 1)].name,
+        )
+    if kind == "cache_read":
+        return te.cache_read, pick([x.name for x in (*s.state.inputs, *stages)]), "UB"
+    if kind == "cache_write":
+        return te.cache_write, name, "UB"
+    if kind == "compute_at":
+        host = pick([x for x in stages if name in x.sources] or stages)
+        return te.compute_at, name, host.name, pick(host.loops).name
+    if kind == "double_buffer":
+        return te.double_buffer, name, pick((1, 2, 2, 3))
+    if kind == "storage_align":
+        return te.storage_align, name, pick((8, 16, 32, 64))
+    if kind == "inline":
+        return te.inline, name
+    return {"bind": te.bind, "vectorise": te.vectorise, "rfactor": te.rfactor}[kind], name, loop
+
+
+def applied(s: te.Schedule, step: tuple[Any, ...]) -> te.Schedule:
+    """The schedule with a candidate step, or unchanged where it is illegal."""
+    function, *arguments = step
+    try:
+        if function is te.split:
+            return te.split(s, *arguments[:3], tail=arguments[3])
+        result: te.Schedule = function(s, *arguments)
+    except ScheduleError:
+        return s
+    return result
+
+
+class Scheduled:
+    """A program and one of its schedules; prints both."""
+
+    def __init__(self, program: Program, schedule: te.Schedule) -> None:
+        self.program, self.schedule = program, schedule
+
+    def __repr__(self) -> str:
+        return f"{self.program}\n{self.schedule}"
+
+
+@st.composite
+def schedules(draw: st.DrawFn, programs: Sequence[Any], most: int = 10) -> Scheduled:
+    """One of the programs with a random sequence of legal steps, on one of the chips."""
+    program: Program = draw(st.sampled_from(tuple(programs)))()
+    chip = chip_of(draw(st.sampled_from(CHIPS)))
+    s = te.create_schedule([o.tensor for o in program.outputs], chip)
+    for _ in range(draw(st.integers(0, most))):
+        s = applied(s, candidate(draw, s))
+    return Scheduled(program, s)

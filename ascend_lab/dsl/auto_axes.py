@@ -56,8 +56,12 @@ def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> 
 
 
 def _mixes(stage: Stage, tiles: list[str]) -> bool:
-    """True if a stage walks a fused axis of a tile in two loops: rows would not be aligned."""
-    return any(len(i.terms) > 1 for r in stage.reads if r.source in tiles for i in r.index)
+    """True if a stage walks a fused axis of a tile in two loops, or under another shape.
+
+    The rows of the tile would not be aligned, or not be found.
+    """
+    reads = [r for r in stage.reads if r.source in tiles]
+    return any(r.view or any(len(i.terms) > 1 for i in r.index) for r in reads)
 
 
 def row_axes(state: State, phase: Phase) -> list[str]:

@@ -32,12 +32,14 @@ LINE_BYTES = 512
 """Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
 
-def schedule_phase(s: Schedule, phase: Phase) -> Schedule:
+def schedule_phase(s: Schedule, phase: Phase, *, merge: bool = True) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
     s, phase = _split_folds(s, phase)
-    before, s = s, merge_axes(s, phase)
+    before = s
+    if merge:
+        s = merge_axes(s, phase)
     rows = row_axes(s.state, phase)
     best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
     if best is None:

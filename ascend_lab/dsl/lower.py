@@ -38,13 +38,25 @@ def lower(schedule: Schedule) -> Kernel:
     phases: list[Launch] = []
     tensors = stored(state)
     for stage in roots(state):
-        if isinstance(stage, Fixed):
-            phases += handwritten(state, stage, chip)
-        elif moves_only(state, stage):
-            phases.append(copied(state, stage, chip))
-        else:
-            phases.append(_phase(complete(state, stage.name), stage.name, chip, tensors))
+        phases += _launches(state, stage, chip, tensors)
     return Kernel(schedule.outputs[0].label, tuple(phases))
+
+
+def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
+    """Return the launches of one stage; none if it is computed inside another nest."""
+    state = schedule.state
+    stage = next((s for s in roots(state) if s.name == name), None)
+    return _launches(state, stage, schedule.chip, stored(state)) if stage else ()
+
+
+def _launches(
+    state: State, stage: Stage | Fixed, chip: Chip, tensors: dict[str, int]
+) -> tuple[Launch, ...]:
+    if isinstance(stage, Fixed):
+        return handwritten(state, stage, chip)
+    if moves_only(state, stage):
+        return (copied(state, stage, chip),)
+    return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
 
 
 def stored(state: State) -> dict[str, int]:

@@ -72,6 +72,31 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     return state.put(copy).insert(local, before=stage)
 
 
+def materialise(state: State, stage: str, number: int) -> State:
+    """Copy what a stage reads, in the order it reads it, to a GM tensor of its own."""
+    s = state.stage(stage)
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
+        raise ScheduleError(
+            f"materialise {stage}: a stage not yet scheduled", "it has splits", "call it first"
+        )
+    if not 0 <= number < len(s.reads):
+        raise ScheduleError(
+            f"materialise {stage}: a read from 0 to {len(s.reads) - 1}", str(number), "count them"
+        )
+    read = s.reads[number]
+    axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
+    name = state.new_name(f"{read.source}_as_{stage}")
+    copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
+    there = Read(name, read.dtype, identity(axes))
+
+    def leaf(element: Load | Read) -> Expr:
+        assert isinstance(element, Read)
+        return there if element == read else element
+
+    changed = replace(s, expr=rewrite(s.expr, leaf))
+    return state.put(changed).insert(copy, before=stage)
+
+
 def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     """Compute a tile of a stage inside a loop of its consumer instead of all of it before."""
     s, c = state.stage(stage), state.stage(consumer)

@@ -22,6 +22,7 @@ APPLY: Mapping[str, Callable[..., State]] = {
     "fuse": loops.fuse,
     "cache_read": tiles.cache_read,
     "cache_write": tiles.cache_write,
+    "materialise": tiles.materialise,
     "compute_at": tiles.compute_at,
     "inline": tiles.inline,
     "double_buffer": tiles.double_buffer,
@@ -164,6 +165,14 @@ def cache_write(s: Schedule, stage: str, scope: str) -> Schedule:
     before: `y[i] = f(x[i])`   after: `y_ub[i] = f(x[i])`, `y[i] = y_ub[i]`
     """
     return s.then("cache_write", stage, scope)
+
+
+def materialise(s: Schedule, stage: str, number: int = 0) -> Schedule:
+    """Store what a stage reads in the order it reads it (a strided copy through GM).
+
+    before: `y[i, j] = f(x[j, i])`   after: `x_as_y[i, j] = x[j, i]`, `y[i, j] = f(x_as_y[i, j])`
+    """
+    return s.then("materialise", stage, number)
 
 
 def compute_at(s: Schedule, stage: str, consumer: str, axis: str) -> Schedule:

@@ -1,0 +1,432 @@
+"""Schedules: no legal sequence of steps changes values; matmul by primitives equals the kernel."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from dsl_oracles import binary, broadcast, cast, fold, known, scalar, softmax, transpose, unary
+from dsl_strategies import Program, array, assert_time, chip_of, schedules, verify
+from hypothesis import given, settings
+from strategies import gemm_cases
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import CapacityError, ScheduleError
+from ascend_lab.isa import Loop, sanitize
+from ascend_lab.kernels import (
+    GemmSchedule,
+    GemmShape,
+    default_schedule,
+    gemm_launch,
+    pack_gemm,
+    unpack_gemm,
+)
+from ascend_lab.kernels.gemm_schedule import up
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+
+def inputs(*shapes, dtype="fp16"):
+    rng = np.random.default_rng(9)
+    arrays = {f"x{i}": array(rng, s, dtype) for i, s in enumerate(shapes)}
+    return arrays, [known(a, dtype, name) for name, a in arrays.items()]
+
+
+def chain():
+    arrays, (a, b) = inputs((133,), (133,))
+    return Program([scalar("vmuls", unary("vrelu", binary("vadd", a, b)), 2).named("y")], arrays)
+
+
+def bias():
+    arrays, (a, b, c) = inputs((12, 37), (37,), (12, 1), dtype="fp32")
+    wide = binary("vadd", a, broadcast(b, a.shape))
+    return Program([binary("vmul", wide, broadcast(c, a.shape)).named("y")], arrays)
+
+
+def row_sums():
+    arrays, (a,) = inputs((9, 48), dtype="fp32")
+    return Program([fold("sum", unary("vabs", a), 1).named("y")], arrays)
+
+
+def column_sums():
+    arrays, (a,) = inputs((24, 33), dtype="fp32")
+    return Program([fold("sum", scalar("vmuls", a, 2), 0).named("y")], arrays)
+
+
+def half_sums():
+    arrays, (a,) = inputs((6, 5, 32))
+    return Program([fold("sum", a, (0, 2)).named("y")], arrays)
+
+
+def largest():
+    arrays, (a,) = inputs((8, 3, 20), dtype="int32")
+    return Program([fold("max", a, (1,)).named("y")], arrays)
+
+
+def rows_of_softmax():
+    arrays, (a,) = inputs((10, 32), dtype="fp32")
+    return Program([softmax(a, 1).named("y")], arrays)
+
+
+def shared():
+    arrays, (a,) = inputs((5, 70), dtype="fp32")
+    e = unary("vexp", a)
+    return Program([binary("vadd", e, unary("vabs", scalar("vadds", e, -1))).named("y")], arrays)
+
+
+def two_outputs():
+    arrays, (a, b) = inputs((200,), (200,))
+    total = binary("vadd", a, b).named("y0")
+    return Program([total, binary("vmul", total, a).named("y1")], arrays)
+
+
+def casts():
+    arrays, (a,) = inputs((7, 64))
+    return Program([cast(scalar("vadds", cast(a, "fp32"), 0.1), "fp16").named("y")], arrays)
+
+
+def turned():
+    arrays, (a, b) = inputs((4, 6, 17), (6, 4, 17))
+    return Program([binary("vsub", transpose(a, (1, 0, 2)), b).named("y")], arrays)
+
+
+PROGRAMS = (
+    chain,
+    bias,
+    row_sums,
+    column_sums,
+    half_sums,
+    largest,
+    rows_of_softmax,
+    shared,
+    two_outputs,
+    casts,
+    turned,
+)
+
+
+# -- random sequences ------------------------------------------------------------------------------
+
+COUNT = 40
+
+
+@pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)
+def test_no_legal_sequence_changes_values(make):
+    """Values, flags, time, text, hash and replay; what cannot be written is refused, rarely."""
+    seen = Counter()
+
+    @settings(max_examples=COUNT)
+    @given(schedules((make,)))
+    def check(case):
+        seen["drawn"] += 1
+        schedule = case.schedule
+        try:
+            verify(case.program.outputs, case.program.arrays, schedule)
+        except (CapacityError, ScheduleError):
+            seen["refused"] += 1
+            return
+        seen[len(schedule.steps) > 2] += 1
+        check_text_and_replay(schedule)
+
+    check()
+    assert seen["refused"] <= 0.2 * seen["drawn"], seen
+    assert seen[True] >= 0.3 * seen["drawn"], seen
+
+
+def check_text_and_replay(schedule):
+    """A schedule prints its steps, hashes, and comes back from JSON as it was."""
+    text = repr(schedule)
+    assert all(str(step) in text for step in schedule.steps)
+    assert te.show(schedule).startswith("phase 1: ")
+    stored = schedule.to_json()
+    assert [row[0] for row in json.loads(stored)["steps"]] == [s.primitive for s in schedule.steps]
+    again = te.replay(schedule.outputs, schedule.chip, stored)
+    assert again == schedule
+    assert hash(again) == hash(schedule)
+    assert te.lower(again) == te.lower(schedule)
+    assert te.replay(schedule.outputs, schedule.chip, schedule.steps) == schedule
+
+
+def test_schedules_differ_in_steps_outputs_and_chip():
+    y = chain().outputs[0].tensor
+    empty = te.create_schedule(y, chip_of("Toy"))
+    assert te.split(empty, "y", "i", 8) != empty
+    assert te.split(empty, "y", "i", 8) == te.split(empty, "y", "i", 8)
+    assert te.split(empty, "y", "i", 8) != te.split(empty, "y", "i", 8, tail="guard")
+    assert te.create_schedule(chain().outputs[0].tensor, chip_of("Toy")) != empty
+    assert te.create_schedule(y, chip_of("Ascend910A")) != empty
+
+
+# -- each primitive does what its docstring says ---------------------------------------------------
+
+
+def trips(program):
+    """Trip counts of the loops of a program by name."""
+    found = {}
+
+    def visit(nodes):
+        for node in nodes:
+            if isinstance(node, Loop):
+                found[node.var] = node.count
+                visit(node.body)
+
+    visit(program.body)
+    return found
+
+
+def fused_chain(chip="Toy"):
+    program = chain()
+    s = te.create_schedule(program.outputs[0].tensor, chip_of(chip))
+    return program, te.inline(te.inline(s, "vadd"), "vrelu")
+
+
+def test_split_cut_makes_a_shorter_last_part_and_guard_moves_it_back():
+    program, s = fused_chain()
+    sizes = {}
+    for tail in ("cut", "guard"):
+        kernel = verify(program.outputs, program.arrays, te.split(s, "y", "i", 64, tail=tail))
+        instructions = list(kernel.phases[0].parts[0].program.instructions())
+        stores = [i.dst for i, _ in instructions if i.dst is not None and i.dst.space == "GM"]
+        sizes[tail] = {store.elements for store in stores}
+        assert trips(kernel.phases[0].parts[0].program)["i_o"] == 2
+    assert 64 in sizes["guard"] and 64 in sizes["cut"]
+    assert 5 not in sizes["guard"]
+    assert sum(sizes["cut"]) != sum(sizes["guard"])
+
+
+def test_inline_makes_one_phase_of_three():
+    program = chain()
+    s = te.create_schedule(program.outputs[0].tensor, chip_of("Toy"))
+    assert len(verify(program.outputs, program.arrays, s).phases) == 3
+    _, fused = fused_chain()
+    kernel = verify(program.outputs, program.arrays, fused)
+    assert [p.name for p in kernel.phases] == ["y"]
+    assert [t.name for t in kernel.tensors] == ["x0", "x1", "y"]
+
+
+def test_bind_shares_the_steps_over_cores():
+    program, s = fused_chain("Ascend910A")
+    s = te.bind(te.split(s, "y", "i", 16), "y", "i_o")
+    kernel = verify(program.outputs, program.arrays, s)
+    assert kernel.core_count == 9
+    assert [part.core_count for part in kernel.phases[0].parts] == [8, 1]
+
+
+def test_double_buffers_overlap_loads_with_work():
+    program, s = fused_chain()
+    arrays, (a,) = inputs((4096,))
+    y = unary("vexp", unary("vexp", scalar("vmuls", a, 0.1))).named("y")
+    times = []
+    for depth in (1, 2):
+        s = te.create_schedule(y.tensor, chip_of("Toy"))
+        s = te.split(te.inline(te.inline(s, "vmuls"), "vexp"), "y", "i", 512)
+        kernel = verify([y], arrays, te.double_buffer(s, "y", depth))
+        times.append(simulate_kernel(kernel, chip_of("Toy")).cycles)
+    assert times[1] < 0.9 * times[0]
+    assert program.arrays
+
+
+def test_compute_at_keeps_the_tile_on_chip():
+    program = row_sums()
+    s = te.create_schedule(program.outputs[0].tensor, chip_of("Toy"))
+    s = te.split(s, "y", "i", 2)
+    inside = te.compute_at(s, "vabs", "y", "i_o")
+    kernel = verify(program.outputs, program.arrays, inside)
+    assert len(kernel.phases) == 1
+    assert [t.name for t in kernel.tensors] == ["x0", "y"]
+
+
+def test_rfactor_lets_the_cores_share_a_fold():
+    arrays, (a,) = inputs((4096,), dtype="fp32")
+    y = fold("sum", a, 0).named("y")
+    s = te.create_schedule(y.tensor, chip_of("Ascend910A"))
+    s = te.rfactor(te.split(s, "y", "ri", 512), "y", "ri_o")
+    s = te.bind(s, "y_rf", "p")
+    kernel = verify([y], arrays, s)
+    assert [p.core_count for p in kernel.phases] == [8, 1]
+    assert [t.name for t in kernel.tensors] == ["x0", "y_rf", "y"]
+
+
+def test_storage_align_spreads_the_rows_of_a_tile():
+    program = bias()
+    s = te.create_schedule(program.outputs[0].tensor, chip_of("Toy"))
+    for stage in ("broadcast", "vadd", "broadcast_2"):
+        s = te.inline(s, stage)
+    s = te.cache_read(s, "x0", "UB")
+    sizes = []
+    for factor in (8, 64):
+        kernel = verify(program.outputs, program.arrays, te.storage_align(s, "x0_ub", factor))
+        tile = next(b for b in kernel.phases[0].parts[0].program.buffers if b.name == "x0_ub")
+        sizes.append(tile.elements)
+    assert sizes[1] >= 11 * 64 + 37 > 12 * 40 >= sizes[0]
+
+
+def test_reorder_and_fuse_change_the_loops():
+    program = bias()
+    s = te.create_schedule(program.outputs[0].tensor, chip_of("Toy"))
+    for stage in ("broadcast", "vadd", "broadcast_2"):
+        s = te.inline(s, stage)
+    s = te.tile(s, "y", "i", "j", 4, 16)
+    assert [x.name for x in s.state.stage("y").loops] == ["i_o", "j_o", "i_i", "j_i"]
+    turned = te.reorder(s, "y", "j_o", "i_o")
+    assert [x.name for x in turned.state.stage("y").loops] == ["j_o", "i_o", "i_i", "j_i"]
+    for schedule in (s, turned):
+        verify(program.outputs, program.arrays, schedule)
+    flat = shared()
+    s = te.create_schedule(flat.outputs[0].tensor, chip_of("Toy"))
+    for stage in ("vexp", "vadds", "vabs", "y"):
+        s = te.fuse(s, stage, "i", "j")
+        assert [x.extent for x in s.state.stage(stage).loops] == [350]
+    verify(flat.outputs, flat.arrays, s)
+
+
+# -- a matrix product by primitives ----------------------------------------------------------------
+
+
+def by_primitives(tensor, chip, t):
+    """The schedule of `gemm_launch` with tiling t, every step by hand: c[m, n] from a and b."""
+    s = te.create_schedule(tensor, chip)
+    drained = "c"
+    if chip.combined:
+        s, drained = te.cache_write(s, "c", "UB"), "c_ub"
+    s, sums = te.cache_write(s, drained, "L0C"), f"{drained}_l0c"
+    for name, scope in (("a", "L0A"), ("b", "L0B")):
+        s = te.cache_read(te.cache_read(s, name, "L1"), f"{name}_l1", scope)
+    m, n = (axis.extent for axis in s.state.stage("c").axes[-2:])
+    k = s.state.stage(sums).reduce[0].extent
+    for axis, size, base, cores in (
+        ("m", m, t.base_m, t.grid_rows),
+        ("n", n, t.base_n, t.grid_cols),
+    ):
+        side = min(base, size)
+        share = min(up(up(size, side), cores) * side, size)
+        s = te.split(te.split(s, "c", axis, share), "c", f"{axis}_i", min(side, share))
+    batch = [axis.name for axis in s.state.stage("c").axes[:-2]]
+    outer = ("m_o", "n_o", *batch, "m_i_o", "n_i_o")
+    s = te.reorder(s, "c", *outer, "m_i_i", "n_i_i")
+    s = te.bind(te.bind(s, "c", "m_o"), "c", "n_o")
+    s = te.compute_at(s, sums, "c", "n_i_o")
+    if chip.combined:
+        s = through_ub(s, chip, t, m, n)
+    s = te.split(s, sums, "k", min(t.base_k * t.step_k, k))
+    s = te.split(s, sums, "k_i", min(t.base_k, t.base_k * t.step_k, k))
+    s = te.reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
+    for name in "ab":
+        s = te.compute_at(s, f"{name}_l1", sums, "k_o")
+        s = te.compute_at(s, f"{name}_l1_l0{name}", sums, "k_i_o")
+    s = te.tensorize(s, sums, "m")
+    for name in "ab":
+        s = te.double_buffer(te.double_buffer(s, f"{name}_l1"), f"{name}_l1_l0{name}")
+    area = min(t.base_m, m) * min(t.base_n, n) * 4
+    return te.double_buffer(s, sums) if 2 * area <= chip.buffers["L0C"] else s
+
+
+def through_ub(s, chip, t, m, n):
+    """Coupled cores drain L0C through UB, as many columns of fractals at a time as fit twice."""
+    columns = min(t.base_n, n)
+    strip = min(t.base_m, m) * 16 * DTYPE_BYTES[s.state.stage("c").dtype]
+    count = max(1, min(columns // 16, chip.buffers["UB"] // (2 * strip)))
+    at = "n_i_o"
+    if count * 16 < columns:
+        s = te.split(s, "c", "n_i_i", count * 16)
+        s = te.reorder(s, "c", "n_i_i_o", "m_i_i", "n_i_i_i")
+        at = "n_i_i_o"
+    return te.double_buffer(te.compute_at(s, "c_ub", "c", at), "c_ub")
+
+
+def matrices(shape, batch=()):
+    rng = np.random.default_rng(shape.m + shape.k + shape.n)
+    sizes = (*batch, shape.m, shape.k), (*batch, shape.k, shape.n)
+    if shape.dtype == "int8":
+        a, b = (rng.integers(-128, 128, size).astype(np.int8) for size in sizes)
+    else:
+        a, b = (rng.normal(size=size).astype(np.float16) for size in sizes)
+    x, y = (te.placeholder(v.shape, shape.dtype, name=n) for n, v in (("a", a), ("b", b)))
+    return a, b, te.renamed(te.matmul(x, y, out_dtype=shape.out_dtype), "c")
+
+
+@settings(max_examples=40)
+@given(gemm_cases())
+def test_matmul_by_primitives_is_the_kernel(case):
+    """Same tiling: the cycles of gemm_launch and its values, ragged sizes, both kinds of core."""
+    shape, tiling, chip = case
+    a, b, c = matrices(shape)
+    schedule = by_primitives(c, chip, tiling)
+    kernel, launch = te.lower(schedule), gemm_launch(shape, chip, tiling)
+    assert simulate_kernel(kernel, chip).cycles == simulate(launch, chip).cycles
+    stored = pack_gemm(shape, a, b)
+    got = unpack_gemm(shape, execute(kernel, stored, chip))
+    np.testing.assert_array_equal(got, unpack_gemm(shape, execute(launch, stored, chip)))
+    assert sanitize(kernel, chip) == []
+    assert_time(kernel, chip)
+    check_text_and_replay(schedule)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (4096, 4096, 4096), (1000, 3000, 500)])
+def test_large_products_by_primitives_take_the_cycles_of_the_kernel(sizes, chip):
+    shape, chip = GemmShape(*sizes), chip_of(chip)
+    tiling = default_schedule(shape, chip)
+    kernel = te.lower(by_primitives(matrices(GemmShape(1, 1, 1))[2], chip, tiling))
+    assert kernel.core_count == 1
+    x, y = te.placeholder(sizes[:2], name="a"), te.placeholder(sizes[1:], name="b")
+    c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
+    own = simulate_kernel(te.lower(by_primitives(c, chip, tiling)), chip).cycles
+    assert own == simulate(gemm_launch(shape, chip, tiling), chip).cycles
+    assert own == simulate_kernel(te.lower(te.auto_schedule(c, chip)), chip).cycles
+
+
+@pytest.mark.parametrize("chip", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_batched_products_by_primitives(dtype, chip):
+    shape, chip = GemmShape(40, 70, 33, dtype), chip_of(chip)
+    for batch in ((3,), (2, 2)):
+        a, b, c = matrices(shape, batch)
+        schedule = by_primitives(c, chip, GemmSchedule(16, 32, 32, 2, 2, 1))
+        got = te.run(schedule, {"a": a, "b": b})["c"]
+        want = np.matmul(a.astype(np.float64), b.astype(np.float64))
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3 if dtype == "fp16" else 0)
+        kernel = te.lower(schedule)
+        assert sanitize(kernel, chip) == []
+        assert_time(kernel, chip)
+
+
+# -- the cost of lowering --------------------------------------------------------------------------
+
+
+def size_of(kernel):
+    """Static instructions of all programs of a kernel."""
+    parts = [part for phase in kernel.phases for part in phase.parts]
+    return sum(len(list(part.program.instructions())) for part in parts)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+def test_programs_do_not_grow_with_the_tensors(chip):
+    """As many instructions for 64 n and 512 n rows as for n (tails aside); so for a matrix."""
+    chip = chip_of(chip)
+
+    def chain_of(rows):
+        x, b = te.placeholder((rows, 1024), name="x"), te.placeholder((1024,), name="b")
+        y = te.vexp(te.vadd(x, te.broadcast(b, x.shape)))
+        return te.vmul(y, te.vrelu(x))
+
+    def sums_of(rows):
+        return te.reduce_sum(te.placeholder((rows, 1024), name="x"), 1)
+
+    def columns_of(rows):
+        return te.reduce_max(te.placeholder((rows, 1024), name="x"), 0)
+
+    for make in (chain_of, sums_of, columns_of):
+        rows = (2**15, 2**21, 2**24)
+        sizes = [size_of(te.lower(te.auto_schedule(make(n), chip))) for n in rows]
+        assert max(sizes) <= 1.3 * min(sizes), (make.__name__, sizes)
+        assert max(sizes) < 250
+    tiling = GemmSchedule(128, 64, 128, 2, 2, 2)
+    products = []
+    for side in (1024, 8192):
+        x, y = (te.placeholder((side, side), name=n) for n in "ab")
+        c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
+        products.append(size_of(te.lower(by_primitives(c, chip, tiling))))
+    assert products[0] == products[1]
