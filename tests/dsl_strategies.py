@@ -389,9 +389,9 @@ def _is_known(value: Known, pool: Sequence[Known]) -> bool:
 PRIMITIVES = (
     *("split", "split", "split", "reorder", "reorder", "fuse", "compute_at", "compute_at"),
     *("cache_read", "cache_write", "inline", "double_buffer", "bind", "vectorise"),
-    *("storage_align", "rfactor"),
+    *("storage_align", "rfactor", "materialise"),
 )
-FACTORS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
+FACTORS = (1, 2, 3, 5, 8, 16, 16, 32, 32, 48, 64)
 
 
 def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
@@ -431,7 +431,12 @@ def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
         return te.storage_align, name, pick((8, 16, 32, 64))
     if kind == "inline":
         return te.inline, name
-    return {"bind": te.bind, "vectorise": te.vectorise, "rfactor": te.rfactor}[kind], name, loop
+    if kind == "materialise":
+        return te.materialise, name, pick((0, 0, 1))
+    if kind == "bind":
+        few = [x.name for x in stage.loops if x.extent <= s.chip.core_count]
+        return te.bind, name, pick(few or [loop])
+    return {"vectorise": te.vectorise, "rfactor": te.rfactor}[kind], name, loop
 
 
 def applied(s: te.Schedule, step: tuple[Any, ...]) -> te.Schedule:

@@ -527,6 +527,44 @@ def test_relu_behind_a_product(chip):
     np.testing.assert_allclose(got, want, rtol=0, atol=bound(a, b, "fp16"))
 
 
+CONVOLUTIONS = [
+    ((1, 16, 8, 8), (8, 16, 3, 3), {"pad": 1}),
+    ((2, 5, 9, 7), (7, 5, 3, 2), {"stride": (2, 1), "pad": (0, 1, 2, 0)}),
+    ((1, 24, 12, 12), (17, 24, 1, 1), {"stride": 2}),
+    ((1, 16, 11, 10), (32, 8, 3, 3), {"pad": 2, "dilation": 2, "groups": 2}),
+]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("size", "weights", "options"), CONVOLUTIONS)
+def test_conv2d(size, weights, options, chip):
+    rng = np.random.default_rng(7)
+    arrays = {"x": array(rng, size, "fp16"), "w": array(rng, weights, "fp16")}
+    x, w = (te.placeholder(a.shape, name=n) for n, a in arrays.items())
+    y = te.conv2d(x, w, **options, out_dtype="fp32")
+    got = te.run(te.auto_schedule(te.renamed(te.vmuls(y, 2.0), "y"), chip_of(chip)), arrays)["y"]
+    want = 2.0 * convolved(arrays["x"].astype(float), arrays["w"].astype(float), **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
+
+
+def convolved(x, w, stride=1, pad=0, dilation=1, groups=1):
+    """The definition: window by window."""
+    (sh, sw), (dh, dw) = np.broadcast_to(stride, 2), np.broadcast_to(dilation, 2)
+    top, bottom, left, right = (pad,) * 4 if isinstance(pad, int) else pad
+    wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    k, cg, r, s = w.shape
+    oh = (wide.shape[2] - dh * (r - 1) - 1) // sh + 1
+    ow = (wide.shape[3] - dw * (s - 1) - 1) // sw + 1
+    out = np.zeros((x.shape[0], k, oh, ow))
+    for o, i, j in itertools.product(range(k), range(oh), range(ow)):
+        base = o // (k // groups) * cg
+        rows = slice(i * sh, i * sh + dh * (r - 1) + 1, dh)
+        columns = slice(j * sw, j * sw + dw * (s - 1) + 1, dw)
+        part = wide[:, base : base + cg, rows, columns]
+        out[:, o, i, j] = np.sum(part * w[o], axis=(1, 2, 3))
+    return out
+
+
 # -- random programs -------------------------------------------------------------------------------
 
 

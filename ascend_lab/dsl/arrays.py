@@ -52,6 +52,15 @@ class Held:
         return picked
 
 
+def held(memory: Mapping[str, Held], name: str) -> Held:
+    """Return what is alive under a name; raise `ScheduleError` if nothing computed it yet."""
+    if name not in memory:
+        raise ScheduleError(
+            f"{name} computed before it is read", "nothing", "attach it further out"
+        )
+    return memory[name]
+
+
 def _places(index: Affine, first: int, box: Mapping[str, Range]) -> Values:
     names = list(box)
     place = np.full((1,) * len(names), index.const - first)

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
 from ascend_lab.dsl.matrices import is_fractal
-from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare, fresh, identity, redirect
+from ascend_lab.dsl.stages import Fixed, Input, Leaf, Stage, State, bare, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Shape
+from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine
 
 
@@ -66,7 +67,15 @@ def moves_only(state: State, stage: Stage) -> bool:
 
 
 def complete(state: State, root: str) -> State:
-    """Return the state with every implicit tile of the phase of `root` made explicit."""
+    """Return the stages of the phase of `root`, with every implicit tile made explicit.
+
+    Tensors of other phases are inputs of this one.
+    """
+    own = members(state, root)
+    others = [s for s in state.stages if s.name not in own]
+    there = tuple(Input(s.name, s.dtype, s.shape) for s in others)
+    stages = tuple(s for s in state.stages if s.name in own)
+    state = State((*state.inputs, *there), stages)
     for name in members(state, root):
         stage = state.stage(name)
         if stage.scope != "GM" and stage.attach is None:
@@ -95,6 +104,16 @@ def _in_gm(state: State, name: str) -> bool:
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
     """Compute an output into UB and let the stage itself be the copy to GM."""
     count = loop_count(state, stage)
+    if (
+        stage.attach
+        and count
+        and set(members(state, root)) & {r.name for r in state.readers(stage.name)}
+    ):
+        raise ScheduleError(
+            f"{stage.name}: an attached output without loops of its own, as others read its tile",
+            ", ".join(x.name for x in stage.loops[:count]),
+            f"split {stage.attach[0]} instead",
+        )
     outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     kept, moved = stage.loops[:outside], stage.loops[outside:]
     here = (stage.name, kept[-1].name if kept else "")

@@ -35,7 +35,7 @@ def kept(output: Tensor, chip: Chip, cores: int | None = None) -> Schedule:
 
     Raises `ScheduleError` for another number of folds than one, or of cores than the chip has.
     """
-    s, fold, phase = _fold_of(output, chip)
+    s, _, phase = _fold_of(output, chip)
     return _scheduled(s, phase, core_limit(chip, cores))
 
 
@@ -50,7 +50,7 @@ def two_pass(
     `last_cores` share the axes that stay in the second pass; default: all of the chip. Raises
     `ScheduleError` as `kept`, and if `cores` does not divide the axis.
     """
-    s, fold, phase = _partials(output, chip, core_limit(chip, cores))
+    s, _, phase = _partials(output, chip, core_limit(chip, cores))
     return _scheduled(s, phase, core_limit(chip, last_cores))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.dsl.arrays import Held, padded, poisoned, restored
+from ascend_lab.dsl.arrays import Held, held, padded, poisoned, restored
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.complete import complete, loop_count, roots
 from ascend_lab.dsl.emit_fold import start_of
@@ -138,7 +138,7 @@ class _Walk:
         """Compute the active box of a stage, or fold it into what the tile holds."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
-        value = evaluated(stage.expr, lambda read: self.memory[read.source].read(read, ranges))
+        value = evaluated(stage.expr, lambda r: held(self.memory, r.source).read(r, ranges))
         out = self.memory[stage.name].part(stage, box)
         if stage.fold:
             sizes = [r.count for r in ranges.values()]

@@ -8,7 +8,7 @@ from itertools import product
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.boxes import Box, Range, whole
-from ascend_lab.dsl.complete import complete, moves_only, roots
+from ascend_lab.dsl.complete import complete, members, moves_only, roots
 from ascend_lab.dsl.handwritten import copied, handwritten
 from ascend_lab.dsl.matrices import Matrix, matrix_of, stored_elements
 from ascend_lab.dsl.nest import Nest
@@ -98,6 +98,14 @@ def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Laun
     """Return the launch of one nest: cores with full shares, then those with a rest."""
     stage = state.stage(root)
     shares = [_shares(stage, leaf) for leaf in stage.loops if leaf.name in stage.bound]
+    used = math.prod(sum(x.count for x in share) for share in shares)
+    there = _cores(state, stage, chip)
+    if used > there:
+        raise ScheduleError(
+            f"{root}: bound loops of at most {there} steps, one per core of {chip.name}",
+            str(used),
+            "split with a larger factor before bind",
+        )
     parts = []
     for chosen in product(*shares):
         nest = Nest(state, root, chip, tensors)
@@ -106,6 +114,11 @@ def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Laun
         bindings = _bindings(chosen)
         parts.append(Part(nest.builder.finish(), bindings))
     return Launch(root, tuple(parts))
+
+
+def _cores(state: State, stage: Stage, chip: Chip) -> int:
+    cube = any(s.is_cube for s in map(state.stage, members(state, stage.name)))
+    return chip.core_count * (1 if cube else chip.vector_cores_per_core)
 
 
 def _shares(stage: Stage, leaf: Leaf) -> list[Share]:

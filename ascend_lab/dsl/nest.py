@@ -34,7 +34,8 @@ class Nest:
         self.active: dict[str, Box] = {}
         self.guests: dict[tuple[str, str], list[Stage]] = {}
         self.counts: dict[str, int] = {}
-        self.stores: list[tuple[Stage, Box]] = []
+        self.pending: dict[str, Sequence[Leaf]] = {}
+        self.how: Copy = emit_copy.main_part
         for stage in state.stages:
             if isinstance(stage, Stage):
                 self.counts[stage.name] = loop_count(state, stage)
@@ -55,8 +56,9 @@ class Nest:
         self.active[stage.name] = box
         places = ("", *stage.bound)
         guests = [g for place in places for g in self.guests.get((stage.name, place), ())]
-        self.produce(guests)
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
+        self.pending[stage.name] = loops
+        self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             sizes = [box[a.name].count for a in stage.axes]
             accumulator(self.unit, stage.fold, self.own_view(stage, box), sizes)
@@ -73,6 +75,7 @@ class Nest:
         guests = self.guests.get((stage.name, leaf.name), ())
         for part, trip in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
+            self.pending[stage.name] = loops[1:]
             self.produce(guests)
             self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
             self.release(guests)
@@ -96,7 +99,7 @@ class Nest:
     # -- tiles ----------------------------------------------------------------------------------
     def produce(self, stages: Sequence[Stage]) -> None:
         """Load or compute the tiles attached at a place; outputs among them are stored."""
-        for stage in stages:
+        for stage in stages if self.how is emit_copy.main_part else ():
             box = needed(self.state, stage, self.active)
             if stage.scope == "GM":
                 self.run(stage, box)
@@ -112,16 +115,31 @@ class Nest:
         """Pass full tiles to their readers; single elements go by the scalar unit in between."""
         if group.queue.middle is not None:
             group.queue.hand()
-            for name in group.filled if self.tiles.writer(last) == "MTE2" else ():
-                stage = self.state.stage(name)
-                self.copy(stage, needed(self.state, stage, self.active), emit_copy.leftover)
-            if self.tiles.reader(last) == "MTE3":
-                return  # single elements go out with the stores, which then pass the tiles on
+            self.how = emit_copy.leftover
+            tiles = [self.state.stage(name) for name in group.filled]
+            for tile in tiles if self.tiles.writer(last) == "MTE2" else ():
+                self.walk(tile)
+            readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
+            for reader in readers.values():
+                if isinstance(reader, Stage) and reader.scope == "GM":
+                    self.walk(reader)
+            self.how = emit_copy.main_part
         self.tiles.pass_on(group)
+
+    def walk(self, stage: Stage) -> None:
+        """Write once more the loops of a copy from here on, for the elements it leaves over."""
+        if stage.name in self.active:
+            box, loops = self.active[stage.name], self.pending[stage.name]
+            self.level(stage, loops, [])
+            self.active[stage.name], self.pending[stage.name] = box, loops
+            return
+        self.active[stage.name] = needed(self.state, stage, self.active)
+        self.level(stage, stage.loops[: self.counts[stage.name]], [])
+        del self.active[stage.name]
 
     def release(self, stages: Sequence[Stage]) -> None:
         """Give up the tiles attached at a place."""
-        for stage in stages:
+        for stage in stages if self.how is emit_copy.main_part else ():
             self.tiles.release(stage.name)
 
     # -- instructions ---------------------------------------------------------------------------
@@ -130,38 +148,19 @@ class Nest:
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
             emit_cube.instructions(self, stage, box, folds)
-        elif stage.scope == "GM":
-            self.store(stage, box)
-        elif self.tiles.writer(stage) == "MTE2":
-            self.copy(stage, box, emit_copy.main_part)
+        elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
+            self.copy(stage, box)
         else:
             axes = (*stage.axes, *stage.reduce)
             views = {r: self.view(r, box, axes) for r in stage.reads}
             compute_tile(self.unit, stage, box, self.own_view(stage, box), views, bool(folds))
 
-    def store(self, stage: Stage, box: Box) -> None:
-        """Copy a tile out to GM; single elements of all tiles of its group go first."""
-        source = stage.sources[0]
-        group = self.tiles.groups.get(source)
-        if group is None or group.queue.middle is None:
-            self.copy(stage, box, emit_copy.main_part)
-            return
-        self.stores.append((stage, box))
-        if len(self.stores) < len(group.names):
-            return
-        for each, part in self.stores:
-            self.copy(each, part, emit_copy.leftover)
-        self.tiles.pass_on(group)
-        for each, part in self.stores:
-            self.copy(each, part, emit_copy.main_part)
-        self.stores = []
-
-    def copy(self, stage: Stage, box: Box, how: Copy) -> None:
+    def copy(self, stage: Stage, box: Box) -> None:
         """Move a box between GM and UB: its main part, or what that leaves over."""
         read = bare(stage.expr) or stage.expr
         assert isinstance(read, Read)
         sizes = [box[a.name].count for a in stage.axes]
-        how(self.unit, self.own_view(stage, box), self.view(read, box, stage.axes), sizes)
+        self.how(self.unit, self.own_view(stage, box), self.view(read, box, stage.axes), sizes)
 
     # -- operands -------------------------------------------------------------------------------
     def gm(self, name: str) -> Buffer:

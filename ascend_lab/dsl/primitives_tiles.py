@@ -55,10 +55,11 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     """Compute a tensor into a tile in `scope` first; the stage itself becomes the copy out."""
     _check_scope(scope)
     s = state.stage(stage)
-    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
-        raise ScheduleError(
-            f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
-        )
+    tiles = [x for x in state.stages if isinstance(x, Stage) and x.attach]
+    guests = [x.name for x in tiles if x.attach and x.attach[0] == stage]
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at or guests:
+        why = f"{guests[0]} is computed in it" if guests else "it has splits or is attached"
+        raise ScheduleError(f"cache_write {stage}: a stage not yet scheduled", why, "call it first")
     name = state.new_name(f"{stage}_{scope.lower()}")
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(
@@ -106,6 +107,10 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         raise ScheduleError(
             f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
         )
+    if _depends(state, consumer, stage):
+        raise ScheduleError(
+            f"compute_at: a consumer of {stage}", f"{consumer}, which {stage} needs", "swap them"
+        )
     outside = [
         r.name for r in state.readers(stage) if not s.output and not _inside(state, r, consumer)
     ]
@@ -125,6 +130,13 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
     new = state.put(replace(s, attach=(consumer, axis), scope=scope))
     check_nest(new, c)
     return new
+
+
+def _depends(state: State, source: str, stage: str) -> bool:
+    """True if `stage` reads `source`, directly or through other stages."""
+    entry = state.find(stage)
+    below = getattr(entry, "sources", ())
+    return source in below or any(_depends(state, source, name) for name in below)
 
 
 def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:

@@ -29,6 +29,8 @@ def bind(state: State, stage: str, axis: str) -> State:
             f"{axis}, which is folded: every core would hold a part of the sum",
             "make the parts a tensor with rfactor, and fold it in a second step",
         )
+    if axis in s.bound:
+        raise ScheduleError(f"bind {stage}: a loop not bound yet", axis, "bind each loop once")
     if s.attach is not None:
         raise ScheduleError(
             "bind: a stage with a nest of its own",

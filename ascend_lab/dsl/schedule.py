@@ -54,7 +54,7 @@ def _show(value: Any) -> str:
     return "(" + ", ".join(map(str, value)) + ")" if isinstance(value, tuple) else str(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Outputs, the chip they are for, the steps so far, and the state these lead to.
 
@@ -62,9 +62,20 @@ class Schedule:
     """
 
     outputs: tuple[Tensor, ...]
-    chip: Chip = field(compare=False)
+    chip: Chip
     steps: tuple[Step, ...] = ()
-    state: State = field(default=State((), ()), compare=False, repr=False)
+    state: State = field(default=State((), ()), repr=False)
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.outputs, self.chip.name, self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare outputs, chip name and steps."""
+        return isinstance(other, Schedule) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """Hash outputs, chip name and steps."""
+        return hash(self._key())
 
     def then(self, primitive: str, *arguments: Any) -> Schedule:
         """Return the schedule with one more step; raise `ScheduleError` if it is illegal."""

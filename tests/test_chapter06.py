@@ -1,0 +1,381 @@
+"""Chapter 6: the interpreter of schedules, the figures of loop nests, the checks and the page."""
+
+import json
+import re
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from ascend_lab import dsl as te
+from ascend_lab.checks import chapter06
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl.interpret import interpret
+from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
+from ascend_lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
+from ascend_lab.figures.schedules import lines_of, nests
+from ascend_lab.figures.splits import add_relu, chosen
+from ascend_lab.sim.number_formats import numpy_type
+
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06_schedules.ipynb"
+TOY, CHIP = load_chip("Toy"), load_chip("Ascend910B2")
+
+
+def normal(shape, dtype="fp16", seed=0, scale=1.0):
+    values = scale * np.random.default_rng(seed).normal(size=shape)
+    return values.astype(numpy_type(dtype))
+
+
+def table(rows=20, columns=48, dtype="fp16"):
+    x = te.placeholder((rows, columns), dtype, "x")
+    p = te.placeholder((columns,), dtype, "p")
+    return te.compute((rows, columns), lambda i, j: x[i, j] + p[j], name="y")
+
+
+# -- the interpreter --------------------------------------------------------------------------
+@pytest.mark.parametrize("tail", ["cut", "guard"])
+@pytest.mark.parametrize(("n", "factor"), [(22, 8), (24, 8), (1, 1), (17, 17), (129, 128), (7, 1)])
+def test_tails_leave_no_element_out(n: int, factor: int, tail: str) -> None:
+    feed = {"a": normal(n), "b": normal(n, seed=1)}
+    s = te.inline(te.create_schedule(add_relu(CHIP, n), CHIP), "vadd")
+    s = te.split(s, "y", "i", factor, tail=tail)
+    expected = np.maximum(feed["a"] + feed["b"], 0)
+    assert np.array_equal(interpret(s, feed)["y"], expected)
+    assert np.array_equal(te.run(s, feed)["y"], expected)
+
+
+def test_attached_tiles_hold_what_their_readers_need() -> None:
+    s = te.tile(te.create_schedule(table(), CHIP), "y", "i", "j", 6, 32)
+    s = te.reorder(s, "y", "j_o", "i_o")
+    s = te.bind(te.compute_at(te.cache_read(s, "p", "UB"), "p_ub", "y", "j_o"), "y", "j_o")
+    feed = {"x": normal((20, 48)), "p": normal(48, seed=1)}
+    assert np.array_equal(interpret(s, feed)["y"], feed["x"] + feed["p"])
+
+
+def by_rows(fold, x, k):
+    return lambda i: fold(x[i, k], k)
+
+
+def test_folds_start_fresh_and_count_every_element_once() -> None:
+    x, k = te.placeholder((5, 96), "int32", "x"), te.reduce_axis(96, "k")
+    feed = {"x": normal((5, 96), "int32", scale=100)}
+    for fold, exact in ((te.sum, np.sum), (te.max, np.max), (te.min, np.min)):
+        y = te.compute((5,), by_rows(fold, x, k), name="y")
+        s = te.split(te.create_schedule(y, CHIP), "y", "k", 32)
+        expected = exact(feed["x"], axis=1)
+        for steps in (s, te.rfactor(s, "y", "k_o"), te.reorder(s, "y", "k_o", "i")):
+            assert np.array_equal(interpret(steps, feed)["y"], expected)
+
+
+def test_whole_stages_of_chapter_5_agree_with_the_instructions() -> None:
+    x = te.placeholder((33, 100), name="x")
+    top = te.broadcast(te.reduce_max(x, -1, True), x.shape)
+    e = te.vexp(te.vsub(x, top))
+    y = te.renamed(te.vdiv(e, te.broadcast(te.reduce_sum(e, -1, True), x.shape)), "y")
+    feed = {"x": normal((33, 100))}
+    wide = feed["x"].astype(float)
+    exact = np.exp(wide - wide.max(-1, keepdims=True))
+    exact /= exact.sum(-1, keepdims=True)
+    for s in (te.create_schedule(y, CHIP), te.auto_schedule(y, CHIP)):
+        got = interpret(s, feed)["y"]
+        assert abs(got - exact).max() < 2e-3
+        assert abs(got - te.run(s, feed)["y"].astype(float)).max() < 1e-3
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(16, 16, 16), (100, 70, 50), (33, 90, 17)])
+@pytest.mark.parametrize(("dtype", "out"), [("fp16", "fp32"), ("fp16", "fp16"), ("int8", "int32")])
+def test_the_cube_walks_padded_fractals(m: int, k: int, n: int, dtype: str, out: str) -> None:
+    a, b = te.placeholder((m, k), dtype, "a"), te.placeholder((k, n), dtype, "b")
+    c = te.renamed(te.matmul(a, b, out_dtype=out), "c")
+    feed = {"a": normal((m, k), dtype, scale=3), "b": normal((k, n), dtype, 1, 3)}
+    wide = np.int64 if dtype == "int8" else np.float64
+    exact = feed["a"].astype(wide) @ feed["b"].astype(wide)
+    got = interpret(te.auto_schedule(c, CHIP), feed)["c"]
+    assert got.shape == (m, n) and got.dtype == numpy_type(out)
+    assert abs(got - exact).max() <= (0 if dtype == "int8" else 2e-3 * abs(exact).max())
+
+
+OPERATIONS = {
+    "vabs": np.abs,
+    "vrelu": lambda v: np.maximum(v, 0),
+    "vexp": np.exp,
+    "vsqrt": np.sqrt,
+    "vrec": lambda v: 1 / v,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_are_rounded_like_the_hardware(name: str) -> None:
+    values = abs(normal(64, scale=4)) + np.float16(0.25)
+    y = te.renamed(getattr(te, name)(te.placeholder((64,), name="x")), "y")
+    got = interpret(te.create_schedule(y, CHIP), {"x": values})["y"]
+    exact = OPERATIONS[name](values.astype(np.float32)).astype(numpy_type(y.dtype))
+    assert np.array_equal(got, exact)
+    assert np.array_equal(got, te.run(te.auto_schedule(y, CHIP), {"x": values})["y"])
+
+
+def test_comparison_selection_and_casts() -> None:
+    a, b = te.placeholder((40,), name="a"), te.placeholder((40,), name="b")
+    y = te.renamed(te.cast_to(te.select(te.vcmp(a, b, "gt"), a, te.vmuls(b, -3.0)), "int8"), "y")
+    feed = {"a": normal(40, scale=90), "b": normal(40, seed=1, scale=90)}
+    exact = np.where(feed["a"] > feed["b"], feed["a"], feed["b"] * np.float16(-3))
+    exact = np.clip(np.rint(exact), -128, 127).astype(np.int8)
+    assert np.array_equal(interpret(te.create_schedule(y, CHIP), feed)["y"], exact)
+
+
+def test_inputs_and_hand_written_stages_are_errors_with_names() -> None:
+    s = te.create_schedule(add_relu(CHIP, 8), CHIP)
+    with pytest.raises(InputError, match=r"array b of shape \(8,\); got none"):
+        interpret(s, {"a": normal(8)})
+    with pytest.raises(InputError, match=r"shape \(9,\)"):
+        interpret(s, {"a": normal(9), "b": normal(8)})
+    turned = te.renamed(te.transpose(te.placeholder((4, 6), name="x"), (1, 0)), "y")
+    with pytest.raises(ScheduleError, match="hand-written kernel"):
+        interpret(te.create_schedule(turned, CHIP), {"x": normal((4, 6))})
+
+
+@st.composite
+def rewrites(draw) -> list[tuple]:
+    """Draw primitives with numbers for stage and loops, which the test makes names of."""
+    names = ("split", "reorder", "fuse", "bind", "vectorise", "rfactor", "inline", "compute_at")
+    names += ("cache_read", "double_buffer", "cache_write")
+    steps = st.tuples(
+        st.sampled_from(names),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.integers(1, 13),
+        st.sampled_from(["cut", "guard"]),
+    )
+    return draw(st.lists(steps, min_size=1, max_size=10))
+
+
+def applied(s: te.Schedule, step: tuple) -> te.Schedule:
+    primitive, first, second, factor, tail = step
+    stages = [entry.name for entry in s.state.stages]
+    stage = stages[first % len(stages)]
+    loops = [leaf.name for leaf in s.state.stage(stage).loops]
+    loop, other = loops[second % len(loops)], loops[factor % len(loops)]
+    arguments = {
+        "split": (loop, factor, tail),
+        "reorder": ((loop, *(n for n in reversed(loops) if n != loop)),),
+        "fuse": (loop, other),
+        "compute_at": ("y", loop),
+        "cache_read": ("UB", ()),
+        "cache_write": ("UB",),
+        "double_buffer": (1 + factor % 3,),
+        "inline": (),
+    }.get(primitive, (loop,))
+    name = "x" if primitive == "cache_read" else stage
+    return s.then(primitive, name, *arguments)
+
+
+FORMULAS = {
+    ("relu", "fp16"): te.vrelu,
+    ("max", "fp16"): lambda t: te.reduce_max(t, 1),
+    ("sum", "int32"): lambda t: te.reduce_sum(t, 1),
+    ("sum", "fp32"): lambda t: te.reduce_sum(t, 1),
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=" ".join)
+@settings(max_examples=40, deadline=None)
+@given(steps=rewrites())
+def test_no_rewrite_changes_the_answer(formula: tuple[str, str], steps: list[tuple]) -> None:
+    """Bit by bit; sums in fp32 within the rounding of 24 additions."""
+    what, dtype = formula
+    y = te.renamed(FORMULAS[formula](te.vadds(te.placeholder((6, 24), dtype, "x"), 1)), "y")
+    x = normal((6, 24), dtype, scale=100)
+    exact = {
+        "relu": lambda v: np.maximum(v, 0),
+        "max": lambda v: v.max(1),
+        "sum": lambda v: v.sum(1),
+    }[what](x + x.dtype.type(1))
+    s = te.create_schedule(y, CHIP)
+    for step in steps:
+        with suppress(ScheduleError):
+            s = applied(s, step)
+    near = 24 * 2.0**-24 * float(abs(x + 1).sum(1).max()) if dtype == "fp32" else 0.0
+    for engine in (interpret, te.run):
+        try:
+            got = engine(s, {"x": x})["y"]
+        except AscendLabError:  # refused late: too large, not aligned, no such tile
+            continue
+        assert abs(got.astype(float) - exact).max() <= near, (engine.__name__, str(s))
+
+
+# -- figures ----------------------------------------------------------------------------------
+def test_the_nest_shows_cores_loops_tiles_and_slots() -> None:
+    s = chosen(CHIP, 1_000_000, inline=True, tile=8192, tail="cut", slots=2, cores=48)
+    lines = [line.strip() for line in lines_of(nests(s))]
+    assert lines[1:3] == [
+        "cores: i_o = 0 … 47 (20,864 each, the last 19,392)",
+        "for i_i_o in 3 (steps of 8,192, the last 4,480)",
+    ]
+    assert lines[3:] == [
+        "MTE2 load a (2 × 16 KiB of UB)",
+        "MTE2 load b (2 × 16 KiB of UB)",
+        "V y = relu(a + b) (2 × 16 KiB of UB)",
+        "MTE3 store y",
+    ]
+    assert all(line in fig_nest(s).alt_text for line in lines)
+
+
+def test_a_guarded_loop_says_how_far_the_last_part_moves() -> None:
+    s = te.split(te.inline(te.create_schedule(add_relu(CHIP, 22), CHIP), "vadd"), "y", "i", 8)
+    assert "steps of 8, the last 6" in fig_nest(s).alt_text
+    s = te.inline(te.create_schedule(add_relu(CHIP, 22), CHIP), "vadd")
+    s = te.split(s, "y", "i", 8, tail="guard")
+    assert "steps of 8, the last moved back by 2" in fig_nest(s).alt_text
+    assert "guard: parts of 8, 8, 8, 2 elements computed twice" in fig_tails().alt_text
+    assert "cut: parts of 8, 8, 8, 0 elements computed twice" in fig_tails(24, 8).alt_text
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+def test_cube_nests_are_drawn_with_their_buffers(chip: str) -> None:
+    a, b = te.placeholder((500, 300), name="a"), te.placeholder((300, 200), name="b")
+    text = fig_nest(te.auto_schedule(te.renamed(te.matmul(a, b), "c"), load_chip(chip))).alt_text
+    for part in ("of L1", "of L0A", "of L0B", "of L0C", "fold k_o", "M c_"):
+        assert part in text
+
+
+def pairs() -> dict[str, tuple[te.Schedule, te.Schedule]]:
+    plain = te.create_schedule(add_relu(CHIP, 100_000), CHIP)
+    one = te.inline(plain, "vadd")
+    tiles = te.split(one, "y", "i", 8192)
+    return {"split": (one, tiles), "double_buffer": (tiles, te.double_buffer(tiles, "y"))}
+
+
+def test_pairs_state_cost_before_and_after() -> None:
+    text = fig_pairs(pairs()).alt_text
+    assert "split: does not fit in UB before" in text
+    found = re.search(r"double_buffer: ([\d,]+) cycles, .* before, ([\d,]+) cycles", text)
+    assert found
+    before, after = (int(number.replace(",", "")) for number in found.groups())
+    assert after < before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: fig_nest(next(iter(pairs().values()))[1]),
+        lambda: fig_pairs(pairs()),
+        lambda: fig_tails(22, 8),
+        lambda: fig_choices(True, 8192, "guard", 2, 24),
+    ],
+    ids=["nest", "pairs", "tails", "choices"],
+)
+def test_texts_stay_inside_and_apart(make) -> None:
+    fig = make()
+    canvas = FigureCanvasAgg(fig)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    shown = [t for ax in fig.axes for t in (*ax.texts, ax.xaxis.label) if t.get_text()]
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in shown]
+    for index, (text, box) in enumerate(boxes):
+        assert 0 <= box.x0 < box.x1 <= fig.bbox.x1 + 1, text
+        for other, second in boxes[index + 1 :]:
+            assert not box.overlaps(second), f"{text!r} covers {other!r}"
+
+
+def test_choices_that_do_not_fit_are_errors() -> None:
+    with pytest.raises(CapacityError, match="bytes of UB"):
+        fig_choices(True, 32768, "cut", 2, 1)
+    with pytest.raises(ScheduleError, match="a factor from 1 to 20864"):
+        fig_choices(True, 32768, "cut", 1, 48)
+
+
+# -- checks -----------------------------------------------------------------------------------
+def parts(n, factor, tail):
+    whole, rest = divmod(n, factor)
+    last = [(n - factor, factor) if tail == "guard" else (n - rest, rest)] if rest else []
+    return [(part * factor, factor) for part in range(whole)] + last
+
+
+def largest(ub_bytes, inputs, slots):
+    return ub_bytes // (2 * slots * (inputs + 1)) // 128 * 128
+
+
+def plain_table(rows, columns):
+    return te.split(te.create_schedule(table(rows, columns), CHIP), "y", "j", 2048)
+
+
+def wrong_table(rows, columns):
+    x, p = te.placeholder((rows, columns), name="x"), te.placeholder((columns,), name="p")
+    y = te.compute((rows, columns), lambda i, j: x[i, j] - p[j], name="y")
+    return te.auto_schedule(y, CHIP)
+
+
+def one_core_sums(rows, columns):
+    x, k = te.placeholder((rows, columns), "fp32", "x"), te.reduce_axis(columns, "k")
+    y = te.compute((rows,), lambda i: te.sum(x[i, k], k), name="y")
+    return te.split(te.create_schedule(y, CHIP), "y", "k", 8192)
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+def test_right_answers_pass(seed: int) -> None:
+    assert chapter06.check_ex_06_2(parts, seed=seed)
+    assert chapter06.check_ex_06_3(largest, seed=seed)
+    assert chapter06.check_ex_06_4(chapter06._table, seed=seed)
+    assert chapter06.check_ex_06_5(chapter06._sums, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "why"),
+    [
+        (2, lambda n, factor, tail: parts(n, factor, "cut"), "expected"),
+        (2, lambda n, factor, tail: parts(n, factor, "guard"), "expected"),
+        (2, lambda n, factor, tail: None, "expected"),
+        (3, lambda ub_bytes, inputs, slots: largest(ub_bytes, inputs, slots) - 128, "expected"),
+        (3, lambda ub_bytes, inputs, slots: largest(ub_bytes, inputs, 1), "expected less"),
+        (3, lambda ub_bytes, inputs, slots: 1.5, "whole number"),
+        (4, plain_table, "at most"),
+        (4, wrong_table, "same values"),
+        (4, lambda rows, columns: "fast", "expected a schedule"),
+        (4, lambda rows, columns: chapter06._table(8, 256), "inputs of shape"),
+        (5, one_core_sums, "at most"),
+        (5, lambda rows, columns: te.bind(one_core_sums(rows, columns), "y", "k_o"), "raised"),
+    ],
+)
+def test_wrong_answers_are_named(check: int, wrong, why: str) -> None:
+    result = getattr(chapter06, f"check_ex_06_{check}")(wrong)
+    assert not result
+    assert "your function" in result.message and why in result.message
+
+
+# -- the page ---------------------------------------------------------------------------------
+def printed() -> str:
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
+    return "\n".join("".join(o.get("text", "")) for o in outputs)
+
+
+def test_the_page_shows_what_its_prose_claims() -> None:
+    text = printed()
+    number = r"([\d,]+)"
+    rows = re.findall(rf"^(\S.*?)  +{number} cycles +([\d.]+) MB", text, re.MULTILINE)
+    cycles = {name: int(c.replace(",", "")) for name, c, _ in rows}
+    moved = {name: float(size) for name, _, size in rows}
+    order = ["tiles of 128", "tiles of 8,192", "inline", "double_buffer", "bind, 12 cores"]
+    assert all(cycles[a] > cycles[b] for a, b in pairwise(order))
+    assert cycles["bind, 24 cores"] < 1.1 * cycles["bind, 48 cores"]  # half the cores do it
+    assert moved["tiles of 8,192"] == 10.0 and moved["inline"] == 6.0
+    tails = re.findall(rf"^ *(\d+) +\d+ +{number} +{number} +\d+ elements", text, re.MULTILINE)
+    for n, cut, guard in tails:
+        ratio = int(cut.replace(",", "")) / int(guard.replace(",", ""))
+        assert ratio > 1.05 if n == "10003" else abs(ratio - 1) < 0.02
+    loads = dict(re.findall(r"^(\S+(?: row)?) +([\d.]+) MB loaded", text, re.MULTILINE))
+    assert float(loads["by row"]) == float(loads["reorder"]) > float(loads["tile"])
+    assert float(loads["compute_at"]) < float(loads["tile"])
+    drawn = re.findall(r"^(\w+ +\w+) +(\d+) of 50 differ", text, re.MULTILINE)
+    assert [int(count) > 0 for _, count in drawn] == [False, False, False, True]
+    assert "same bits: True True" in text and "for i_o in 192" in text
+    assert text.count("ScheduleError:") >= 7 and "at most 48 steps" in text
+    assert "False" not in text

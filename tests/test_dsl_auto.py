@@ -1,0 +1,444 @@
+"""Default schedules: how near the roofline they come, and that awkward shapes get one at all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dsl_oracles import (
+    Known,
+    binary,
+    broadcast,
+    cast,
+    compare,
+    cut,
+    fold,
+    known,
+    layer_norm,
+    reshape,
+    rounding,
+    scalar,
+    select,
+    softmax,
+    transpose,
+    unary,
+)
+from dsl_strategies import CHIPS, array, assert_time, check_auto, chip_of
+
+from ascend_lab import dsl as te
+from ascend_lab.dsl.tensor import topological
+from ascend_lab.isa import sanitize
+from ascend_lab.sim import simulate_kernel
+
+REAL = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+
+
+def tensor(*shape, dtype="fp16", name=""):
+    return te.placeholder(shape, dtype, name)
+
+
+def memory_share(outputs, chip):
+    """Useful bytes over what device memory could move in the kernel's time.
+
+    More than L2 holds (192 MB on the 910B2): smaller results stay there.
+    """
+    tensors = [outputs] if isinstance(outputs, te.Tensor) else list(outputs)
+    timeline = simulate_kernel(te.lower(te.auto_schedule(tensors, chip)), chip)
+    inputs = {t for t in topological(tensors) if t.body is None}
+    size = sum(t.size_bytes for t in (*inputs, *tensors))
+    return size / (timeline.cycles / chip.clock_hz) / chip.device_memory.rate_bytes_per_s
+
+
+def soft(x, axis=-1):
+    top = te.broadcast(te.reduce_max(x, axis, True), x.shape)
+    power = te.vexp(te.vsub(x, top))
+    return te.vdiv(power, te.broadcast(te.reduce_sum(power, axis, True), x.shape))
+
+
+def adam(count):
+    p, g, m, v = (tensor(count, dtype="fp32", name=n) for n in "pgmv")
+    m2 = te.vadd(te.vmuls(m, 0.9), te.vmuls(g, 0.1))
+    v2 = te.vadd(te.vmuls(v, 0.99), te.vmuls(te.vmul(g, g), 0.01))
+    step = te.vdiv(m2, te.vadds(te.vsqrt(v2), 1e-8))
+    return m2, v2, te.vsub(p, te.vmuls(step, 1e-3))
+
+
+# -- how near the roofline -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", REAL)
+def test_a_large_add_runs_at_the_speed_of_memory(chip):
+    chip = chip_of(chip)
+    for count, dtype in ((1 << 27, "fp16"), (1 << 26, "fp32"), (130_000_001, "fp16")):
+        a, b = tensor(count, dtype=dtype, name="a"), tensor(count, dtype=dtype, name="b")
+        assert 0.85 <= memory_share(te.vadd(a, b), chip) <= 1.0 + 1e-9
+
+
+STREAMS = {
+    "relu": (0.85, lambda: te.vrelu(tensor(1 << 27, dtype="fp32"))),
+    "bias": (
+        0.85,
+        lambda: te.vadd(tensor(131072, 2048), te.broadcast(tensor(2048), (131072, 2048))),
+    ),
+    "scale rows": (
+        0.8,
+        lambda: te.vmul(tensor(131072, 2048), te.broadcast(tensor(131072, 1), (131072, 2048))),
+    ),
+    "channel bias": (
+        0.7,
+        lambda: te.vadd(tensor(1024, 64, 3136), te.broadcast(tensor(64, 1), (1024, 64, 3136))),
+    ),
+    "row maxima": (0.7, lambda: te.reduce_max(tensor(262144, 1024), 1)),
+    "column maxima": (0.7, lambda: te.reduce_max(tensor(262144, 1024), 0)),
+    "largest of all": (0.7, lambda: te.reduce_max(tensor(262144, 1024), (0, 1))),
+    "adam": (0.7, lambda: adam(1 << 26)),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_other_streams_keep_memory_busy(name):
+    least, make = STREAMS[name]
+    shares = {chip: memory_share(make(), chip_of(chip)) for chip in ("Ascend910A", "Ascend910B2")}
+    assert min(shares.values()) >= least, shares
+    assert max(shares.values()) <= 1.0 + 1e-9
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+def test_a_large_product_keeps_the_cube_busy(chip):
+    chip = chip_of(chip)
+    a, b = tensor(4096, 4096, name="a"), tensor(4096, 4096, name="b")
+    timeline = simulate_kernel(te.lower(te.auto_schedule(te.matmul(a, b), chip)), chip)
+    rate = 2 * 4096**3 / (timeline.cycles / chip.clock_hz)
+    assert 0.7 <= rate / chip.peak_ops_per_s("fp16") <= 1.0
+    assert timeline.macs == 4096**3
+
+
+def test_fusing_moves_fewer_bytes_and_saves_time():
+    """exp(a + b) * 2 + relu(a + b) in one nest against one phase an operation."""
+    chip = chip_of("Ascend910A")
+    a, b = tensor(1 << 22, name="a"), tensor(1 << 22, name="b")
+    total = te.vadd(a, b)
+    y = te.renamed(te.vadd(te.vmuls(te.vexp(total), 2.0), te.vrelu(total)), "y")
+    fused = te.auto_schedule(y, chip)
+    assert len(te.lower(fused).phases) == 1
+    stages = [te.auto_schedule(te.vadd(a, b), chip)]
+    stages += [te.auto_schedule(op(tensor(1 << 22, name="x")), chip) for op in (te.vexp, te.vrelu)]
+    apart = sum(simulate_kernel(te.lower(s), chip).cycles for s in stages)
+    assert simulate_kernel(te.lower(fused), chip).cycles < 0.7 * apart
+
+
+@pytest.mark.parametrize("chip", REAL)
+def test_large_work_uses_all_cores(chip):
+    chip = chip_of(chip)
+    kernel = te.lower(te.auto_schedule(te.vrelu(tensor(1 << 22)), chip))
+    assert kernel.core_count == chip.core_count * chip.vector_cores_per_core
+
+
+# -- awkward shapes: they lower, are free of races, and keep the bounds of time --------------------
+
+
+def column(x, axis=1):
+    return te.broadcast(te.reduce_sum(x, axis, True), x.shape)
+
+
+AWKWARD = {
+    "one element": lambda: te.vadd(tensor(1), tensor(1)),
+    "one element fp32 sum": lambda: te.reduce_sum(tensor(1, dtype="fp32"), 0),
+    "prime length": lambda: te.vexp(tensor(1_000_003)),
+    "short prime": lambda: te.vmuls(tensor(7919), 2.0),
+    "rank 6": lambda: te.vrelu(tensor(2, 3, 4, 5, 6, 7)),
+    "ones everywhere": lambda: te.vabs(tensor(1, 1, 1, 5, 1)),
+    "row too long for UB": lambda: te.vadd(tensor(3, 2_000_001), tensor(3, 2_000_001)),
+    "softmax of short rows": lambda: soft(tensor(100_000, 3)),
+    "softmax of one row": lambda: soft(tensor(1, 1000)),
+    "softmax of long rows": lambda: soft(tensor(7, 65_537)),
+    "softmax, row too long for UB": lambda: soft(tensor(2, 1_500_001)),
+    "softmax over the first axis": lambda: soft(tensor(1000, 130), 0),
+    "softmax over the middle": lambda: soft(tensor(17, 33, 65), 1),
+    "softmax of softmax": lambda: soft(soft(tensor(64, 100)), 0),
+    "softmax in fp32": lambda: soft(tensor(300, 257, dtype="fp32")),
+    "sum of all": lambda: te.reduce_sum(tensor(1 << 22), 0),
+    "sum of a prime": lambda: te.reduce_sum(tensor(1_000_003, dtype="fp32"), 0),
+    "max of a prime": lambda: te.reduce_max(tensor(1_000_003), 0),
+    "product of all": lambda: te.reduce_prod(tensor(33, 77, dtype="fp32"), (0, 1)),
+    "first axis": lambda: te.reduce_sum(tensor(5000, 3), 0),
+    "first axis, wide": lambda: te.reduce_sum(tensor(3, 70_001), 0),
+    "last axis of 2": lambda: te.reduce_max(tensor(70_001, 2), 1),
+    "two outer axes": lambda: te.reduce_min(tensor(40, 50, 60), (0, 1)),
+    "two apart": lambda: te.reduce_sum(tensor(40, 50, 60), (0, 2)),
+    "batch-norm axes": lambda: te.reduce_sum(tensor(8, 64, 28, 28), (0, 2, 3)),
+    "five axes, two folded": lambda: te.reduce_max(tensor(3, 4, 5, 6, 7), (1, 3)),
+    "five axes, three folded": lambda: te.reduce_min(tensor(3, 4, 5, 6, 7), (0, 2, 4)),
+    "keepdims": lambda: te.reduce_max(tensor(100, 33), 1, True),
+    "keepdims of all": lambda: te.reduce_max(tensor(7, 5, 3), (0, 1, 2), True),
+    "5-D broadcast": lambda: te.vadd(
+        tensor(3, 4, 5, 6, 7), te.broadcast(tensor(4, 1, 6, 1), (3, 4, 5, 6, 7))
+    ),
+    "5-D broadcast, other axes": lambda: te.vadd(
+        tensor(3, 4, 5, 6, 7), te.broadcast(tensor(3, 1, 5, 1, 7), (3, 4, 5, 6, 7))
+    ),
+    "outer product": lambda: te.vmul(
+        te.broadcast(tensor(300, 1), (300, 500)), te.broadcast(tensor(500), (300, 500))
+    ),
+    "broadcast of one number": lambda: te.broadcast(tensor(1), (333, 77)),
+    "broadcast of a row": lambda: te.broadcast(tensor(77), (333, 77)),
+    "broadcast of a column": lambda: te.broadcast(tensor(333, 1), (333, 77)),
+    "long column": lambda: te.vmul(tensor(50_001, 9), te.broadcast(tensor(50_001, 1), (50_001, 9))),
+    "row minus sum": lambda: te.vsub(tensor(100, 33), column(tensor(100, 33))),
+    "column minus sum": lambda: te.vsub(tensor(100, 33), column(tensor(100, 33), 0)),
+    "centred twice": lambda: centred(centred(tensor(64, 96), 1), 0),
+    "same sum read twice": lambda: te.vmul(column(X), te.vexp(column(X))),
+    "adam of a prime": lambda: adam(1_000_003),
+    "adam of one": lambda: adam(1),
+    "two outputs": lambda: (te.vadd(X, X), te.vexp(X)),
+    "outputs of two shapes": lambda: (te.vabs(X), te.reduce_max(X, 1)),
+    "outputs in a row": lambda: in_a_row(tensor(1000)),
+    "two programs in one": lambda: (te.vabs(tensor(33)), te.vexp(tensor(7, 9))),
+    "casts": lambda: te.cast_to(te.vadds(te.cast_to(tensor(12_345), "fp32"), 1.0), "fp16"),
+    "int8 to fp32": lambda: te.cast_to(tensor(333, 7, dtype="int8"), "fp32"),
+    "floor": lambda: te.floor(tensor(1001, dtype="fp32")),
+    "select": lambda: te.select(te.vcmp(X, Y, "gt"), X, Y),
+    "bits": lambda: te.vor(te.vnot(tensor(999, dtype="int32")), tensor(999, dtype="int32")),
+    "transpose": lambda: te.transpose(tensor(129, 257)),
+    "transpose of vectors": lambda: te.transpose(tensor(100, 64, 48), (1, 0, 2)),
+    "transpose, then add": lambda: te.vadd(te.transpose(tensor(33, 50)), tensor(50, 33)),
+    "transpose of a sum": lambda: te.transpose(te.vadd(X, Y)),
+    "4-D permutation": lambda: te.transpose(tensor(2, 12, 40, 64), (0, 2, 1, 3)),
+    "reshape of a reshape": lambda: te.reshape(te.reshape(tensor(6, 4), (4, 6)), (3, 8)),
+    "reshape, then add": lambda: te.vadds(te.reshape(te.vabs(tensor(6, 35)), (14, 15)), 1.0),
+    "slice": lambda: te.slice(tensor(100, 100), (1, 3), (99, 98)),
+    "slice with steps": lambda: te.slice(tensor(100, 100), (0, 0), (100, 100), (3, 1)),
+    "slice of the last column": lambda: te.slice(tensor(100, 100), (0, 99), (100, 100)),
+    "concat": lambda: te.concat([X, te.vexp(Y), X], 1),
+    "pad": lambda: te.pad(te.vabs(X), ((1, 2), (3, 0)), 1.0),
+    "gather": lambda: te.gather(tensor(1000, 64), tensor(37, dtype="int32")),
+    "scatter": lambda: te.scatter(
+        tensor(100, 64), tensor(37, dtype="int32"), tensor(37, 64), "add"
+    ),
+    "max pooling": lambda: te.pooling2d(tensor(1, 2, 56, 56, 16), 3, 2, 1),
+    "average pooling": lambda: te.pooling2d(tensor(1, 1, 14, 14, 16), 14, 1, 0, "avg"),
+    "matmul of 1": lambda: te.matmul(tensor(1, 1), tensor(1, 1)),
+    "matmul of primes": lambda: te.matmul(tensor(127, 257), tensor(257, 67)),
+    "matmul times a vector": lambda: te.matmul(tensor(1, 4096), tensor(4096, 1000)),
+    "matmul, long k": lambda: te.matmul(tensor(16, 100_000), tensor(100_000, 16)),
+    "matmul of int8": lambda: te.matmul(
+        tensor(100, 300, dtype="int8"), tensor(300, 50, dtype="int8")
+    ),
+    "batched matmul": lambda: te.matmul(tensor(12, 128, 64), tensor(12, 64, 128)),
+    "attention": lambda: attention(64, 48),
+    "matmul with bias": lambda: te.vadd(
+        te.matmul(tensor(64, 80), tensor(80, 96)), te.broadcast(tensor(96), (64, 96))
+    ),
+    "convolution": lambda: te.vrelu(te.conv2d(tensor(1, 32, 14, 14), tensor(48, 32, 3, 3), pad=1)),
+}
+X, Y = tensor(60, 100, name="x"), tensor(60, 100, name="y")
+
+
+def centred(x, axis):
+    mean = te.vmuls(te.reduce_sum(x, axis, True), 1.0 / x.shape[axis])
+    return te.vsub(x, te.broadcast(mean, x.shape))
+
+
+def in_a_row(x):
+    out = [x]
+    for number in range(4):
+        out.append(te.renamed(te.vadds(te.vabs(out[-1]), 1.0), f"y{number}"))
+    return out[1:]
+
+
+def attention(length, width):
+    q, k, v = (tensor(2, length, width) for _ in "qkv")
+    scores = te.vmuls(te.matmul(q, k, trans_b=True), width**-0.5)
+    return te.matmul(soft(scores), v)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_expressions_get_a_default_schedule(name, chip):
+    """They lower in few instructions, without races, within the bounds of time; steps replay."""
+    made = AWKWARD[name]()
+    outputs = [made] if isinstance(made, te.Tensor) else list(made)
+    schedule = te.auto_schedule(outputs, chip_of(chip))
+    kernel = te.lower(schedule)
+    assert_time(kernel, chip_of(chip))
+    if kernel.event_count < 20_000:
+        assert sanitize(kernel, chip_of(chip)) == []
+    assert te.replay(outputs, chip_of(chip), schedule.to_json()) == schedule
+    static = sum(len(list(p.program.instructions())) for ph in kernel.phases for p in ph.parts)
+    assert static < 2500, static
+
+
+def test_there_are_more_than_sixty():
+    assert len(AWKWARD) > 60
+
+
+# -- programs that once went wrong -----------------------------------------------------------------
+
+
+def inputs(*shapes, dtype="fp16"):
+    rng = np.random.default_rng(10)
+    arrays = {f"x{i}": array(rng, s, dtype) for i, s in enumerate(shapes)}
+    return arrays, *(known(a, dtype, name) for name, a in arrays.items())
+
+
+def kept_fold():
+    arrays, x = inputs((13, 5, 16), dtype="int32")
+    return arrays, [fold("sum", x, (0, 1, 2), keepdims=True)]
+
+
+def output_through_inlined_values():
+    arrays, x = inputs((7, 16, 2))
+    first = binary("vadd", x, x).named("y0")
+    second = binary("vadd", first, x).named("y1")
+    value = unary("vabs", unary("vabs", second))
+    return arrays, [first, second, select(compare(value, x, "gt"), value, x)]
+
+
+def output_that_is_folded():
+    arrays, x = inputs((1, 2, 2))
+    first = binary("vadd", x, x).named("y0")
+    whole = rounding("floor", binary("vadd", first, x)).named("y1")
+    return arrays, [first, whole, fold("sum", whole, (0, 1), keepdims=True)]
+
+
+def fold_of_a_fold():
+    arrays, x, b = inputs((5, 5, 7, 3), (1,), dtype="int32")
+    least = fold("min", x, 0)
+    return arrays, [
+        cast(fold("sum", least, 0), "fp32").named("y0"),
+        binary("vmax", least, broadcast(b, least.shape)),
+    ]
+
+
+def norm_over_everything():
+    arrays, x, g, b = inputs((7, 5), (7, 5), (7, 5))
+    return arrays, [layer_norm(x, (0, 1), g, b)]
+
+
+def norm_of_one_element():
+    arrays, x, g, b = inputs((1, 1), (1, 1), (1, 1))
+    return arrays, [layer_norm(x, (0, 1), g, b)]
+
+
+def fold_of_an_output_plus_a_column():
+    arrays, x, b = inputs((1, 3, 3, 2), (3, 3, 1))
+    first = binary("vadd", x, x).named("y0")
+    total = fold("sum", first, 0).named("y1")
+    return arrays, [first, total, binary("vadd", total, broadcast(b, (3, 3, 2)))]
+
+
+def two_broadcasts_of_one_tensor():
+    arrays, x = inputs((1, 1, 33))
+    turned = broadcast(reshape(x, (1, 33, 1)), (1, 33, 33))
+    return arrays, [binary("vadd", turned, broadcast(x, (1, 33, 33)))]
+
+
+def kept_fold_that_is_read():
+    arrays, x = inputs((1, 2), dtype="int32")
+    total = fold("sum", x, 0, keepdims=True).named("y0")
+    return arrays, [total, scalar("vmins", total, -2)]
+
+
+def copy_beside_a_computation():
+    arrays, x = inputs((4,))
+    return arrays, [
+        cut(x, (0,), (4,), (1,)).named("y0"),
+        scalar("vadds", scalar("vmuls", x, 2), 1),
+    ]
+
+
+def softmax_both_ways():
+    arrays, x = inputs((20, 17))
+    return arrays, [softmax(softmax(x, 1), 0)]
+
+
+def softmax_and_softmax_of_it():
+    arrays, x, b = inputs((1, 2, 3, 2), (2,))
+    first = softmax(x, -1)
+    size = unary("vabs", first).named("y0")
+    return arrays, [
+        size,
+        binary("vadd", size, broadcast(b, first.shape)).named("y1"),
+        softmax(first, 1),
+    ]
+
+
+def norm_over_rows_then_sum():
+    arrays, x, g, b = inputs((2, 2), (2, 1), (2, 1))
+    first = binary("vadd", x, x).named("y0")
+    second = binary("vadd", first, x).named("y1")
+    value = binary("vadd", binary("vadd", second, x), x)
+    return arrays, [first, second, fold("sum", layer_norm(value, (0,), g, b), 1)]
+
+
+def copied_output_that_is_read():
+    arrays, x = inputs((1,))
+    first = reshape(x, (1, 1)).named("y0")
+    return arrays, [first, binary("vadd", first, broadcast(x, (1, 1)))]
+
+
+def slice_of_a_softmax():
+    arrays, x = inputs((1, 2))
+    first = unary("vabs", x).named("y0")
+    second = unary("vabs", first).named("y1")
+    value = unary("vabs", binary("vadd", softmax(second, 1), x))
+    return arrays, [first, second, cut(value, (0, 1), (1, 2), (1, 1))]
+
+
+def reshape_of_a_reshape():
+    arrays, x = inputs((2, 2))
+    return arrays, [reshape(reshape(x, (1, 2, 2)), (4,))]
+
+
+def sums_as_rows_values_as_columns():
+    arrays, x = inputs((16, 1), dtype="fp32")
+    sums = broadcast(fold("sum", x, 1), (16, 16))
+    return arrays, [binary("vadd", sums, broadcast(x, (16, 16)))]
+
+
+def product_beside_a_difference():
+    arrays, x, b = inputs((7, 13, 5, 3), (3,), dtype="int32")
+    return arrays, [
+        fold("prod", x, (1, 3), keepdims=True).named("y0"),
+        binary("vsub", x, broadcast(b, x.shape)),
+    ]
+
+
+def transposed_sum_of_rows():
+    arrays, x = inputs((33, 20), dtype="fp32")
+    return arrays, [
+        transpose(binary("vmul", x, broadcast(fold("sum", x, 1, keepdims=True), x.shape)), (1, 0))
+    ]
+
+
+ONCE_WRONG = (
+    kept_fold,
+    output_through_inlined_values,
+    output_that_is_folded,
+    fold_of_a_fold,
+    norm_over_everything,
+    norm_of_one_element,
+    fold_of_an_output_plus_a_column,
+    two_broadcasts_of_one_tensor,
+    kept_fold_that_is_read,
+    copy_beside_a_computation,
+    softmax_both_ways,
+    softmax_and_softmax_of_it,
+    norm_over_rows_then_sum,
+    copied_output_that_is_read,
+    slice_of_a_softmax,
+    reshape_of_a_reshape,
+    sums_as_rows_values_as_columns,
+    product_beside_a_difference,
+    transposed_sum_of_rows,
+)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("make", ONCE_WRONG, ids=lambda f: f.__name__)
+def test_programs_that_once_went_wrong(make, chip):
+    arrays, outputs = make()
+    named: list[Known] = [o if o.tensor.name else o.named("last") for o in outputs]
+    assert math.prod(named[-1].shape) >= 1
+    check_auto(named, arrays, chip, whole=False)
