@@ -402,41 +402,27 @@ def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
 
     stages = [x for x in s.state.stages if isinstance(x, Stage)]
     stage = pick(stages)
-    loop = pick(stage.loops).name
-    name = stage.name
-    kind = pick(PRIMITIVES)
-    if kind == "split":
-        return te.split, name, loop, pick(FACTORS), pick(("cut", "cut", "guard"))
-    if kind == "reorder":
-        names = draw(st.permutations([x.name for x in stage.loops]))
-        return te.reorder, name, *names[: draw(st.integers(1, len(names)))]
-    if kind == "fuse":
-        at = draw(st.integers(0, max(len(stage.loops) - 2, 0)))
-        return (
-            te.fuse,
-            name,
-            stage.loops[at].name,
-            stage.loops[min(at + 1, len(stage.loops) - 1)].name,
-        )
-    if kind == "cache_read":
-        return te.cache_read, pick([x.name for x in (*s.state.inputs, *stages)]), "UB"
-    if kind == "cache_write":
-        return te.cache_write, name, "UB"
-    if kind == "compute_at":
-        host = pick([x for x in stages if name in x.sources] or stages)
-        return te.compute_at, name, host.name, pick(host.loops).name
-    if kind == "double_buffer":
-        return te.double_buffer, name, pick((1, 2, 2, 3))
-    if kind == "storage_align":
-        return te.storage_align, name, pick((8, 16, 32, 64))
-    if kind == "inline":
-        return te.inline, name
-    if kind == "materialise":
-        return te.materialise, name, pick((0, 0, 1))
-    if kind == "bind":
-        few = [x.name for x in stage.loops if x.extent <= s.chip.core_count]
-        return te.bind, name, pick(few or [loop])
-    return {"vectorise": te.vectorise, "rfactor": te.rfactor}[kind], name, loop
+    name, loops = stage.name, [x.name for x in stage.loops]
+    loop, few = pick(loops), [x.name for x in stage.loops if x.extent <= s.chip.core_count]
+    at = draw(st.integers(0, len(loops) - 1))
+    host = pick([x for x in stages if name in x.sources] or stages)
+    everything = [x.name for x in (*s.state.inputs, *stages)]
+    choices: dict[str, tuple[Any, ...]] = {
+        "split": (te.split, name, loop, pick(FACTORS), pick(("cut", "cut", "guard"))),
+        "reorder": (te.reorder, name, *draw(st.permutations(loops))[: at + 1]),
+        "fuse": (te.fuse, name, loops[at], loops[min(at + 1, len(loops) - 1)]),
+        "cache_read": (te.cache_read, pick(everything), "UB"),
+        "cache_write": (te.cache_write, name, "UB"),
+        "compute_at": (te.compute_at, name, host.name, pick(host.loops).name),
+        "double_buffer": (te.double_buffer, name, pick((1, 2, 2, 3))),
+        "storage_align": (te.storage_align, name, pick((8, 16, 32, 64))),
+        "inline": (te.inline, name),
+        "materialise": (te.materialise, name, pick((0, 0, 1))),
+        "bind": (te.bind, name, pick(few)) if few else (te.inline, name),
+        "vectorise": (te.vectorise, name, loop),
+        "rfactor": (te.rfactor, name, loop),
+    }
+    return choices[pick(PRIMITIVES)]
 
 
 def applied(s: te.Schedule, step: tuple[Any, ...]) -> te.Schedule:

@@ -389,5 +389,12 @@ def test_run_refuses_wrong_matrices():
     check(InputError, lambda: te.run(s, {"a": a.astype(np.float32), "b": b}), "a")
 
 
+def test_a_grouped_convolution_says_what_to_use():
+    y = te.conv2d(NCHW, tensor(8, 8, 3, 3, name="w"), groups=2)
+    check(
+        ScheduleError, lambda: te.lower(te.auto_schedule(y, TOY)), "one group", "2", "ops.compile"
+    )
+
+
 def test_there_are_enough_cases():
     assert len(SHAPES) + len(TYPES) + len(STEPS) > 100

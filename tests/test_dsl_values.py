@@ -163,9 +163,8 @@ def test_overflow_and_nan_go_through_as_on_the_hardware():
 
 def test_bf16_needs_a_chip_that_has_it():
     x = te.placeholder((16,), "bf16", name="x")
-    schedule = te.auto_schedule(te.vadd(x, x), chip_of("Ascend910A"))
     with pytest.raises(PathError, match=r"bf16.*Ascend910A|Ascend910A.*bf16"):
-        execute(te.lower(schedule), {}, chip_of("Ascend910A"))
+        te.auto_schedule(te.vadd(x, x), chip_of("Ascend910A"))
 
 
 def test_aliases_name_the_same_formats():
@@ -531,7 +530,7 @@ CONVOLUTIONS = [
     ((1, 16, 8, 8), (8, 16, 3, 3), {"pad": 1}),
     ((2, 5, 9, 7), (7, 5, 3, 2), {"stride": (2, 1), "pad": (0, 1, 2, 0)}),
     ((1, 24, 12, 12), (17, 24, 1, 1), {"stride": 2}),
-    ((1, 16, 11, 10), (32, 8, 3, 3), {"pad": 2, "dilation": 2, "groups": 2}),
+    ((1, 16, 11, 10), (32, 16, 3, 3), {"pad": 2, "dilation": 2}),
 ]
 
 
@@ -547,21 +546,19 @@ def test_conv2d(size, weights, options, chip):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
 
 
-def convolved(x, w, stride=1, pad=0, dilation=1, groups=1):
+def convolved(x, w, stride=1, pad=0, dilation=1):
     """The definition: window by window."""
     (sh, sw), (dh, dw) = np.broadcast_to(stride, 2), np.broadcast_to(dilation, 2)
     top, bottom, left, right = (pad,) * 4 if isinstance(pad, int) else pad
     wide = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    k, cg, r, s = w.shape
+    k, _, r, s = w.shape
     oh = (wide.shape[2] - dh * (r - 1) - 1) // sh + 1
     ow = (wide.shape[3] - dw * (s - 1) - 1) // sw + 1
     out = np.zeros((x.shape[0], k, oh, ow))
     for o, i, j in itertools.product(range(k), range(oh), range(ow)):
-        base = o // (k // groups) * cg
         rows = slice(i * sh, i * sh + dh * (r - 1) + 1, dh)
         columns = slice(j * sw, j * sw + dw * (s - 1) + 1, dw)
-        part = wide[:, base : base + cg, rows, columns]
-        out[:, o, i, j] = np.sum(part * w[o], axis=(1, 2, 3))
+        out[:, o, i, j] = np.sum(wide[:, :, rows, columns] * w[o], axis=(1, 2, 3))
     return out
 
 

@@ -28,7 +28,10 @@ FP16_UNIT = 2.0**-11
 
 CHIP = "Ascend910A"
 SLACK = 1.1
-"""A schedule may take this many times the cycles of ours, a bound this many times ours."""
+"""A bound may be this many times ours."""
+
+CYCLE_SLACK = 1.3
+"""A schedule may take this many times the cycles of ours."""
 
 
 def check_ex_11_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
@@ -51,10 +54,8 @@ def _judge_teeth(got: Any, case: Case) -> str | None:
         return "expected a list of numbers of cores"
     for n in got:
         if n not in right and 1 <= n <= case["most"]:
-            fewer = max(m for m in right if m < n)
-            return (
-                f"expected {n} not to be in it: {fewer} cores have {-(-units // n)} units each, too"
-            )
+            fewer, each = max(m for m in right if m < n), -(-units // n)
+            return f"expected {n} not to be in it: {fewer} cores have {each} units each, too"
     missing = [n for n in right if n not in got]
     if missing:
         return f"expected {missing[0]} to be in it: {missing[0] - 1} cores have larger shares"
@@ -142,7 +143,7 @@ def check_ex_11_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
 
     x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
-    sanitizer, at most 1.1 times the cycles of `two_pass`.
+    sanitizer, at most 1.3 times the cycles of `two_pass`.
     """
 
     def draw(rng: np.random.Generator) -> Case:
@@ -172,7 +173,7 @@ def _judge_fold(got: Any, case: Case) -> str | None:
     if findings:
         return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
     time, ours = simulate_kernel(kernel, load_chip(CHIP)), _our_cycles(rows, columns)
-    if time.cycles > SLACK * ours:
+    if time.cycles > CYCLE_SLACK * ours:
         return f"expected all cores at work: {time.cycles:,} cycles, {ours:,} are enough"
     return None
 
@@ -200,7 +201,8 @@ def check_ex_11_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
     one = np.array([1, FP16_UNIT], np.float16)
     far = np.array([1, 2 * FP16_UNIT + FP16_UNIT / 16, -1, 0] * 16, np.float16)
-    edges = [{"x": x, "order": order} for x in (one, far) for order in ("chain", "tree")]
+    lost = np.array([1] + [FP16_UNIT] * 200, np.float16)  # a chain loses all but the first
+    edges = [{"x": x, "order": order} for x in (one, far, lost) for order in ("chain", "tree")]
     return check_property("ex_11_5", fn, _judge_bound, draw, edge_cases=edges, seed=seed)
 
 

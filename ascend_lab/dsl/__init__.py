@@ -16,6 +16,7 @@ from ascend_lab.dsl.formulas import (
     sqrt,
     sum,  # noqa: A004
 )
+from ascend_lab.dsl.interpret import interpret
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.moves import (
     concat,
@@ -111,6 +112,7 @@ __all__ = [
     "fuse",
     "gather",
     "inline",
+    "interpret",
     "log",
     "lower",
     "materialise",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.expr import Call, Expr
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
+from ascend_lab.errors import ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     """Inline what is cheap or used once; return the phases the other stages belong to."""
     for stage in s.state.stages:
         if _inlines(s.state, stage):
-            s = steps.inline(s, stage.name)
+            with suppress(ScheduleError):  # a reshape of a reshape stays a copy
+                s = steps.inline(s, stage.name)
     groups: dict[str, str] = {}
     for stage in reversed(s.state.stages):
         groups[stage.name] = _root(s.state, stage, groups)

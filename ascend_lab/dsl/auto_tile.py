@@ -190,11 +190,41 @@ def arrange(
     plain: bool = False,
 ) -> Schedule:
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
+    name = phase.root
+    s, bound, loops, tiles = _cut_axes(s, phase, rows, widths, folds, plain)
+    s, inner, rest = _fold_loops(s, name, folds)
+    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    for loop in bound:
+        s = steps.bind(s, name, loop)
+    s = steps.vectorise(s, name, tiles[0])
+    host = [*bound, *loops]
+    if phase.tiles or phase.outputs:
+        s = _attach(s, phase, host, folds)
+    for each in (name, *phase.outputs):
+        s = steps.double_buffer(s, each)
+    return s
+
+
+def _cut_axes(
+    s: Schedule,
+    phase: Phase,
+    rows: list[str],
+    widths: Mapping[str, int],
+    folds: Mapping[str, int],
+    plain: bool,
+) -> tuple[Schedule, list[str], list[str], list[str]]:
+    """Split the axes of the root; return the loops over cores, over tiles, and inside tiles.
+
+    `plain`: into tiles of exactly `widths`, on one core.
+    """
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
     unit = block_elements(s.state, phase)
     taken = 0 if plain else tile_bytes(s, phase, widths, folds)
-    bound, loops, tiles, left = [], [], [], TILES_PER_CORE
+    bound: list[str] = []
+    loops: list[str] = []
+    tiles: list[str] = []
+    left = TILES_PER_CORE
     for axis in root.axes:
         width, share, leaf = widths[axis.name], shares[axis.name], axis.name
         width = min(width, share)
@@ -211,17 +241,7 @@ def arrange(
             loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
         tiles.append(leaf)
-    s, inner, rest = _fold_loops(s, name, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
-    for loop in bound:
-        s = steps.bind(s, name, loop)
-    s = steps.vectorise(s, name, tiles[0])
-    host = [*bound, *loops]
-    if phase.tiles or phase.outputs:
-        s = _attach(s, phase, host, folds)
-    for each in (name, *phase.outputs):
-        s = steps.double_buffer(s, each)
-    return s
+    return s, bound, loops, tiles
 
 
 def _fold_loops(

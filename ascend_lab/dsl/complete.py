@@ -104,11 +104,8 @@ def _in_gm(state: State, name: str) -> bool:
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
     """Compute an output into UB and let the stage itself be the copy to GM."""
     count = loop_count(state, stage)
-    if (
-        stage.attach
-        and count
-        and set(members(state, root)) & {r.name for r in state.readers(stage.name)}
-    ):
+    inside = [n for n in members(state, root) if stage.name in state.stage(n).sources]
+    if stage.attach and count and inside:
         raise ScheduleError(
             f"{stage.name}: an attached output without loops of its own, as others read its tile",
             ", ".join(x.name for x in stage.loops[:count]),
@@ -117,37 +114,38 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
     outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     kept, moved = stage.loops[:outside], stage.loops[outside:]
     here = (stage.name, kept[-1].name if kept else "")
-    attach = here if kept or stage.attach is None else stage.attach
-    name = state.new_name(f"{stage.name}_ub")
     local = replace(
         stage,
-        name=name,
+        name=state.new_name(f"{stage.name}_ub"),
         scope="UB",
         output=False,
-        attach=attach,
+        attach=here if kept or stage.attach is None else stage.attach,
         loops=moved,
         bound=(),
         vector_at=stage.vector_at if outside < count else _first(moved, stage),
     )
-    read = Read(name, stage.dtype, identity(stage.axes))
-    copy = replace(
+    gone = {x.name for x in moved}
+    for s in state.stages:
+        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name and s.attach[1] in gone:
+            state = state.put(replace(s, attach=(local.name, s.attach[1])))
+    state = state.put(_copy_out(stage, local.name, kept)).insert(local, before=stage.name)
+    for name in inside:
+        state = state.put(redirect(state.stage(name), stage.name, local.name))
+    return state
+
+
+def _copy_out(stage: Stage, tile: str, loops: tuple[Leaf, ...]) -> Stage:
+    """Return the stage as the copy of a tile to GM, inside `loops`."""
+    read = Read(tile, stage.dtype, identity(stage.axes))
+    end = _end(stage.axes)
+    return replace(
         stage,
         expr=Call("vcopy", (read,), stage.dtype),
         fold="",
         reduce=(),
-        loops=(*kept, *_end(stage.axes)),
-        vector_at=_end(stage.axes)[0].name,
+        loops=(*loops, *end),
+        vector_at=end[0].name,
     )
-    gone = {x.name for x in moved}
-    for s in state.stages:
-        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name and s.attach[1] in gone:
-            state = state.put(replace(s, attach=(name, s.attach[1])))
-    state = state.put(copy).insert(local, before=stage.name)
-    for other in members(state, root):
-        reader = state.stage(other)
-        if stage.name in reader.sources:
-            state = state.put(redirect(reader, stage.name, name))
-    return state
 
 
 def _first(loops: tuple[Leaf, ...], stage: Stage) -> str:

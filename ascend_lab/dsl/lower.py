@@ -14,7 +14,7 @@ from ascend_lab.dsl.matrices import Matrix, matrix_of, stored_elements
 from ascend_lab.dsl.nest import Nest
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
-from ascend_lab.errors import ScheduleError
+from ascend_lab.errors import AlignmentError, ScheduleError
 from ascend_lab.isa import Kernel, Launch, Part, binding_of, var
 
 
@@ -56,7 +56,14 @@ def _launches(
         return handwritten(state, stage, chip)
     if moves_only(state, stage):
         return (copied(state, stage, chip),)
-    return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
+    try:
+        return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
+    except AlignmentError as error:
+        raise ScheduleError(
+            f"{stage.name}: tiles that begin at 32-byte blocks ({error.needed})",
+            error.got,
+            "split by multiples of 16 elements, or vectorise a loop further out",
+        ) from error
 
 
 def stored(state: State) -> dict[str, int]:

@@ -27,6 +27,14 @@ def cache_read(state: State, tensor: str, scope: str, readers: Sequence[str]) ->
     """Read a tensor through a tile in `scope`: a new stage `tensor_scope` copies it."""
     _check_scope(scope)
     entry = state.find(tensor)
+    scopes = {"L0A": "L1", "L0B": "L1"}
+    there = getattr(entry, "scope", "GM")
+    if there != scopes.get(scope, "GM") or (there == "GM" and getattr(entry, "attach", None)):
+        raise ScheduleError(
+            f"cache_read {tensor} into {scope}: a tensor in {scopes.get(scope, 'GM')}",
+            f"one in {there}" if there != "GM" else "one computed inside another nest",
+            "cache what it is made from",
+        )
     who = [r for r in state.readers(tensor) if not readers or r.name in readers]
     if not who or any(isinstance(r, Fixed) for r in who):
         raise ScheduleError(
@@ -85,6 +93,12 @@ def materialise(state: State, stage: str, number: int) -> State:
             f"materialise {stage}: a read from 0 to {len(s.reads) - 1}", str(number), "count them"
         )
     read = s.reads[number]
+    if getattr(state.find(read.source), "scope", "GM") != "GM":
+        raise ScheduleError(
+            f"materialise {stage}: a tensor in GM",
+            f"the tile {read.source}",
+            "do this step earlier",
+        )
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from ascend_lab.dsl.lower import lower, matrices
 from ascend_lab.dsl.matrices import Matrix
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.tensor import topological, unique_names
+from ascend_lab.errors import InputError
 from ascend_lab.layout import pack, unpack
 from ascend_lab.sim import execute
 
@@ -29,6 +31,10 @@ def run(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         feed[name] = np.asarray(array)
         if name in stored:
             entry = schedule.state.find(name)
+            if feed[name].size != math.prod(entry.shape):
+                raise InputError(
+                    f"{name}: an array of shape {entry.shape}", str(feed[name].shape), "reshape it"
+                )
             where = matrix_map(entry.shape, stored[name], entry.dtype)
             feed[name] = pack(where, feed[name].reshape(entry.shape))
     memory = execute(lower(schedule), feed, schedule.chip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 from ascend_lab.chip import Chip
@@ -43,7 +44,15 @@ class Step:
 
     def apply(self, state: State) -> State:
         """Return the state after this step."""
-        return APPLY[self.primitive](state, *self.arguments)
+        step = APPLY[self.primitive]
+        try:
+            signature(step).bind(state, *self.arguments)
+            return step(state, *self.arguments)
+        except (TypeError, ValueError, AttributeError) as error:
+            names = ", ".join(list(signature(step).parameters)[1:])
+            raise ScheduleError(
+                f"{self.primitive}({names})", f"{self} ({error})", "give each argument its kind"
+            ) from error
 
     def __str__(self) -> str:
         """Print as the call that made it."""
@@ -111,6 +120,8 @@ def _steps(text: str) -> list[Step]:
     try:
         data = json.loads(text)
         rows = data["steps"] if isinstance(data, Mapping) else data
+        if not all(isinstance(row, list) and row for row in rows):
+            raise ValueError("a step is a list: its primitive and arguments")
         steps = [Step(str(row[0]), tuple(_frozen(a) for a in row[1:])) for row in rows]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ScheduleError("steps as JSON", str(error), "write them with to_json") from error

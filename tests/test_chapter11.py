@@ -1,0 +1,393 @@
+"""Folds across cores, the figures and checks of chapter 11, and what its prose claims."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from ascend_lab import dsl as te
+from ascend_lab.checks import (
+    check_ex_11_1,
+    check_ex_11_2,
+    check_ex_11_3,
+    check_ex_11_4,
+    check_ex_11_5,
+)
+from ascend_lab.checks.chapter11 import (
+    FP16_UNIT,
+    additions,
+    narrow_sum,
+    tree_pays_from,
+    worth_using,
+)
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl.cross_core import kept, tree, two_pass, vector_cores
+from ascend_lab.dsl.memory_adds import atomic, chain
+from ascend_lab.errors import InputError, ScheduleError
+from ascend_lab.figures.many_cores import (
+    balance,
+    cuttable,
+    fig_fold_crossover,
+    fig_many_cores,
+    fig_shares,
+    row_sums,
+    unit_shares,
+)
+from ascend_lab.isa import Kernel, sanitize
+from ascend_lab.sim import execute, simulate_kernel
+
+TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
+WAYS = {"kept": kept, "two_pass": two_pass, "tree": tree, "atomic": atomic, "chain": chain}
+FOLDS = {
+    "sum": (te.reduce_sum, np.sum),
+    "max": (te.reduce_max, np.max),
+    "min": (te.reduce_min, np.min),
+}
+
+
+def lowered(made):
+    return made if isinstance(made, Kernel) else te.lower(made)
+
+
+def timed(made, chip=A910):
+    return simulate_kernel(lowered(made), chip)
+
+
+def folded(shape, axis, fold="sum", wide=False):
+    x = te.placeholder(shape, name="x")
+    x = te.cast_to(x, "fp32") if wide else x
+    return te.renamed(FOLDS[fold][0](x, axis), "y")
+
+
+# -- the library -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    ("way", "shape", "axis", "fold", "wide"),
+    [
+        (way, *case)
+        for case in (
+            ((16, 768), 1, "sum", False),
+            ((8, 1536), 1, "sum", True),
+            ((768, 48), 0, "sum", True),
+            ((2, 96, 32), 1, "sum", True),
+            ((16, 1536), 1, "max", False),
+            ((768, 48), 0, "min", False),
+        )
+        for way in WAYS
+        if case[2] == "sum" or way in ("kept", "two_pass", "tree")  # memory adds, no more
+    ],
+)
+def test_every_way_gives_the_values_and_no_findings(chip, way, shape, axis, fold, wide):
+    made = WAYS[way](folded(shape, axis, fold, wide), chip)
+    x = np.random.default_rng(1).integers(-4, 5, shape).astype(np.float16)
+    kernel = lowered(made)
+    got = execute(kernel, {"x": x}, chip, seed=3)["y"]
+    want = FOLDS[fold][1](x.astype(np.float64), axis=axis).ravel()
+    assert (got == want).all()
+    assert sanitize(kernel, chip) == []
+    time = simulate_kernel(kernel, chip)
+    assert time.memory_bytes / chip.device_memory.rate_bytes_per_s <= time.cycles / chip.clock_hz
+    if way != "kept":
+        assert time.phases[0 if way != "atomic" else 1].core_count == vector_cores(chip)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 7])
+@pytest.mark.parametrize("cores", [1, 3, 6])
+def test_odd_numbers_of_results_and_cores(rows, cores):
+    x = np.random.default_rng(rows).integers(-4, 5, (rows, 90)).astype(np.float16)
+    for chip, way in ((A910, two_pass), (B910, two_pass), (B910, tree)):
+        kernel = te.lower(way(folded((rows, 90), 1), chip, cores))
+        got = execute(kernel, {"x": x}, chip)["y"]
+        assert (got == x.astype(np.float64).sum(axis=1)).all()
+        assert sanitize(kernel, chip) == []
+    kernel = atomic(folded((rows, 90), 1, wide=True), B910, cores)
+    assert (execute(kernel, {"x": x}, B910)["y"] == x.astype(np.float64).sum(axis=1)).all()
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 12, 32])
+def test_bytes_and_phases_follow_the_formulas(parts):
+    rows, columns = 8, 12288
+    big, small, y = 2 * rows * columns, 4 * rows, folded((rows, columns), 1, wide=True)
+    rounds, left = 0, parts
+    written = parts
+    while left > 2 and left % 2 == 0:
+        left, rounds = left // 2, rounds + 1
+        written += left
+    if parts == 32:
+        assert written == 2 * parts - 2
+    expected = {
+        "kept": (0, 1),
+        "two_pass": (2 * parts * small, 2),
+        "tree": (2 * written * small, 2 + rounds),
+        "atomic": (parts * small, 2),
+        "chain": (3 * parts * small, 2 + parts),
+    }
+    for name, (more, phases) in expected.items():
+        time = timed(WAYS[name](y, A910, parts))
+        moved = sum(time.path_bytes.values())
+        assert (moved - big - small, len(time.phases)) == (more, phases), name
+
+
+@pytest.mark.parametrize("way", [kept, two_pass, tree])
+def test_schedules_replay(way):
+    y = folded((16, 768), 1)
+    s = way(y, A910, 16)
+    again = te.replay(y, A910, s.to_json())
+    assert again == s
+    assert again.chip is A910
+    assert te.lower(again) == te.lower(s)
+
+
+def test_last_cores_share_the_second_pass():
+    y = folded((512, 1024), 1, wide=True)
+    cores = [timed(two_pass(y, A910, last_cores=n)).phases[1].core_count for n in (1, 4, None)]
+    assert cores == [1, 4, 32]
+
+
+def test_what_cannot_be_cut_says_why():
+    y = folded((8, 1000), 1)
+    for cores in (0, 33):
+        with pytest.raises(ScheduleError, match=f"1 to 32 vector cores on Ascend910A; got {cores}"):
+            kept(y, A910, cores)
+    for way in (two_pass, tree, atomic, chain):
+        with pytest.raises(ScheduleError, match="a number of parts that divides 1000; got 32"):
+            way(y, A910)
+    for way in (atomic, chain):
+        with pytest.raises(ScheduleError, match="a sum, which memory can add; got max"):
+            way(folded((8, 1024), 1, "max"), A910)
+        with pytest.raises(ScheduleError, match=r"blocks \(8 elements\) .* got 3 elem"):
+            way(folded((3, 1024), 1), A910)
+    x = te.placeholder((8, 1024), name="x")
+    total = te.broadcast(te.reduce_sum(x, 1, keepdims=True), x.shape)
+    with pytest.raises(ScheduleError, match="2 folds"):
+        two_pass(te.reduce_max(te.vsub(x, total), 1), A910)
+    with pytest.raises(ScheduleError, match="0 folds"):
+        kept(te.vrelu(x), A910)
+    s = te.split(te.create_schedule(folded((8, 1024), 1, wide=True), A910), "y", "rj", 32)
+    with pytest.raises(ScheduleError, match="folded"):
+        te.bind(s, "y", "rj_o")
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_shares_and_teeth_by_counting():
+    for units in (1, 7, 63, 64):
+        for cores in (1, 5, 31, 32, 48):
+            dealt = unit_shares(units, cores)
+            assert sum(dealt) == units
+            assert len(dealt) == cores
+            assert balance(units, cores) == pytest.approx(units / (cores * max(dealt)))
+    assert cuttable(1024, 32) == [1, 2, 4, 8, 16, 32]
+    assert cuttable(96, 32) == [1, 2, 3, 6]
+
+
+def test_the_sawtooth_draws_simulated_cycles():
+    shape = (100, 256)
+    fig = fig_many_cores([shape], ways=("kept", "two_pass"))
+    (ax,) = fig.axes
+    teeth, rows, parts = ax.lines
+    assert list(teeth.get_ydata()) == [balance(7, n) for n in range(1, 33)]
+    alone = timed(kept(row_sums(*shape), A910, 1)).cycles
+    for n, value in zip(rows.get_xdata(), rows.get_ydata(), strict=True):
+        assert value == alone / (n * timed(kept(row_sums(*shape), A910, int(n))).cycles)
+    assert list(parts.get_xdata()) == [1, 2, 4, 8, 16]
+    assert "100 rows of 256 on 32 cores: kept axis cut" in fig.alt_text
+
+
+def test_the_crossover_is_drawn_as_given():
+    fig = fig_fold_crossover((8, 16), {"kept": [9000, 4000], "tree": [5000, 6000]}, 2000.0)
+    (ax,) = fig.axes
+    assert [list(line.get_ydata()) for line in ax.lines[:2]] == [[9000, 4000], [5000, 6000]]
+    assert "kept axis cut 9,000 to 4,000; tree 5,000 to 6,000" in fig.alt_text
+    for bad in ({"magic": [1, 2]}, {"kept": [1]}):
+        with pytest.raises(InputError, match="2 numbers for each of kept, two_pass"):
+            fig_fold_crossover((8, 16), bad, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"rows": 40, "columns": 64, "cores": 4}, "3 cores work, the most loaded has 16 rows"),
+        ({"rows": 40, "columns": 64, "cores": 4, "aligned": False}, "4 cores work"),
+        ({"columns": 768, "axis": "columns"}, "24 cores work, the most loaded has 32 columns"),
+        ({"columns": 768, "axis": "columns", "aligned": False}, "32 cores work"),
+        ({"rows": 1, "columns": 37}, "1 cores work"),
+    ],
+)
+def test_shares_are_drawn_and_timed(arguments, said):
+    fig = fig_shares(**arguments)
+    assert said in fig.alt_text
+    bands = [p for p in fig.axes[0].patches if p.get_width() > 0]
+    assert f"{len(bands)} cores work" in fig.alt_text
+    assert "cycles on Ascend910A" in fig.alt_text
+
+
+def test_shares_of_nothing():
+    for bad in ({"axis": "depth"}, {"rows": 0}, {"cores": 0}):
+        with pytest.raises(InputError, match="axis rows or columns"):
+            fig_shares(**bad)
+
+
+# -- what the chapter says -------------------------------------------------------------------------
+
+
+def test_thirty_one_cores_are_as_fast_as_twenty_one():
+    cycles = {n: timed(kept(row_sums(1000, 1024), A910, n)).cycles for n in (20, 21, 22, 31, 32)}
+    assert cycles[21] == cycles[22] == cycles[31] < cycles[20]
+    assert cycles[32] < 0.8 * cycles[31]
+    assert 21 in worth_using(63, 32)
+    assert not set(range(22, 32)) & set(worth_using(63, 32))
+
+
+def test_elementwise_bytes_do_not_depend_on_the_cut():
+    y = te.renamed(te.vrelu(te.placeholder((256, 256), name="x")), "y")
+    runs, columns = {}, ("j_o", "i", "j_i")
+    for loops, part in ((("i_o", "i_i", "j"), 8), (columns, 16), (columns, 9)):
+        s = te.split(te.create_schedule(y, A910), "y", loops[0][0], part)
+        runs[part] = timed(te.bind(te.reorder(s, "y", *loops), "y", loops[0]))
+    assert {sum(run.path_bytes.values()) for run in runs.values()} == {4 * 256 * 256}
+    assert runs[9].cycles > 10 * runs[16].cycles
+
+
+def test_ragged_rows_go_through_the_scalar_unit_of_coupled_cores_only():
+    for width, slow in ((48, False), (37, True)):
+        x = te.placeholder((1000, width), name="x")
+        y = te.vadd(x, te.broadcast(te.placeholder((width,), name="b"), x.shape))
+        a, b = (timed(te.auto_schedule(y, chip), chip) for chip in (A910, B910))
+        assert (a.busy_cycles.get("S", 0) > a.cycles / 2) == slow
+        assert b.busy_cycles.get("S", 0) == 0
+
+
+def test_the_ways_cross_and_the_tree_never_wins_a_shared_second_pass():
+    ahead = []
+    for rows in (8, 32, 256):
+        y = folded((rows, 2**20 // rows), 1, wide=True)
+        cycles = {name: timed(way(y, A910)).cycles for name, way in list(WAYS.items())[:4]}
+        assert cycles["two_pass"] < cycles["tree"]
+        ahead.append(cycles["kept"] < cycles["two_pass"])
+    assert ahead == [False, True, True]
+
+
+def test_the_estimate_of_the_tree_is_right_within_a_factor_of_two():
+    few, many = (folded((rows, 2**20 // rows), 1, wide=True) for rows in (8, 2048))
+    step = (timed(tree(few, A910)).cycles - timed(two_pass(few, A910)).cycles) / 4
+    sums = tree_pays_from(32, step) * A910.path("GM", "UB").rate_bytes_per_cycle / 4
+    assert 1024 < sums < 4096
+    assert timed(two_pass(many, A910, last_cores=1)).cycles > timed(tree(many, A910)).cycles
+
+
+@pytest.mark.parametrize("order", ["chain", "tree"])
+def test_fp16_sums_keep_the_bound_and_need_it(order):
+    rng = np.random.default_rng(5)
+    worst = 0.0
+    for size in (1, 2, 3, 17, 256, 1000):
+        x = rng.random(size).astype(np.float16)
+        steps = additions(size, order)
+        bound = steps * FP16_UNIT / (1 - steps * FP16_UNIT) * float(x.astype(np.float64).sum())
+        error = abs(float(narrow_sum(x, order)) - float(x.astype(np.float64).sum()))
+        assert error <= bound
+        worst = max(worst, error / bound if bound else 0.0)
+    assert worst > 0.01
+
+
+def test_a_chain_of_fp16_sums_stops():
+    ones = np.ones(5000, np.float16)
+    assert narrow_sum(ones, "chain") == 2048
+    assert narrow_sum(ones, "tree") == 5000
+
+
+# -- checks: the right answer passes, near misses do not -------------------------------------------
+
+
+def shares(elements, itemsize, cores):
+    block = 32 // itemsize
+    units = -(-elements // block)
+    n = min(units, cores)
+    ends = [min(c * units // n * block, elements) for c in range(n + 1)]
+    return [(a, b - a) for a, b in pairwise(ends)]
+
+
+def equal_shares(elements, itemsize, cores):
+    block = 32 // itemsize
+    each = block * unit_shares(-(-elements // block), cores)[0]
+    return [(a, min(each, elements - a)) for a in range(0, elements, each)]
+
+
+def bound(x, order, scale=1.0):
+    depth = additions(len(x), order)
+    gamma = depth * FP16_UNIT / (1 - depth * FP16_UNIT)
+    return scale * gamma * float(np.abs(x.astype(np.float64)).sum())
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (
+            check_ex_11_1,
+            lambda u, m: sorted({-(-u // s) for s in range(1, u + 1) if -(-u // s) <= m}),
+            [
+                lambda u, m: worth_using(u, m)[1:],
+                lambda u, m: worth_using(u, m)[::-1],
+                lambda u, m: [*worth_using(u, m), m],
+                lambda u, m: [n for n in range(1, m + 1) if u % n == 0],
+                lambda u, m: None,
+            ],
+        ),
+        (
+            check_ex_11_2,
+            shares,
+            [
+                equal_shares,
+                lambda e, i, c: shares(e, i, c)[:-1],
+                lambda e, i, c: shares(e, 2, c),
+                lambda e, i, c: [(0, e)],
+                lambda e, i, c: 3,
+            ],
+        ),
+        (
+            check_ex_11_3,
+            tree_pays_from,
+            [
+                lambda p, s: s * (p.bit_length() - 2) / max(p - 3 * (p.bit_length() - 1), 1),
+                lambda p, s: float("inf"),
+                lambda p, s: tree_pays_from(p, s) * 1.01,
+            ],
+        ),
+        (
+            check_ex_11_5,
+            bound,
+            [
+                lambda x, order: bound(x, "chain"),
+                lambda x, order: bound(x, "tree"),
+                lambda x, order: bound(x, order, 1.2),
+                lambda x, order: FP16_UNIT * float(np.abs(x.astype(np.float64)).sum()),
+                lambda x, order: float("nan"),
+                lambda x, order: None,
+            ],
+        ),
+    ],
+)
+def test_checks_are_two_sided(check, right, wrong):
+    for seed in range(4):
+        assert check(right, seed=seed).passed, check(right, seed=seed)
+        for fn in wrong:
+            assert not check(fn, seed=seed).passed
+
+
+def test_the_schedule_check_is_two_sided():
+    def wide(rows, columns):
+        return folded((rows, columns), 1, wide=True)
+
+    assert check_ex_11_4(lambda r, c: two_pass(wide(r, c), A910)).passed
+    slow = check_ex_11_4(lambda r, c: kept(wide(r, c), A910))
+    assert "all cores at work" in slow.message
+    short = check_ex_11_4(lambda r, c: two_pass(folded((r, c), 1), A910))
+    assert "in fp32" in short.message
+    assert not check_ex_11_4(lambda r, c: None).passed
+    half = check_ex_11_4(lambda r, c: two_pass(wide(r, c // 2), A910))
+    assert not half.passed
