@@ -391,7 +391,9 @@ PRIMITIVES = (
     *("cache_read", "cache_write", "inline", "double_buffer", "bind", "vectorise"),
     *("storage_align", "rfactor", "materialise"),
 )
-FACTORS = (1, 2, 3, 5, 8, 16, 16, 32, 32, 48, 64)
+FACTORS = (1, 2, 3, 4, 5, 8, 16)
+WHOLE_BLOCKS = (16, 16, 32, 32, 48, 64, 3)
+"""Factors for the last axis: tiles in UB begin at whole blocks (a 3 now and then is refused)."""
 
 
 def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
@@ -406,14 +408,19 @@ def candidate(draw: st.DrawFn, s: te.Schedule) -> tuple[Any, ...]:
     loop, few = pick(loops), [x.name for x in stage.loops if x.extent <= s.chip.core_count]
     at = draw(st.integers(0, len(loops) - 1))
     host = pick([x for x in stages if name in x.sources] or stages)
+    factors = (
+        WHOLE_BLOCKS if stage.loops[loops.index(loop)].root == stage.axes[-1].name else FACTORS
+    )
+    outer = [x.name for x in host.loops if x.root != host.axes[-1].name or x.width > 8]
+    inside = pick(outer or [host.loops[-1].name])
     everything = [x.name for x in (*s.state.inputs, *stages)]
     choices: dict[str, tuple[Any, ...]] = {
-        "split": (te.split, name, loop, pick(FACTORS), pick(("cut", "cut", "guard"))),
+        "split": (te.split, name, loop, pick(factors), pick(("cut", "cut", "guard"))),
         "reorder": (te.reorder, name, *draw(st.permutations(loops))[: at + 1]),
         "fuse": (te.fuse, name, loops[at], loops[min(at + 1, len(loops) - 1)]),
         "cache_read": (te.cache_read, pick(everything), "UB"),
         "cache_write": (te.cache_write, name, "UB"),
-        "compute_at": (te.compute_at, name, host.name, pick(host.loops).name),
+        "compute_at": (te.compute_at, name, host.name, inside),
         "double_buffer": (te.double_buffer, name, pick((1, 2, 2, 3))),
         "storage_align": (te.storage_align, name, pick((8, 16, 32, 64))),
         "inline": (te.inline, name),
@@ -448,11 +455,11 @@ class Scheduled:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, programs: Sequence[Any], most: int = 10) -> Scheduled:
+def schedules(draw: st.DrawFn, programs: Sequence[Any], most: int = 14) -> Scheduled:
     """One of the programs with a random sequence of legal steps, on one of the chips."""
     program: Program = draw(st.sampled_from(tuple(programs)))()
     chip = chip_of(draw(st.sampled_from(CHIPS)))
     s = te.create_schedule([o.tensor for o in program.outputs], chip)
-    for _ in range(draw(st.integers(0, most))):
+    for _ in range(draw(st.integers(2, most))):
         s = applied(s, candidate(draw, s))
     return Scheduled(program, s)

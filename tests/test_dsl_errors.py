@@ -13,6 +13,7 @@ from ascend_lab.errors import (
     AscendLabError,
     CapacityError,
     InputError,
+    LayoutError,
     ScheduleError,
     ShapeError,
     SimulationError,
@@ -386,7 +387,7 @@ def test_run_refuses_wrong_matrices():
     a, b = np.ones((4, 6), np.float16), np.ones((6, 3), np.float16)
     check(InputError, lambda: te.run(s, {"a": a, "b": b.T[:2]}), "b")
     check(InputError, lambda: te.run(s, {"a": a, "b": b, "d": a}), "d")
-    check(InputError, lambda: te.run(s, {"a": a.astype(np.float32), "b": b}), "a")
+    check(LayoutError, lambda: te.run(s, {"a": a.astype(np.float32), "b": b}), "fp16")
 
 
 def test_a_grouped_convolution_says_what_to_use():

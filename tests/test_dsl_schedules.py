@@ -14,7 +14,7 @@ from strategies import gemm_cases
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import CapacityError, ScheduleError
+from ascend_lab.errors import AlignmentError, CapacityError, ScheduleError
 from ascend_lab.isa import Loop, sanitize
 from ascend_lab.kernels import (
     GemmSchedule,
@@ -124,14 +124,14 @@ def test_no_legal_sequence_changes_values(make):
         schedule = case.schedule
         try:
             verify(case.program.outputs, case.program.arrays, schedule)
-        except (CapacityError, ScheduleError):
+        except (AlignmentError, CapacityError, ScheduleError):
             seen["refused"] += 1
             return
         seen[len(schedule.steps) > 2] += 1
         check_text_and_replay(schedule)
 
     check()
-    assert seen["refused"] <= 0.2 * seen["drawn"], seen
+    assert seen["refused"] <= 0.3 * seen["drawn"], seen
     assert seen[True] >= 0.3 * seen["drawn"], seen
 
 

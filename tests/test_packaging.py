@@ -136,11 +136,13 @@ def test_what_the_readme_shows_runs(scripts: Path, tmp_path: Path) -> None:
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
     lines = re.findall(r"^ascend-lab (.+)$", text, re.MULTILINE)
-    assert {line.split()[0] for line in lines} == {"chips", "gemm", "conv", "run-kernel"}
+    assert {line.split()[0] for line in lines} == {"chips", "gemm", "conv", "op", "run-kernel"}
     for line in lines:
         assert run(scripts / "ascend-lab", *line.split(), cwd=tmp_path)
     assert (tmp_path / "gemm.json").exists()
     (program,) = re.findall(r"^```python\n(from .+?)^```", text, re.MULTILINE | re.DOTALL)
+    (operator,) = re.findall(r"^```python\n(import .+?)^```", text, re.MULTILINE | re.DOTALL)
+    assert "KernelTimeline(y: 1 phases" in run(python_in(scripts), "-c", operator)
     assert "bound_by" in program
     assert re.match(r"\d+ \w+ \{", run(python_in(scripts), "-c", program))
     (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)

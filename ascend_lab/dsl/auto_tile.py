@@ -94,7 +94,7 @@ def _axis_for_cores(s: Schedule, stage: Stage) -> str:
         return ""
     axis = max(stage.reduce, key=lambda a: a.extent)
     parts = max(d for d in range(1, core_count(s) + 1) if axis.extent % d == 0)
-    return axis.name if parts > 2 * units and axis.extent // parts > 1 else ""
+    return axis.name if parts >= 2 * units and axis.extent // parts > 1 else ""
 
 
 def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:

@@ -27,11 +27,11 @@ def cache_read(state: State, tensor: str, scope: str, readers: Sequence[str]) ->
     """Read a tensor through a tile in `scope`: a new stage `tensor_scope` copies it."""
     _check_scope(scope)
     entry = state.find(tensor)
-    scopes = {"L0A": "L1", "L0B": "L1"}
+    origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
     there = getattr(entry, "scope", "GM")
-    if there != scopes.get(scope, "GM") or (there == "GM" and getattr(entry, "attach", None)):
+    if there not in origins or (there == "GM" and getattr(entry, "attach", None)):
         raise ScheduleError(
-            f"cache_read {tensor} into {scope}: a tensor in {scopes.get(scope, 'GM')}",
+            f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}",
             f"one in {there}" if there != "GM" else "one computed inside another nest",
             "cache what it is made from",
         )
