@@ -57,6 +57,15 @@ def check_free(state: State, stage: Stage, leaf: Leaf) -> None:
         raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")
 
 
+def check_no_guests(state: State, stage: str, primitive: str) -> None:
+    """Refuse to rebuild a nest in which other tiles are computed."""
+    for s in state.stages:
+        if isinstance(s, Stage) and s.attach and s.attach[0] == stage:
+            raise ScheduleError(
+                f"{primitive} {stage}: no tile computed in it", s.name, "do this step earlier"
+            )
+
+
 def reorder(state: State, stage: str, axes: Sequence[str]) -> State:
     """Put loops into a new order at the places they take together."""
     s = state.stage(stage)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
-from ascend_lab.dsl.primitives_loops import check_nest
+from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
 from ascend_lab.dsl.stages import (
     Fixed,
     Stage,
@@ -63,11 +63,11 @@ def cache_write(state: State, stage: str, scope: str) -> State:
     """Compute a tensor into a tile in `scope` first; the stage itself becomes the copy out."""
     _check_scope(scope)
     s = state.stage(stage)
-    tiles = [x for x in state.stages if isinstance(x, Stage) and x.attach]
-    guests = [x.name for x in tiles if x.attach and x.attach[0] == stage]
-    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at or guests:
-        why = f"{guests[0]} is computed in it" if guests else "it has splits or is attached"
-        raise ScheduleError(f"cache_write {stage}: a stage not yet scheduled", why, "call it first")
+    check_no_guests(state, stage, "cache_write")
+    if s.loops != fresh(s.axes, s.reduce) or s.attach or s.bound or s.vector_at:
+        raise ScheduleError(
+            f"cache_write {stage}: a stage not yet scheduled", "it has splits", "call it first"
+        )
     name = state.new_name(f"{stage}_{scope.lower()}")
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
     local = replace(
@@ -93,7 +93,8 @@ def materialise(state: State, stage: str, number: int) -> State:
             f"materialise {stage}: a read from 0 to {len(s.reads) - 1}", str(number), "count them"
         )
     read = s.reads[number]
-    if getattr(state.find(read.source), "scope", "GM") != "GM":
+    entry = state.find(read.source)
+    if getattr(entry, "scope", "GM") != "GM" or getattr(entry, "attach", None):
         raise ScheduleError(
             f"materialise {stage}: a tensor in GM",
             f"the tile {read.source}",
@@ -134,9 +135,11 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
             f"{', '.join(outside)} outside",
             "attach or inline them first",
         )
-    if s.output and s.shape != c.shape:
+    if s.output and (s.shape != c.shape or c.scope != "GM"):
         raise ScheduleError(
-            f"compute_at: outputs of one shape {c.shape}", str(s.shape), "keep them apart"
+            f"compute_at: an output in the nest of another one of shape {s.shape}",
+            f"{consumer} of shape {c.shape} in {c.scope}",
+            "keep them apart",
         )
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
@@ -168,6 +171,7 @@ def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
 def inline(state: State, stage: str) -> State:
     """Put a stage's formula into its readers; the tensor itself disappears."""
     s = state.stage(stage)
+    check_no_guests(state, stage, "inline")
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")

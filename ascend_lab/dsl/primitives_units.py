@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.dsl.expr import Read
-from ascend_lab.dsl.primitives_loops import check_nest
+from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
 from ascend_lab.dsl.stages import (
     FRACTAL,
     Leaf,
@@ -93,6 +93,7 @@ def rfactor(state: State, stage: str, axis: str) -> State:
     The loop `axis` (the outer part of a split fold axis) becomes a data axis of `stage_rf`.
     """
     s = state.stage(stage)
+    check_no_guests(state, stage, "rfactor")
     leaf = s.loop(axis)
     whole = next((a for a in s.reduce if a.name == leaf.root), None)
     if whole is None or not s.fold or s.is_cube:
