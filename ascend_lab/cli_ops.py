@@ -31,6 +31,7 @@ def _op(arguments: argparse.Namespace, emit: Emit) -> int:
     from ascend_lab import dsl as te
     from ascend_lab import ops
     from ascend_lab.chip import load_chip
+    from ascend_lab.dsl.expr import ALIASES
 
     if arguments.name is None:
         lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
@@ -38,13 +39,15 @@ def _op(arguments: argparse.Namespace, emit: Emit) -> int:
             arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, "\n".join(lines)
         )
         return 0
-    if arguments.chip is None or not arguments.shapes:
-        raise InputError(
-            "op: a shape per input and --chip", "none", "e.g. op softmax 64x1000 --chip Ascend910A"
-        )
+    operator = ops.get(arguments.name)
+    example = "e.g. op softmax 64x1000 --chip Ascend910A"
+    if not arguments.shapes:
+        raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
+    if arguments.chip is None:
+        raise InputError("--chip with a chip name or file", "none", example)
     chip, attrs = load_chip(arguments.chip), dict(map(_attribute, arguments.attr))
     shapes = [_shape(text) for text in arguments.shapes]
-    formats = _formats(ops.get(arguments.name), len(shapes), arguments.dtype)
+    formats = _formats(operator, len(shapes), ALIASES.get(arguments.dtype, arguments.dtype))
     timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
     data = timeline.summary()
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
@@ -52,7 +55,8 @@ def _op(arguments: argparse.Namespace, emit: Emit) -> int:
         f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)\n"
         f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
         f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}\n"
-        f"  {timeline.memory_bytes} bytes from and to memory; busy: {busy}"
+        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)\n"
+        f"  busy: {busy}"
     )
     if arguments.show:
         tensors = ops.express(arguments.name, shapes, formats, **attrs)

@@ -203,6 +203,8 @@ def fold(kind: str, a: Known, axes: int | tuple[int, ...], *, keepdims: bool = F
         order = _count(a, axes) * 2.0**-23 * larger
         slack = larger - np.prod(size, axis=axes, keepdims=keepdims)
         slack = np.maximum(slack, 0) + order * (a.dtype not in INTS)
+    if a.dtype in INTS:
+        exact = np.clip(exact, np.iinfo(a.value.dtype).min, np.iinfo(a.value.dtype).max)
     shape = tensor.shape
     return made(tensor, np.reshape(exact, shape), np.reshape(slack, shape))
 

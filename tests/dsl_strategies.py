@@ -74,12 +74,18 @@ def array(rng: np.random.Generator, shape: Sequence[int], dtype: str, low: float
 
 
 @st.composite
-def shapes(draw: st.DrawFn, least: int = 1, most: int = 4, limit: int = 1500) -> tuple[int, ...]:
+def shapes(
+    draw: st.DrawFn,
+    least: int = 1,
+    most: int = 4,
+    limit: int = 1500,
+    choices: Sequence[int] = SIZES,
+) -> tuple[int, ...]:
     """A shape of at most `limit` elements; odd sizes preferred."""
-    sizes = draw(st.lists(st.sampled_from(SIZES), min_size=least, max_size=most))
+    sizes = draw(st.lists(st.sampled_from(choices), min_size=least, max_size=most))
     while math.prod(sizes) > limit:
         largest = sizes.index(max(sizes))
-        sizes[largest] = SIZES[SIZES.index(sizes[largest]) // 2]
+        sizes[largest] = choices[choices.index(sizes[largest]) // 2]
     return tuple(sizes)
 
 
@@ -278,7 +284,8 @@ class _Writer:
         return unary(op, self.positive(a) if op in POSITIVE else a)
 
     def _scalar(self, a: Known) -> Known:
-        number = self.pick((-2, 1, 2) if a.dtype in INTS else (-1.5, 0.3, 2.0))
+        whole = (1, 2, 3) if a.dtype == "uint8" else (-2, 1, 2)
+        number = self.pick(whole if a.dtype in INTS else (-1.5, 0.3, 2.0))
         return scalar(self.pick(SCALAR), a, number)
 
     def _choose(self, a: Known) -> Known:
@@ -354,10 +361,11 @@ def programs(
     dtypes: Sequence[str] = ("fp16", "fp32", "int32"),
     most: int = 6,
     limit: int = 1500,
+    sizes: Sequence[int] = SIZES,
 ) -> Program:
     """A random program: chains with shared values, broadcasts, folds; one to three outputs."""
     writer = _Writer(draw, limit)
-    writer.input(draw(shapes(limit=limit)), draw(st.sampled_from(tuple(dtypes))))
+    writer.input(draw(shapes(limit=limit, choices=sizes)), draw(st.sampled_from(tuple(dtypes))))
     results: list[Known] = []
     outputs: dict[str, Known] = {}
     for _ in range(draw(st.integers(1, most))):

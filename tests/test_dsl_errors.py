@@ -31,6 +31,7 @@ def tensor(*shape, dtype="fp16", name=""):
 X, Y = tensor(4, 6, name="x"), tensor(4, 6, name="y")
 WIDE = tensor(4, 6, dtype="fp32", name="wide")
 WHOLE = tensor(4, 6, dtype="int32", name="whole")
+BYTES = tensor(4, 6, dtype="uint8", name="bytes")
 INDEX = tensor(3, dtype="int32", name="index")
 NCHW = tensor(1, 16, 8, 8, name="image")
 IMAGE = tensor(1, 1, 8, 8, 16, name="image")
@@ -110,6 +111,9 @@ TYPES = {
     "bits of a float": (lambda: te.vand(X, Y), "vand", "fp16"),
     "not of a float": (lambda: te.vnot(X), "vnot", "fp16"),
     "a fraction times whole numbers": (lambda: te.vmuls(WHOLE, 0.5), "0.5", "int32"),
+    "a number below the format": (lambda: te.vadds(BYTES, -2), "0", "255", "-2", "uint8"),
+    "a number above the format": (lambda: te.vmuls(tensor(4, dtype="int8"), 1000), "127", "1000"),
+    "a number no int32 holds": (lambda: te.vmaxs(WHOLE, 2**40), "int32"),
     "unknown format": (lambda: te.placeholder((4,), "fp64"), "'fp64'", "fp16"),
     "cast to an unknown format": (lambda: te.cast_to(X, "double"), "'double'"),
     "floor of whole numbers": (lambda: te.floor(WHOLE), "floor", "int32"),
@@ -375,7 +379,7 @@ def test_run_refuses_wrong_arrays():
     s = te.auto_schedule(output(), TOY)
     good = np.ones((8, 48), np.float16)
     check(InputError, lambda: te.run(s, {"z": good, "x": good}), "z")
-    check(InputError, lambda: te.run(s, {"x": good[:4]}), "x", "384", "192")
+    check(InputError, lambda: te.run(s, {"x": good[:4]}), "x", "(8, 48)", "(4, 48)")
     check(InputError, lambda: te.run(s, {"x": good.astype(np.float32)}), "fp16", "float32")
     assert np.array_equal(te.run(s, {"x": good})["y"], good)
 

@@ -109,7 +109,7 @@ PROGRAMS = (
 
 # -- random sequences ------------------------------------------------------------------------------
 
-COUNT = 40
+COUNT = 36
 
 
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__)

@@ -28,7 +28,7 @@ from ascend_lab.errors import AscendLabError, ProgramError, ScheduleError
 Way = Callable[[Schedule, Phase], Schedule]
 
 
-def auto_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip) -> Schedule:
+def auto_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
     """Return the default schedule of one or several outputs on a chip."""
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ ALIASES = {
     "half": "fp16",
 }
 DTYPES = ("fp16", "bf16", "fp32", "int8", "uint8", "int32")
+WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
 FLOAT_ONLY = ("vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vdiv")
 
 
@@ -168,9 +170,12 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
     if op == "vdiv":
         _check_float(op, left)
         op, number = "vmul", 1.0 / number
-    if left.dtype not in FLOATS and number != int(number):
+    low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
+    if left.dtype in WHOLE and not (low <= number <= high and number == int(number)):
         raise TypeMismatchError(
-            f"{op}: a whole number for {left.dtype}", f"{number:g}", "cast to a float format first"
+            f"{op}: a whole number from {low} to {high} for {left.dtype}",
+            f"{number:g}",
+            "cast to a float format first",
         )
     return Call(scalar[op], (left,), left.dtype, number)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,15 +25,12 @@ def run(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDA
     arrays of a wrong name, size or format.
     """
     stored = matrices(schedule.state)
+    _check_inputs(schedule, arrays)
     feed = {}
     for name, array in arrays.items():
         feed[name] = np.asarray(array)
         if name in stored:
             entry = schedule.state.find(name)
-            if feed[name].size != math.prod(entry.shape):
-                raise InputError(
-                    f"{name}: an array of shape {entry.shape}", str(feed[name].shape), "reshape it"
-                )
             where = matrix_map(entry.shape, stored[name], entry.dtype)
             feed[name] = pack(where, feed[name].reshape(entry.shape))
     memory = execute(lower(schedule), feed, schedule.chip)
@@ -43,6 +39,22 @@ def run(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDA
         names[t]: _fetched(names[t], t.shape, t.dtype, memory[names[t]], stored)
         for t in schedule.outputs
     }
+
+
+def _check_inputs(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raise `InputError` unless every input is there, in its shape, and nothing else."""
+    names = unique_names(topological(schedule.outputs))
+    inputs = {names[t]: t.shape for t in names if t.body is None}
+    for name, shape in inputs.items():
+        if name not in arrays:
+            raise InputError(f"an array for {name} {shape}", "none", "pass every input by its name")
+        if np.shape(arrays[name]) != shape:
+            raise InputError(
+                f"{name}: an array of shape {shape}", str(np.shape(arrays[name])), "reshape it"
+            )
+    extra = next((name for name in arrays if name not in inputs), None)
+    if extra is not None:
+        raise InputError(f"the inputs {', '.join(inputs)}", extra, "leave it out")
 
 
 def _fetched(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import primitives_loops as loops
 from ascend_lab.dsl import primitives_tiles as tiles
 from ascend_lab.dsl import primitives_units as units
@@ -102,8 +102,9 @@ class Schedule:
         return "\n".join([head, *(f"  {step}" for step in self.steps)])
 
 
-def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip) -> Schedule:
+def create_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
     """Return the empty schedule of one or several outputs: every stage a nest of its own in GM."""
+    chip = load_chip(chip) if isinstance(chip, str) else chip
     tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     return Schedule(tensors, chip, (), with_conversions(initial_state(tensors)))
 

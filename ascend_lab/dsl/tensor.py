@@ -10,7 +10,7 @@ from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.expr import Expr, Load, dtype_of, leaves, rewrite, substitute
-from ascend_lab.errors import ShapeError
+from ascend_lab.errors import ScheduleError, ShapeError
 from ascend_lab.isa import Affine, var
 
 Shape = tuple[int, ...]
@@ -90,6 +90,16 @@ class Tensor:
         """Return name, shape and number format."""
         return f"Tensor({self.label}, {self.shape}, {self.dtype})"
 
+    def __getattr__(self, name: str) -> Any:
+        """Explain the commonest slip: a tensor where a schedule belongs."""
+        if name in ("then", "state", "steps"):
+            raise ScheduleError(
+                "a schedule",
+                f"the tensor {self.label}",
+                "te.create_schedule(tensor, chip) makes one",
+            )
+        raise AttributeError(name)
+
     @property
     def label(self) -> str:
         """The name, or what it is called until it has one."""
@@ -126,9 +136,9 @@ def _index(value: Any) -> Affine:
     return value if isinstance(value, Affine) else Affine(int(value))
 
 
-def check_shape(shape: Sequence[int], what: str = "shape") -> Shape:
+def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
     """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
-    sizes = tuple(shape)
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
         raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
     sizes = tuple(int(n) for n in sizes)

@@ -73,7 +73,7 @@ def spacing(values: Values, dtype: str) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """|got - reference| <= ulps * spacing(reference) + atol, and why no less can be asked."""
+    """How far a result may be off: ulps * spacing(reference) + atol, and why not less."""
 
     ulps: float
     atol: float
