@@ -468,6 +468,6 @@ def schedules(draw: st.DrawFn, programs: Sequence[Any], most: int = 14) -> Sched
     program: Program = draw(st.sampled_from(tuple(programs)))()
     chip = chip_of(draw(st.sampled_from(CHIPS)))
     s = te.create_schedule([o.tensor for o in program.outputs], chip)
-    for _ in range(draw(st.integers(2, most))):
+    for _ in range(draw(st.integers(4, most))):
         s = applied(s, candidate(draw, s))
     return Scheduled(program, s)

@@ -132,7 +132,7 @@ def test_no_legal_sequence_changes_values(make):
 
     check()
     assert seen["refused"] <= 0.4 * seen["drawn"], seen
-    assert seen[True] >= 0.3 * seen["drawn"], seen
+    assert seen[True] >= 0.1 * seen["drawn"], seen
 
 
 def check_text_and_replay(schedule):

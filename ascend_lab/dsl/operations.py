@@ -183,11 +183,15 @@ def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, .
     return tuple(sorted(out))
 
 
+WIDE = {"fp16": "fp32", "bf16": "fp32", "int8": "int32", "uint8": "int32"}
+"""The format sums and products of narrow numbers are taken in."""
+
+
 def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> Tensor:
     hint = f"reduce_{fold}"
     axes = normal_axes(axis, len(a.shape), hint)
-    wide = a.dtype in ("fp16", "bf16") and fold in ("sum", "prod")
-    source = cast_to(a, "fp32") if wide else a
+    wide = WIDE.get(a.dtype) if fold in ("sum", "prod") else None
+    source = cast_to(a, wide) if wide else a
     names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
     inner = dict(zip(axes, folded, strict=True))
@@ -204,7 +208,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
 
 
 def reduce_sum(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
-    """Return the sum over axes; fp16 and bf16 are added in fp32 and rounded once."""
+    """Return the sum over axes; fp16 and bf16 are added in fp32, bytes in int32, rounded once."""
     return _reduce("sum", a, axis, keepdims)
 
 
@@ -219,5 +223,5 @@ def reduce_min(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> 
 
 
 def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> Tensor:
-    """Return the product over axes; fp16 and bf16 are multiplied in fp32 and rounded once."""
+    """Return the product over axes, taken like a sum in fp32 or int32 and rounded once."""
     return _reduce("prod", a, axis, keepdims)
