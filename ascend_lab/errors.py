@@ -67,3 +67,11 @@ class ScheduleError(AscendLabError):
 
 class LayoutError(AscendLabError):
     """A layout, an index into it, or a conversion between two layouts is wrong."""
+
+
+class GraphError(AscendLabError):
+    """A graph is malformed: a name, a type, an edge or a node that does not fit."""
+
+
+class UnsupportedError(AscendLabError):
+    """A model uses an operator, a format or a feature that is not supported here."""

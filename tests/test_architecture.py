@@ -22,6 +22,7 @@ ORDER = (
     "machines",
     "dsl",
     "ops",
+    "graph",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("figures", "widgets", "checks", "cli", "cli_ops", "bench", "bench_operators")

@@ -1,0 +1,197 @@
+"""The graph: operators that read and write named, typed tensors.
+
+A graph is frozen data in static single assignment: every name is written once, by an input, a
+constant or one node, and nodes stand in an order in which each reads only what is already there.
+What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are that operator's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import GraphError
+from ascend_lab.layout import address_map
+from ascend_lab.ops.formats import numpy_type
+
+Values = NDArray[Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape, number format and layout of a tensor; "ND" is row-major.
+
+    The shape is the logical one in every layout; a layout that works in blocks stores more.
+    """
+
+    shape: Shape
+    dtype: str
+    layout: str = "ND"
+
+    @property
+    def elements(self) -> int:
+        """Logical elements."""
+        return math.prod(self.shape)
+
+    @property
+    def stored_shape(self) -> Shape:
+        """Shape of the row-major array that lies in memory, padding included."""
+        if self.layout == "ND":
+            return self.shape
+        return address_map(self.layout, self.shape, self.dtype).storage_shape
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in memory, padding of blocks included."""
+        return math.prod(self.stored_shape) * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        """Return it as the text form writes it: fp16[1, 3, 8, 8]@NC1HWC0."""
+        end = "" if self.layout == "ND" else f"@{self.layout}"
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Constant data: one number everywhere."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """Constant data drawn from a seed: normal with standard deviation `scale` around `mean`."""
+
+    seed: int
+    scale: float = 1.0
+    mean: float = 0.0
+
+
+Data = Values | Fill | Seeded | Callable[[], Values]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Constant:
+    """A tensor known when the graph is built; large data are made only when asked for."""
+
+    type: TensorType
+    data: Data
+
+    def array(self) -> Values:
+        """Return the values, an array of the type's shape and format."""
+        kind, shape = numpy_type(self.type.dtype), self.type.shape
+        if isinstance(self.data, Fill):
+            return np.full(shape, self.data.value, kind)
+        if isinstance(self.data, Seeded):
+            rng = np.random.default_rng(self.data.seed)
+            drawn = rng.standard_normal(shape, np.float32) * np.float32(self.data.scale)
+            return (drawn + np.float32(self.data.mean)).astype(kind)
+        found = np.asarray(self.data() if callable(self.data) else self.data)
+        if found.shape != shape:
+            raise GraphError(f"constant data of shape {shape}", str(found.shape), "fix the data")
+        return found.astype(kind, copy=False)
+
+
+Attrs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One use of an operator: names read, names written, attributes other than the defaults."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Attrs = field(default_factory=dict)
+
+    @property
+    def output(self) -> str:
+        """The first name written."""
+        return self.outputs[0]
+
+    def attr(self, key: str, default: Any = None) -> Any:
+        """Return an attribute, or `default` where the node does not set it."""
+        return self.attrs.get(key, default)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A network: inputs, outputs, nodes in order, the type of every name, constants by name."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that writes each name; inputs and constants have none."""
+        return {out: node for node in self.nodes for out in node.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read each name, in order, each once; () for names nobody reads."""
+        found: dict[str, list[Node]] = {name: [] for name in self.types}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def type_of(self, name: str) -> TensorType:
+        """Return the type of a tensor; raise `GraphError` for an unknown name."""
+        if name not in self.types:
+            raise GraphError(f"{self.name}: a tensor of the graph", repr(name), "check the name")
+        return self.types[name]
+
+    def node(self, name: str) -> Node:
+        """Return a node by name; raise `GraphError` for an unknown one."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise GraphError(f"{self.name}: a node of the graph", repr(name), "check the name")
+
+    def in_types(self, node: Node) -> tuple[TensorType, ...]:
+        """Return the types a node reads."""
+        return tuple(self.types[name] for name in node.inputs)
+
+    def out_types(self, node: Node) -> tuple[TensorType, ...]:
+        """Return the types a node writes."""
+        return tuple(self.types[name] for name in node.outputs)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all constants of floating point that nodes read: weights and biases."""
+        read = {name for node in self.nodes for name in node.inputs}
+        return sum(
+            c.type.elements
+            for name, c in self.constants.items()
+            if name in read and c.type.dtype in ("fp16", "bf16", "fp32")
+        )
+
+    def renamed(self, name: str) -> Graph:
+        """Return the same graph under another name."""
+        return replace(self, name=name)
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return (
+            f"Graph({self.name}: {len(self.nodes)} nodes, {len(self.inputs)} inputs, "
+            f"{len(self.outputs)} outputs, {self.parameter_count:,} parameters)"
+        )
+
+    def __str__(self) -> str:
+        """Return the text form; see `graph.text`."""
+        from ascend_lab.graph.text import to_text
+
+        return to_text(self)

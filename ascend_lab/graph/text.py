@@ -1,0 +1,167 @@
+"""The text form of a graph: what a person reads, a test compares, and `from_text` reads back.
+
+    graph "toy" (x: fp16[1, 3, 8, 8]) -> (y) {
+      w: fp16[4, 3, 3, 3] = seeded(7, 0.1)
+      y: fp16[1, 4, 8, 8] = conv2d(x, w) {pad = 1} "first"
+    }
+
+A line is a constant (numbers in brackets, `fill`, `seeded`, or `data` for what is too long to
+write) or a node: the types it writes, operator, names it reads, attributes, its own name.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import GraphError
+from ascend_lab.graph.infer import verify
+from ascend_lab.graph.ir import Constant, Data, Fill, Graph, Node, Seeded, TensorType
+from ascend_lab.ops.formats import numpy_type
+
+LONGEST = 64
+"""Elements of a constant that are still written out."""
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
+_NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
+_TYPE = r"\w+\[[\d, ]*\](?:@\w+)?"
+_HEAD = re.compile(rf"graph ({_NAME}) \((.*)\) -> \((.*)\) \{{$")
+_TYPED = re.compile(rf"({_NAME}): ({_TYPE})")
+_NODE = re.compile(rf"(\w+)\((.*?)\)(?: \{{(.*)\}})? ({_NAME})$")
+
+
+def to_text(graph: Graph) -> str:
+    """Return the text form; `from_text` of it is the same graph."""
+    entries = ", ".join(_typed(graph, name) for name in graph.inputs)
+    results = ", ".join(map(_name, graph.outputs))
+    lines = [f"graph {_name(graph.name)} ({entries}) -> ({results}) {{"]
+    for name, constant in graph.constants.items():
+        lines.append(f"  {_typed(graph, name)} = {_data(constant)}")
+    for node in graph.nodes:
+        outs = ", ".join(_typed(graph, name) for name in node.outputs)
+        reads = ", ".join(map(_name, node.inputs))
+        attrs = ", ".join(f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items()))
+        middle = f" {{{attrs}}}" if attrs else ""
+        lines.append(f"  {outs} = {node.op}({reads}){middle} {_name(node.name)}")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _literal(value: object) -> str:
+    """Spell an attribute as a Python literal; infinity, which has none, as 1e999."""
+    return re.sub(r"\binf\b", "1e999", repr(value)) if "inf" in repr(value) else repr(value)
+
+
+def _name(text: str) -> str:
+    return text if _PLAIN.match(text) else json.dumps(text)
+
+
+def _typed(graph: Graph, name: str) -> str:
+    return f"{_name(name)}: {graph.types[name]}"
+
+
+def _data(constant: Constant) -> str:
+    data = constant.data
+    if isinstance(data, Fill):
+        return f"fill({data.value!r})"
+    if isinstance(data, Seeded):
+        return f"seeded({data.seed}, {data.scale!r}, {data.mean!r})"
+    if constant.type.elements > LONGEST:
+        return "data"
+    return json.dumps(constant.array().ravel().astype(np.float64).tolist()).replace(".0,", ",")
+
+
+def from_text(text: str, data: Mapping[str, NDArray[Any]] | None = None) -> Graph:
+    """Return the verified graph of a text form; `data` holds the arrays the text leaves out.
+
+    Raises `GraphError` naming the line.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    rows = [(n, line) for n, line in enumerate(lines, 1) if line and not line.startswith("#")]
+    head = _HEAD.match(rows[0][1]) if rows else None
+    if head is None or rows[-1][1] != "}":
+        raise GraphError('graph "name" (inputs) -> (outputs) { ... }', text[:40], "see to_text")
+    reader = _Reader(data or {})
+    reader.types(head[2])
+    inputs = tuple(reader.known)
+    for number, line in rows[1:-1]:
+        try:
+            reader.line(line)
+        except (ValueError, SyntaxError, KeyError, TypeError) as error:
+            raise GraphError(f"line {number}: a constant or a node", line, str(error)) from error
+    return verify(
+        Graph(_plain(head[1]), inputs, _names(head[3]), tuple(reader.nodes), reader.known,
+              reader.constants)
+    )  # fmt: skip
+
+
+def _plain(name: str) -> str:
+    return str(json.loads(name)) if name.startswith('"') else name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(_plain(found) for found in re.findall(_NAME, text))
+
+
+def _type(text: str) -> TensorType:
+    dtype, _, rest = text.partition("[")
+    sizes, _, layout = rest.partition("]")
+    shape = tuple(int(n) for n in sizes.split(",") if n.strip())
+    return TensorType(shape, dtype, layout.removeprefix("@") or "ND")
+
+
+class _Reader:
+    """What the lines read so far amount to."""
+
+    def __init__(self, data: Mapping[str, NDArray[Any]]) -> None:
+        self.data = data
+        self.known: dict[str, TensorType] = {}
+        self.constants: dict[str, Constant] = {}
+        self.nodes: list[Node] = []
+
+    def types(self, text: str) -> tuple[str, ...]:
+        found = [(_plain(name), _type(kind)) for name, kind in _TYPED.findall(text)]
+        self.known.update(found)
+        return tuple(name for name, _ in found)
+
+    def line(self, line: str) -> None:
+        last = None
+        for last in _TYPED.finditer(line):
+            if line[last.end() : last.end() + 3] == " = ":
+                break
+        if last is None or line[last.end() : last.end() + 3] != " = ":
+            raise ValueError("write name: type[shape] = ...")
+        names = self.types(line[: last.end()])
+        body = line[last.end() + 3 :]
+        node = _NODE.match(body)
+        if node is None:
+            (name,) = names
+            self.constants[name] = Constant(self.known[name], self.constant(name, body))
+            return
+        attrs = _attrs(node[3] or "")
+        self.nodes.append(Node(_plain(node[4]), node[1], _names(node[2]), names, attrs))
+
+    def constant(self, name: str, body: str) -> Data:
+        kind, shape = numpy_type(self.known[name].dtype), self.known[name].shape
+        if body == "data":
+            if name not in self.data:
+                raise KeyError(f"pass data={{{name!r}: array}}")
+            return np.asarray(self.data[name])
+        if body.startswith("["):
+            return np.array(json.loads(body)).astype(kind).reshape(shape)
+        maker, _, rest = body.partition("(")
+        numbers = ast.literal_eval(f"({rest.removesuffix(')')},)")
+        return Fill(*numbers) if maker == "fill" else {"seeded": Seeded}[maker](*numbers)
+
+
+def _attrs(text: str) -> dict[str, Any]:
+    """Read `key = literal, ...`; literals are Python's."""
+    if not text:
+        return {}
+    call = ast.parse(f"dict({text})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
