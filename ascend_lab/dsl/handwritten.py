@@ -201,7 +201,7 @@ def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
 
     def part(old: Part) -> Part:
         program = old.program
-        buffers = tuple(map(buffer, program.buffers))
+        buffers = tuple(dict.fromkeys(map(buffer, program.buffers)))
         changed = Program(program.name, buffers, nodes(program.body), program.params)
         return Part(changed, old.bindings)
 

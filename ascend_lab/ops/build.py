@@ -63,11 +63,11 @@ def express(
     outputs = found if isinstance(found, tuple) else (found,)
     titles = output_names(op, names, len(outputs))
     return tuple(
-        te.renamed(_own(t, names), title) for t, title in zip(outputs, titles, strict=True)
+        te.renamed(own_tensor(t, names), title) for t, title in zip(outputs, titles, strict=True)
     )
 
 
-def _own(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
+def own_tensor(tensor: te.Tensor, inputs: Sequence[str]) -> te.Tensor:
     """Return the tensor to store: row-major memory knows no shape, so a last reshape is dropped.
 
     An input is copied: outputs have memory of their own.

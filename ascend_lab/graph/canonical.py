@@ -1,0 +1,136 @@
+"""The last rewrites before layouts: operators without a kernel of their own become those that have.
+
+gemm(a, b, c)          matmul, add
+batch_norm             mul and add by constants per channel
+(.., k) @ (k, n)       one product of flat matrices, reshapes around it
+elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
+from ascend_lab.graph.layouts.assign import ELEMENTWISE
+
+Values = NDArray[Any]
+
+
+def canonical(graph: Graph) -> Graph:
+    """Return the graph in the operators that lowering knows; values are those of the parts."""
+    for step in (_expand, _flatten, _sink):
+        graph = step(graph)
+    return graph
+
+
+def _expand(graph: Graph) -> Graph:
+    edit = Editor(graph)
+    for node in edit:
+        if node.op == "gemm":
+            edit.replace(node.output, _gemm(edit, node))
+        elif node.op == "batch_norm" and all(n in edit.constants for n in node.inputs[1:]):
+            edit.replace(node.output, _batch_norm(edit, node))
+    return edit.finish()
+
+
+def _gemm(edit: Editor, node: Node) -> str:
+    a, b, *bias = node.inputs
+    sides = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
+    y = edit.insert("matmul", (a, b), sides, node.name)
+    if node.attr("alpha", 1.0) != 1.0:
+        y = edit.insert("muls", (y,), {"number": node.attr("alpha")}, f"{node.name}_alpha")
+    for c in bias:
+        if node.attr("beta", 1.0) != 1.0:
+            c = edit.insert("muls", (c,), {"number": node.attr("beta")}, f"{node.name}_beta")
+        y = edit.insert("add", (y, c), {}, f"{node.name}_bias")
+    return y
+
+
+def _batch_norm(edit: Editor, node: Node) -> str:
+    """Return x * (scale / sqrt(variance + epsilon)) + the rest, per channel."""
+    x, *parts = node.inputs
+    kind, constants = edit.types[x], [edit.constants[n] for n in parts]
+    shape = (edit.types[parts[0]].shape[0], *(1,) * (len(kind.shape) - 2))
+    epsilon = float(node.attr("epsilon", 1e-5))
+    both = TensorType(shape, kind.dtype)
+    scale = edit.constant(
+        Constant(both, partial(_slope, constants, epsilon, shape)), f"{node.name}_scale"
+    )
+    shift = edit.constant(
+        Constant(both, partial(_shift, constants, epsilon, shape)), f"{node.name}_shift"
+    )
+    y = edit.insert("mul", (x, scale), {}, node.name)
+    return edit.insert("add", (y, shift), {}, f"{node.name}_add")
+
+
+def _factor(parts: list[Constant], epsilon: float) -> Values:
+    scale, _, _, variance = (p.array().astype(np.float64) for p in parts)
+    found: Values = scale / np.sqrt(variance + epsilon)
+    return found
+
+
+def _slope(parts: list[Constant], epsilon: float, shape: tuple[int, ...]) -> Values:
+    return _factor(parts, epsilon).reshape(shape)
+
+
+def _shift(parts: list[Constant], epsilon: float, shape: tuple[int, ...]) -> Values:
+    bias, mean = (p.array().astype(np.float64) for p in parts[1:3])
+    found: Values = bias - mean * _factor(parts, epsilon)
+    return found.reshape(shape)
+
+
+def _flatten(graph: Graph) -> Graph:
+    """Make one product of flat matrices of every (.., k) @ constant (k, n)."""
+    edit = Editor(graph)
+    for node in edit:
+        if node.op not in ("matmul", "batch_matmul") or node.attr("trans_a", False):
+            continue
+        a, b = (edit.types[n].shape for n in node.inputs)
+        if len(a) <= 2 or len(b) != 2 or node.inputs[1] not in edit.constants:
+            continue
+        flat = edit.insert(
+            "reshape", node.inputs[:1], {"shape": (math.prod(a[:-1]), a[-1])}, f"{node.name}_flat"
+        )
+        y = edit.insert("matmul", (flat, node.inputs[1]), node.attrs, node.name)
+        shape = edit.types[node.output].shape
+        edit.replace(node.output, edit.insert("reshape", (y,), {"shape": shape}, f"{node.name}_nd"))
+    return edit.finish()
+
+
+def _sink(graph: Graph) -> Graph:
+    """Move reshapes that only split rows behind the elementwise nodes that read nothing else."""
+    edit = Editor(graph)
+    flat = dict(_row_splits(graph))
+    for node in edit:
+        if node.op not in ELEMENTWISE or not any(n in flat for n in node.inputs):
+            continue
+        rows = [flat.get(n) or _row(edit, n) for n in node.inputs]
+        if all(rows):
+            y = edit.insert(node.op, [str(n) for n in rows], node.attrs, node.name)
+            shape = {"shape": edit.types[node.output].shape}
+            made = edit.insert("reshape", (y,), shape, f"{node.name}_nd")
+            edit.replace(node.output, made)
+            flat[made] = y
+    return edit.finish()
+
+
+def _row_splits(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yield (tensor, matrix) for every reshape of a matrix (m, n) to (.., n)."""
+    for node in graph.nodes:
+        if node.op == "reshape":
+            source, shape = graph.types[node.inputs[0]].shape, graph.types[node.output].shape
+            if len(source) == 2 and len(shape) > 2 and source[-1] == shape[-1]:
+                yield node.output, node.inputs[0]
+
+
+def _row(edit: Editor, name: str) -> str | None:
+    """Return a constant that is the same for every row, or None."""
+    shape = edit.types[name].shape
+    return name if name in edit.constants and len(shape) <= 1 else None

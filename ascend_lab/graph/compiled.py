@@ -1,0 +1,151 @@
+"""A graph as kernels in order: compiled once per kind of piece, run on arrays by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, GraphError
+from ascend_lab.graph.evaluate import checked_inputs
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.layouts import moves_nothing
+from ascend_lab.graph.lower import Lowered, Piece, lower, packed, piece_of
+from ascend_lab.graph.lower.stored import type_map
+from ascend_lab.isa import Kernel
+from ascend_lab.layout import unpack
+from ascend_lab.sim import execute, simulate_kernel
+
+Values = NDArray[Any]
+_TIMED: dict[tuple[int, int], tuple[Kernel, Chip, int]] = {}
+VIEWS = ("reshape",)
+"""Operators that move nothing: row-major memory knows no shape."""
+_LOWERED: dict[tuple[str, int], tuple[Chip, Lowered]] = {}
+"""Kernels by piece and identity of the chip, which is kept so that no other takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kernel of a network, or a view, whose kernel is None: a new name for the same bytes."""
+
+    name: str
+    op: str
+    nodes: tuple[str, ...]
+    piece: Piece
+    lowered: Lowered | None
+
+    def value(self, name: str) -> str:
+        """Return what a tensor of the kernel is called in the network; itself if it is its own."""
+        base = name.partition(".")[0]
+        return self.piece.names.get(base, f"{self.name}/{name}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Network names read."""
+        return tuple(self.piece.names[n] for n in self.piece.graph.inputs)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Network names written."""
+        return tuple(self.piece.names[n] for n in self.piece.graph.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A graph with layouts, and the tasks that compute it on a chip."""
+
+    graph: Graph
+    chip: Chip
+    tasks: tuple[Task, ...]
+
+
+def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) -> Compiled:
+    """Compile groups of nodes, in order, to one task each; raises `GraphError` naming the node."""
+    return Compiled(graph, chip, tuple(_task(graph, chip, group) for group in groups))
+
+
+def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
+    piece = piece_of(graph, group)
+    label = "+".join(node.op for node in group)
+    view = len(group) == 1 and is_view(graph, group[0])
+    try:
+        lowered = None if view else lowered_once(piece, chip)
+    except AscendLabError as error:
+        raise type(error)(f"{group[0].name}: {error.needed}", error.got, error.remedy) from error
+    return Task(group[-1].name, label, tuple(n.name for n in group), piece, lowered)
+
+
+def lowered_once(piece: Piece, chip: Chip) -> Lowered:
+    """Return the kernel of a piece, from memory if an equal one was lowered for an equal chip."""
+    key = (piece.key, id(chip))
+    if key not in _LOWERED:
+        _LOWERED[key] = (chip, lower(piece, chip))
+    return _LOWERED[key][1]
+
+
+def timed_once(kernel: Kernel, chip: Chip) -> int:
+    """Return the cycles of a kernel on cold L2, launch included, from memory if timed before."""
+    key = (id(kernel), id(chip))
+    if key not in _TIMED:
+        _TIMED[key] = (kernel, chip, simulate_kernel(kernel, chip).total_cycles)
+    return _TIMED[key][2]
+
+
+def is_view(graph: Graph, node: Node) -> bool:
+    """Tell whether a node only renames bytes: a reshape of row-major memory, or a conversion."""
+    types = (*graph.in_types(node)[:1], *graph.out_types(node))
+    if node.op == "trans_data":
+        return moves_nothing(types[0], types[1])
+    return node.op in VIEWS and all(t.layout == "ND" for t in types)
+
+
+def run_compiled(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
+    """Return the outputs as the kernels compute them, on poisoned memory and in their formats."""
+    graph, live = compiled.graph, {}
+    for name, array in checked_inputs(graph, inputs).items():
+        live[name] = packed(graph.types[name], array)
+    for task in compiled.tasks:
+        live.update(_run(task, compiled, live))
+    found = {}
+    for name in graph.outputs:
+        kind = graph.types[name]
+        flat = live[name] if name in live else packed(kind, graph.constants[name].array())
+        found[name] = (flat if kind.layout == "ND" else unpack(type_map(kind), flat)).reshape(
+            kind.shape
+        )
+    return found
+
+
+def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
+    if task.lowered is None:
+        source = task.reads[0]
+        return {task.writes[0]: _stored(task, compiled, task.piece.graph.inputs[0], source, live)}
+    tensors = dict(task.lowered.extra)
+    for buffer in task.lowered.kernel.tensors:
+        base = buffer.name.partition(".")[0]
+        if base in task.piece.graph.inputs:
+            value = _stored(task, compiled, buffer.name, task.value(buffer.name), live)
+            if value.size != buffer.elements:
+                raise GraphError(
+                    f"{task.name}: {buffer.elements} elements of {task.value(buffer.name)}",
+                    str(value.size),
+                    "lower it for the tensor's layout",
+                )
+            tensors[buffer.name] = value
+    memory = execute(task.lowered.kernel, tensors, compiled.chip)
+    return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
+
+
+def _stored(
+    task: Task, compiled: Compiled, name: str, value: str, live: Mapping[str, Values]
+) -> Values:
+    """Return an input of a task as it lies in memory; constants are packed as the kernel asks."""
+    if value in live:
+        return live[value]
+    constant = compiled.graph.constants[value]
+    form = task.lowered.forms.get(name) if task.lowered else None
+    return form(constant.array()) if form else packed(constant.type, constant.array())

@@ -1,0 +1,122 @@
+"""Fusion: rules propose, lowering and the clock dispose.
+
+A proposal takes effect if it can be lowered to one kernel (buffers, formats, paths) and that kernel
+is not slower than its nodes one by one, launches counted. Otherwise the longest leading part that
+does takes effect, and what is left over is tried on its own: where conv + add + relu does not fit,
+conv + add may, or add + relu.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
+from ascend_lab.graph.fusion.automatic import automatic_groups
+from ascend_lab.graph.fusion.rules import RULES
+from ascend_lab.graph.fusion.switches import Switches
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.lower import piece_of
+
+AUTOMATIC = "AutomaticUbFusion"
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How often a rule matched, and how often that took effect."""
+
+    match_times: int = 0
+    effect_times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The nodes of a graph in groups, one kernel each, in an order that can run; and the report."""
+
+    groups: tuple[tuple[Node, ...], ...]
+    counts: Mapping[str, Count] = field(default_factory=dict)
+
+    def result_json(self) -> str:
+        """Return the report in the form of the vendor's `fusion_result.json`."""
+        passes = {
+            name: {"effect_times": str(c.effect_times), "match_times": str(c.match_times)}
+            for name, c in sorted(self.counts.items())
+        }
+        entry = {"graph_fusion": {}, "session_and_graph_id": "0_0", "ub_fusion": passes}
+        return json.dumps([entry], indent=2)
+
+
+def unfused(graph: Graph) -> Fused:
+    """Return every node as a group of its own."""
+    return Fused(tuple((node,) for node in graph.nodes))
+
+
+def fuse(graph: Graph, chip: Chip, switches: Switches | None = None) -> Fused:
+    """Return the groups of a graph with layouts for a chip."""
+    on = (switches or Switches()).is_on
+    work = _Fuser(graph, chip)
+    for rule in RULES:
+        if on(rule.name):
+            for node in graph.nodes:
+                if node.name not in work.taken:
+                    work.propose(rule.name, rule.match(graph, node) or ())
+    if on(AUTOMATIC):
+        for group in automatic_groups(graph, list(work.taken)):
+            work.propose(AUTOMATIC, group)
+    return Fused(work.in_order(), work.counts)
+
+
+class _Fuser:
+    """Groups that took effect so far; `taken` names their nodes."""
+
+    def __init__(self, graph: Graph, chip: Chip) -> None:
+        self.graph, self.chip = graph, chip
+        self.taken: dict[str, tuple[Node, ...]] = {}
+        self.counts: dict[str, Count] = {}
+        self.place = {node.name: i for i, node in enumerate(graph.nodes)}
+
+    def propose(self, name: str, nodes: Sequence[Node]) -> None:
+        """Take the longest parts of a proposal that pay."""
+        if len(nodes) < 2 or any(n.name in self.taken for n in nodes):
+            return
+        effect, rest = 0, list(nodes)
+        while len(rest) > 1:
+            counts = range(len(rest), 1, -1)
+            count = next((c for c in counts if self.pays(tuple(rest[:c]))), 1)
+            if count > 1:
+                self.taken.update(
+                    dict.fromkeys((n.name for n in rest[:count]), tuple(rest[:count]))
+                )
+                effect = 1
+            rest = rest[count:]
+        old = self.counts.get(name, Count())
+        self.counts[name] = Count(old.match_times + 1, old.effect_times + effect)
+
+    def pays(self, group: tuple[Node, ...]) -> bool:
+        """Tell whether a group becomes one kernel no slower than its nodes apart."""
+        together = self.cycles(group)
+        if together is None or len(piece_of(self.graph, group).graph.outputs) != 1:
+            return False
+        apart = [self.cycles((node,)) for node in group]
+        return all(c is not None for c in apart) and together <= sum(c for c in apart if c)
+
+    def cycles(self, group: tuple[Node, ...]) -> int | None:
+        """Return the cycles of a group's kernel, launch included; None if there is none."""
+        if len(group) == 1 and is_view(self.graph, group[0]):
+            return 0
+        try:
+            kernel = lowered_once(piece_of(self.graph, group), self.chip).kernel
+            return timed_once(kernel, self.chip)
+        except AscendLabError:
+            return None
+
+    def in_order(self) -> tuple[tuple[Node, ...], ...]:
+        """Return all groups by the place of their last node."""
+        singles: Iterable[tuple[Node, ...]] = (
+            (node,) for node in self.graph.nodes if node.name not in self.taken
+        )
+        groups = {g[-1].name: g for g in (*self.taken.values(), *singles)}
+        return tuple(sorted(groups.values(), key=lambda g: self.place[g[-1].name]))

@@ -1,0 +1,72 @@
+"""Which fusion rules are on: files in the two forms of `fusion_switch.cfg`.
+
+    SoftmaxFusionPass:off
+
+    {"Switch": {"GraphFusion": {"ALL": "off", "SoftmaxFusionPass": "on"}, "UBFusion": {...}}}
+
+`ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ascend_lab.errors import InputError
+
+SCOPES = ("GraphFusion", "UBFusion")
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """On or off by scope and name; what no file names is on."""
+
+    named: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+
+    def is_on(self, name: str, scope: str = "UBFusion") -> bool:
+        """Tell whether a rule runs."""
+        default = self.named.get((scope, "ALL"), True)
+        return self.named.get((scope, name), default)
+
+
+def read_switches(path: str | Path) -> Switches:
+    """Return the switches of a file; raise `InputError` naming what cannot be read."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError("a fusion switch file", str(error), "check the path") from error
+    return parse_switches(text)
+
+
+def parse_switches(text: str) -> Switches:
+    """Return the switches of a text in either form."""
+    if text.lstrip().startswith("{"):
+        return Switches(_from_json(text))
+    found: dict[tuple[str, str], bool] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            name, _, state = line.partition(":")
+            found.update({(s, name.strip()): _state(state, f"line {number}") for s in SCOPES})
+    return Switches(found)
+
+
+def _from_json(text: str) -> dict[tuple[str, str], bool]:
+    try:
+        scopes = json.loads(text)["Switch"]
+        items = [(s, n, v) for s, names in scopes.items() for n, v in names.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}', str(error), "mend the JSON"
+        ) from error
+    wrong = next((s for s, _, _ in items if s not in SCOPES), None)
+    if wrong is not None:
+        raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")
+    return {(s, n): _state(str(v), n) for s, n, v in items}
+
+
+def _state(text: str, where: str) -> bool:
+    if text.strip().lower() not in ("on", "off"):
+        raise InputError(f"{where}: on or off", repr(text.strip()), "write Name:on or Name:off")
+    return text.strip().lower() == "on"

@@ -1,0 +1,143 @@
+"""Which layout every tensor has: operators of the cube choose, what is elementwise follows.
+
+Walking forward, each node says which layouts it reads and writes. Convolutions and pooling take
+NC1HWC0, matrix products fractals; elementwise operators, joins and cuts along whole channel blocks
+take the layout their operands have; everything else is row-major. Where an operand is in another
+layout a `trans_data` node converts it, once for all its readers, and what was converted before is
+never converted back: the tensor it came from is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
+from ascend_lab.graph.lower.matrices import operand_layouts
+
+IMAGES = (*CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
+FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
+ELEMENTWISE = frozenset((
+    "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
+    "leaky_relu", "max", "min", "mul", "muls", "neg", "relu", "relu6", "sigmoid", "silu",
+    "softplus", "square", "sub", "tanh",
+))  # fmt: skip
+"""Operators whose results stay finite where padding holds zeros or what zeros became."""
+NARROW = 2
+"""Bytes of the formats whose blocks have the 16 channels that the cube writes."""
+
+
+def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
+    """Return the graph with layouts and `trans_data` nodes; the values are the same.
+
+    Without `follow` only the cube's operators leave row-major memory: what each pays alone.
+    """
+    work = _Assigner(graph, follow)
+    for node in graph.nodes:
+        work.add(node)
+    return work.finish()
+
+
+class _Assigner:
+    """The graph with layouts as far as it is built: every tensor in every layout there is."""
+
+    def __init__(self, graph: Graph, follow: bool) -> None:
+        self.graph, self.follow = graph, follow
+        self.nodes: list[Node] = []
+        self.types = dict(graph.types)
+        self.forms: dict[str, dict[str, str]] = {}
+        for name in (*graph.inputs, *graph.constants):
+            self.forms[name] = {graph.types[name].layout: name}
+
+    def layouts(self, name: str) -> list[str]:
+        """Return the layouts a tensor exists in, the first being the one it was written in."""
+        return list(self.forms[name])
+
+    def is_constant(self, name: str) -> bool:
+        return name in self.graph.constants
+
+    def convert(self, name: str, layout: str) -> str:
+        """Return the tensor in a layout; constants are packed when a kernel is lowered."""
+        forms = self.forms[name]
+        if self.is_constant(name) or layout in forms:
+            return forms.get(layout, name)
+        source = next(iter(forms.values()))
+        new = f"{name}.{layout}"
+        self.types[new] = replace(self.types[name], layout=layout)
+        self.nodes.append(Node(new, "trans_data", (source,), (new,), {"layout": layout}))
+        forms[layout] = new
+        return new
+
+    def add(self, node: Node) -> None:
+        """Append a node, operands converted to what it reads."""
+        reads, writes = self.choose(node)
+        given = tuple(self.convert(n, to) for n, to in zip(node.inputs, reads, strict=True))
+        self.nodes.append(replace(node, inputs=given))
+        for name in node.outputs:
+            self.types[name] = replace(self.types[name], layout=writes)
+            self.forms[name] = {writes: name}
+
+    def choose(self, node: Node) -> tuple[Sequence[str], str]:
+        """Return the layout of each operand and of the results."""
+        count = len(node.inputs)
+        if node.op in PRODUCTS:
+            return operand_layouts(node), "FRACTAL_NZ"
+        if node.op in IMAGES:
+            return ("NC1HWC0", *("ND",) * (count - 1)), "NC1HWC0"
+        if self.follow:
+            layout = self.followed(node)
+            if layout != "ND":
+                return (layout,) * count, layout
+        return ("ND",) * count, "ND"
+
+    def followed(self, node: Node) -> str:
+        """Return the blocked layout that a node can take over from its operands, or ND."""
+        given = [n for n in node.inputs if not self.is_constant(n)]
+        found = [x for n in given for x in self.layouts(n) if x in ("NC1HWC0", "FRACTAL_NZ")]
+        if not found:
+            return "ND"
+        layout, types = found[0], [self.graph.types[n] for n in node.inputs]
+        outs = self.graph.out_types(node)
+        if any(DTYPE_BYTES[t.dtype] != NARROW for t in (*types, *outs)):
+            return "ND"
+        if node.op in ELEMENTWISE:
+            return layout if self.fits(node, layout, outs[0]) else "ND"
+        if layout != "NC1HWC0":
+            return "ND"
+        if node.op in FOLLOWING_IMAGES:
+            return layout
+        return layout if self.cuts_blocks(node, given) else "ND"
+
+    def fits(self, node: Node, layout: str, out: TensorType) -> bool:
+        """Tell whether all operands broadcast to the result in its stored shape."""
+        if layout == "FRACTAL_NZ" and out.shape[-1] % 16:
+            return False
+        rank = 4 if layout == "NC1HWC0" else len(out.shape)
+        for name in node.inputs:
+            kind = self.graph.types[name]
+            if self.is_constant(name):
+                if len(kind.shape) > rank:
+                    return False
+            elif layout == "FRACTAL_NZ":
+                if kind.shape != out.shape:
+                    return False
+            elif len(kind.shape) != 4 or (kind.shape[1] != out.shape[1]):
+                return False
+        return len(out.shape) == rank
+
+    def cuts_blocks(self, node: Node, given: Sequence[str]) -> bool:
+        """Tell whether a join or cut of images works on whole channel blocks."""
+        if node.op not in ("concat", "split") or len(given) < len(node.inputs):
+            return False
+        if any("NC1HWC0" not in self.layouts(n) for n in given):
+            return False
+        axis = node.attr("axis", 0) % 4
+        sides = [*self.graph.in_types(node), *self.graph.out_types(node)]
+        return axis != 1 or all(t.shape[1] % 16 == 0 for t in sides)
+
+    def finish(self) -> Graph:
+        """Return the graph, its outputs row-major."""
+        outs = tuple(self.convert(name, "ND") for name in self.graph.outputs)
+        return replace(self.graph, nodes=tuple(self.nodes), types=self.types, outputs=outs)

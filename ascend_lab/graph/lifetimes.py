@@ -1,0 +1,87 @@
+"""When each tensor of a compiled network is needed, and how many bytes it takes.
+
+Task i writes and reads at time i. A tensor lives from the task that writes it to the last that
+reads it; inputs from the start, outputs to the end. A view is its source under another name.
+Constants have memory of their own and are not planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ascend_lab.graph.compiled import Compiled, Task
+
+ALIGN_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A tensor with memory of its own: needed by tasks first .. last, both included."""
+
+    name: str
+    first: int
+    last: int
+    size_bytes: int
+
+
+def owners(compiled: Compiled) -> dict[str, str]:
+    """Return, for every tensor, the tensor whose memory it is."""
+    found: dict[str, str] = {}
+    for task in compiled.tasks:
+        if task.lowered is None:
+            source = task.reads[0]
+            found[task.writes[0]] = found.get(source, source)
+    return found
+
+
+def lifetimes(compiled: Compiled) -> list[Lifetime]:
+    """Return the lifetimes of all activations, workspaces of kernels included."""
+    graph, owner = compiled.graph, owners(compiled)
+    sizes = tensor_bytes(compiled)
+    end = len(compiled.tasks) - 1
+    span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
+    for i, task in enumerate(compiled.tasks):
+        for name in (*task.writes, *workspaces(task)):
+            span.setdefault(owner.get(name, name), [i, i])
+        for name in (*task.reads, *task.writes):
+            if name not in graph.constants:
+                span[owner.get(name, name)][1] = i
+    for name in graph.outputs:
+        if owner.get(name, name) in span:
+            span[owner.get(name, name)][1] = end
+    return [Lifetime(n, a, b, sizes[n]) for n, (a, b) in span.items() if n not in graph.constants]
+
+
+def tensor_bytes(compiled: Compiled) -> dict[str, int]:
+    """Return the bytes of every tensor, workspaces included, as kernels and types state them."""
+    found = {name: kind.size_bytes for name, kind in compiled.graph.types.items()}
+    for task in compiled.tasks:
+        if task.lowered is not None:
+            for buffer in task.lowered.kernel.tensors:
+                name = task.value(buffer.name)
+                if name not in compiled.graph.types:
+                    found[name] = buffer.size_bytes
+    return found
+
+
+def workspaces(task: Task) -> tuple[str, ...]:
+    """Return the network names of what a kernel uses only inside, constants of its own included."""
+    if task.lowered is None:
+        return ()
+    known = {*task.piece.graph.inputs, *task.piece.graph.outputs}
+    names = (b.name for b in task.lowered.kernel.tensors)
+    return tuple(task.value(n) for n in names if n.partition(".")[0] not in known)
+
+
+def constant_bytes(compiled: Compiled) -> Mapping[str, int]:
+    """Return the bytes of every constant as the kernel that reads it stores it."""
+    found: dict[str, int] = {}
+    for task in compiled.tasks:
+        if task.lowered is None:
+            continue
+        for buffer in task.lowered.kernel.tensors:
+            value = task.value(buffer.name)
+            if value in compiled.graph.constants:
+                found[value] = max(found.get(value, 0), buffer.size_bytes)
+    return found

@@ -1,0 +1,46 @@
+"""From a piece of a graph to a kernel: which way to lower it."""
+
+from __future__ import annotations
+
+from ascend_lab.chip import Chip
+from ascend_lab.graph.infer import operator_of
+from ascend_lab.graph.lower.images import lower_conv
+from ascend_lab.graph.lower.matrices import lower_product
+from ascend_lab.graph.lower.moves import lower_template, lower_trans_data
+from ascend_lab.graph.lower.piece import Lowered, Piece
+from ascend_lab.graph.lower.vector import lower_vector
+from ascend_lab.ops.formats import check_chip
+
+CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
+PRODUCTS = ("matmul", "batch_matmul")
+IN_PLACE = ("scatter_add", "scatter_update")
+"""Templates that change an input: the expression, which copies first, is lowered instead."""
+
+
+def lower(piece: Piece, chip: Chip) -> Lowered:
+    """Return the kernel of a piece; raises a typed error if it cannot be written for the chip."""
+    check(piece, chip)
+    nodes = piece.graph.nodes
+    op = nodes[0].op
+    if op == "trans_data":
+        return lower_trans_data(piece, chip)
+    if op in CONVOLUTIONS:
+        return lower_conv(piece, chip)
+    if op in PRODUCTS:
+        return lower_product(piece, chip)
+    if len(nodes) == 1 and op not in IN_PLACE:
+        found = lower_template(piece, chip)
+        if found is not None:
+            return found
+    return lower_vector(piece, chip)
+
+
+def check(piece: Piece, chip: Chip) -> None:
+    """Raise `TypeMismatchError` for a format that the operator's unit does not compute."""
+    for node in piece.graph.nodes:
+        operator = operator_of(node.op)
+        dtypes = tuple(piece.type(n).dtype for n in node.inputs)
+        main = operator.types.main(operator.names(len(dtypes)), dtypes)
+        if node.op != "trans_data":
+            check_chip(f"{piece.names.get(node.output, node.op)} ({node.op})",
+                       operator.types, main, chip)  # fmt: skip

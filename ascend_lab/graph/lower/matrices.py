@@ -1,0 +1,88 @@
+"""Matrix products with what follows them lane by lane, on fractals."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.handwritten import renamed
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.ir import Node, TensorType
+from ascend_lab.graph.lower.chain import epilogue_of
+from ascend_lab.graph.lower.images import channel_forms, operands_of
+from ascend_lab.graph.lower.piece import Form, Lowered, Piece
+from ascend_lab.graph.lower.stored import beside, packed
+from ascend_lab.graph.lower.vector import expressions
+from ascend_lab.isa import Kernel
+from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
+from ascend_lab.ops.lifting import narrow
+
+
+def operand_layouts(node: Node) -> tuple[str, str]:
+    """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
+    return (
+        "FRACTAL_ZN" if node.attr("trans_a", False) else "FRACTAL_NZ",
+        "FRACTAL_NZ" if node.attr("trans_b", False) else "FRACTAL_ZN",
+    )
+
+
+def lower_product(piece: Piece, chip: Chip) -> Lowered:
+    """Return the product at the head of a piece, the rest as its epilogue."""
+    node = piece.graph.nodes[0]
+    types = [piece.type(n) for n in node.inputs]
+    for name, kind, layout in zip(node.inputs, types, operand_layouts(node), strict=True):
+        if kind.layout != layout and name not in piece.constants:
+            raise UnsupportedError(f"{piece.names[name]} in {layout}", kind.layout, "convert it")
+    forms: dict[str, Form] = {
+        name: partial(packed, TensorType(kind.shape, kind.dtype, layout))
+        for name, kind, layout in zip(node.inputs, types, operand_layouts(node), strict=True)
+        if name in piece.constants
+    }
+    if len(types[0].shape) == len(types[1].shape) == 2 and not node.attr("trans_a", False):
+        return _plain(piece, node, chip, forms)
+    return _batched(piece, chip, forms)
+
+
+def _plain(piece: Piece, node: Node, chip: Chip, forms: dict[str, Form]) -> Lowered:
+    """Return a product of two matrices by the hand-written kernel."""
+    (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
+    dtype = piece.type(node.inputs[0]).dtype
+    epilogue, last = None, out.dtype
+    more = {}
+    if len(piece.graph.nodes) > 1:
+        epilogue = _epilogue(piece, node)
+        last = epilogue.out_dtype
+        more = channel_forms(epilogue, piece, _main(out))
+    shape = GemmShape(m, k, out.shape[1], dtype, last)
+    launch = gemm_launch(shape, chip, epilogue=epilogue)
+    names = {"a": node.inputs[0], "b": node.inputs[1], "c": piece.graph.outputs[-1]}
+    return Lowered(Kernel("matmul", (renamed(launch, names),)), {**forms, **more})
+
+
+def _main(out: TensorType) -> TensorType:
+    return TensorType(out.shape, "fp16", "FRACTAL_NZ")
+
+
+def _epilogue(piece: Piece, node: Node) -> Epilogue:
+    main = _main(piece.type(node.output))
+    wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    sums = te.placeholder(beside(main.shape, main), wide, "sums")
+    nodes = piece.graph.nodes[1:]
+    known, operands = operands_of(piece, nodes, main)
+    known[node.output] = narrow(sums, piece.type(node.output).dtype)
+    found = expressions(nodes, known, main)
+    return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+
+
+def _batched(piece: Piece, chip: Chip, forms: dict[str, Form]) -> Lowered:
+    """Return a batch of products by the default schedule; nothing but a ReLU may follow."""
+    graph = piece.graph
+    if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
+        raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
+    tensors = {n: te.placeholder(piece.type(n).shape, piece.type(n).dtype, n) for n in graph.inputs}
+    found = expressions(graph.nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
+    out = te.renamed(found[graph.outputs[-1]], graph.outputs[-1])
+    return Lowered(te.lower(te.auto_schedule(out, chip)), forms)

@@ -1,0 +1,107 @@
+"""Pieces that only move data: conversions between layouts, and templates on stored shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.handwritten import renamed
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.infer import operator_of
+from ascend_lab.graph.ir import Node, TensorType
+from ascend_lab.graph.lower.piece import Lowered, Piece, Values
+from ascend_lab.graph.lower.stored import maps_between
+from ascend_lab.isa import Kernel, as_kernel
+from ascend_lab.layout.launch import maps_launch
+from ascend_lab.ops.template import Call
+
+ALONG_CHANNELS = ("concat", "split", "slice")
+"""Operators that also work on NC1HWC0, where they cut channels at whole blocks."""
+BLOCK = 16
+
+
+def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
+    """Return the program that copies a tensor from one layout to another."""
+    (x,), (y,) = piece.graph.inputs, piece.graph.outputs
+    maps = maps_between(piece.type(x), piece.type(y))
+    launch = maps_launch(*maps, chip, "trans_data")
+    return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
+
+
+def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
+    """Return the kernel of a single operator's template on stored shapes; None if it has none."""
+    (node,) = piece.graph.nodes
+    operator = operator_of(node.op)
+    types = [piece.type(n) for n in node.inputs]
+    if operator.template is None:
+        return None
+    settings, shapes = blocked(node, types, operator.settings(node.attrs))
+    out_shapes = tuple(operator.infer(*shapes, **settings))
+    call = Call(tuple(shapes), tuple(t.dtype for t in types), settings, out_shapes)
+    if not operator.template.applies(call, chip):
+        return None
+    kernel = as_kernel(operator.template.build(call, chip))
+    return Lowered(named(kernel, template_names(node, kernel)), {}, extras(operator, call, kernel))
+
+
+def blocked(
+    node: Node, types: Sequence[TensorType], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
+    """Return attributes and shapes on stored tensors for operators that cut along axes.
+
+    Operators that take images in NC1HWC0 by themselves keep the logical ones.
+    """
+    shapes = [t.shape or (1,) for t in types]
+    attrs = dict(settings)
+    if node.op not in ALONG_CHANNELS or types[0].layout == "ND":
+        return attrs, shapes
+    if types[0].layout != "NC1HWC0":
+        raise UnsupportedError(f"{node.op} on ND or NC1HWC0", types[0].layout, "convert it")
+    shapes = [t.stored_shape for t in types]
+    axis = attrs.get("axis")
+    if axis is not None:
+        attrs["axis"] = axis % 4
+    if node.op == "split" and attrs["axis"] == 1:
+        attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
+    return attrs, shapes
+
+
+def extras(operator: Any, call: Call, kernel: Kernel) -> dict[str, Values]:
+    """Return the small tensors of a template's own, such as the reciprocals of pooling counts."""
+    known = {t.name for t in kernel.tensors}
+    if "rate" not in known:
+        return {}
+    empty = [np.zeros(s, np.float16) for s in call.shapes]
+    return {"rate": operator.template.feed(call, empty)["rate"].reshape(-1)}
+
+
+def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
+    """Return canonical names for a template's tensors: inputs by its feed, outputs y or y0, y1."""
+    known = {t.name for t in kernel.tensors}
+    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
+    many = tuple(f"x{i}" for i in range(len(node.inputs)))
+    reads = many if node.op == "concat" and "x0" in known else FEEDS.get(node.op, ("x",))
+    names = dict(zip(outs, node.outputs, strict=True))
+    return {**names, **dict(zip(reads, node.inputs, strict=True))}
+
+
+FEEDS = {
+    "gather": ("x", "index"),
+    "embedding": ("x", "index"),
+    "one_hot": ("index",),
+    "scatter_add": ("x", "index", "u"),
+    "scatter_update": ("x", "index", "u"),
+}
+"""Kernel tensors in the order of the operator's inputs, where there is more than one."""
+
+
+def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """Return a kernel with its tensors renamed, workspaces out of the way."""
+    clash = {t.name: f"{t.name}_work" for t in kernel.tensors
+             if t.name not in names and t.name in names.values()}  # fmt: skip
+    table = {**names, **clash}
+    return replace(kernel, phases=tuple(renamed(p, table) for p in kernel.phases))

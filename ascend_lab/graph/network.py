@@ -1,0 +1,164 @@
+"""How long a network takes: its kernels one after another, on one L2.
+
+    time = sum over kernels of (launch overhead + cycles / clock)
+
+Each kernel finds in L2 what earlier ones left there: a tensor's bytes come from L2 where they still
+are, else from device memory. Weights have addresses of their own; activations those of the plan,
+so that memory used again is found warm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ascend_lab.chip import Chip
+from ascend_lab.graph.compiled import Compiled, Task
+from ascend_lab.graph.lifetimes import ALIGN_BYTES, constant_bytes, lifetimes, owners
+from ascend_lab.sim import DeviceMemory, KernelTimeline, simulate_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One kernel of a network: its nodes' operators, and its timeline."""
+
+    name: str
+    type: str
+    timeline: KernelTimeline
+
+    @property
+    def time_s(self) -> float:
+        """Seconds, launch included."""
+        return self.timeline.time_s
+
+    @property
+    def cube_utilisation(self) -> float:
+        """Multiply-accumulates done / those the cubes of all cores could do in the time."""
+        chip = self.timeline.chip
+        dtype = next((p.dtype for p in self.timeline.phases if p.macs), "")
+        if not dtype:
+            return 0.0
+        peak = chip.macs_per_cycle(dtype) * chip.core_count * self.timeline.total_cycles
+        return self.timeline.macs / peak
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers as plain data, ready for JSON."""
+        t = self.timeline
+        return {
+            "name": self.name,
+            "type": self.type,
+            "time_s": self.time_s,
+            "cycles": t.cycles,
+            "bound_by": t.bound_by,
+            "cube_utilisation": self.cube_utilisation,
+            "bytes": {f"{a}->{b}": n for (a, b), n in t.path_bytes.items()},
+            "memory_bytes": t.memory_bytes,
+            "l2_hit_rate": t.l2_hit_rate,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkTimeline:
+    """The times of all kernels of a network; views take none."""
+
+    name: str
+    chip: Chip
+    operators: tuple[OperatorTime, ...]
+    written_back_bytes: int
+
+    @property
+    def time_s(self) -> float:
+        """Seconds from the first launch to the last kernel's end."""
+        return sum(op.time_s for op in self.operators)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that cross the memory interface, what is left dirty in L2 at the end included."""
+        return sum(op.timeline.memory_bytes for op in self.operators) + self.written_back_bytes
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the cubes, zeros that pad fractals included."""
+        return sum(op.timeline.macs for op in self.operators)
+
+    @property
+    def l2_hit_rate(self) -> float:
+        """Share of the bytes read from GM that L2 serves."""
+        reads = [
+            (sum(n for (a, _), n in op.timeline.path_bytes.items() if a == "GM"), op.timeline)
+            for op in self.operators
+        ]
+        total = sum(n for n, _ in reads)
+        return sum(n * t.l2_hit_rate for n, t in reads) / total if total else 0.0
+
+    def by_type(self) -> dict[str, float]:
+        """Return the seconds per kind of kernel, the longest first."""
+        found: dict[str, float] = {}
+        for op in self.operators:
+            found[op.type] = found.get(op.type, 0.0) + op.time_s
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers as plain data, ready for JSON."""
+        launch_s = sum(o.timeline.launch_cycles for o in self.operators) / self.chip.clock_hz
+        return {
+            "name": self.name,
+            "chip": self.chip.name,
+            "time_s": self.time_s,
+            "operators": [op.summary() for op in self.operators],
+            "totals": {
+                "kernels": len(self.operators),
+                "launch_time_s": launch_s,
+                "memory_bytes": self.memory_bytes,
+                "macs": self.macs,
+                "l2_hit_rate": self.l2_hit_rate,
+                "energy_j": sum(o.timeline.energy_j for o in self.operators),
+                "time_s_by_type": self.by_type(),
+            },
+        }
+
+
+def simulate_graph(
+    compiled: Compiled, offsets: Mapping[str, int] | None = None
+) -> NetworkTimeline:
+    """Time a compiled network; `offsets` are its activations' addresses (default: `place`)."""
+    places = places_of(compiled, offsets if offsets is not None else place(compiled))
+    memory = DeviceMemory.of(compiled.chip)
+    times = []
+    for task in compiled.tasks:
+        if task.lowered is not None:
+            times.append(_timed(task, compiled.chip, memory, places))
+    return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+
+
+def _timed(
+    task: Task, chip: Chip, memory: DeviceMemory, places: Mapping[str, tuple[int, int]]
+) -> OperatorTime:
+    assert task.lowered is not None
+    kernel = task.lowered.kernel
+    own = {b.name: places[task.value(b.name)] for b in kernel.tensors}
+    return OperatorTime(task.name, task.op, simulate_kernel(kernel, chip, memory.at(own)))
+
+
+def place(compiled: Compiled) -> dict[str, int]:
+    """Return the address of every activation: the planner's, in the memory's own order."""
+    found, top = {}, 0
+    for life in lifetimes(compiled):
+        found[life.name] = top
+        top += -(-life.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return found
+
+
+def places_of(compiled: Compiled, offsets: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return (address, bytes) of every tensor: activations by `offsets`, constants behind them."""
+    owner = owners(compiled)
+    sizes = {life.name: life.size_bytes for life in lifetimes(compiled)}
+    found = {name: (offsets[name], size) for name, size in sizes.items()}
+    top = max((low + size for low, size in found.values()), default=0)
+    for name, size in constant_bytes(compiled).items():
+        top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
+        found[name] = (top, size)
+        top += size
+    found.update({view: found[owner[view]] for view in owner if owner[view] in found})
+    return found
