@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.chip import Chip
+from ascend_lab.graph.attention import attention_parts
 from ascend_lab.graph.edit import Editor
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
@@ -23,18 +25,20 @@ from ascend_lab.graph.layouts.assign import ELEMENTWISE
 Values = NDArray[Any]
 
 
-def canonical(graph: Graph) -> Graph:
+def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
-    for step in (_expand, _flatten, _sink):
-        graph = step(graph)
-    return graph
+    return _sink(_flatten(_expand(graph, chip)))
 
 
-def _expand(graph: Graph) -> Graph:
+def _expand(graph: Graph, chip: Chip) -> Graph:
     edit = Editor(graph)
     for node in edit:
-        if node.op == "gemm":
+        if node.op in ("attention", "flash_attention"):
+            edit.replace(node.output, attention_parts(edit, node, chip))
+        elif node.op == "gemm":
             edit.replace(node.output, _gemm(edit, node))
+        elif node.op == "conv_transpose2d" and len(node.inputs) > 2:
+            edit.replace(node.output, _bias_apart(edit, node))
         elif node.op == "batch_norm" and all(n in edit.constants for n in node.inputs[1:]):
             edit.replace(node.output, _batch_norm(edit, node))
     return edit.finish()
@@ -46,11 +50,27 @@ def _gemm(edit: Editor, node: Node) -> str:
     y = edit.insert("matmul", (a, b), sides, node.name)
     if node.attr("alpha", 1.0) != 1.0:
         y = edit.insert("muls", (y,), {"number": node.attr("alpha")}, f"{node.name}_alpha")
-    for c in bias:
-        if node.attr("beta", 1.0) != 1.0:
-            c = edit.insert("muls", (c,), {"number": node.attr("beta")}, f"{node.name}_beta")
-        y = edit.insert("add", (y, c), {}, f"{node.name}_bias")
-    return y
+    if not bias:
+        return y
+    added = bias[0]
+    if node.attr("beta", 1.0) != 1.0:
+        added = edit.insert("muls", bias, {"number": node.attr("beta")}, f"{node.name}_beta")
+    return edit.insert("add", (y, added), {}, f"{node.name}_bias")
+
+
+def _bias_apart(edit: Editor, node: Node) -> str:
+    """Return conv_transpose2d(x, w) + bias, one number per channel."""
+    x, weight, bias = node.inputs
+    y = edit.insert(node.op, (x, weight), node.attrs, node.name)
+    column = edit.insert("reshape", (bias,), {"shape": (*edit.types[bias].shape, 1, 1)})
+    if bias in edit.constants:
+        kind = TensorType((*edit.types[bias].shape, 1, 1), edit.types[bias].dtype)
+        column = edit.constant(Constant(kind, partial(_column, edit.constants[bias])), bias)
+    return edit.insert("add", (y, column), {}, f"{node.name}_bias")
+
+
+def _column(bias: Constant) -> Values:
+    return bias.array().reshape(-1, 1, 1)
 
 
 def _batch_norm(edit: Editor, node: Node) -> str:

@@ -119,17 +119,13 @@ class NetworkTimeline:
         }
 
 
-def simulate_graph(
-    compiled: Compiled, offsets: Mapping[str, int] | None = None
-) -> NetworkTimeline:
+def simulate_graph(compiled: Compiled, offsets: Mapping[str, int] | None = None) -> NetworkTimeline:
     """Time a compiled network; `offsets` are its activations' addresses (default: `place`)."""
     places = places_of(compiled, offsets if offsets is not None else place(compiled))
     memory = DeviceMemory.of(compiled.chip)
-    times = []
-    for task in compiled.tasks:
-        if task.lowered is not None:
-            times.append(_timed(task, compiled.chip, memory, places))
-    return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+    real = (task for task in compiled.tasks if task.lowered is not None)
+    times = tuple(_timed(task, compiled.chip, memory, places) for task in real)
+    return NetworkTimeline(compiled.graph.name, compiled.chip, times, memory.l2.flush())
 
 
 def _timed(

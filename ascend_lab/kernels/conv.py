@@ -18,23 +18,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile, binding_of
+from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, binding_of
 from ascend_lab.kernels.conv_default import conv_schedule
+from ascend_lab.kernels.conv_place import Placement, plain_placement
 from ascend_lab.kernels.conv_plan import check_conv, takes_strips
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
 from ascend_lab.kernels.conv_split import RowShare, Tiles, row_shares
 from ascend_lab.kernels.conv_tile import (
     At,
     Conv,
-    Placement,
+    Held,
     Where,
     held_rows,
     held_weights,
     new_conv,
-    plain_placement,
     tile,
 )
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue_emit import held_channels
+from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
 from ascend_lab.kernels.windows import runs_of, tiles_per_image
 
@@ -44,15 +47,19 @@ def conv_launch(
     chip: Chip,
     schedule: GemmSchedule | None = None,
     place: Placement | None = None,
+    epilogue: Epilogue | None = None,
 ) -> Launch:
-    """Return the kernel as a launch; raise `CapacityError` if a stage does not fit L1.
+    """Return the kernel as a launch; raise `CapacityError` if a stage or the epilogue does not fit.
 
-    `place` says where the output pixels go; the default fills the output row by row.
+    `place` says where the output pixels go; the default fills the output row by row. `epilogue`
+    is done to the sums before they are stored; its operands are tensors of the launch.
     """
-    schedule = schedule or conv_schedule(shape, chip)
-    check_conv(shape, schedule, chip)
-    strip = takes_strips(shape, schedule, chip)
-    job = _Job(shape, schedule, chip, strip, place or plain_placement(shape))
+    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
+    schedule = schedule or conv_schedule(shape, chip, epilogue)
+    left = chip_left(chip, demand_of(epilogue, chip, ACCUMULATOR[shape.dtype]))
+    check_conv(shape, schedule, left)
+    strip = takes_strips(shape, schedule, left)
+    job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
     parts: list[Part] = []
     for share, share_ids in _shares(bundles_of(shape), schedule).items():
@@ -85,6 +92,7 @@ class _Job:
     chip: Chip
     strip: bool
     place: Placement
+    epilogue: Epilogue | None
 
     @property
     def tile(self) -> int:
@@ -128,7 +136,7 @@ def _program(
     job: _Job, piece: RowShare, own: tuple[_Share, int], col_pitch: int, counts: tuple[int, int]
 ) -> Program:
     share, n_own = own
-    conv = new_conv(job.shape, job.schedule, job.chip, n_own, job.place, job.strip)
+    conv = new_conv(job.shape, job.schedule, job.chip, n_own, job.place, job.strip, job.epilogue)
     k, bundle = conv.builder, bundles_of(job.shape)
     image = k.param("row", max(piece.images) + 1) * piece.image_pitch
     down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else Affine()
@@ -155,21 +163,25 @@ def _bundle(
     """All output tiles of one bundle on one core; `base`: images, rows and blocks before it."""
     k, tile_n = conv.builder, min(job.schedule.base_n // FRACTAL, n_own)
     once = conv.c1_stage >= bundle.c1
-    with held_weights(conv, bundle, (base[2], n_own), once and n_own <= tile_n) as weights:
+    n = (base[2], n_own)
+    with (
+        held_channels(conv.finish, n, bundle.index * bundles_of(job.shape).n1, None) as channels,
+        held_weights(conv, bundle, n, once and n_own <= tile_n) as weights,
+    ):
+        held = Held(weights, channels)
         for image, first, last in _images(k, tiles, job.per_image):
             for run in runs_of(job.shape, job.tile, first, last, strip=job.strip):
                 with repeat(k, "run", run.count) as turn:
                     for pixel, window in run.tiles:
-                        n = (base[2], n_own)
                         at = Where(base[0] + image, bundle, n, pixel, window, turn, run, base[1])
-                        _columns(conv, at, tile_n, once, weights)
+                        _columns(conv, at, tile_n, once, held)
 
 
-def _columns(conv: Conv, at: Where, tile_n: int, once: bool, weights: Tile | None) -> None:
+def _columns(conv: Conv, at: Where, tile_n: int, once: bool, held: Held) -> None:
     """The tiles of one group of pixels, one per tile of output channels; `once`: rows stay."""
     with held_rows(conv, at, once) as rows:
         for n_at, n_size in segments(conv.builder, "n", at.n[1], tile_n):
-            tile(conv, replace(at, n=(at.n[0] + n_at, n_size)), rows, weights)
+            tile(conv, replace(at, n=(at.n[0] + n_at, n_size)), rows, held)
 
 
 def _images(k: KernelBuilder, tiles: Tiles, per_image: int) -> Iterator[tuple[Affine, int, int]]:

@@ -17,8 +17,10 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_plan import side_of, window_sides
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.gemm_default import SIDES, drain_cycles
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, up
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
+from ascend_lab.kernels.gemm_default import SIDES, drain_cycles, operand_cycles
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.gemm_tilings import Array, Floats, Tilings, load_cycles_per_byte
 
 STAGES = (1, 2, 4, 8, 16, 32)
@@ -63,9 +65,12 @@ def _problem(shape: ConvShape) -> _Problem:
     )
 
 
-def conv_schedule(shape: ConvShape, chip: Chip) -> GemmSchedule:
+def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = chip_left(chip, demand)
     found = candidates(shape, chip)
+    found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
         rows, columns = window_sides(shape, 1, strip=True)
         p = _problem(shape)
@@ -75,7 +80,7 @@ def conv_schedule(shape: ConvShape, chip: Chip) -> GemmSchedule:
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
         )
-    best = int(np.argmin(estimate(shape, chip, found)))
+    best = int(np.argmin(estimate(shape, chip, found, demand)))
     return found.tilings.schedule(best, shape.dtype)
 
 
@@ -131,7 +136,9 @@ def _stage_bytes(shape: ConvShape, stage: Array, m: Array, n: Array, *, strip: b
     return needed
 
 
-def estimate(shape: ConvShape, chip: Chip, found: Candidates) -> Floats:
+def estimate(
+    shape: ConvShape, chip: Chip, found: Candidates, demand: Demand | None = None
+) -> Floats:
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
     p, t = _problem(shape), found.tilings
     shares = np.minimum(t.cols, p.bundles)
@@ -140,7 +147,8 @@ def estimate(shape: ConvShape, chip: Chip, found: Candidates) -> Floats:
     down = -(-(shape.n * _tiles(shape, t.m, found.strips)) // t.rows)
     tiles = down * -(-p.bundles // shares) * across
     cube, mte1, mte2, rows, weights = _loads(shape, chip, found, across, down)
-    drain = drain_cycles(shape.gemm, chip, t)
+    mte2 = mte2 + operand_cycles(chip, t, demand)
+    drain = drain_cycles(shape.gemm, chip, t, demand)
     alone = t.m * t.n * 2048 > chip.buffers["L0C"]
     steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
     steady = np.maximum(steady, drain)

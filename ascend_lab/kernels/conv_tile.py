@@ -18,33 +18,22 @@ from ascend_lab.isa import (
     c0_of,
     load3d,
 )
+from ascend_lab.kernels.conv_place import Placement, area_of, plain_placement
 from ascend_lab.kernels.conv_plan import c1_stage, window_sides
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_emit import (
+    Channels,
+    Finish,
+    Sizes,
+    bias_of,
+    drain,
+    held_channels,
+    new_finish,
+)
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
-from ascend_lab.kernels.tiles import load_b, out_queue, segments, store_tile, sum_queue
-from ascend_lab.kernels.windows import Run, Window, rows_of
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where output pixels go in a plane of `plane` pixels: start + row * row_pitch + column * step.
-
-    A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
-    pixel of every other row.
-    """
-
-    start: int
-    row_pitch: int
-    step: int
-    plane: int
-    weight: str = "weight"
-    """Name of the tensor of weights: several launches of one kernel need several."""
-
-
-def plain_placement(shape: ConvShape) -> Placement:
-    """Return the placement that writes rows one after another, padded to 16 pixels at the end."""
-    oh, ow = shape.out_hw
-    return Placement(0, ow, 1, up(oh * ow, FRACTAL) * FRACTAL)
+from ascend_lab.kernels.tiles import load_b, out_queue, segments, store_area, store_tile, sum_queue
+from ascend_lab.kernels.windows import Run, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +51,15 @@ class Conv:
     tile_k: int
     place: Placement
     strip: bool
+    finish: Finish | None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What stays for all pixel tiles of a bundle on a core, where it fits."""
+
+    weights: Tile | None
+    channels: Channels | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +95,7 @@ def new_conv(
     n_own: int,
     place: Placement,
     strip: bool,
+    epilogue: Epilogue | None,
 ) -> Conv:
     """Allocate the tensors and queues of one core's kernel, which owns `n_own` output blocks."""
     c0, dtype, bundle = c0_of(shape.dtype), shape.dtype, bundles_of(shape)
@@ -109,7 +108,7 @@ def new_conv(
     rows, columns = window_sides(shape, tile, strip=strip)
     image, weights = stage * rows * columns * c0, stage * taps * tile_n * area
     k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
-    tensors = _tensors(k, shape, place)
+    tensors = _tensors(k, shape, place, epilogue.out_dtype if epilogue else shape.out_dtype)
     l1 = (
         k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1"),
         k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1"),
@@ -119,17 +118,23 @@ def new_conv(
         k.queue("w_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M"),
     )
     acc = sum_queue(k, "y_l0", ACCUMULATOR[dtype], tile_m, tile_n)
-    out = out_queue(k, shape.out_dtype, tile_m, tile_n) if chip.combined else None
+    out = None
+    if chip.combined and epilogue is None:
+        out = out_queue(k, shape.out_dtype, tile_m, tile_n)
+    sizes = Sizes(tile_m, tile_n, n_own, shape.blocks[1], tensors[2].elements)
+    finish = new_finish(k, epilogue, ACCUMULATOR[dtype], sizes)
     stage = min(stage, bundle.c1)
-    return Conv(shape, k, tensors, l1, l0, acc, out, stage, tile_k, place, strip)
+    return Conv(shape, k, tensors, l1, l0, acc, out, stage, tile_k, place, strip, finish)
 
 
-def _tensors(k: KernelBuilder, shape: ConvShape, place: Placement) -> tuple[Buffer, Buffer, Buffer]:
+def _tensors(
+    k: KernelBuilder, shape: ConvShape, place: Placement, out_dtype: str
+) -> tuple[Buffer, Buffer, Buffer]:
     (c1, n1), c0 = shape.blocks, c0_of(shape.dtype)
     return (
         k.tensor("x", shape.dtype, shape.n * c1 * shape.h * shape.w * c0),
         k.tensor(place.weight, shape.dtype, weight_blocks(shape) * FRACTAL * c0),
-        k.tensor("y", shape.out_dtype, shape.n * n1 * place.plane * FRACTAL),
+        k.tensor("y", out_dtype, shape.n * n1 * place.plane * FRACTAL),
     )
 
 
@@ -140,14 +145,25 @@ def weight_blocks(shape: ConvShape) -> int:
     return (full + bundle.last_c1 * bundle.last_n1) * shape.taps
 
 
-def tile(conv: Conv, at: Where, rows: Tile | None, weights: Tile | None) -> None:
+def tile(conv: Conv, at: Where, rows: Tile | None, held: Held) -> None:
     """One output tile: sum over channel blocks and kernel taps, then store.
 
-    `rows` and `weights` are those of all channel blocks where a loop outside holds them in L1.
+    `rows` and weights are those of all channel blocks where a loop outside holds them in L1.
     """
+    n_at = at.bundle.index * bundles_of(conv.shape).n1
+    with held_channels(conv.finish, at.n, n_at, held.channels) as channels:
+        _sum(conv, at, rows, held.weights, channels)
+        _store(conv, at, n_at, channels)
+
+
+def _sum(
+    conv: Conv, at: Where, rows: Tile | None, weights: Tile | None, channels: Channels | None
+) -> None:
+    """Sum over channel blocks and kernel taps in L0C."""
     k, shape, c0 = conv.builder, conv.shape, c0_of(conv.shape.dtype)
     m, n, taps = at.window.fractals, at.n[1], conv.shape.taps
     (qa, qb), c = conv.l0, conv.acc.alloc()
+    bias = bias_of(conv.finish, channels, at.n)
     for c_at, c_size in segments(k, "stage", at.bundle.c1, conv.c1_stage):
         if rows is None:
             stage_rows(conv, at, (c_at, c_size))
@@ -168,6 +184,7 @@ def tile(conv: Conv, at: Where, rows: Tile | None, weights: Tile | None) -> None
                 a0.region(0, (m, depth, FRACTAL, c0)),
                 b0.region(0, (depth, n, FRACTAL, c0)),
                 accumulate=c_at * taps + k_at,
+                bias=bias,
             )
             qa.free()
             qb.free()
@@ -175,7 +192,6 @@ def tile(conv: Conv, at: Where, rows: Tile | None, weights: Tile | None) -> None
             if held is None:
                 queue.free()
     conv.acc.enqueue()
-    _store(conv, at)
 
 
 @contextmanager
@@ -254,46 +270,19 @@ def im2col_load(
     )
 
 
-def _store(conv: Conv, at: Where) -> None:
+def _store(conv: Conv, at: Where, n_at: Affine, channels: Channels | None) -> None:
     """Write the tile as one run where the plane is filled in order, else row by row of pixels."""
-    place, ow = conv.place, conv.shape.out_hw[1]
-    n_at = at.bundle.index * bundles_of(conv.shape).n1 + at.n[0]
-    plane = (at.image * conv.shape.blocks[1] + n_at) * place.plane
-    if not conv.strip and place == plain_placement(conv.shape):
+    place, ow, y = conv.place, conv.shape.out_hw[1], conv.tensors[2]
+    plane = (at.image * conv.shape.blocks[1] + n_at + at.n[0]) * place.plane
+    plain = not conv.strip and place == plain_placement(conv.shape)
+    if plain and conv.finish is None:
         start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
         sizes = (at.window.fractals, at.n[1])
-        column = place.plane // FRACTAL
-        store_tile(conv.builder, conv.acc, conv.out, conv.tensors[2], sizes, start, column)
+        store_tile(conv.builder, conv.acc, conv.out, y, sizes, start, place.plane // FRACTAL)
         return
-    pieces = []
-    for done, pixel, length in rows_of(at.pixel, at.window.pixels, ow):
-        row = at.turn * (at.run.pixels // ow) + at.down + pixel // ow
-        to = plane + place.start + row * place.row_pitch + pixel % ow * place.step
-        pieces.append((done, to * FRACTAL, length))
-    _store_pieces(conv, at, pieces)
-
-
-def _store_pieces(conv: Conv, at: Where, pieces: list[tuple[int, Affine, int]]) -> None:
-    """Move pieces (position in the tile, output address, pixels) of all columns of the tile."""
-    k, place, n = conv.builder, conv.place, at.n[1]
-    size, step = at.window.fractals * FRACTAL * FRACTAL, place.step * FRACTAL
-    plane = place.plane * FRACTAL
-    c, out = conv.acc.dequeue(), conv.out
-    if out is None:
-        for done, start, length in pieces:
-            to = conv.tensors[2].region(start, (n, length, FRACTAL), (plane, step, 1))
-            source = c.region(done * FRACTAL, to.sizes, (size, FRACTAL, 1))
-            k.fixpipe(to, source)
-        conv.acc.free()
-        return
-    for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):
-        k.copy(out.alloc().region(0, columns * size), c.region(first * size, columns * size))
-        out.enqueue()
-        held = out.dequeue()
-        for done, start, length in pieces:
-            to = conv.tensors[2].region(
-                start + first * plane, (columns, length, FRACTAL), (plane, step, 1)
-            )
-            k.copy(to, held.region(done * FRACTAL, to.sizes, (size, FRACTAL, 1)))
-        out.free()
-    conv.acc.free()
+    row = at.turn * (at.run.pixels // ow) + at.down
+    area = area_of(conv.shape, place, plane, row, (at.pixel, at.n[1], at.window))
+    if conv.finish is None:
+        store_area(conv.builder, conv.acc, conv.out, y, area)
+    else:
+        drain(conv.finish, conv.acc, y, area, at.n[0], channels)

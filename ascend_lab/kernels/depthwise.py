@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.depthwise_after import After, after_blocks, check_after, new_after
+from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import (
     Place,
@@ -90,15 +92,20 @@ class _Kernel:
     sums: Queue
     products: Buffer
     lines: Lines
+    plane: int
+    after: After | None
 
 
-def depthwise_launch(shape: ConvShape, chip: Chip) -> Launch:
+def depthwise_launch(
+    shape: ConvShape, chip: Chip, *, dense: bool = False, epilogue: Epilogue | None = None
+) -> Launch:
     """Convolve each channel with its own kernel on all vector cores.
 
     Tensors are x (N, C1, H, W, C0), weight (C1, r, s, C0) and y (N, C1, pixels, C0), pixels
-    rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them). Raises
-    `InputError` unless every channel is a group of its own in fp16, `CapacityError` where one
-    output row does not fit UB.
+    rounded up to 16 as the cube's convolution leaves them (`unpack_conv` reads them), or exactly
+    OH * OW if `dense`. `epilogue` is done to the fp16 sums. Raises `InputError` unless every
+    channel is a group of its own in fp16, `CapacityError` where one output row does not fit UB,
+    `PathError` for an epilogue that `supported_after` refuses.
     """
     if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
         raise InputError(
@@ -107,7 +114,8 @@ def depthwise_launch(shape: ConvShape, chip: Chip) -> Launch:
             "use conv_launch",
         )
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own))
+    check_after(epilogue, chip)
+    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own, dense, epilogue))
 
 
 def pack_depthwise(
@@ -125,9 +133,11 @@ def pack_depthwise(
     }
 
 
-def _program(shape: ConvShape, chip: Chip, own: Share) -> Program:
-    rows = rows_per_block(own, _most_rows(shape, chip))
-    kernel = _kernel(shape, chip, rows)
+def _program(
+    shape: ConvShape, chip: Chip, own: Share, dense: bool, epilogue: Epilogue | None
+) -> Program:
+    rows = rows_per_block(own, _most_rows(shape, chip, epilogue))
+    kernel = _kernel(shape, chip, rows, dense, epilogue)
     buffer = kernel.rows.buffer
     for slot in range(buffer.slots):  # once: loads leave the borders alone
         _zero(kernel.builder, Tile(buffer, slot), 0, buffer.elements)
@@ -138,13 +148,14 @@ def _program(shape: ConvShape, chip: Chip, own: Share) -> Program:
     return kernel.builder.finish()
 
 
-def _most_rows(shape: ConvShape, chip: Chip) -> int:
+def _most_rows(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> int:
     """Most output rows of a block: image rows and sums twice, products once, weights twice."""
     lines, (oh, ow) = lines_of(shape, chip), shape.out_hw
-    room = chip.buffers["UB"] // BLOCK_BYTES - 2 * shape.taps
+    more, fixed = after_blocks(epilogue)
+    room = chip.buffers["UB"] // BLOCK_BYTES - 2 * shape.taps - fixed
 
     def needed(rows: int) -> int:
-        return 2 * lines.seen(shape, rows) + 3 * lines.outputs(rows, ow)
+        return 2 * lines.seen(shape, rows) + (3 + more) * lines.outputs(rows, ow)
 
     rows = 0
     while rows < oh and needed(rows + 1) <= room:
@@ -158,7 +169,9 @@ def _most_rows(shape: ConvShape, chip: Chip) -> int:
     return rows
 
 
-def _kernel(shape: ConvShape, chip: Chip, rows: int) -> _Kernel:
+def _kernel(
+    shape: ConvShape, chip: Chip, rows: int, dense: bool, epilogue: Epilogue | None
+) -> _Kernel:
     k, lines, (oh, ow), (c1, _) = (
         KernelBuilder("depthwise", chip),
         lines_of(shape, chip),
@@ -166,18 +179,22 @@ def _kernel(shape: ConvShape, chip: Chip, rows: int) -> _Kernel:
         shape.blocks,
     )
     outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
-    return _Kernel(
+    plane = oh * ow if dense else up(oh * ow, FRACTAL) * FRACTAL
+    kernel = _Kernel(
         shape,
         k,
         k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
         k.tensor("weight", "fp16", c1 * shape.taps * C0),
-        k.tensor("y", "fp16", shape.n * c1 * up(oh * ow, FRACTAL) * FRACTAL * C0),
+        k.tensor("y", "fp16", shape.n * c1 * plane * C0),
         k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
         k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
         k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
         k.buffer("products", "UB", "fp16", outputs),
         lines,
+        plane,
+        None,
     )
+    return replace(kernel, after=new_after(k, epilogue, kernel.taps, c1, outputs))
 
 
 def _zero(k: KernelBuilder, tile: Tile, first: int, elements: int) -> None:
@@ -195,7 +212,10 @@ def _weights(kernel: _Kernel, channel: Affine, held: list[Tile]) -> Iterator[Non
     """Hold the taps of one channel block while its planes are walked."""
     size = kernel.shape.taps * C0
     source = kernel.weight.region(channel * size, size)
-    kernel.builder.copy(kernel.taps.alloc().region(), source)
+    tile = kernel.taps.alloc()
+    kernel.builder.copy(tile.region(), source)
+    if kernel.after:
+        kernel.after.load(kernel.builder, tile, channel)
     kernel.taps.enqueue()
     held.append(kernel.taps.dequeue())
     yield
@@ -218,6 +238,8 @@ def _block(kernel: _Kernel, at: Place, weights: Tile) -> None:
     with repeat(k, "row", turns) as index:
         _sum(kernel, (x, sums, weights), (index * down, index * lines.pitch), pixels)
     kernel.rows.free()
+    if kernel.after:
+        kernel.after.write(k, sums, weights, turns * pixels * C0)
     kernel.sums.enqueue()
     _store(kernel, at)
 
@@ -266,8 +288,8 @@ def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> 
 
 def _store(kernel: _Kernel, at: Place) -> None:
     """Write the wanted pixels of each row; what lies between them in UB is dropped."""
-    shape, block, (oh, ow) = kernel.shape, at.block, kernel.shape.out_hw
-    plane = (at.image * shape.blocks[0] + at.channel) * (up(oh * ow, FRACTAL) * FRACTAL)
+    shape, block, ow = kernel.shape, at.block, kernel.shape.out_hw[1]
+    plane = (at.image * shape.blocks[0] + at.channel) * kernel.plane
     pixel = plane + at.turn * (block.rows * ow) + block.start * ow
     target = _rows(kernel.y, pixel * C0, block.rows, ow, ow)
     held = kernel.sums.dequeue()

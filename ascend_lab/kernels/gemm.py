@@ -19,9 +19,20 @@ from ascend_lab.isa import (
     Part,
     Program,
     Queue,
+    Region,
     Tile,
     binding_of,
     c0_of,
+)
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.epilogue_emit import (
+    Channels,
+    Finish,
+    Sizes,
+    bias_of,
+    drain,
+    held_channels,
+    new_finish,
 )
 from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import (
@@ -32,6 +43,7 @@ from ascend_lab.kernels.gemm_schedule import (
     check_schedule,
 )
 from ascend_lab.kernels.tiles import (
+    Area,
     by_size,
     chunks,
     load_a,
@@ -57,11 +69,21 @@ class _Kernel:
     tile_k: int
     stage_k: int
     area: int
+    finish: Finish | None
 
 
-def gemm_launch(shape: GemmShape, chip: Chip, schedule: GemmSchedule | None = None) -> Launch:
-    """Return the kernel as a launch: full cores and tail cores are separate parts."""
-    schedule = schedule or default_schedule(shape, chip)
+def gemm_launch(
+    shape: GemmShape,
+    chip: Chip,
+    schedule: GemmSchedule | None = None,
+    epilogue: Epilogue | None = None,
+) -> Launch:
+    """Return the kernel as a launch: full cores and tail cores are separate parts.
+
+    `epilogue` is done to the sums before they are stored; its operands are tensors of the launch.
+    """
+    check_epilogue(epilogue, chip, ACCUMULATOR[shape.dtype])
+    schedule = schedule or default_schedule(shape, chip, epilogue)
     check_schedule(shape, schedule, chip)
     m1, _, n1 = shape.fractals
     rows = chunks(m1, schedule.base_m // FRACTAL, schedule.grid_rows)
@@ -70,7 +92,7 @@ def gemm_launch(shape: GemmShape, chip: Chip, schedule: GemmSchedule | None = No
     for row_size, row_ids in by_size(rows).items():
         for col_size, col_ids in by_size(cols).items():
             own = ((row_size, rows[0], row_ids[-1] + 1), (col_size, cols[0], col_ids[-1] + 1))
-            program = _program(shape, schedule, chip, own)
+            program = _program(shape, schedule, chip, own, epilogue)
             cores = [binding_of({"row": r, "col": c}) for r in row_ids for c in col_ids]
             parts.append(Part(program, tuple(cores)))
     return Launch(f"gemm_{shape.m}x{shape.k}x{shape.n}", tuple(parts))
@@ -81,25 +103,31 @@ Share = tuple[int, int, int]
 
 
 def _program(
-    shape: GemmShape, schedule: GemmSchedule, chip: Chip, own: tuple[Share, Share]
+    shape: GemmShape,
+    schedule: GemmSchedule,
+    chip: Chip,
+    own: tuple[Share, Share],
+    epilogue: Epilogue | None,
 ) -> Program:
-    kernel = _kernel(shape, schedule, chip, own)
+    kernel = _kernel(shape, schedule, chip, own, epilogue)
     k = kernel.builder
     (m_own, m_pitch, m_count), (n_own, n_pitch, n_count) = own
     m_base = k.param("row", m_count) * m_pitch
     n_base = k.param("col", n_count) * n_pitch
     tile_m, tile_n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-    for m_at, m_size in segments(k, "m", m_own, tile_m):
-        for n_at, n_size in segments(k, "n", n_own, tile_n):
-            c = kernel.acc.alloc()
-            _reduce(kernel, c, (m_base + m_at, m_size), (n_base + n_at, n_size))
-            kernel.acc.enqueue()
-            _store(kernel, (m_base + m_at, m_size), (n_base + n_at, n_size))
+    with held_channels(kernel.finish, (n_base, n_own), Affine(), None) as held:
+        for m_at, m_size in segments(k, "m", m_own, tile_m):
+            for n_at, n_size in segments(k, "n", n_own, tile_n):
+                _tile(kernel, (m_base + m_at, m_size), (n_base + n_at, n_size), held)
     return k.finish()
 
 
 def _kernel(
-    shape: GemmShape, schedule: GemmSchedule, chip: Chip, own: tuple[Share, Share]
+    shape: GemmShape,
+    schedule: GemmSchedule,
+    chip: Chip,
+    own: tuple[Share, Share],
+    epilogue: Epilogue | None,
 ) -> _Kernel:
     """Allocate tensors and queues."""
     m1, k1, n1 = shape.fractals
@@ -110,14 +138,11 @@ def _kernel(
     tile_k = min(schedule.base_k // c0, k1)
     stage = min(tile_k * schedule.step_k, k1)
     k = KernelBuilder(f"gemm_{own[0][0] * FRACTAL}x{own[1][0] * FRACTAL}", chip)
-    tensors = (
-        k.tensor("a", dtype, k1 * m1 * area),
-        k.tensor("b", dtype, k1 * n1 * area),
-        k.tensor("c", shape.out_dtype, n1 * m1 * 256),
-    )
+    out_dtype = epilogue.out_dtype if epilogue else shape.out_dtype
+    sizes = Sizes(tile_m, tile_n, own[1][0], n1, n1 * m1 * 256)
     return _Kernel(
         k,
-        tensors,
+        _tensors(k, shape, out_dtype),
         (
             k.queue("a_l1", "L1", dtype, stage * tile_m * area, src="MTE2", dst="MTE1"),
             k.queue("b_l1", "L1", dtype, stage * tile_n * area, src="MTE2", dst="MTE1"),
@@ -127,11 +152,21 @@ def _kernel(
             k.queue("b_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M"),
         ),
         sum_queue(k, "c_l0", ACCUMULATOR[dtype], tile_m, tile_n),
-        out_queue(k, shape.out_dtype, tile_m, tile_n) if chip.combined else None,
+        out_queue(k, out_dtype, tile_m, tile_n) if chip.combined and not epilogue else None,
         (m1, k1, n1),
         tile_k,
         stage,
         area,
+        new_finish(k, epilogue, ACCUMULATOR[dtype], sizes),
+    )
+
+
+def _tensors(k: KernelBuilder, shape: GemmShape, out: str) -> tuple[Buffer, Buffer, Buffer]:
+    (m1, k1, n1), area = shape.fractals, FRACTAL * c0_of(shape.dtype)
+    return (
+        k.tensor("a", shape.dtype, k1 * m1 * area),
+        k.tensor("b", shape.dtype, k1 * n1 * area),
+        k.tensor("c", out, n1 * m1 * 256),
     )
 
 
@@ -139,8 +174,17 @@ Span = tuple[Affine, int]
 """(start, size) of a tile along one axis, in fractals."""
 
 
-def _reduce(kernel: _Kernel, c: Tile, m: Span, n: Span) -> None:
-    """C tile = sum over k: stages GM -> L1, tiles L1 -> L0, mmad."""
+def _tile(kernel: _Kernel, m: Span, n: Span, held: Channels | None) -> None:
+    """One tile of C; `held` are numbers per column loaded before."""
+    with held_channels(kernel.finish, n, Affine(), held) as channels:
+        c = kernel.acc.alloc()
+        _reduce(kernel, c, m, n, bias_of(kernel.finish, channels, n))
+        kernel.acc.enqueue()
+        _store(kernel, m, n, channels)
+
+
+def _reduce(kernel: _Kernel, c: Tile, m: Span, n: Span, bias: Region | None) -> None:
+    """C tile = sum over k (+ bias): stages GM -> L1, tiles L1 -> L0, mmad."""
     k, (qa, qb) = kernel.builder, kernel.l1
     m1, k1, n1 = kernel.whole
     for stage_at, size in segments(k, "stage", k1, kernel.stage_k):
@@ -157,7 +201,8 @@ def _reduce(kernel: _Kernel, c: Tile, m: Span, n: Span) -> None:
             queue.enqueue()
         a1, b1 = qa.dequeue(), qb.dequeue()
         for k_at, k_size in segments(k, "k", size, kernel.tile_k):
-            multiply(kernel.builder, kernel.l0, (a1, b1), c, (m[1], k_size, n[1]), k_at, stage_at)
+            sizes = (m[1], k_size, n[1])
+            multiply(k, kernel.l0, (a1, b1), c, sizes, k_at, stage_at, bias)
         qa.free()
         qb.free()
 
@@ -170,6 +215,7 @@ def multiply(
     sizes: tuple[int, int, int],
     k_at: Affine,
     stage_at: Affine,
+    bias: Region | None = None,
 ) -> None:
     """Load one tile of A and of B from L1 to L0 and multiply them into C; sizes in fractals."""
     (qa, qb), (m, depth, n) = l0, sizes
@@ -184,13 +230,19 @@ def multiply(
         a.region(0, (m, depth, FRACTAL, c0)),
         b.region(0, (depth, n, FRACTAL, c0)),
         accumulate=stage_at + k_at,
+        bias=bias,
     )
     qa.free()
     qb.free()
 
 
-def _store(kernel: _Kernel, m: Span, n: Span) -> None:
+def _store(kernel: _Kernel, m: Span, n: Span, channels: Channels | None) -> None:
     """Drain the C tile to GM: fix pipe, or V to UB and MTE3 on chips without one."""
-    m1 = kernel.whole[0]
+    m1, c = kernel.whole[0], kernel.tensors[2]
     start = (n[0] * m1 + m[0]) * 256
-    store_tile(kernel.builder, kernel.acc, kernel.out, kernel.tensors[2], (m[1], n[1]), start, m1)
+    if kernel.finish is None:
+        store_tile(kernel.builder, kernel.acc, kernel.out, c, (m[1], n[1]), start, m1)
+        return
+    rows = m[1] * FRACTAL
+    area = Area(((0, start, rows),), n[1], m1 * 256, FRACTAL, m[1], rows)
+    drain(kernel.finish, kernel.acc, c, area, n[0], channels)

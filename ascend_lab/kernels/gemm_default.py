@@ -13,7 +13,9 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.gemm_tilings import (
     Array,
     Floats,
@@ -24,15 +26,22 @@ from ascend_lab.kernels.gemm_tilings import (
 )
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+HEAD_CYCLES = 12
+"""Before the first repeat of a vector instruction, about."""
 STEPS = (1, 2, 3, 4, 6, 8)
 
 
-def default_schedule(shape: GemmShape, chip: Chip) -> GemmSchedule:
+def default_schedule(
+    shape: GemmShape, chip: Chip, epilogue: Epilogue | None = None
+) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
+    demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
+    chip = chip_left(chip, demand)
     tilings = candidates(shape, chip)
+    tilings = tilings.take(fitting(demand, chip, tilings))
     if not len(tilings.m):
         raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
-    return tilings.schedule(int(np.argmin(estimate(shape, chip, tilings))), shape.dtype)
+    return tilings.schedule(int(np.argmin(estimate(shape, chip, tilings, demand))), shape.dtype)
 
 
 def candidates(shape: GemmShape, chip: Chip) -> Tilings:
@@ -61,7 +70,7 @@ def _up(value: Array | int, unit: Array) -> Array:
     return -(-value // unit)
 
 
-def estimate(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
+def estimate(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once.
 
     A C tile that fills L0C alone is drained while the cube waits; two of them overlap.
@@ -69,7 +78,8 @@ def estimate(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
     m1, _, n1 = shape.fractals
     tiles = _up(_up(m1, t.m), t.rows) * _up(_up(n1, t.n), t.cols)
     cube, mte1, mte2 = _loads(shape, chip, t)
-    drain = drain_cycles(shape, chip, t)
+    mte2 = mte2 + operand_cycles(chip, t, demand)
+    drain = drain_cycles(shape, chip, t, demand)
     alone = t.m * t.n * 2048 > chip.buffers["L0C"]
     steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
     first = (mte2 + mte1) * np.minimum(1.0, t.k * t.step / shape.fractals[1])
@@ -99,11 +109,25 @@ def _loads(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[Floats, Floats, Fl
     return cube, mte1, mte2
 
 
-def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings) -> Floats:
-    """Cycles from L0C to GM for one tile; two hops on chips without a fix pipe overlap."""
-    size = t.m * t.n * 256 * DTYPE_BYTES[shape.out_dtype]
+def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
+    """Cycles from L0C to GM for one tile; two hops on chips without a fix pipe overlap.
+
+    An epilogue makes the first hop longer.
+    """
+    stored = demand.stored_bytes if demand else DTYPE_BYTES[shape.out_dtype]
+    size = t.m * t.n * 256 * stored
     last: Floats = size * store_cycles_per_byte(chip, t.rows * t.cols)
     if not chip.combined:
         return last
     hop: Floats = size / chip.path("L0C", "UB").rate_bytes_per_cycle
-    return np.maximum(hop, last)
+    if demand is None:
+        return np.maximum(hop, last)
+    work: Floats = t.m * t.n * np.float64(256 * demand.cycles)
+    return np.maximum(work + demand.instructions * HEAD_CYCLES, last)
+
+
+def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
+    """Cycles of loading the tiles an epilogue adds to one output tile."""
+    rate = load_cycles_per_byte(chip, np.ones(len(t.m)), t.rows * t.cols)
+    cycles: Floats = t.m * t.n * (256 * demand.loaded_bytes if demand else 0) * rate
+    return cycles

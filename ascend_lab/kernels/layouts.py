@@ -16,7 +16,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.kernels.conv_groups import bundle_weights
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
-from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.layout import AddressMap, address_map, pack, unpack
 
 
 def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -35,8 +35,10 @@ def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, N
 
 def unpack_gemm(shape: GemmShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     """Return C (m, n) row-major from the kernel's output tensor."""
-    c = address_map("FRACTAL_NZ", (shape.m, shape.n), shape.out_dtype, c0=FRACTAL)
-    return unpack(c, tensors["c"].reshape(-1))
+    stored = tensors["c"].reshape(-1)
+    return unpack(
+        address_map("FRACTAL_NZ", (shape.m, shape.n), _format(stored), c0=FRACTAL), stored
+    )
 
 
 def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -59,9 +61,53 @@ def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[s
     }
 
 
-def unpack_conv(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return the output as (n, k, oh, ow): per image a matrix, a row per pixel, in FRACTAL_NZ."""
-    oh, ow = shape.out_hw
-    y = address_map("FRACTAL_NZ", (shape.n, oh * ow, shape.k), shape.out_dtype, c0=FRACTAL)
-    rows = unpack(y, tensors["y"].reshape(-1))
+def unpack_conv(
+    shape: ConvShape, tensors: Mapping[str, NDArray[Any]], *, dense: bool = False
+) -> NDArray[Any]:
+    """Return the output as (n, k, oh, ow): per image a matrix, a row per pixel, in FRACTAL_NZ.
+
+    `dense` reads what `dense_placement` left: NC1HWC0 in blocks of 16 channels.
+    """
+    (oh, ow), stored = shape.out_hw, tensors["y"].reshape(-1)
+    if dense:
+        return unpack(_dense(shape, stored), stored)
+    y = address_map("FRACTAL_NZ", (shape.n, oh * ow, shape.k), _format(stored), c0=FRACTAL)
+    rows = unpack(y, stored)
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(shape.n, shape.k, oh, ow)
+
+
+def pack_pixels(shape: ConvShape, values: NDArray[Any], *, dense: bool = False) -> NDArray[Any]:
+    """Lay values (n, k, oh, ow) out as the convolution's output: an epilogue's tile operand."""
+    (oh, ow), wanted = shape.out_hw, (shape.n, shape.k, *shape.out_hw)
+    if values.shape != wanted:
+        raise InputError(f"values as (n, k, oh, ow), {wanted}", str(values.shape), "reshape them")
+    if dense:
+        return pack(_dense(shape, values), values)
+    rows = values.reshape(shape.n, shape.k, oh * ow).transpose(0, 2, 1)
+    layout = address_map("FRACTAL_NZ", rows.shape, _format(values), c0=FRACTAL)
+    return pack(layout, np.ascontiguousarray(rows))
+
+
+def pack_rows(values: NDArray[Any]) -> NDArray[Any]:
+    """Lay a matrix (m, n) out as a product's output C: an epilogue's tile operand."""
+    return pack(address_map("FRACTAL_NZ", values.shape, _format(values), c0=FRACTAL), values)
+
+
+def pack_channels(values: NDArray[Any]) -> NDArray[Any]:
+    """Lay a number per output channel out as (n1, 16), zeros behind the last: an operand."""
+    if values.ndim != 1:
+        raise InputError("one number per channel", f"shape {values.shape}", "flatten it")
+    wide = np.zeros(-(-len(values) // FRACTAL) * FRACTAL, values.dtype)
+    wide[: len(values)] = values
+    return wide.reshape(-1, FRACTAL)
+
+
+def _dense(shape: ConvShape, values: NDArray[Any]) -> AddressMap:
+    sizes = (shape.n, shape.k, *shape.out_hw)
+    return address_map("NC1HWC0", sizes, _format(values), c0=FRACTAL)
+
+
+def _format(values: NDArray[Any]) -> str:
+    """Return the name of an array's number format."""
+    names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
+    return names.get(values.dtype.name, values.dtype.name)

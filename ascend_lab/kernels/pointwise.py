@@ -11,6 +11,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Launch, c0_of
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.layouts import pack_conv, unpack_conv
@@ -26,8 +27,16 @@ def is_plain_product(shape: ConvShape) -> bool:
     return one and shape.n == shape.groups == 1 and shape.h * shape.w % FRACTAL == 0
 
 
-def pointwise_launch(shape: ConvShape, chip: Chip, schedule: GemmSchedule | None = None) -> Launch:
-    """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free."""
+def pointwise_launch(
+    shape: ConvShape,
+    chip: Chip,
+    schedule: GemmSchedule | None = None,
+    epilogue: Epilogue | None = None,
+) -> Launch:
+    """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free.
+
+    Its output c is dense, (Cout1, H, W, 16); so are the tiles an `epilogue` reads.
+    """
     if not is_plain_product(shape):
         raise InputError(
             "one image, a 1x1 kernel, stride 1, no pads, no groups and H*W a multiple of 16",
@@ -35,7 +44,7 @@ def pointwise_launch(shape: ConvShape, chip: Chip, schedule: GemmSchedule | None
             f"pad {shape.pad}, {shape.groups} groups, H*W = {shape.h * shape.w}",
             "use conv_launch",
         )
-    return gemm_launch(pointwise_gemm(shape), chip, schedule)
+    return gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
 
 
 def pointwise_gemm(shape: ConvShape) -> GemmShape:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
 
@@ -107,5 +108,56 @@ def store_tile(
         held = out.dequeue()
         to = tensor.region(start + at * (pitch * 256), (size, m * 256), (pitch * 256, 1))
         k.copy(to, held.region(0, to.sizes))
+        out.free()
+    acc.free()
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
+
+    A piece is (first pixel in the tile, address of its first block, pixels). `plane` elements lie
+    from block to block, `step` from pixel to pixel. A block of the tile is `fractals` high in L0C,
+    its first `pixels` rows are wanted.
+    """
+
+    pieces: tuple[tuple[int, Affine, int], ...]
+    blocks: int
+    plane: int
+    step: int
+    fractals: int
+    pixels: int
+
+    def pairs(
+        self, tensor: Buffer, tile: Tile, run: int, at: Affine, count: int
+    ) -> Iterator[tuple[Region, Region]]:
+        """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart."""
+        for done, start, length in self.pieces:
+            sizes = (count, length, FRACTAL)
+            there = tensor.region(start + at * self.plane, sizes, (self.plane, self.step, 1))
+            yield there, tile.region(done * FRACTAL, sizes, (run, FRACTAL, 1))
+
+
+def store_area(
+    k: KernelBuilder,
+    acc: Queue,
+    out: Queue | None,
+    tensor: Buffer,
+    area: Area,
+    relu: bool = False,
+    scale: float = 1.0,
+) -> None:
+    """Move the wanted pixels of a finished tile of L0C to GM; `relu`, `scale`: on the fix pipe."""
+    c, n, size = acc.dequeue(), area.blocks, area.fractals * FRACTAL * FRACTAL
+    if out is None:
+        for to, source in area.pairs(tensor, c, size, Affine(), n):
+            k.fixpipe(to, source, relu=relu, scale=scale)
+        acc.free()
+        return
+    for first, columns in segments(k, "column", n, min(out.buffer.elements // size, n)):
+        k.copy(out.alloc().region(0, columns * size), c.region(first * size, columns * size))
+        out.enqueue()
+        for to, source in area.pairs(tensor, out.dequeue(), size, first, columns):
+            k.copy(to, source)
         out.free()
     acc.free()

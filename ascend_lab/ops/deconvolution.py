@@ -203,7 +203,8 @@ def _slices(
 
 
 # -- kernel ----------------------------------------------------------------------------------------
-def _deconv_shape(call: Call) -> DeconvShape:
+def deconv_shape(call: Call) -> DeconvShape:
+    """Return the call as the kernels' description of a transposed convolution."""
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
     attrs, main = call.attrs, call.dtypes[0]
     step, pads, spread = geometry(*(attrs[a] for a in ("stride", "pad", "dilation")))
@@ -214,9 +215,9 @@ def _deconv_shape(call: Call) -> DeconvShape:
 
 
 KERNEL = with_bias(
-    lambda call, chip: deconv_kernel(_deconv_shape(call), chip),
-    lambda call, arrays: pack_deconv(_deconv_shape(call), arrays[0], arrays[1]),
-    lambda call, memory: (unpack_deconv(_deconv_shape(call), memory),),
+    lambda call, chip: deconv_kernel(deconv_shape(call), chip),
+    lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
+    lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
     cube_result,
 )
 register(

@@ -5,6 +5,7 @@ from ascend_lab.sim.cost import Cost, Surroundings, instruction_cost
 from ascend_lab.sim.execute import execute
 from ascend_lab.sim.fast import NotComposableError, run_batch, run_fast
 from ascend_lab.sim.kernel_time import KernelTimeline, simulate_kernel
+from ascend_lab.sim.l2 import L2, Access, DeviceMemory, Outcome
 from ascend_lab.sim.reference import numba_available, run_reference
 from ascend_lab.sim.simulate import simulate
 from ascend_lab.sim.timeline import Span, Timeline
@@ -12,10 +13,14 @@ from ascend_lab.sim.trace import trace_events, write_trace
 from ascend_lab.sim.traffic import Traffic, analyse
 
 __all__ = [
+    "L2",
+    "Access",
     "Compiled",
     "Cost",
+    "DeviceMemory",
     "KernelTimeline",
     "NotComposableError",
+    "Outcome",
     "Span",
     "Surroundings",
     "Timeline",

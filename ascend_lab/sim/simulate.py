@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from ascend_lab.chip import Chip
@@ -15,22 +16,38 @@ from ascend_lab.sim.cost import Surroundings
 from ascend_lab.sim.fast import NotComposableError, run_fast
 from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.timeline import Timeline
-from ascend_lab.sim.traffic import analyse
+from ascend_lab.sim.traffic import Traffic, analyse
 
 Engine = Literal["fast", "reference"]
 
 
-def simulate(program: Program | Launch, chip: Chip, *, engine: Engine = "fast") -> Timeline:
+def simulate(
+    program: Program | Launch,
+    chip: Chip,
+    *,
+    engine: Engine = "fast",
+    warm: Mapping[str, float] | None = None,
+    write_back_bytes: int | None = None,
+) -> Timeline:
     """Time a program or a launch on `chip`; both engines give the same cycles.
 
     All active cores share L2 and memory evenly. No launch ends before device memory has moved all
     its bytes; where that is the limit, the time is memory's, and the copies from memory are
-    stretched (`memory_slowdown`) until the pipes fill it. Raises `SimulationError` (too many
-    cores, unknown engine) and `SyncError` (deadlock).
+    stretched (`memory_slowdown`) until the pipes fill it. L2 is empty at the start, or holds the
+    share `warm[name]` of a GM tensor; `write_back_bytes` go to memory meanwhile, by default all
+    written bytes if what is touched exceeds L2, else none. Raises `SimulationError` (too many
+    cores, unknown engine, bad shares) and `SyncError` (deadlock).
     """
+    launch = as_launch(program)
+    traffic = analyse(launch, chip)
+    if warm or write_back_bytes is not None:
+        traffic = traffic.warmed(warm or {}, write_back_bytes)
+    return time_launch(launch, chip, traffic, engine)
+
+
+def _check(launch: Launch, chip: Chip, engine: str) -> None:
     if engine not in ("fast", "reference"):
         raise SimulationError("engine 'fast' or 'reference'", repr(engine), "choose one")
-    launch = as_launch(program)
     if not launch.parts:
         raise SimulationError("a launch of at least one core", "none", "add a part")
     unit = program_unit(chip, launch.parts[0].program)
@@ -40,7 +57,11 @@ def simulate(program: Program | Launch, chip: Chip, *, engine: Engine = "fast") 
             str(launch.core_count),
             "launch fewer blocks",
         )
-    traffic = analyse(launch, chip)
+
+
+def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "fast") -> Timeline:
+    """Time a launch whose traffic is known; raises as `simulate`."""
+    _check(launch, chip, engine)
     memory_cycles = math.ceil(
         traffic.memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9
     )

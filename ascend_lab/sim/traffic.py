@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa.indexed import index_of
+from ascend_lab.errors import SimulationError
+from ascend_lab.isa.indexed import index_of, reach_of
 from ascend_lab.isa.memory import Region
 from ascend_lab.isa.program import Instruction, Launch, Loop, Node
 
@@ -27,18 +28,50 @@ class Traffic:
     """Bytes of a whole launch, all cores.
 
     `path_bytes` per (src, dst); `fresh` is the share of each tensor's read bytes that comes from
-    memory; `memory_bytes` is everything that crosses the memory interface.
+    memory; `memory_bytes` is everything that crosses the memory interface. Per tensor: `fetched`
+    counts the bytes from memory, `read_once` and `write_once` the different bytes touched.
     """
 
     path_bytes: Mapping[tuple[str, str], int]
     fresh: Mapping[str, float]
     memory_read_bytes: int
     memory_write_bytes: int
+    fetched: Mapping[str, int] = field(default_factory=dict)
+    read_once: Mapping[str, int] = field(default_factory=dict)
+    write_once: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes read from and written to device memory."""
         return self.memory_read_bytes + self.memory_write_bytes
+
+    def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> Traffic:
+        """Return the traffic if `warm[name]` of a tensor's first touches hit L2.
+
+        `write_back_bytes` is what L2 writes to memory during the launch, default as it stands.
+        Raises `SimulationError` for shares outside 0..1 and negative bytes.
+        """
+        wrong = [f"{n}: {w}" for n, w in warm.items() if not 0.0 <= w <= 1.0]
+        if wrong or (write_back_bytes or 0) < 0:
+            raise SimulationError(
+                "shares of tensors in L2 from 0 to 1, and 0 or more bytes written back",
+                ", ".join(wrong) or str(write_back_bytes),
+                "pass what L2.touch returns",
+            )
+        fetched = {
+            name: size - int(warm.get(name, 0.0) * min(size, self.read_once[name]))
+            for name, size in self.fetched.items()
+        }
+        left = {name: fetched[name] / size for name, size in self.fetched.items() if size}
+        return replace(
+            self,
+            fresh={name: share * left.get(name, 1.0) for name, share in self.fresh.items()},
+            memory_read_bytes=sum(fetched.values()),
+            memory_write_bytes=(
+                self.memory_write_bytes if write_back_bytes is None else write_back_bytes
+            ),
+            fetched=fetched,
+        )
 
 
 def unique_elements(dims: list[tuple[int, int]]) -> int:
@@ -160,12 +193,29 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     touched = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
     # Parts run side by side and share what they fetch: no tensor is read more often than by one.
     missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in missed.items()}
+    fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
+    write_once = {n: min(w, sizes[n]) for n, w in written.items()}
     return Traffic(
         path_bytes,
         {n: min(1.0, missed.get(n, 0) / r) for n, r in read.items() if r},
-        sum(min(m, read[n]) for n, m in missed.items() if n in read),
-        sum(min(w, sizes[n]) for n, w in written.items()) if touched > capacity else 0,
+        sum(fetched.values()),
+        sum(write_once.values()) if touched > capacity else 0,
+        fetched,
+        {n: min(r, sizes[n]) for n, r in held.items()},
+        write_once,
     )
+
+
+def lowest_bytes(launch: Launch) -> dict[tuple[str, bool], int]:
+    """Return the first byte of each GM tensor that is touched, by (name, written)."""
+    found: dict[tuple[str, bool], int] = {}
+    for part in launch.parts:
+        for instruction, ranges in part.program.scoped():
+            for region, is_write in () if instruction.event else _gm_regions(instruction):
+                low = reach_of(instruction, region).extent(ranges)[0] * region.buffer.itemsize
+                key = (region.buffer.name, is_write)
+                found[key] = min(low, found.get(key, low))
+    return found
 
 
 def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:

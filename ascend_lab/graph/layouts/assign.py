@@ -84,6 +84,10 @@ class _Assigner:
         count = len(node.inputs)
         if node.op in PRODUCTS:
             return operand_layouts(node), "FRACTAL_NZ"
+        if node.op == "flash_attention":
+            rows = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in self.graph.in_types(node)[3:])
+            mask = "ND" if rows else "FRACTAL_NZ"
+            return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
         if node.op in IMAGES:
             return ("NC1HWC0", *("ND",) * (count - 1)), "NC1HWC0"
         if self.follow:

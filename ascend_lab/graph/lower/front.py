@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.infer import operator_of
-from ascend_lab.graph.lower.images import lower_conv
+from ascend_lab.graph.lower.images import lower_conv, lower_deconv
 from ascend_lab.graph.lower.matrices import lower_product
 from ascend_lab.graph.lower.moves import lower_template, lower_trans_data
 from ascend_lab.graph.lower.piece import Lowered, Piece
@@ -26,6 +26,8 @@ def lower(piece: Piece, chip: Chip) -> Lowered:
         return lower_trans_data(piece, chip)
     if op in CONVOLUTIONS:
         return lower_conv(piece, chip)
+    if op == "conv_transpose2d":
+        return lower_deconv(piece, chip)
     if op in PRODUCTS:
         return lower_product(piece, chip)
     if len(nodes) == 1 and op not in IN_PLACE:

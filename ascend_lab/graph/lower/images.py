@@ -10,22 +10,27 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.handwritten import renamed
-from ascend_lab.errors import UnsupportedError
+from ascend_lab.errors import AscendLabError, UnsupportedError
+from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, Values
-from ascend_lab.graph.lower.stored import beside, pack_beside
+from ascend_lab.graph.lower.stored import packed, type_map
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
-from ascend_lab.kernels import ConvShape, conv_launch
+from ascend_lab.kernels import ConvShape, DeconvShape, conv_launch, depthwise_launch, pack_deconv
 from ascend_lab.kernels.conv_groups import bundle_weights
 from ascend_lab.kernels.conv_place import dense_placement
+from ascend_lab.kernels.deconv import phases_of
 from ascend_lab.kernels.epilogue import Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops.convolution import geometry
+from ascend_lab.ops.deconvolution import deconv_shape
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.ops.lifting import narrow
+from ascend_lab.ops.template import Call
+from ascend_lab.sim import simulate_kernel
 
 
 def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
@@ -41,15 +46,71 @@ _GEOMETRY = (("stride", 1), ("pad", 0), ("dilation", 1))
 
 
 def lower_conv(piece: Piece, chip: Chip) -> Lowered:
-    """Return the convolution at the head of a piece, its bias and the rest as its epilogue."""
+    """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
+
+    Where every channel is a group of its own there are two ways, on the cube with zeros between the
+    channels of a block, and on the vector unit: the faster one is taken.
+    """
+    shape = conv_shape_of(piece, piece.graph.nodes[0], piece.output.dtype)
+    if not by_vector(shape):
+        return _lower_conv(piece, chip, vector=False)
+    found, failure = [], None
+    for vector in (True, False):
+        try:
+            found.append(_lower_conv(piece, chip, vector=vector))
+        except AscendLabError as error:
+            failure = error
+    if not found:
+        assert failure is not None
+        raise failure
+    return min(found, key=lambda way: simulate_kernel(way.kernel, chip).cycles)
+
+
+def _lower_conv(piece: Piece, chip: Chip, *, vector: bool) -> Lowered:
     node, out = piece.graph.nodes[0], piece.output
-    epilogue, operands = conv_epilogue(piece, node)
+    epilogue, operands = conv_epilogue(piece, node, chip, vector=vector)
     shape = conv_shape_of(piece, node, epilogue.out_dtype if epilogue else out.dtype)
-    launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
     x, weight = node.inputs[:2]
+    form: Form = _depthwise_weights if vector else partial(_weights, shape)
+    if vector:
+        launch = depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
+    else:
+        launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
     own = {"x": x, "weight": weight, "y": piece.graph.outputs[-1]}
-    kernel = Kernel("conv2d", (renamed(launch, own),))
-    return Lowered(kernel, {weight: partial(_weights, shape), **operands})
+    return Lowered(Kernel(node.op, (renamed(launch, own),)), {weight: form, **operands})
+
+
+def by_vector(shape: ConvShape) -> bool:
+    """Tell whether every channel is a group of its own: work for the vector unit."""
+    return shape.groups == shape.c == shape.k and (shape.dtype, shape.out_dtype) == ("fp16",) * 2
+
+
+def _depthwise_weights(array: Values) -> Values:
+    image = array.reshape(1, array.shape[0], *array.shape[2:])
+    return pack(address_map("NC1HWC0", image.shape, "fp16"), image).reshape(-1)
+
+
+def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
+    """Return a transposed convolution: one plain one per phase of the stride, each its weights."""
+    (node,) = piece.graph.nodes
+    x, weight = node.inputs
+    types = [piece.type(n) for n in node.inputs]
+    settings = operator_of(node.op).settings(node.attrs)
+    shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)
+    shape = deconv_shape(Call(shapes, dtypes, settings, (piece.output.shape,)))
+    oh, ow = shape.out_hw
+    launches, forms = [], {}
+    for number, phase in enumerate(phases_of(shape)):
+        name, place = f"{weight}.{number}", replace(phase.place, plane=oh * ow)
+        names = {"x": x, phase.place.weight: name, "y": piece.graph.outputs[0]}
+        launches.append(renamed(conv_launch(phase.conv, chip, place=place), names))
+        forms[name] = partial(_phase_weights, shape, phase.place.weight)
+    return Lowered(Kernel(node.op, tuple(launches)), forms)
+
+
+def _phase_weights(shape: DeconvShape, name: str, array: Values) -> Values:
+    image = np.zeros((shape.n, shape.c, shape.h, shape.w), array.dtype)
+    return pack_deconv(shape, image, array)[name].reshape(-1)
 
 
 def _weights(shape: ConvShape, array: Values) -> Values:
@@ -60,10 +121,13 @@ def _weights(shape: ConvShape, array: Values) -> Values:
     )
 
 
-def conv_epilogue(piece: Piece, node: Node) -> tuple[Epilogue | None, dict[str, Form]]:
+def conv_epilogue(
+    piece: Piece, node: Node, chip: Chip, *, vector: bool
+) -> tuple[Epilogue | None, dict[str, Form]]:
     """Return the epilogue for a bias and the nodes behind the first, and how operands are packed.
 
-    None if there is nothing to do.
+    None if there is nothing to do. Where sums pass UB they are rounded to the result's format on
+    the way, and a bias is added to that: half the vector work, two roundings instead of one.
     """
     nodes = piece.graph.nodes[1:]
     bias = node.inputs[2:3]
@@ -72,17 +136,18 @@ def conv_epilogue(piece: Piece, node: Node) -> tuple[Epilogue | None, dict[str, 
     first = piece.type(node.output)
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
-    sums = te.placeholder(beside(first.shape, main), wide, "sums")
+    stored = type_map(main).piece_shape
+    sums = te.placeholder(stored, "fp16" if vector else wide, "sums")
     known, operands = operands_of(piece, nodes, main)
-    y = sums
+    y = narrow(sums, first.dtype) if chip.combined or vector else sums
     if bias:
-        column = te.placeholder(beside((first.shape[1], 1, 1), main), wide, bias[0])
-        operands[column] = Operand(bias[0], "channel", wide)
-        y = te.vadd(sums, te.broadcast(column, sums.shape))
+        column = te.placeholder(channels(main), y.dtype, bias[0])
+        operands[column] = Operand(bias[0], "channel", y.dtype)
+        y = te.vadd(y, te.broadcast(column, y.shape))
     known[node.output] = narrow(y, first.dtype)
     found = expressions(nodes, known, main)
     epilogue = epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
-    return epilogue, channel_forms(epilogue, piece, main)
+    return epilogue, operand_forms(epilogue, piece, main)
 
 
 def operands_of(
@@ -95,35 +160,51 @@ def operands_of(
         if name not in piece.graph.inputs:
             continue
         kind = piece.type(name)
-        stored = beside(kind.shape, main)
-        tile = stored == beside(main.shape, main)
-        if not tile and name not in piece.constants:
-            raise UnsupportedError("an epilogue of constants per channel", name, "run it apart")
-        if not tile and not is_channel(kind.shape, main):
-            raise UnsupportedError("one number per channel", str(kind), "run it on its own")
+        channel = name in piece.constants and is_channel(kind.shape, main)
+        if not channel and kind.shape != main.shape:
+            got = f"{piece.names[name]}: {kind}"
+            raise UnsupportedError(
+                "operands per element, or constants per channel", got, "cut here"
+            )
+        stored = channels(main) if channel else type_map(main).piece_shape
         known[name] = te.placeholder(stored, kind.dtype, name)
-        operands[known[name]] = Operand(name, "tile" if tile else "channel", kind.dtype)
+        operands[known[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
     return known, operands
+
+
+def channel_axis(main: TensorType) -> int:
+    """Return the axis of channels (images) or columns (matrices)."""
+    return 1 if main.layout == "NC1HWC0" else len(main.shape) - 1
+
+
+def channels(main: TensorType) -> tuple[int, ...]:
+    """Return the stored shape of one number per channel."""
+    axis = channel_axis(main)
+    return tuple(p.count if p.axis == axis else 1 for p in type_map(main).pieces)
 
 
 def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:
     """Tell whether an operand has one number per channel (images) or column (matrices)."""
-    axis = 1 if main.layout == "NC1HWC0" else len(main.shape) - 1
+    axis = channel_axis(main)
     sizes = (1,) * (len(main.shape) - len(shape)) + tuple(shape)
     return all(n == (main.shape[i] if i == axis else 1) for i, n in enumerate(sizes))
 
 
-def channel_forms(epilogue: Epilogue, piece: Piece, main: TensorType) -> dict[str, Form]:
+def operand_forms(epilogue: Epilogue, piece: Piece, main: TensorType) -> dict[str, Form]:
     """Return how each operand that is a constant is packed, converted first if its name says so."""
     forms: dict[str, Form] = {}
     for operand in epilogue.operands:
         if operand.name.partition(".")[0] in piece.constants:
-            shape = piece.type(operand.name.partition(".")[0]).shape
-            sizes = (*shape, 1, 1) if main.layout == "NC1HWC0" and len(shape) == 1 else shape
-            forms[operand.name] = partial(_operand, main=main, dtype=operand.dtype, shape=sizes)
+            pack_it = _channels if operand.kind == "channel" else _tile
+            forms[operand.name] = partial(pack_it, main=main, dtype=operand.dtype)
     return forms
 
 
-def _operand(array: Values, *, main: TensorType, dtype: str, shape: tuple[int, ...]) -> Values:
-    packed = pack_beside(array.reshape(shape).astype(numpy_type(dtype)), main)
-    return packed.reshape(-1)
+def _channels(array: Values, *, main: TensorType, dtype: str) -> Values:
+    wide = np.zeros(int(np.prod(channels(main))), numpy_type(dtype))
+    wide[: array.size] = array.reshape(-1)
+    return wide
+
+
+def _tile(array: Values, *, main: TensorType, dtype: str) -> Values:
+    return packed(replace(main, dtype=dtype), array.astype(numpy_type(dtype)))

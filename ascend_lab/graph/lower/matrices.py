@@ -10,9 +10,9 @@ from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
-from ascend_lab.graph.lower.images import channel_forms, operands_of
+from ascend_lab.graph.lower.images import operand_forms, operands_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
-from ascend_lab.graph.lower.stored import beside, packed
+from ascend_lab.graph.lower.stored import packed, type_map
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmShape, gemm_launch
@@ -55,7 +55,7 @@ def _plain(piece: Piece, node: Node, chip: Chip, forms: dict[str, Form]) -> Lowe
     if len(piece.graph.nodes) > 1:
         epilogue = _epilogue(piece, node)
         last = epilogue.out_dtype
-        more = channel_forms(epilogue, piece, _main(out))
+        more = operand_forms(epilogue, piece, _main(out))
     shape = GemmShape(m, k, out.shape[1], dtype, last)
     launch = gemm_launch(shape, chip, epilogue=epilogue)
     names = {"a": node.inputs[0], "b": node.inputs[1], "c": piece.graph.outputs[-1]}
@@ -69,7 +69,7 @@ def _main(out: TensorType) -> TensorType:
 def _epilogue(piece: Piece, node: Node) -> Epilogue:
     main = _main(piece.type(node.output))
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
-    sums = te.placeholder(beside(main.shape, main), wide, "sums")
+    sums = te.placeholder(type_map(main).piece_shape, wide, "sums")
     nodes = piece.graph.nodes[1:]
     known, operands = operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, piece.type(node.output).dtype)

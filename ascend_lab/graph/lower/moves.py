@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ascend_lab.graph.lower.piece import Lowered, Piece, Values
 from ascend_lab.graph.lower.stored import maps_between
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.layout.launch import maps_launch
-from ascend_lab.ops.template import Call
+from ascend_lab.ops.template import Call, Template
 
 ALONG_CHANNELS = ("concat", "split", "slice")
 """Operators that also work on NC1HWC0, where they cut channels at whole blocks."""
@@ -45,7 +46,20 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     if not operator.template.applies(call, chip):
         return None
     kernel = as_kernel(operator.template.build(call, chip))
-    return Lowered(named(kernel, template_names(node, kernel)), {}, extras(operator, call, kernel))
+    names = template_names(node, kernel)
+    forms = {
+        new: partial(_fed, operator.template, call, node.inputs.index(new), old)
+        for old, new in names.items()
+        if new in piece.constants and node.op in FEEDS
+    }
+    return Lowered(named(kernel, names), forms, extras(operator, call, kernel))
+
+
+def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
+    """Return a constant as the template feeds it; the other inputs do not matter."""
+    arrays = [np.zeros(s, array.dtype) for s in call.shapes]
+    arrays[place] = array.reshape(call.shapes[place])
+    return template.feed(call, arrays)[name].reshape(-1)
 
 
 def blocked(
@@ -84,7 +98,11 @@ def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
     known = {t.name for t in kernel.tensors}
     outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
     many = tuple(f"x{i}" for i in range(len(node.inputs)))
-    reads = many if node.op == "concat" and "x0" in known else FEEDS.get(node.op, ("x",))
+    reads = (
+        many
+        if node.op == "concat" and "x0" in known
+        else FEEDS.get(node.op, ("x",))[: len(node.inputs)]
+    )
     names = dict(zip(outs, node.outputs, strict=True))
     return {**names, **dict(zip(reads, node.inputs, strict=True))}
 
@@ -93,6 +111,7 @@ FEEDS = {
     "gather": ("x", "index"),
     "embedding": ("x", "index"),
     "one_hot": ("index",),
+    "flash_attention": ("q", "k", "v", "mask"),
     "scatter_add": ("x", "index", "u"),
     "scatter_update": ("x", "index", "u"),
 }

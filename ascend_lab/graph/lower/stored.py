@@ -45,7 +45,9 @@ def packed(kind: TensorType, array: Values) -> Values:
 def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of an operand of logical `shape` beside a tensor of type `main`."""
     sizes = _aligned(shape, main)
-    return tuple(1 if sizes[p.axis] == 1 else p.count for p in type_map(main).pieces)
+    return tuple(
+        p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in type_map(main).pieces
+    )
 
 
 def pack_beside(array: Values, main: TensorType) -> Values:
@@ -56,7 +58,7 @@ def pack_beside(array: Values, main: TensorType) -> Values:
     pads, split, place = [], [], []
     for axis, size in enumerate(sizes):
         own = layout.of_axis(axis)
-        counts = [p.count if size > 1 else 1 for p in own]
+        counts = [p.count if size == main.shape[axis] else 1 for p in own]
         whole = int(np.prod(counts))
         pads.append((0, whole - size))
         place += [layout.pieces.index(p) for p in own]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.lower import matrices
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Node, TensorType
@@ -34,7 +35,11 @@ def lower_vector(piece: Piece, chip: Chip) -> Lowered:
             forms[name] = form
     outs = expressions(graph.nodes, tensors, main)
     results = [te.renamed(own_tensor(outs[n], graph.inputs), n) for n in graph.outputs]
-    return Lowered(te.lower(te.auto_schedule(results, chip)), forms)
+    schedule = te.auto_schedule(results, chip)
+    fractal = matrices(schedule.state).keys() & {*graph.inputs, *graph.outputs}
+    if fractal:
+        raise UnsupportedError("operators of the vector unit", str(graph.nodes[0].op), "expand it")
+    return Lowered(te.lower(schedule), forms)
 
 
 def widest(piece: Piece) -> TensorType:

@@ -1,0 +1,54 @@
+"""Attention on a chip: one kernel that keeps the scores on the core, or products and a softmax."""
+
+from __future__ import annotations
+
+import math
+
+from ascend_lab.chip import Chip
+from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.ir import Node
+from ascend_lab.ops.registry import get
+from ascend_lab.ops.template import Call
+
+FLASH = "flash_attention"
+
+
+def attention_parts(edit: Editor, node: Node, chip: Chip) -> str:
+    """Insert what computes a node of attention on a chip; return the tensor of its result."""
+    q, k, v, *mask = node.inputs
+    scale = node.attr("scale")
+    shape = edit.types[q].shape
+    scale = 1.0 / math.sqrt(shape[-1]) if scale is None else float(scale)
+    if flash_applies(edit, node, chip):
+        whole = [_whole(edit, name, node) for name in mask]
+        return edit.insert(FLASH, (q, k, v, *whole), {"scale": scale}, node.name)
+    scores = edit.insert("batch_matmul", (q, k), {"trans_b": True}, f"{node.name}_scores")
+    scores = edit.insert("muls", (scores,), {"number": scale}, f"{node.name}_scaled")
+    for name in mask:
+        scores = edit.insert("add", (scores, name), {}, f"{node.name}_masked")
+    shares = edit.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
+    return edit.insert("batch_matmul", (shares, v), {}, node.name)
+
+
+def flash_applies(edit: Editor, node: Node, chip: Chip) -> bool:
+    """Tell whether the chip has the kernel for a node's shapes and a mask it can read."""
+    operator = get(FLASH)
+    types = [edit.types[n] for n in node.inputs]
+    shapes = tuple(t.shape for t in types)
+    call = Call(
+        shapes,
+        tuple(t.dtype for t in types),
+        operator.settings(node.attrs),
+        operator.infer(*shapes, **node.attrs),
+    )
+    ragged = len(shapes) > 3 and shapes[3][-1] % 16 and node.inputs[3] not in edit.constants
+    assert operator.template is not None
+    return not ragged and operator.template.applies(call, chip)
+
+
+def _whole(edit: Editor, mask: str, node: Node) -> str:
+    """Return a mask with a matrix for every pair of batch and head, unless one serves all."""
+    shape, batch = edit.types[mask].shape, edit.types[node.output].shape[:-2]
+    if math.prod(shape[:-2]) in (1, math.prod(batch)):
+        return mask
+    return edit.insert("expand", (mask,), {"shape": (*batch, *shape[-2:])}, f"{mask}_whole")

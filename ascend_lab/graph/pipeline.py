@@ -1,0 +1,66 @@
+"""From a graph as a model states it to kernels on a chip: every stage in order.
+
+rewrite (passes) -> number format -> canonical operators -> layouts -> fusion -> kernels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compiled import Compiled, compile_tasks
+from ascend_lab.graph.fusion import Fused, Switches, fuse, unfused
+from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
+
+FORMATS = ("fp16", "bf16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A graph after every stage, to look at; `compiled` is the end."""
+
+    rewritten: Graph
+    laid_out: Graph
+    fused: Fused
+    compiled: Compiled
+
+
+def compile_stages(
+    graph: Graph,
+    chip: Chip,
+    *,
+    dtype: str = "fp16",
+    passes: Sequence[str] = DEFAULT,
+    fusion: bool = True,
+    switches: Switches | None = None,
+) -> Stages:
+    """Return the graph after every stage; raises a typed error naming the node at fault.
+
+    `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name.
+    """
+    on = switches or Switches()
+    names = [name for name in passes if on.is_on(name, "GraphFusion")]
+    rewritten, _ = run_passes(graph, names) if names else (graph, None)
+    typed = in_format(rewritten, dtype)
+    laid_out = cancel_trans_data(assign_layouts(canonical(typed, chip)))
+    fused = fuse(laid_out, chip, on) if fusion else unfused(laid_out)
+    return Stages(typed, laid_out, fused, compile_tasks(laid_out, chip, fused.groups))
+
+
+def compile_graph(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Compiled:
+    """Return a graph compiled with all passes and fusion rules; raises as `compile_stages`."""
+    return compile_stages(graph, chip, dtype=dtype).compiled
+
+
+def in_format(graph: Graph, dtype: str) -> Graph:
+    """Return the graph computing in a number format that the chips have."""
+    if dtype not in FORMATS:
+        raise InputError(f"--dtype {', '.join(FORMATS)}", dtype, "choose one")
+    if dtype == "int8":
+        graph = quantise(graph)[0]
+    return convert(graph, "fp16" if dtype == "int8" else dtype)[0]

@@ -1,0 +1,217 @@
+"""What happens to the sums of a tile before they are stored: vector steps as data.
+
+An epilogue is a straight line of lane-by-lane vector operations on the tile the cube has summed.
+On chips whose vector unit shares the cube's core it runs in UB, between L0C and memory, so that
+bias, residual and activation cost no trip through memory. On chips with separate cores the fix
+pipe between L0C and memory can scale, apply ReLU and convert, and the bias table adds a bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import InputError, PathError, TypeMismatchError
+from ascend_lab.isa.opcodes import BINARY, UNARY, WITH_SCALAR
+
+SUMS = "sums"
+"""The source name of the tile of sums."""
+ONE_BY_ONE = tuple(
+    op for op in (*BINARY, *UNARY, *WITH_SCALAR) if op not in ("vand", "vor", "vnot", "vcopy")
+)
+"""Operations an epilogue may use: each lane of the result depends on that lane only."""
+FORMATS = ("fp16", "bf16", "fp32", "int32")
+"""Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One vector operation on whole tiles.
+
+    A source is "sums", an operand's name or the index of an earlier step. `number` belongs to
+    vadds, vmuls, vmaxs, vmins; `dtype` to vconv: the format it converts to.
+    """
+
+    op: str
+    sources: tuple[str | int, ...]
+    number: float | None = None
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor the steps read.
+
+    Kind "channel": a number per output channel, (n1, 16) in memory, the same for every pixel or
+    row. Kind "tile": a number per output element, laid out as the output.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Operands, steps (the last one is stored) and the stored format.
+
+    Raises `InputError` for a step that names no operation, source or number it could use.
+    """
+
+    operands: tuple[Operand, ...]
+    steps: tuple[Step, ...]
+    out_dtype: str
+
+    def __post_init__(self) -> None:
+        """Check names, operations and the order of the steps."""
+        names = [SUMS, *(o.name for o in self.operands)]
+        kinds = {o.kind for o in self.operands}
+        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(FORMATS)
+        if len(set(names)) < len(names) or kinds - {"channel", "tile"}:
+            raise InputError(
+                "operands of kind channel or tile, each with a name of its own",
+                str(self.operands),
+                f"rename it; {SUMS} is taken",
+            )
+        if not self.steps or formats:
+            raise InputError(
+                f"a step at least, and numbers in {', '.join(FORMATS)}",
+                f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}",
+                "convert with vconv",
+            )
+        for index, step in enumerate(self.steps):
+            self._check_step(index, step, names)
+
+    def _check_step(self, index: int, step: Step, names: list[str]) -> None:
+        if step.op not in ONE_BY_ONE or len(step.sources) != (2 if step.op in BINARY else 1):
+            raise InputError(
+                f"step {index}: a lane-by-lane operation with its sources",
+                f"{step.op} of {len(step.sources)}",
+                f"use {', '.join(ONE_BY_ONE)}",
+            )
+        for source in step.sources:
+            known = source in names if isinstance(source, str) else 0 <= source < index
+            if not known:
+                raise InputError(
+                    f"step {index}: a source that is there", repr(source), f"use {names} or a step"
+                )
+        if all(self.kind(source) == "channel" for source in step.sources):
+            raise InputError(
+                f"step {index}: a source with a number per element",
+                str(step.sources),
+                "compute on numbers per channel once, before the launch",
+            )
+        if (step.number is None) == (step.op in WITH_SCALAR) or bool(step.dtype) != (
+            step.op == "vconv"
+        ):
+            raise InputError(
+                f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv",
+                f"{step.op} with {step.number}, {step.dtype!r}",
+                "mend it",
+            )
+
+    def kind(self, source: str | int) -> str:
+        """Return the kind of a source: "channel" or "tile"."""
+        return next((o.kind for o in self.operands if o.name == source), "tile")
+
+    def of_kind(self, kind: str) -> tuple[Operand, ...]:
+        """Return the operands of one kind."""
+        return tuple(o for o in self.operands if o.kind == kind)
+
+
+def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
+    """Return the number format of each step for sums in the format `sums`.
+
+    Raises `TypeMismatchError` where the sources of a step differ, or the result is not stored.
+    """
+    formats: dict[str | int, str] = {SUMS: sums, **{o.name: o.dtype for o in epilogue.operands}}
+    for index, step in enumerate(epilogue.steps):
+        kinds = {formats[source] for source in step.sources}
+        if len(kinds) > 1:
+            raise TypeMismatchError(
+                f"step {index}, {step.op}: one number format",
+                " and ".join(sorted(kinds)),
+                "convert one with vconv, or pass the operand in the other",
+            )
+        formats[index] = step.dtype or kinds.pop()
+    last = formats[len(epilogue.steps) - 1]
+    if last != epilogue.out_dtype:
+        raise TypeMismatchError(
+            f"a last step in {epilogue.out_dtype}", last, "add a vconv step at the end"
+        )
+    return tuple(formats[index] for index in range(len(epilogue.steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What the fix pipe and the bias table do: C = relu(scale * (A @ B + bias))."""
+
+    bias: str = ""
+    scale: float = 1.0
+    relu: bool = False
+
+
+def fix_of(epilogue: Epilogue) -> Fix | str:
+    """Return the epilogue as a setting of the fix pipe, or the reason why it is none."""
+    bias, scale, relu, stage = "", 1.0, False, 0
+    rank = {"vadd": 1, "vmuls": 2, "vrelu": 3, "vconv": 4}
+    for index, step in enumerate(epilogue.steps):
+        before = index - 1 if index else SUMS
+        if step.op not in rank or before not in step.sources:
+            return f"the fix pipe has no {step.op} of {step.sources}"
+        if step.op == "vconv" and step.dtype == "fp32" and stage < 4:
+            continue  # what the pipe computes in
+        if rank[step.op] <= stage and not (step.op == "vrelu" and stage == 4 and not relu):
+            return "the fix pipe adds a bias, scales, applies ReLU, converts: once each, in order"
+        stage = max(stage, rank[step.op])
+        if step.op == "vadd":
+            bias = next(str(s) for s in step.sources if s != before)
+            if epilogue.kind(bias) != "channel":
+                return "a cube core cannot add a tile: vector cores have a memory of their own"
+        elif step.op == "vmuls":
+            scale = float(step.number or 0.0)
+        elif step.op == "vrelu":
+            relu = True
+    if len(epilogue.operands) > bool(bias):
+        return "an operand that no step reads"
+    return Fix(bias, scale, relu)
+
+
+def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
+    """Return "" if the chip can fuse this epilogue into a product, otherwise the reason.
+
+    `sums` is the accumulator's format: fp32, or int32 for int8 operands. Whether the tiles fit is
+    the schedule's matter (`CapacityError`).
+    """
+    try:
+        step_formats(epilogue, sums)
+    except TypeMismatchError as error:
+        return str(error)
+    used = {epilogue.out_dtype, *(o.dtype for o in epilogue.operands)}
+    if "bf16" in used and "bf16" not in chip.cube:
+        return f"{chip.name} has no bf16"
+    if chip.combined:
+        return ""
+    fix = fix_of(epilogue)
+    if isinstance(fix, str):
+        return fix
+    if fix.bias:
+        if "BT" not in chip.buffers:
+            return f"{chip.name} has no bias table"
+        if next(o.dtype for o in epilogue.operands) != sums:
+            return f"the bias table holds {sums}, the format of the sums"
+    return ""
+
+
+def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
+    """Raise `TypeMismatchError` or `PathError` with the reason `supported` gives."""
+    if epilogue is None:
+        return
+    step_formats(epilogue, sums)
+    reason = supported(epilogue, chip, sums)
+    if reason:
+        raise PathError(
+            f"an epilogue that {chip.name} can fuse",
+            reason,
+            "run the steps as a kernel of their own",
+        )

@@ -1,0 +1,222 @@
+"""Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
+from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, check_epilogue, fix_of
+from ascend_lab.kernels.epilogue_plan import (
+    Demand,
+    Plan,
+    channel_blocks,
+    demand_of,
+    pattern,
+    plan_of,
+)
+from ascend_lab.kernels.epilogue_steps import Memory, Piece, load_channels, write_steps
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+from ascend_lab.kernels.tiles import Area, segments, store_area
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Operands of one kind: their tensors in GM, and the queue whose slots they share."""
+
+    operands: tuple[Operand, ...]
+    tensors: tuple[Buffer, ...]
+    queue: Queue
+    blocks: int = 0
+
+    def held(self, tile: Tile) -> dict[str, Tile]:
+        """Return the slot of each operand, by name."""
+        buffers = (self.queue.buffer, *self.queue.members)
+        slots = [Tile(buffer, tile.slot) for buffer in buffers]
+        return {o.name: slot for o, slot in zip(self.operands, slots, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """An epilogue in one kernel: `tiles` and `channels` are its operands, `out` the way to GM.
+
+    On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
+    """
+
+    builder: KernelBuilder
+    plan: Plan
+    out: Queue | None
+    scratch: tuple[Buffer, ...]
+    tiles: Group | None
+    channels: Group | None
+    fix: Fix | None
+    table: Queue | None
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """Numbers per channel in a slot, from block `first` of the product on."""
+
+    first: Affine
+    tile: Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Fractals of a tile, output blocks a core owns, blocks and elements of the whole output."""
+
+    tile_m: int
+    tile_n: int
+    n_own: int
+    blocks: int
+    elements: int
+
+
+def new_finish(
+    k: KernelBuilder, epilogue: Epilogue | None, sums: str, sizes: Sizes
+) -> Finish | None:
+    """Allocate what an epilogue needs; raise `CapacityError` if it does not fit."""
+    if epilogue is None:
+        return None
+    check_epilogue(epilogue, k.chip, sums)
+    demand = demand_of(epilogue, k.chip, sums)
+    assert demand is not None
+    blocks = channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n)
+    if not k.chip.combined:
+        return _new_fix(k, epilogue, sizes, blocks)
+    plan = plan_of(epilogue, sums)
+    channels = _group(
+        k,
+        epilogue.of_kind("channel"),
+        [blocks * pattern(o.dtype) for o in epilogue.of_kind("channel")],
+        sizes.blocks * FRACTAL,
+        blocks,
+    )
+    elements = _columns(k, demand, 2 * blocks * demand.block_bytes, sizes) * sizes.tile_m * 256
+    operands = epilogue.of_kind("tile")
+    tiles = _group(k, operands, [elements] * len(operands), sizes.elements, 0)
+    out = k.queue("y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
+    scratch = tuple(
+        k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
+    )
+    return Finish(k, plan, out, scratch, tiles, channels, None, None)
+
+
+def _columns(k: KernelBuilder, demand: Demand, taken: int, sizes: Sizes) -> int:
+    """Output blocks of a piece: all of a tile's, or as many as fit."""
+    column = sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes
+    return max(1, min(sizes.tile_n, (k.chip.buffers["UB"] - taken) // column))
+
+
+def _group(
+    k: KernelBuilder, operands: Sequence[Operand], slots: list[int], elements: int, blocks: int
+) -> Group | None:
+    """Declare operands and allocate two slots for each in UB."""
+    if not operands:
+        return None
+    tensors = tuple(k.tensor(o.name, o.dtype, elements) for o in operands)
+    first, *rest = operands
+    queue = k.queue(f"{first.name}_ub", "UB", first.dtype, slots[0], src="MTE2", dst="V")
+    for operand, size in zip(rest, slots[1:], strict=True):
+        queue.join(f"{operand.name}_ub", operand.dtype, size)
+    return Group(tuple(operands), tensors, queue, blocks)
+
+
+def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:
+    """Allocate the way of the bias: GM to L1 to the bias table."""
+    fix = fix_of(epilogue)
+    assert isinstance(fix, Fix)
+    plan = Plan((), (epilogue.out_dtype,), 0)
+    if not fix.bias:
+        return Finish(k, plan, None, (), None, None, fix, None)
+    (bias,) = epilogue.operands
+    tensor, size = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL), blocks * FRACTAL
+    queue = k.queue(f"{bias.name}_l1", "L1", bias.dtype, size, src="MTE2", dst="MTE1")
+    depth = 2 if 2 * size * DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
+    table = k.queue(f"{bias.name}_bt", "BT", bias.dtype, size, src="MTE1", dst="M", depth=depth)
+    group = Group((bias,), (tensor,), queue, blocks)
+    return Finish(k, plan, None, (), None, group, fix, table)
+
+
+@contextmanager
+def held_channels(
+    finish: Finish | None, n: tuple[Affine, int], before: Affine, held: Channels | None
+) -> Iterator[Channels | None]:
+    """Load numbers per channel once, for all tiles inside.
+
+    `n` are output blocks (start, count), `before` the blocks in front of the product. Nothing is
+    loaded where a slot is too small for them, or some are `held` already.
+    """
+    group = finish.channels if finish else None
+    if finish is None or group is None or held or n[1] > group.blocks:
+        yield held
+        return
+    k, queue = finish.builder, group.queue
+    slots = group.held(queue.alloc())
+    for operand, tensor in zip(group.operands, group.tensors, strict=True):
+        unit = FRACTAL if finish.table else pattern(operand.dtype)
+        load_channels(k, slots[operand.name], tensor, (before + n[0], n[1]), unit)
+    queue.enqueue()
+    tile = queue.dequeue()
+    if finish.table is not None:
+        k.copy(finish.table.alloc().region(0, n[1] * FRACTAL), tile.region(0, n[1] * FRACTAL))
+        queue.free()
+        finish.table.enqueue()
+        queue, tile = finish.table, finish.table.dequeue()
+    yield Channels(n[0], tile)
+    queue.free()
+
+
+def bias_of(finish: Finish | None, held: Channels | None, n: tuple[Affine, int]) -> Region | None:
+    """Return what the cube adds from the bias table for output blocks n (start, count)."""
+    if finish is None or finish.table is None or held is None:
+        return None
+    return held.tile.region((n[0] - held.first) * FRACTAL, n[1] * FRACTAL)
+
+
+def drain(
+    finish: Finish, acc: Queue, y: Buffer, area: Area, n: Affine, held: Channels | None
+) -> None:
+    """Move a finished (N1, M1) tile of L0C through the epilogue to `area`; `n`: its first block."""
+    if finish.out is None:
+        assert finish.fix is not None
+        store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
+        return
+    k, size, run = finish.builder, area.fractals * 256, area.pixels * FRACTAL
+    c = acc.dequeue()
+    most = min(finish.out.buffer.elements // run, area.blocks)
+    whole = most == area.blocks
+    pieces = [(Affine(), most)] if whole else segments(k, "column", area.blocks, most)
+    for at, count in pieces:
+        if finish.tiles:
+            _load(finish.tiles, k, area, at, count)
+        memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
+        to = memories[finish.plan.start].region(0, (count, run))
+        k.copy(to, c.region(at * size, (count, run), (size, 1)))
+        if whole:
+            acc.free()
+        named = finish.tiles.held(finish.tiles.queue.dequeue()) if finish.tiles else {}
+        rates = finish.channels.held(held.tile) if finish.channels and held else {}
+        first = n + at - held.first if held else at
+        write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
+        if finish.tiles:
+            finish.tiles.queue.free()
+        finish.out.enqueue()
+        for there, here in area.pairs(y, finish.out.dequeue(), run, at, count):
+            k.copy(there, here)
+        finish.out.free()
+    if not whole:
+        acc.free()
+
+
+def _load(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
+    """Bring the operands' part that lies where `area` will be stored."""
+    slots = group.held(group.queue.alloc())
+    for operand, tensor in zip(group.operands, group.tensors, strict=True):
+        for there, here in area.pairs(
+            tensor, slots[operand.name], area.pixels * FRACTAL, at, count
+        ):
+            k.copy(here, there)
+    group.queue.enqueue()

@@ -1,0 +1,200 @@
+"""The vector unit's part of FlashAttention: online softmax on one block of scores.
+
+Scores come from L0C as (keys / 16, rows, 16), so the maximum of a row is first taken lane by lane
+over the key fractals and then across 16 lanes. Maximum m, sum l and factor are kept in 16 equal
+lanes (m, factor) or 16 partial sums (l) a row: (rows, 16), 4 rows a vector repeat.
+
+    m' = max(m, max(s)),  p = exp(s - m'),  f = exp(m - m'),  l' = f l + sum(p),  o' = f o + p v
+
+Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Tile
+from ascend_lab.kernels.flash_shape import AREA, FlashShape, FlashTiling
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+from ascend_lab.kernels.tiles import repeat
+
+LANES = 64
+"""fp32 lanes of a repeat: 4 rows of 16."""
+LEAST = -1.0e30
+"""Stands for minus infinity, but finite: the difference of two of them is 0, not NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """fp32 buffers of UB that only the vector unit uses; statistics are (rows, 16)."""
+
+    builder: KernelBuilder
+    scores: Buffer | Tile
+    out: Buffer | Tile
+    peak: Buffer
+    factor: Buffer
+    total: Buffer | Tile
+    work: Buffer
+    row: Buffer
+    mask_row: Buffer | None
+    scale: float
+
+    @classmethod
+    def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> State:
+        """Allocate the buffers for blocks of a tiling."""
+        rows, width = tiling.rows, shape.fractals[3] * FRACTAL
+        lanes = rows * FRACTAL
+
+        def buffer(name: str, elements: int, slots: int = 1) -> Buffer:
+            return k.buffer(name, "UB", "fp32", elements, slots)
+
+        return cls(
+            k,
+            buffer("scores", rows * tiling.keys),
+            buffer("sums", rows * width),
+            buffer("peak", lanes, 2),
+            buffer("factor", lanes, 2),
+            buffer("total", lanes),
+            buffer("work", lanes),
+            buffer("row", rows),
+            buffer("mask_row", tiling.keys) if shape.mask == "rows" else None,
+            shape.scale,
+        )
+
+    @classmethod
+    def small(cls, k: KernelBuilder, shape: FlashShape, rows: int, keys: int) -> State:
+        """Allocate what stays in UB where tiles come and go; sizes in fractals.
+
+        Scores, output and sums are put in with `replace`, a tile each time.
+        """
+        work = k.buffer("work", "UB", "fp32", rows * AREA)
+        peak = k.buffer("peak", "UB", "fp32", rows * AREA)
+        row = k.buffer("row", "UB", "fp32", rows * FRACTAL)
+        wide = k.buffer("mask_row", "UB", "fp32", keys * FRACTAL) if shape.mask == "rows" else None
+        return cls(k, work, work, peak, work, work, work, row, wide, shape.scale)
+
+
+def lanes(buffer: Buffer | Tile, rows: int, at: Affine | int = 0) -> Region:
+    """Return `rows` fractals (rows x 256 elements) from fractal `at` on as vector repeats."""
+    return buffer.region(at * AREA, (rows * AREA // LANES, LANES))
+
+
+def slotted(buffer: Buffer, rows: int, slot: Affine) -> Region:
+    """Return the statistics of block `slot`; two blocks are under way at a time."""
+    return buffer.region(0, (rows * AREA // LANES, LANES), slot=slot)
+
+
+def begin(s: State, rows: int, width: int) -> None:
+    """Emit m = LEAST, l = 0, o = 0 for a new block of rows."""
+    k = s.builder
+    k.vector("vdup", slotted(s.peak, rows, Affine()), scalar=LEAST)
+    k.vector("vdup", lanes(s.total, rows), scalar=0.0)
+    with repeat(k, "column", width) as e:
+        k.vector("vdup", lanes(s.out, rows, e * rows), scalar=0.0)
+
+
+def take_scores(s: State, tile: Tile, rows: int, keys: int, mask: Tile | None) -> None:
+    """Emit scores = scale * (tile of L0C) + mask."""
+    with repeat(s.builder, "column", keys) as n:
+        source = lanes(tile, rows, n * rows)
+        s.builder.vector("vmuls", lanes(s.scores, rows, n * rows), source, scalar=s.scale)
+    if mask is not None:
+        add_mask(s, mask, rows, keys)
+
+
+def add_mask(s: State, mask: Tile, rows: int, keys: int) -> None:
+    """Emit scores += mask, in fp32."""
+    k = s.builder
+    if s.mask_row is not None:
+        shape = (keys, FRACTAL)
+        k.vector("vconv", s.mask_row.region(0, shape), mask.region(0, shape))
+    with repeat(k, "column", keys) as n:
+        scores = lanes(s.scores, rows, n * rows)
+        k.vector("vadd", scores, scores, mask_of(s, mask, rows, n))
+
+
+def mask_of(s: State, mask: Tile, rows: int, n: Affine) -> Region:
+    """Return the mask of key fractal n in fp32, a row of 16 for all rows or one for each."""
+    if s.mask_row is not None:
+        shape = (rows * AREA // LANES, LANES // FRACTAL, FRACTAL)
+        return s.mask_row.region(n * FRACTAL, shape, (0, 0, 1))
+    wide = lanes(s.work, rows)
+    s.builder.vector("vconv", wide, lanes(mask, rows, n * rows))
+    return wide
+
+
+def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:
+    """Emit scores of the keys behind the last one, from lane `kept` of the last fractal: LEAST."""
+    fractal = ((1 << FRACTAL) - 1) >> kept << kept
+    bits = sum(fractal << at for at in range(0, LANES, FRACTAL))
+    last = lanes(s.scores, rows, (keys - 1) * rows)
+    s.builder.vector("vdup", last, scalar=LEAST, mask=bits)
+
+
+def softmax_block(s: State, out: Tile, rows: int, keys: int, block: Affine) -> None:
+    """Emit p = exp(scores - m') as fp16 in `out`, with m', f and l' brought up to date."""
+    k = s.builder
+    old, new = slotted(s.peak, rows, block), slotted(s.peak, rows, block + 1)
+    total, factor = lanes(s.total, rows), slotted(s.factor, rows, block)
+    largest(s, old, rows, keys)
+    across(s, "max", rows, new)
+    k.vector("vsub", factor, old, new)
+    k.vector("vexp", factor, factor)
+    k.vector("vmul", total, total, factor)
+    weigh(s, out, rows, keys, new)
+
+
+def largest(s: State, old: Region, rows: int, keys: int) -> None:
+    """Emit work = max(old, scores) lane by lane, over the key fractals."""
+    work = lanes(s.work, rows)
+    s.builder.vector("vmax", work, old, lanes(s.scores, rows))
+    if keys > 1:
+        with repeat(s.builder, "column", keys - 1) as n:
+            s.builder.vector("vmax", work, work, lanes(s.scores, rows, (n + 1) * rows))
+
+
+def weigh(s: State, out: Tile, rows: int, keys: int, peak: Region) -> None:
+    """Emit p = exp(scores - peak) as fp16 in `out`, and add it to l lane by lane."""
+    k, total = s.builder, lanes(s.total, rows)
+    with repeat(k, "column", keys) as n:
+        scores = lanes(s.scores, rows, n * rows)
+        k.vector("vsub", scores, scores, peak)
+        k.vector("vexp", scores, scores)
+        k.vector("vadd", total, total, scores)
+        k.vector("vconv", lanes(out, rows, n * rows), scores)
+
+
+def across(s: State, fold: str, rows: int, out: Region) -> None:
+    """Emit out (rows, 16) = max or sum over the 16 lanes of `work`, in every lane."""
+    k, eight = s.builder, FRACTAL // 2
+    repeats = rows * AREA // LANES // 2
+    halves = [
+        s.work.region(at, (repeats, 8, eight), (8 * FRACTAL, FRACTAL, 1)) for at in (0, eight)
+    ]
+    combine, reduce = {"max": ("vmax", "vcgmax"), "sum": ("vadd", "vcgadd")}[fold]
+    packed = s.work.region(0, (repeats, 8 * eight))
+    k.vector(combine, packed, *halves)
+    k.vector(reduce, s.row.region(0, rows * FRACTAL), packed)
+    for at in (0, eight):
+        spread = out.buffer.region(at, (rows * FRACTAL, eight), (FRACTAL, 1), slot=out.slot)
+        k.vector("vbrcb", spread, s.row.region(0, rows * FRACTAL))
+
+
+def add_product(s: State, tile: Tile, rows: int, width: int, block: Affine) -> None:
+    """Emit o = f o + (tile of L0C), the product of block `block`'s p and v."""
+    k, factor = s.builder, slotted(s.factor, rows, block)
+    with repeat(k, "column", width) as e:
+        out = lanes(s.out, rows, e * rows)
+        k.vector("vmul", out, out, factor)
+        k.vector("vadd", out, out, lanes(tile, rows, e * rows))
+
+
+def finish(s: State, out: Tile, rows: int, width: int) -> None:
+    """Emit out = o / l as fp16."""
+    k, total = s.builder, lanes(s.total, rows)
+    k.vector("vcopy", lanes(s.work, rows), total)
+    across(s, "sum", rows, total)
+    with repeat(k, "column", width) as e:
+        sums = lanes(s.out, rows, e * rows)
+        k.vector("vdiv", sums, sums, total)
+        k.vector("vconv", lanes(out, rows, e * rows), sums)

@@ -1,0 +1,228 @@
+"""FlashAttention where cube and vector cores are separate: pieces of the scores pass through L2.
+
+Scores cannot stay on a core, because no path leads from UB to L1. So batch and rows of q are cut
+into chunks whose scores fit in half of L2, and every chunk takes four phases:
+
+    cube:   s = scale q k^T in fp32, scaled by the fix pipe
+    vector: m = max(s) in a first pass; in a second p = exp(s - m) as fp16, and l = sum(p)
+    cube:   o = p v in fp32
+    vector: y = o / l as fp16
+
+The next chunk overwrites the workspaces s, p, o and l (16 partial sums a row), so that they need
+not reach device memory. All are FRACTAL_NZ with 16 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ascend_lab.chip import Chip
+from ascend_lab.isa import (
+    Affine,
+    Buffer,
+    Kernel,
+    KernelBuilder,
+    Launch,
+    Program,
+    Queue,
+    Region,
+    Tile,
+)
+from ascend_lab.kernels import flash_softmax as soft
+from ascend_lab.kernels.flash_chunks import Chunk, chunks_of, cube_block
+from ascend_lab.kernels.flash_cube import CubeQueues, multiply
+from ascend_lab.kernels.flash_gm import Tensors, key_blocks
+from ascend_lab.kernels.flash_grid import Own, Span, grid, spread, walk
+from ascend_lab.kernels.flash_shape import AREA, FlashShape
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.tiles import segments
+
+MOST_ROWS, VECTOR_KEYS = 8, 4
+"""Fractals of a block at most, and of the keys in a block of the vector unit."""
+
+
+def split_kernel(shape: FlashShape, chip: Chip) -> Kernel:
+    """Return attention as phases over chunks: tensors q, k, v (, mask), y, and workspaces.
+
+    Raises `CapacityError` for matrices too wide for L0.
+    """
+    phases: list[Launch] = []
+    for chunk in chunks_of(shape, chip):
+        cube, wide = cube_block(shape, chip), shape.fractals[3]
+        narrow = max(1, chip.buffers["UB"] // (3 * AREA * 4 * (wide + 2)))
+        phases += [
+            _launch(chunk, "scores", _scores, cube, "cube"),
+            _launch(chunk, "weights", _weights, MOST_ROWS, "vector"),
+            _launch(chunk, "sums", _sums, cube, "cube"),
+            _launch(chunk, "quotient", _quotient, narrow, "vector"),
+        ]
+    return Kernel(f"flash_{shape.batch}x{shape.rows}x{shape.keys}x{shape.depth}", tuple(phases))
+
+
+Blocks = Iterator[tuple[Affine, Span]]
+Writer = Callable[[Chunk, KernelBuilder, Blocks, int], None]
+
+
+def _launch(chunk: Chunk, name: str, write: Writer, most: int, unit: str) -> Launch:
+    """Return a phase in blocks that give the busiest core least to do."""
+    cores = chunk.chip.cores_of(unit)
+
+    def busiest(side: int) -> tuple[int, int]:
+        over, by = grid(chunk.count, up(chunk.rows, side), cores)
+        blocks = up(chunk.count, over) * up(up(chunk.rows, side), by)
+        return blocks * (2 + side), -side  # a block costs as much to begin as two fractals
+
+    side = min(range(1, min(most, MOST_ROWS) + 1), key=busiest)
+    own = grid(chunk.count, up(chunk.rows, side), cores)
+
+    def program(part: Own) -> Program:
+        k = KernelBuilder(name, chunk.chip)
+        write(chunk, k, walk(k, part, side), side)
+        return k.finish()
+
+    return spread(name, chunk.count, chunk.rows, side, own, program)
+
+
+def _scores(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """s = scale q k^T: a block of q stays in L0A while the keys pass by."""
+    (_, all_keys, depth, _), width = c.shape.fractals, cube_block(c.shape, c.chip)
+    gm, out = c.tensors(k, "q", "k"), c.space(k, "s", "fp32", all_keys)
+    queues = CubeQueues.make(k, side * depth, width * depth, side * width)
+    for matrix, rows in blocks:
+        there, lines = c.moved(matrix, rows)
+        queues.load_left(k, gm.block("q", there, lines), rows[1], depth)
+        a = queues.a.dequeue()
+        for keys in segments(k, "key", all_keys, width):
+            queues.load_right(k, gm.block("k", there, keys))
+            sums, b = queues.c.alloc(), queues.b.dequeue()
+            multiply(k, sums, a, b, (rows[1], depth, keys[1]))
+            queues.b.free()
+            queues.drain(k, c.piece(out, matrix, rows, keys), c.shape.scale)
+        queues.a.free()
+
+
+def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """o = p v: the products of all blocks of keys add up in L0C."""
+    (_, all_keys, _, wide), width = c.shape.fractals, cube_block(c.shape, c.chip)
+    gm, p = c.tensors(k, "v"), c.space(k, "p", "fp16", all_keys)
+    out = c.space(k, "o", "fp32", wide)
+    queues = CubeQueues.make(k, side * width, width * wide, side * wide)
+    for matrix, rows in blocks:
+        there, _ = c.moved(matrix, rows)
+        sums = queues.c.alloc()
+        for keys in segments(k, "key", all_keys, width):
+            queues.load_left(k, c.piece(p, matrix, rows, keys), rows[1], keys[1])
+            queues.load_right(k, gm.block("v", there, keys), turned=keys[1])
+            a, b = queues.a.dequeue(), queues.b.dequeue()
+            multiply(k, sums, a, b, (rows[1], keys[1], wide), keys[0])
+            queues.a.free()
+            queues.b.free()
+        queues.drain(k, c.piece(out, matrix, rows, (Affine(), wide)))
+
+
+def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """p = exp(s - max(s)) and l: all keys pass twice, for the maximum and for the weights."""
+    f = _Weights.make(c, k, side)
+    for matrix, rows in blocks:
+        height = rows[1]
+        k.vector("vdup", soft.lanes(f.state.work, height), scalar=soft.LEAST)
+        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
+            state = f.take(matrix, rows, keys, ragged)
+            soft.largest(state, soft.lanes(state.work, height), height, keys[1])
+            f.give()
+        soft.across(f.state, "max", height, soft.lanes(f.state.peak, height))
+        total = f.total.alloc()
+        k.vector("vdup", soft.lanes(total, height), scalar=0.0)
+        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
+            state = replace(f.take(matrix, rows, keys, ragged), total=total)
+            peak = soft.lanes(f.state.peak, height)
+            soft.weigh(state, f.out.alloc(), height, keys[1], peak)
+            f.give()
+            _put(k, f.out, c.piece(f.p, matrix, rows, keys))
+        _put(k, f.total, c.piece(f.l16, matrix, rows, (Affine(), 1)))
+
+
+def _put(k: KernelBuilder, queue: Queue, to: Region) -> None:
+    """Hand a finished tile on, and move it to GM."""
+    queue.enqueue()
+    k.copy(to, queue.dequeue().region(0, to.sizes))
+    queue.free()
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Tensors, queues and state of the softmax phase."""
+
+    chunk: Chunk
+    gm: Tensors
+    s: Buffer
+    p: Buffer
+    l16: Buffer
+    scores: Queue
+    out: Queue
+    total: Queue
+    mask: Queue | None
+    state: soft.State
+
+    @classmethod
+    def make(cls, c: Chunk, k: KernelBuilder, side: int) -> _Weights:
+        keys, block = c.shape.fractals[1], side * VECTOR_KEYS * AREA
+        mask = {"": 0, "rows": VECTOR_KEYS * FRACTAL, "full": block}[c.shape.mask]
+        return cls(
+            c,
+            c.tensors(k, "mask"),
+            c.space(k, "s", "fp32", keys),
+            c.space(k, "p", "fp16", keys),
+            c.space(k, "l", "fp32", 1),
+            k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V"),
+            k.queue("out", "UB", "fp16", block, src="V", dst="MTE3"),
+            k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1),
+            k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V") if mask else None,
+            soft.State.small(k, c.shape, side, VECTOR_KEYS),
+        )
+
+    def take(self, matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
+        """Load a block of scores, add the mask, drop padding; return the state with them."""
+        c, k = self.chunk, self.state.builder
+        src = c.piece(self.s, matrix, rows, keys)
+        k.copy(self.scores.alloc().region(0, src.sizes), src)
+        self.scores.enqueue()
+        if self.mask is not None:
+            far = self.gm.mask(*c.moved(matrix, rows), keys)
+            k.copy(self.mask.alloc().region(0, far.sizes), far)
+            self.mask.enqueue()
+        state = replace(self.state, scores=self.scores.dequeue())
+        if self.mask is not None:
+            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1])
+            self.mask.free()
+        if ragged:
+            soft.drop_padding(state, rows[1], keys[1], ragged)
+        return state
+
+    def give(self) -> None:
+        """Give the block of scores back."""
+        self.scores.free()
+
+
+def _quotient(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """y = o / l."""
+    wide = c.shape.fractals[3]
+    gm, o, l16 = c.tensors(k, "y"), c.space(k, "o", "fp32", wide), c.space(k, "l", "fp32", 1)
+    sums = k.queue("sums", "UB", "fp32", side * wide * AREA, src="MTE2", dst="V")
+    totals = sums.join("total", "fp32", side * AREA)
+    out = k.queue("out", "UB", "fp16", side * wide * AREA, src="V", dst="MTE3")
+    state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
+    for matrix, rows in blocks:
+        tile = sums.alloc()
+        for src, to in (
+            (c.piece(o, matrix, rows, (Affine(), wide)), tile),
+            (c.piece(l16, matrix, rows, (Affine(), 1)), Tile(totals, tile.slot)),
+        ):
+            k.copy(to.region(0, src.sizes), src)
+        sums.enqueue()
+        tile = sums.dequeue()
+        held = replace(state, out=tile, total=Tile(totals, tile.slot))
+        soft.finish(held, out.alloc(), rows[1], wide)
+        sums.free()
+        _put(k, out, gm.block("y", *c.moved(matrix, rows)))

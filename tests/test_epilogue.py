@@ -1,0 +1,526 @@
+"""Fused epilogues against NumPy, step by step: convolutions, products, depthwise; time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError, PathError, TypeMismatchError
+from ascend_lab.isa import as_kernel, sanitize
+from ascend_lab.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    depthwise_launch,
+    gemm_launch,
+    pack_conv,
+    pack_depthwise,
+    pack_gemm,
+    pack_pointwise,
+    pointwise_launch,
+    unpack_conv,
+    unpack_gemm,
+    unpack_pointwise,
+)
+from ascend_lab.kernels.conv_place import dense_placement
+from ascend_lab.kernels.conv_reference import conv2d_reference
+from ascend_lab.kernels.depthwise_after import supported_after
+from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
+from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
+from ascend_lab.kernels.layouts import pack_channels, pack_pixels, pack_rows
+from ascend_lab.sim import execute, simulate
+
+COUPLED = ("Toy", "Ascend310", "Ascend910A")
+TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "int8": np.int8}
+FUNCTIONS = {
+    "vadd": np.add,
+    "vsub": np.subtract,
+    "vmul": np.multiply,
+    "vdiv": np.divide,
+    "vmax": np.maximum,
+    "vmin": np.minimum,
+    "vadds": np.add,
+    "vmuls": np.multiply,
+    "vmaxs": np.maximum,
+    "vmins": np.minimum,
+    "vabs": np.abs,
+    "vrelu": lambda x: np.maximum(x, np.float32(0)),
+    "vexp": np.exp,
+    "vrec": lambda x: np.float32(1) / x,
+    "vsqrt": np.sqrt,
+}
+BIAS16, BIAS32 = (Operand("bias", "channel", dtype) for dtype in ("fp16", "fp32"))
+OLD16 = Operand("old", "tile", "fp16")
+NARROW = Step("vconv", ("sums",), dtype="fp16")
+BIAS = Epilogue((BIAS16,), (NARROW, Step("vadd", (0, "bias"))), "fp16")
+BIAS_RELU = Epilogue((BIAS16,), (*BIAS.steps, Step("vrelu", (1,))), "fp16")
+WIDE_RELU = Epilogue(
+    (BIAS32,),
+    (Step("vadd", ("sums", "bias")), Step("vrelu", (0,)), Step("vconv", (1,), dtype="fp16")),
+    "fp16",
+)
+RESIDUAL = Epilogue(
+    (BIAS16, OLD16), (*BIAS.steps, Step("vadd", (1, "old")), Step("vrelu", (2,))), "fp16"
+)
+WIDE_RESIDUAL = Epilogue(
+    (OLD16, BIAS32),
+    (
+        Step("vconv", ("old",), dtype="fp32"),
+        Step("vadd", ("sums", "bias")),
+        Step("vadd", (0, 1)),
+        Step("vrelu", (2,)),
+    ),
+    "fp32",
+)
+RELU6 = Epilogue(
+    (BIAS16,), (*BIAS.steps, Step("vmaxs", (1,), 0.0), Step("vmins", (2,), 6.0)), "fp16"
+)
+SIGMOID_GELU = Epilogue(
+    (BIAS32,),
+    (
+        Step("vadd", ("sums", "bias")),
+        Step("vmuls", (0,), -1.702),
+        Step("vexp", (1,)),
+        Step("vadds", (2,), 1.0),
+        Step("vrec", (3,)),
+        Step("vmul", (0, 4)),
+        Step("vconv", (5,), dtype="fp16"),
+    ),
+    "fp16",
+)
+EPILOGUES = {
+    "bias": BIAS,
+    "bias_relu": BIAS_RELU,
+    "wide_relu": WIDE_RELU,
+    "residual": RESIDUAL,
+    "wide_residual": WIDE_RESIDUAL,
+    "relu6": RELU6,
+    "gelu": SIGMOID_GELU,
+}
+SHAPES = [
+    ConvShape(2, 20, 9, 11, 40, 3, 3, 1, 1),
+    ConvShape(1, 3, 28, 27, 33, 7, 5, 2, (3, 1, 2, 2)),
+    ConvShape(1, 16, 3, 300, 17, 1, 3, (2, 1), 1),
+    ConvShape(2, 48, 7, 7, 96, 3, 3, 1, 1, groups=3),
+]
+SMALL_TILES = GemmSchedule(32, 16, 32, 1, 1, 2)
+
+
+def values(epilogue, sums, operands):
+    """Do the steps in NumPy: compute in fp32 (whole numbers: exactly), round once a step."""
+    made = {"sums": sums, **operands}
+    with np.errstate(all="ignore"):
+        for index, step in enumerate(epilogue.steps):
+            sources = [made[s] for s in step.sources]
+            if step.op == "vconv":
+                made[index] = sources[0].astype(TYPES[step.dtype])
+                continue
+            kind = sources[0].dtype
+            wide = [s.astype(np.float32 if kind.kind == "f" else kind) for s in sources]
+            if step.number is not None:
+                wide.append(np.asarray(step.number, kind).astype(wide[0].dtype))
+            made[index] = FUNCTIONS[step.op](*wide).astype(kind)
+    return made[len(epilogue.steps) - 1]
+
+
+def numbers(rng, size, dtype):
+    return (rng.integers(-16, 17, size) / (1 if dtype.startswith("int") else 8)).astype(
+        TYPES[dtype]
+    )
+
+
+def operands_of(epilogue, rng, channels, tile):
+    return {
+        o.name: numbers(rng, channels if o.kind == "channel" else tile, o.dtype)
+        for o in epilogue.operands
+    }
+
+
+def assert_conv(shape, chip, epilogue, schedule=None, *, dense=True, seed=0):
+    rng = np.random.default_rng(seed)
+    x = numbers(rng, (shape.n, shape.c, shape.h, shape.w), shape.dtype)
+    weight = numbers(rng, (shape.k, shape.c // shape.groups, shape.r, shape.s), shape.dtype)
+    tile = (shape.n, shape.k, *shape.out_hw)
+    extra = operands_of(epilogue, rng, shape.k, tile)
+    place = dense_placement(shape) if dense else None
+    launch = conv_launch(shape, chip, schedule, place, epilogue)
+    tensors = pack_conv(shape, x, weight)
+    for name, array in extra.items():
+        one = array.ndim == 1
+        tensors[name] = pack_channels(array) if one else pack_pixels(shape, array, dense=dense)
+    result = execute(launch, tensors, chip, seed=seed)
+    sums = conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.groups)
+    sums = sums.astype(np.int32 if shape.dtype == "int8" else np.float32)
+    wide = {n: v[:, None, None] if v.ndim == 1 else v for n, v in extra.items()}
+    got, wanted = unpack_conv(shape, result, dense=dense), values(epilogue, sums, wide)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+    assert sanitize(launch, chip) == []
+    return launch
+
+
+def assert_gemm(shape, chip, epilogue, schedule=None, seed=0):
+    rng = np.random.default_rng(seed)
+    a = numbers(rng, (shape.m, shape.k), shape.dtype)
+    b = numbers(rng, (shape.k, shape.n), shape.dtype)
+    extra = operands_of(epilogue, rng, shape.n, (shape.m, shape.n))
+    launch = gemm_launch(shape, chip, schedule, epilogue)
+    tensors = pack_gemm(shape, a, b)
+    for name, array in extra.items():
+        tensors[name] = pack_channels(array) if array.ndim == 1 else pack_rows(array)
+    got = unpack_gemm(shape, execute(launch, tensors, chip, seed=seed))
+    wide = np.int32 if shape.dtype == "int8" else np.float32
+    wanted = values(epilogue, a.astype(wide) @ b.astype(wide), extra)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_array_equal(got, wanted)
+    assert sanitize(launch, chip) == []
+    return launch
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("chip_name", COUPLED)
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_convolutions_equal_numpy(name, chip_name, dense):
+    chip = load_chip(chip_name)
+    for seed, shape in enumerate(SHAPES):
+        assert_conv(shape, chip, EPILOGUES[name], dense=dense, seed=seed)
+    assert_conv(SHAPES[0], chip, EPILOGUES[name], SMALL_TILES, dense=dense)
+
+
+@pytest.mark.parametrize("chip_name", COUPLED)
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_products_equal_numpy(name, chip_name):
+    chip = load_chip(chip_name)
+    for sizes in ((49, 70, 100), (128, 32, 16), (5, 17, 300)):
+        assert_gemm(GemmShape(*sizes, "fp16"), chip, EPILOGUES[name])
+    assert_gemm(GemmShape(70, 70, 90), chip, EPILOGUES[name], SMALL_TILES)
+
+
+PIPE = {
+    "wide_relu": WIDE_RELU,
+    "relu": Epilogue((), (NARROW, Step("vrelu", (0,))), "fp16"),
+    "convert": Epilogue((), (NARROW,), "fp16"),
+    "all": Epilogue(
+        (BIAS32,),
+        (
+            Step("vadd", ("bias", "sums")),
+            Step("vmuls", (0,), 0.25),
+            Step("vconv", (1,), dtype="fp16"),
+            Step("vrelu", (2,)),
+        ),
+        "fp16",
+    ),
+}
+
+
+@pytest.mark.parametrize("chip_name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("name", PIPE)
+def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
+    chip = load_chip(chip_name)
+    for dense in (True, False):
+        for seed, shape in enumerate(SHAPES):
+            assert_conv(shape, chip, PIPE[name], dense=dense, seed=seed)
+    assert_conv(SHAPES[0], chip, PIPE[name], SMALL_TILES)
+    assert_conv(SHAPES[0], chip, PIPE[name], GemmSchedule(32, 16, 16, 1, 2, 1))
+    assert_gemm(GemmShape(49, 70, 300), chip, PIPE[name])
+    assert_gemm(GemmShape(70, 70, 90), chip, PIPE[name], SMALL_TILES)
+
+
+def test_the_bias_table_limits_the_tile():
+    chip = load_chip("Ascend910B2")
+    shape = GemmShape(64, 64, 2048)
+    launch = assert_gemm(shape, chip, WIDE_RELU)
+    table = [b for p in launch.parts for b in p.program.buffers if b.space == "BT"]
+    assert max(b.elements * 4 for b in table) <= chip.buffers["BT"]
+    with pytest.raises(CapacityError, match="of BT"):
+        gemm_launch(shape, chip, GemmSchedule(16, 16, 512, 1, 1, 1), WIDE_RELU)
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+def test_sums_of_bytes_are_scaled_to_fp16(chip_name):
+    """A quantised layer: int32 bias, conversion, scale, ReLU, result in fp16."""
+    chip = load_chip(chip_name)
+    steps = (
+        Step("vadd", ("sums", "bias")),
+        Step("vconv", (0,), dtype="fp32"),
+        Step("vmuls", (1,), 1 / 64),
+        Step("vrelu", (2,)),
+        Step("vconv", (3,), dtype="fp16"),
+    )
+    epilogue = Epilogue((Operand("bias", "channel", "int32"),), steps, "fp16")
+    assert supported(epilogue, chip, "int32") == ""
+    assert_conv(ConvShape(1, 40, 9, 10, 24, 3, 3, 1, 1, "int8"), chip, epilogue)
+    assert_gemm(GemmShape(40, 70, 50, "int8"), chip, epilogue)
+
+
+def test_refusals_give_the_reason():
+    split, coupled = load_chip("Ascend910B2"), load_chip("Ascend910A")
+    wanted = {
+        "bias": "once each, in order",
+        "residual": "once each, in order",
+        "wide_residual": "no vconv",
+        "relu6": "once each",
+        "gelu": "no vexp",
+    }
+    for name, words in wanted.items():
+        assert words in supported(EPILOGUES[name], split)
+        assert supported(EPILOGUES[name], coupled) == ""
+        with pytest.raises(PathError, match="a kernel of their own"):
+            conv_launch(SHAPES[0], split, epilogue=EPILOGUES[name])
+    tile = Epilogue((Operand("t", "tile", "fp32"),), (Step("vadd", ("sums", "t")),), "fp32")
+    assert "memory of their own" in supported(tile, split)
+    assert "no step reads" in supported(Epilogue((BIAS16,), (NARROW,), "fp16"), split)
+    assert "one number format" in supported(WIDE_RELU, coupled, "int32")
+    with pytest.raises(TypeMismatchError, match="one number format"):
+        gemm_launch(GemmShape(16, 32, 16, "int8"), coupled, None, WIDE_RELU)
+    half = Epilogue((), (Step("vconv", ("sums",), dtype="bf16"),), "bf16")
+    assert (supported(half, split), supported(half, coupled)) == ("", "Ascend910A has no bf16")
+    assert fix_of(PIPE["all"]) == Fix("bias", 0.25, relu=True)
+
+
+@pytest.mark.parametrize(
+    ("operands", "steps", "words"),
+    [
+        ((), (), "a step at least"),
+        ((Operand("sums", "tile", "fp16"),), (NARROW,), "a name of its own"),
+        ((Operand("b", "row", "fp16"),), (NARROW,), "kind channel or tile"),
+        ((Operand("b", "tile", "int8"),), (NARROW,), "numbers in fp16"),
+        ((), (Step("vcadd", ("sums",)),), "lane-by-lane"),
+        ((), (Step("vadd", ("sums",)),), "lane-by-lane"),
+        ((), (Step("vrelu", (0,)),), "a source that is there"),
+        ((), (Step("vrelu", ("other",)),), "a source that is there"),
+        ((), (Step("vadds", ("sums",)),), "a number for"),
+        ((), (Step("vrelu", ("sums",), 1.0),), "a number for"),
+        ((), (Step("vconv", ("sums",)),), "a dtype for vconv"),
+        ((BIAS16,), (Step("vrelu", ("bias",)),), "before the launch"),
+    ],
+)
+def test_epilogues_that_are_none(operands, steps, words):
+    with pytest.raises(InputError, match=words):
+        Epilogue(operands, steps, "fp16")
+
+
+def test_the_last_step_must_be_in_the_stored_format():
+    with pytest.raises(TypeMismatchError, match="add a vconv"):
+        conv_launch(
+            SHAPES[0],
+            load_chip("Toy"),
+            epilogue=Epilogue((BIAS32,), (Step("vadd", ("sums", "bias")),), "fp16"),
+        )
+
+
+def test_values_share_tiles():
+    """An fp16 chain runs in the tile that is stored; a wide one needs a tile for the sums."""
+    assert plan_of(RESIDUAL, "fp32").tiles == ("fp16",)
+    assert plan_of(WIDE_RELU, "fp32").tiles == ("fp16", "fp32")
+    assert plan_of(SIGMOID_GELU, "fp32").tiles == ("fp16", "fp32", "fp32")
+    assert [s.op for s in plan_of(RESIDUAL, "fp32").steps] == ["vadd", "vadd", "vrelu"]
+    unused = Epilogue((), (Step("vexp", ("sums",)), NARROW), "fp16")
+    assert [s.op for s in plan_of(unused, "fp32").steps] == ["vconv"]
+
+
+def test_an_epilogue_that_does_not_fit_is_refused():
+    chip = load_chip("Toy")
+    operands = tuple(Operand(f"t{i}", "tile", "fp32") for i in range(16))
+    steps = [Step("vadd", ("sums", "t0"))]
+    steps += [Step("vadd", (i - 1, f"t{i}")) for i in range(1, 16)]
+    many = Epilogue(operands, tuple(steps), "fp32")
+    for launch in (
+        lambda: conv_launch(SHAPES[0], chip, epilogue=many),
+        lambda: gemm_launch(GemmShape(32, 32, 32), chip, None, many),
+    ):
+        with pytest.raises(CapacityError, match="of UB for the epilogue"):
+            launch()
+    with pytest.raises(CapacityError, match="of UB"):
+        gemm_launch(GemmShape(128, 16, 16), chip, GemmSchedule(128, 16, 16, 1, 1, 1), WIDE_RESIDUAL)
+
+
+def test_numbers_per_channel_stay_in_ub_where_they_fit():
+    """1280 wide channels would take a third of UB: they are loaded tile by tile."""
+    chip = load_chip("Ascend310")
+    small, large = (
+        assert_gemm(GemmShape(64, 16, n), chip, WIDE_RELU, GemmSchedule(32, 16, 64, 1, 1, 1))
+        for n in (256, 1280)
+    )
+    loaded = [simulate(launch, chip).path_bytes["GM", "UB"] for launch in (small, large)]
+    assert loaded == [256 * 16, 2 * 1280 * 16]
+
+
+def test_a_tile_of_many_blocks_is_done_in_pieces():
+    """A schedule whose tile of sums fits L0C, but not UB with all it needs."""
+    chip, shape = load_chip("Toy"), ConvShape(1, 16, 8, 8, 128, 1, 1)
+    launch = assert_conv(shape, chip, WIDE_RESIDUAL, GemmSchedule(32, 16, 128, 1, 1, 1))
+    program = launch.parts[0].program
+    (tile,) = [b for b in program.buffers if b.name == "y_ub"]
+    assert 0 < tile.elements < 32 * 128
+
+
+def test_dense_outputs_are_the_next_layers_input():
+    """Two convolutions in a row, 49 pixels a plane: what the first leaves the second reads."""
+    chip, rng = load_chip("Ascend910A"), np.random.default_rng(3)
+    first, second = ConvShape(2, 5, 7, 7, 20, 3, 3, 1, 1), ConvShape(2, 20, 7, 7, 9, 3, 3, 2, 1)
+    x = numbers(rng, (2, 5, 7, 7), "fp16")
+    weights = [numbers(rng, (s.k, s.c, 3, 3), "fp16") for s in (first, second)]
+    bias = numbers(rng, 20, "fp16")
+    launch = conv_launch(first, chip, None, dense_placement(first), BIAS_RELU)
+    tensors = pack_conv(first, x, weights[0]) | {"bias": pack_channels(bias)}
+    hidden = execute(launch, tensors, chip)["y"]
+    given = pack_conv(second, np.zeros((2, 20, 7, 7), np.float16), weights[1]) | {"x": hidden}
+    got = unpack_conv(second, execute(conv_launch(second, chip), given, chip))
+    sums = conv2d_reference(x, weights[0], (1, 1), (1, 1, 1, 1)).astype(np.float32)
+    middle = values(BIAS_RELU, sums, {"bias": bias[:, None, None]})
+    wanted = conv2d_reference(middle, weights[1], (2, 2), (1, 1, 1, 1))
+    np.testing.assert_allclose(got, wanted.astype(np.float16), rtol=2e-3, atol=0.5)
+    assert np.abs(got).max() > 100
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+def test_depthwise_convolutions_finish_in_ub(chip_name, dense, wide):
+    chip, rng = load_chip(chip_name), np.random.default_rng(1)
+    for stride, sizes in ((1, (9, 11)), (2, (15, 14)), ((2, 1), (8, 9))):
+        shape = ConvShape(2, 40, *sizes, 40, 3, 3, stride, 1, groups=40)
+        steps = (Step("vadd", ("sums", "bias")), Step("vmaxs", (0,), 0.0), Step("vmins", (1,), 6.0))
+        epilogue = Epilogue((BIAS16,), steps, "fp16")
+        if wide:
+            head = (Step("vconv", ("sums",), dtype="fp32"), Step("vadd", (0, "bias")))
+            tail = (Step("vmins", (1,), 6.0), Step("vconv", (2,), dtype="fp16"))
+            epilogue = Epilogue((BIAS32,), (*head, *tail), "fp16")
+        x = numbers(rng, (2, 40, *sizes), "fp16")
+        weight = numbers(rng, (40, 1, 3, 3), "fp16")
+        bias = numbers(rng, 40, epilogue.operands[0].dtype)
+        launch = depthwise_launch(shape, chip, dense=dense, epilogue=epilogue)
+        packed = pack_depthwise(shape, x, weight)
+        plain = execute(depthwise_launch(shape, chip), packed, chip)
+        sums = unpack_conv(shape, plain)
+        result = execute(launch, packed | {"bias": pack_channels(bias)}, chip, seed=2)
+        wanted = values(epilogue, sums, {"bias": bias[:, None, None]})
+        np.testing.assert_array_equal(unpack_conv(shape, result, dense=dense), wanted)
+        assert sanitize(launch, chip) == []
+
+
+def test_depthwise_refusals_give_the_reason():
+    chip = load_chip("Toy")
+    shape = ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1, groups=16)
+    assert "stores fp16" in supported_after(
+        Epilogue((), (Step("vconv", ("sums",), dtype="fp32"),), "fp32")
+    )
+    assert "tile operand" in supported_after(RESIDUAL)
+    assert "one number format" in supported_after(WIDE_RELU)
+    with pytest.raises(PathError, match="tile operand"):
+        depthwise_launch(shape, chip, epilogue=RESIDUAL)
+
+
+def test_a_pointwise_product_takes_an_epilogue():
+    chip, rng = load_chip("Ascend910A"), np.random.default_rng(5)
+    shape = ConvShape(1, 40, 8, 6, 50, 1, 1)
+    x, weight = numbers(rng, (1, 40, 8, 6), "fp16"), numbers(rng, (50, 40, 1, 1), "fp16")
+    extra = operands_of(RESIDUAL, rng, 50, (1, 50, 8, 6))
+    tensors = pack_pointwise(shape, x, weight)
+    tensors |= {
+        "bias": pack_channels(extra["bias"]),
+        "old": pack_pixels(shape, extra["old"], dense=True),
+    }
+    result = execute(pointwise_launch(shape, chip, None, RESIDUAL), tensors, chip)
+    sums = conv2d_reference(x, weight, (1, 1), (0,) * 4).astype(np.float32)
+    wanted = values(RESIDUAL, sums, {"bias": extra["bias"][:, None, None], "old": extra["old"]})
+    np.testing.assert_array_equal(unpack_pointwise(shape, result), wanted)
+
+
+@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A"])
+@pytest.mark.parametrize("name", ["residual", "gelu"])
+def test_engines_agree(chip_name, name):
+    chip, epilogue = load_chip(chip_name), EPILOGUES[name]
+    launches = [conv_launch(s, chip, None, dense_placement(s), epilogue) for s in SHAPES]
+    launches.append(gemm_launch(GemmShape(70, 70, 90), chip, SMALL_TILES, epilogue))
+    for launch in launches:
+        plain = simulate(launch, chip, engine="reference")
+        assert simulate(launch, chip).summary() == plain.summary()
+
+
+def test_engines_agree_on_the_bias_table():
+    chip = load_chip("Ascend910B2")
+    for launch in (
+        conv_launch(SHAPES[0], chip, epilogue=WIDE_RELU),
+        gemm_launch(GemmShape(70, 70, 90), chip, SMALL_TILES, WIDE_RELU),
+    ):
+        plain = simulate(launch, chip, engine="reference")
+        assert simulate(launch, chip).summary() == plain.summary()
+
+
+@st.composite
+def epilogues(draw):
+    """A straight line of steps on values of two formats; every operand may be read or not."""
+    wide, more = Operand("wide", "channel", "fp32"), Operand("more", "tile", "fp32")
+    operands = (BIAS16, wide, OLD16, more)
+    formats = {"sums": "fp32", **{o.name: o.dtype for o in operands}}
+    steps: list[Step] = []
+    for index in range(draw(st.integers(1, 6))):
+        tiles = [s for s in formats if s not in ("bias", "wide")]
+        first = draw(st.sampled_from(tiles))
+        op = draw(st.sampled_from(("vadd", "vmax", "vmuls", "vrelu", "vconv")))
+        if op in ("vadd", "vmax"):
+            same = [s for s in formats if formats[s] == formats[first]]
+            steps.append(Step(op, (first, draw(st.sampled_from(same)))))
+        elif op == "vconv":
+            steps.append(Step(op, (first,), dtype=draw(st.sampled_from(("fp16", "fp32")))))
+        else:
+            steps.append(Step(op, (first,), 0.5 if op == "vmuls" else None))
+        formats[index] = steps[-1].dtype or formats[first]
+    return Epilogue(operands, tuple(steps), formats[len(steps) - 1])
+
+
+@settings(max_examples=40)
+@given(
+    epilogues(),
+    st.sampled_from(COUPLED),
+    st.sampled_from((1, 2)),
+    st.sampled_from((1, 16, 33)),
+    st.integers(1, 9),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_any_epilogue_equals_numpy(epilogue, chip_name, n, k, h, w, dense):
+    chip = load_chip(chip_name)
+    assert_conv(ConvShape(n, 3, h, w, k, 3, 1, 1, 1), chip, epilogue, dense=dense, seed=h)
+    assert_gemm(GemmShape(w, 20, k), chip, epilogue, seed=w)
+
+
+def separate(shape, chip, *, residual):
+    """Cycles of the same work in two kernels: the convolution, then one vector kernel."""
+    pixels = shape.out_hw[0] * shape.out_hw[1]
+    sizes = (shape.n, shape.blocks[1], pixels, 16)
+    sums = te.placeholder(sizes, "fp16", "sums")
+    bias = te.reshape(te.placeholder((sizes[1], 16), "fp16", "bias"), (1, sizes[1], 1, 16))
+    total = te.vadd(sums, te.broadcast(bias, sizes))
+    if residual:
+        total = te.vadd(total, te.placeholder(sizes, "fp16", "old"))
+    added = as_kernel(te.lower(te.auto_schedule(te.renamed(te.vrelu(total), "y"), chip)))
+    alone = simulate(conv_launch(shape, chip, place=dense_placement(shape)), chip).cycles
+    return alone, alone + sum(simulate(phase, chip).cycles for phase in added.phases)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "residual", "limit"),
+    [
+        ((1, 64, 56, 56, 64, 3, 3, 1, 1), False, 1.12),
+        ((1, 256, 14, 14, 1024, 1, 1), True, 1.32),
+        ((1, 512, 7, 7, 512, 3, 3, 1, 1), False, 1.02),
+    ],
+)
+@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend910A"])
+def test_fusing_costs_little_and_saves_much(chip_name, sizes, residual, limit):
+    chip, shape = load_chip(chip_name), ConvShape(*sizes)
+    epilogue = RESIDUAL if residual else BIAS_RELU
+    launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
+    alone, apart = separate(shape, chip, residual=residual)
+    fused = simulate(launch, chip).cycles
+    assert alone < fused < limit * alone
+    assert fused < apart
+    assert demand_of(epilogue, chip, "fp32").loaded_bytes == 2 * residual
