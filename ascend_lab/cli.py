@@ -1,4 +1,4 @@
-"""The command line `ascend-lab`: chips, gemm, conv, op, run-kernel.
+"""The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate.
 
 Errors are one line on stderr and exit code 2.
 """
@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 from ascend_lab import __version__
 from ascend_lab.cli_ops import add_op
+from ascend_lab.cli_run import add_run
+from ascend_lab.cli_simulate import add_simulate
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -62,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_conv(verbs)
     add_op(verbs, _emit)
     _add_run_kernel(verbs)
+    add_run(verbs, _emit)
+    add_simulate(verbs, _emit)
     return parser
 
 

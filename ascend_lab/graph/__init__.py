@@ -1,22 +1,32 @@
 """Graphs of operators: build or import, rewrite, fuse, lay out, plan memory, compile, time."""
 
 from ascend_lab.graph.builder import GraphBuilder, Value
+from ascend_lab.graph.compiled import Compiled, Task, run_tasks
 from ascend_lab.graph.edit import Editor, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
 from ascend_lab.graph.infer import infer, verify
 from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Seeded, TensorType
+from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
+from ascend_lab.graph.pipeline import Stages, compile_graph, compile_stages, run_compiled
 from ascend_lab.graph.text import from_text, to_text
 
 __all__ = [
+    "Compiled",
     "Constant",
     "Editor",
     "Fill",
     "Graph",
     "GraphBuilder",
+    "NetworkTimeline",
     "Node",
+    "OperatorTime",
     "Seeded",
+    "Stages",
+    "Task",
     "TensorType",
     "Value",
+    "compile_graph",
+    "compile_stages",
     "evaluate",
     "evaluate_all",
     "from_text",
@@ -24,6 +34,9 @@ __all__ = [
     "ordered",
     "pruned",
     "random_inputs",
+    "run_compiled",
+    "run_tasks",
+    "simulate_graph",
     "to_text",
     "verify",
 ]

@@ -103,7 +103,7 @@ def is_view(graph: Graph, node: Node) -> bool:
     return node.op in VIEWS and all(t.layout == "ND" for t in types)
 
 
-def run_compiled(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
+def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats."""
     graph, live = compiled.graph, {}
     for name, array in checked_inputs(graph, inputs).items():

@@ -5,13 +5,16 @@ rewrite (passes) -> number format -> canonical operators -> layouts -> fusion ->
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compiled import Compiled, compile_tasks
+from ascend_lab.graph.compiled import Compiled, compile_tasks, run_tasks
 from ascend_lab.graph.fusion import Fused, Switches, fuse, unfused
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
@@ -64,3 +67,13 @@ def in_format(graph: Graph, dtype: str) -> Graph:
     if dtype == "int8":
         graph = quantise(graph)[0]
     return convert(graph, "fp16" if dtype == "int8" else dtype)[0]
+
+
+def run_compiled(
+    graph: Graph, inputs: Mapping[str, Any], chip: Chip, *, dtype: str = "fp16"
+) -> dict[str, NDArray[Any]]:
+    """Return the outputs that a graph's kernels compute on a chip: for small graphs.
+
+    Raises as `compile_stages`, and `InputError` for inputs that do not fit.
+    """
+    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs)

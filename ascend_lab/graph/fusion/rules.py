@@ -17,6 +17,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
 from ascend_lab.graph.lower import PRODUCTS
+from ascend_lab.graph.lower.rearrange import MOVES
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
 LONGEST = 29
@@ -94,6 +95,20 @@ def _headed(name: str, heads: Sequence[str], followers: Sequence[str] = ()) -> N
     RULES.append(Rule(name, match))
 
 
+def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a chain of conversions, reshapes and transposes: one copy does them all."""
+    chain = [node]
+    while chain[-1].op in MOVES:
+        after = only_reader(graph, chain[-1])
+        if after is None or after.op not in MOVES:
+            break
+        chain.append(after)
+    while chain and chain[-1].op == "reshape":
+        chain.pop()
+    return chain if len(chain) > 1 and node.op in MOVES[:1] + MOVES[2:] else None
+
+
+RULES.append(Rule("ConfusionTransposeTransDataFusionPass", moves))
 _headed("TbeConv2dAddRelu6MulMulFusionPass", ("conv2d",), ("adds", "relu6", "mul", "muls"))
 _headed("TbeConvDoubleInFusionPass", ("conv2d",), ("add", "relu"))
 _headed("TbeConvElemwiseFusionPass", ("conv2d",))

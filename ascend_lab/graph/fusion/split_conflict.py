@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ascend_lab import ops
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.handwritten import renamed
+from ascend_lab.errors import ShapeError
 from ascend_lab.graph.builder import GraphBuilder
 from ascend_lab.graph.ir import Graph
 from ascend_lab.isa import Kernel, Launch, Part, as_kernel
@@ -124,3 +125,28 @@ def owners(
                 found[~np.isnan(after)] = core
                 core += 1
     return found
+
+
+def owner_maps(sizes: Points, chip: Chip) -> dict[str, NDArray[np.int64]]:
+    """Return which core makes every number on the way: arrays (points, channels) of core numbers.
+
+    Keys: h, u and y of the kernels apart, and "fused". Channel c goes to row c of y. Raises
+    `ShapeError` if y has fewer rows than there are channels.
+    """
+    if sizes.rows < sizes.channels:
+        raise ShapeError(f"{sizes.channels} rows or more", str(sizes.rows), "one per channel")
+    shape = sizes.points, sizes.group, sizes.channels
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float16)
+    h = x.max(axis=1)
+    u, index = np.ascontiguousarray(h.T), np.arange(sizes.channels, dtype=np.int32)
+    y = np.zeros((sizes.rows, sizes.points), np.float16)
+    reads = ({"x": x}, {"h": h}, {"u": u, "index": index})
+    found = {
+        name: owners(kernel, given, name, like, chip)
+        for kernel, given, (name, like) in zip(
+            apart_kernels(sizes, chip), reads, (("h", h), ("u", u), ("y", y)), strict=True
+        )
+    }
+    fused = owners(fused_kernel(sizes, chip), {"x": x, "index": index}, "y", y, chip)
+    turned = {"u": found["u"].T, "y": found["y"][index].T, "fused": fused[index].T}
+    return {"h": found["h"], **turned}

@@ -8,6 +8,7 @@ from ascend_lab.graph.lower.images import lower_conv, lower_deconv
 from ascend_lab.graph.lower.matrices import lower_product
 from ascend_lab.graph.lower.moves import lower_template, lower_trans_data
 from ascend_lab.graph.lower.piece import Lowered, Piece
+from ascend_lab.graph.lower.rearrange import MOVES, lower_moves
 from ascend_lab.graph.lower.vector import lower_vector
 from ascend_lab.ops.formats import check_chip
 
@@ -22,6 +23,8 @@ def lower(piece: Piece, chip: Chip) -> Lowered:
     check(piece, chip)
     nodes = piece.graph.nodes
     op = nodes[0].op
+    if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
+        return lower_moves(piece, chip)
     if op == "trans_data":
         return lower_trans_data(piece, chip)
     if op in CONVOLUTIONS:

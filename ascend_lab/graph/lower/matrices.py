@@ -10,13 +10,13 @@ from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
-from ascend_lab.graph.lower.images import operand_forms, operands_of
+from ascend_lab.graph.lower.images import channels, is_channel, operand_forms, operands_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.graph.lower.stored import packed, type_map
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmShape, gemm_launch
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue import Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.ops.lifting import narrow
 
@@ -53,7 +53,7 @@ def _plain(piece: Piece, node: Node, chip: Chip, forms: dict[str, Form]) -> Lowe
     epilogue, last = None, out.dtype
     more = {}
     if len(piece.graph.nodes) > 1:
-        epilogue = _epilogue(piece, node)
+        epilogue = _epilogue(piece, node, chip)
         last = epilogue.out_dtype
         more = operand_forms(epilogue, piece, _main(out))
     shape = GemmShape(m, k, out.shape[1], dtype, last)
@@ -66,15 +66,39 @@ def _main(out: TensorType) -> TensorType:
     return TensorType(out.shape, "fp16", "FRACTAL_NZ")
 
 
-def _epilogue(piece: Piece, node: Node) -> Epilogue:
-    main = _main(piece.type(node.output))
-    wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
+    """Return the epilogue of the nodes behind a product.
+
+    On split chips a bias right behind it is added to the wide sums, as the bias table does;
+    elsewhere the sums are rounded on their way to the vector unit.
+    """
+    out = piece.type(node.output)
+    main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(type_map(main).piece_shape, wide, "sums")
     nodes = piece.graph.nodes[1:]
     known, operands = operands_of(piece, nodes, main)
-    known[node.output] = narrow(sums, piece.type(node.output).dtype)
+    known[node.output] = narrow(sums, out.dtype)
+    bias = _bias(piece, node)
+    if bias and not chip.combined:
+        column = te.placeholder(channels(main), wide, bias)
+        operands = {t: o for t, o in operands.items() if o.name != bias}
+        operands[column] = Operand(bias, "channel", wide)
+        total = te.vadd(sums, te.broadcast(column, sums.shape))
+        known[nodes[0].output] = narrow(total, out.dtype)
+        nodes = nodes[1:]
     found = expressions(nodes, known, main)
     return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+
+
+def _bias(piece: Piece, node: Node) -> str:
+    """Return the constant per column that the node behind a product adds to it, or ""."""
+    after = piece.graph.nodes[1]
+    others = [n for n in after.inputs if n != node.output]
+    if after.op != "add" or len(others) != 1 or others[0] not in piece.constants:
+        return ""
+    read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
+    channel = is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
+    return others[0] if read_once and channel else ""
 
 
 def _batched(piece: Piece, chip: Chip, forms: dict[str, Form]) -> Lowered:

@@ -1,0 +1,195 @@
+"""The verb `ascend-lab run`: the values an ONNX model computes, in NumPy or as compiled."""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ascend_lab.graph.ir import Graph
+    from ascend_lab.graph.onnx import Imported
+
+Emit = Callable[[str | None, Any, str], None]
+Arrays = dict[str, Any]
+WORKING_BYTES = 2**32
+"""Most bytes a node may read and write while it is evaluated in fp64."""
+ARCHIVE_BYTES = 2**32
+
+
+def add_run(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("run", help="compute an ONNX model's outputs")
+    verb.add_argument("model", metavar="MODEL.onnx")
+    verb.add_argument("--inputs", metavar="F.npz", help="arrays by input name (default: random)")
+    verb.add_argument("--outputs", metavar="G.npz", help="write the outputs by name")
+    add_shapes(verb)
+    verb.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
+    verb.add_argument("--compiled", action="store_true", help="run the compiled programs")
+    verb.add_argument("--chip", help="a preset name or your own .toml file, with --compiled")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _run(arguments, emit))
+
+
+def add_shapes(verb: argparse.ArgumentParser) -> None:
+    """Add the options that pin symbolic sizes of a model."""
+    verb.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="NAME:1,3,224,224",
+        help="the shape of an input whose sizes are symbolic; repeatable",
+    )
+    verb.add_argument("--batch", type=int, metavar="N", help="the first size of the inputs")
+
+
+def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in arguments.input_shape:
+        name, colon, sizes = text.rpartition(":")
+        try:
+            found[name] = tuple(int(n) for n in sizes.split(",") if n.strip())
+        except ValueError:
+            colon = ""
+        if not colon or not name:
+            raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
+    return found
+
+
+def _run(arguments: argparse.Namespace, emit: Emit) -> int:
+    if arguments.compiled and not arguments.chip:
+        raise InputError("--chip with --compiled", "none", "e.g. --chip Ascend910A")
+    given = load_arrays(arguments.inputs) if arguments.inputs else None
+    found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+    graph = found.graph
+    _check_size(graph)
+    inputs = _inputs(graph, given, arguments.seed)
+    if arguments.compiled:
+        from ascend_lab.chip import load_chip
+
+        graphs: Any = import_module("ascend_lab.graph")
+        values = graphs.run_compiled(graph, inputs, load_chip(arguments.chip))
+    else:
+        from ascend_lab.graph import evaluate
+
+        values = evaluate(graph, inputs)
+    outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+    if arguments.outputs:
+        save_arrays(arguments.outputs, outputs)
+    rows = {name: _summary(array) for name, array in outputs.items()}
+    lines = [f"{graph.name}: {len(graph.nodes)} nodes, {graph.parameter_count:,} parameters"]
+    lines += [
+        f"  {name}  {row['type']}{row['shape']}  "
+        f"min {row['min']:.6g}  max {row['max']:.6g}  mean {row['mean']:.6g}"
+        for name, row in rows.items()
+    ]
+    emit(arguments.json, rows, "\n".join(lines))
+    return 0
+
+
+def import_with(
+    model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
+) -> Imported:
+    """Return the model imported; inputs that steer shapes are pinned to the values given.
+
+    The arrays given also say the sizes that the model and the caller leave open.
+    """
+    from ascend_lab.graph.onnx import NeedsConstant, import_model
+
+    arrays = dict(given or {})
+    pinned: Arrays = {}
+    sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
+    while True:
+        try:
+            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
+        except NeedsConstant as error:
+            new = {name: arrays[name] for name in error.names if name in arrays}
+            if not new.keys() - pinned.keys():
+                raise
+            pinned |= new
+
+
+def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
+    """Return an array per input of the graph: those given, else seeded ones."""
+    from ascend_lab.graph import random_inputs
+
+    if given is None:
+        if seed < 0:
+            raise InputError("a seed of at least 0", str(seed), "use another")
+        return random_inputs(graph, seed)
+    missing = [name for name in graph.inputs if name not in given]
+    if missing:
+        held = ", ".join(given) or "nothing"
+        raise InputError(f"--inputs with {', '.join(missing)}", held, "save every input by name")
+    return {name: given[name] for name in graph.inputs}
+
+
+def _check_size(graph: Graph) -> None:
+    """Raise `UnsupportedError` before a node that would need too much memory."""
+    for node in graph.nodes:
+        types = (*graph.in_types(node), *graph.out_types(node))
+        wide = sum(t.elements for t in types) * 8
+        if wide > WORKING_BYTES:
+            raise UnsupportedError(
+                f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64",
+                f"{wide / 2**30:.1f} GiB",
+                "use smaller inputs",
+            )
+
+
+def in_type(values: Any, kind: str) -> Any:
+    """Return an array in the ONNX element type of an output: int64 and bool come back."""
+    if kind == "bool":
+        return np.asarray(values) != 0
+    return np.asarray(values).astype(np.int64) if kind == "int64" else np.asarray(values)
+
+
+def _summary(array: Any) -> dict[str, Any]:
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
+    low, high, mean = (float(n) for n in numbers)
+    return {
+        "type": str(array.dtype),
+        "shape": list(array.shape),
+        "min": low,
+        "max": high,
+        "mean": mean,
+    }
+
+
+def load_arrays(path: str) -> Arrays:
+    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError("an .npz file of arrays", f"{path}, which is no file", "give a file")
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        if total > ARCHIVE_BYTES:
+            raise InputError(f"at most {ARCHIVE_BYTES} bytes of arrays", str(total), "use fewer")
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        got = f"{path}: {error}"
+        raise InputError("an .npz file of arrays", got, "numpy.savez writes one") from None
+    except (SyntaxError, TypeError, RuntimeError, NotImplementedError, zipfile.error) as error:
+        raise InputError("an .npz file of arrays", f"{path}: {error}", "save it again") from None
+
+
+def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
+    try:
+        with zipfile.ZipFile(Path(path), "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, np.ascontiguousarray(array))
+    except OSError as error:
+        raise InputError("a file that can be written", f"{path}: {error}", "check it") from None

@@ -1,0 +1,81 @@
+"""The verb `ascend-lab simulate`: an ONNX model's time on a chip, operator by operator."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli_run import add_shapes, import_with, shapes_of
+
+if TYPE_CHECKING:
+    from ascend_lab.graph import NetworkTimeline, OperatorTime
+
+Emit = Callable[[str | None, Any, str], None]
+LONGEST = 44
+"""Characters of an operator's name in the table; the front is left out."""
+
+
+def add_simulate(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("simulate", help="time an ONNX model on a chip, operator by operator")
+    verb.add_argument("model", metavar="MODEL.onnx")
+    verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
+    add_shapes(verb)
+    verb.add_argument("--dtype", default="fp16", help="fp16 (default), bf16 or int8")
+    verb.add_argument("--fusion-switch", metavar="F", help="a fusion_switch.cfg file")
+    verb.add_argument("--fusion-result", metavar="F", help="write fusion_result.json to F")
+    verb.add_argument("--no-fusion", action="store_true", help="one kernel for every operator")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
+    verb.set_defaults(run=lambda arguments: _simulate(arguments, emit))
+
+
+def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.graph import compile_stages, simulate_graph
+    from ascend_lab.graph.fusion import read_switches
+    from ascend_lab.graph.trace import write_network_trace, write_text
+
+    chip = load_chip(arguments.chip)
+    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else None
+    graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+    stages = compile_stages(
+        graph, chip, dtype=arguments.dtype, fusion=not arguments.no_fusion, switches=switches
+    )
+    times = simulate_graph(stages.compiled)
+    if arguments.trace:
+        write_network_trace(times, arguments.trace)
+    if arguments.fusion_result:
+        write_text(arguments.fusion_result, stages.fused.result_json())
+    emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
+    return 0
+
+
+def table(times: NetworkTimeline, nodes: int) -> str:
+    """Return the operators as a table, and the totals."""
+    chip = times.chip
+    head = f"{times.name} on {chip.name}: {nodes} nodes, {len(times.operators)} kernels (model)"
+    lines = [head, f"{'kernel':{LONGEST}} {'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} "
+                   f"{'GM MB':>8} {'mem MB':>8} {'L2':>5}"]  # fmt: skip
+    lines += [_line(op, times.time_s) for op in times.operators]
+    launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
+    lines.append(
+        f"total {times.time_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
+        f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
+        f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC"
+    )
+    return "\n".join(lines)
+
+
+def _line(op: OperatorTime, total_s: float) -> str:
+    t = op.timeline
+    name = f"{op.name} ({op.type})"
+    if len(name) > LONGEST:
+        name = f"...{name[3 - LONGEST :]}"
+    moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
+    return (
+        f"{name:{LONGEST}} {op.time_s * 1e6:9.2f} {op.time_s / total_s:6.1%} {t.bound_by:>8} "
+        f"{op.cube_utilisation:5.0%} {moved / 1e6:8.3f} {t.memory_bytes / 1e6:8.3f} "
+        f"{t.l2_hit_rate:5.0%}"
+    )
