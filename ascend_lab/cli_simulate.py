@@ -47,7 +47,7 @@ def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
-        write_text(arguments.fusion_result, stages.fused.result_json())
+        write_text(arguments.fusion_result, stages.fusion_result())
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
     return 0
 
@@ -56,8 +56,8 @@ def table(times: NetworkTimeline, nodes: int) -> str:
     """Return the operators as a table, and the totals."""
     chip = times.chip
     head = f"{times.name} on {chip.name}: {nodes} nodes, {len(times.operators)} kernels (model)"
-    lines = [head, f"{'kernel':{LONGEST}} {'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} "
-                   f"{'GM MB':>8} {'mem MB':>8} {'L2':>5}"]  # fmt: skip
+    columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
+    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
     lines += [_line(op, times.time_s) for op in times.operators]
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(

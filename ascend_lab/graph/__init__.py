@@ -9,6 +9,7 @@ from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Seeded, TensorType
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.pipeline import Stages, compile_graph, compile_stages, run_compiled
 from ascend_lab.graph.text import from_text, to_text
+from ascend_lab.graph.views import Table, table
 
 __all__ = [
     "Compiled",
@@ -21,6 +22,7 @@ __all__ = [
     "Node",
     "OperatorTime",
     "Seeded",
+    "Table",
     "Stages",
     "Task",
     "TensorType",

@@ -18,18 +18,22 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import GraphError
-from ascend_lab.layout import address_map
+from ascend_lab.layout import AddressMap, address_map
 from ascend_lab.ops.formats import numpy_type
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
+CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
+"""Layouts in which the cube's results lie."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Shape, number format and layout of a tensor; "ND" is row-major.
 
-    The shape is the logical one in every layout; a layout that works in blocks stores more.
+    The shape is the logical one in every layout; a layout that works in blocks stores more. Blocks
+    of one- and two-byte numbers fill 32 bytes; those of four bytes have the 16 channels the cube
+    writes. ":16" behind a layout says 16 where it would be more: int8 just cast from fp16.
     """
 
     shape: Shape
@@ -44,9 +48,15 @@ class TensorType:
     @property
     def stored_shape(self) -> Shape:
         """Shape of the row-major array that lies in memory, padding included."""
-        if self.layout == "ND":
-            return self.shape
-        return address_map(self.layout, self.shape, self.dtype).storage_shape
+        return self.shape if self.layout == "ND" else self.map.storage_shape
+
+    @property
+    def map(self) -> AddressMap:
+        """Where every element lies."""
+        name, _, lanes = self.layout.partition(":")
+        wide = "16" if DTYPE_BYTES[self.dtype] == 4 and name in CUBE_LAYOUTS else lanes
+        c0 = int(wide) if wide else None
+        return address_map(name, self.shape or (1,), self.dtype, c0=c0)
 
     @property
     def size_bytes(self) -> int:

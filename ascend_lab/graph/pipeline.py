@@ -25,12 +25,17 @@ FORMATS = ("fp16", "bf16", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """A graph after every stage, to look at; `compiled` is the end."""
+    """A graph after every stage, to look at; `compiled` is the end, `matches` counts rewrites."""
 
+    matches: Mapping[str, int]
     rewritten: Graph
     laid_out: Graph
     fused: Fused
     compiled: Compiled
+
+    def fusion_result(self) -> str:
+        """Return what passes and fusion rules did, in the form of `fusion_result.json`."""
+        return self.fused.result_json(self.matches)
 
 
 def compile_stages(
@@ -48,11 +53,13 @@ def compile_stages(
     """
     on = switches or Switches()
     names = [name for name in passes if on.is_on(name, "GraphFusion")]
-    rewritten, _ = run_passes(graph, names) if names else (graph, None)
+    rewritten, report = run_passes(graph, names)
     typed = in_format(rewritten, dtype)
     laid_out = cancel_trans_data(assign_layouts(canonical(typed, chip)))
     fused = fuse(laid_out, chip, on) if fusion else unfused(laid_out)
-    return Stages(typed, laid_out, fused, compile_tasks(laid_out, chip, fused.groups))
+    return Stages(
+        report.matches, typed, laid_out, fused, compile_tasks(laid_out, chip, fused.groups)
+    )
 
 
 def compile_graph(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Compiled:
@@ -76,4 +83,8 @@ def run_compiled(
 
     Raises as `compile_stages`, and `InputError` for inputs that do not fit.
     """
-    return run_tasks(compile_graph(graph, chip, dtype=dtype), inputs)
+    compiled = compile_graph(graph, chip, dtype=dtype)
+    found = run_tasks(compiled, inputs)
+    # rewrites and conversions give outputs other names, in the same order
+    names = zip(graph.outputs, compiled.graph.outputs, strict=True)
+    return {name: found[own] for name, own in names}

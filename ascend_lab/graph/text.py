@@ -29,7 +29,7 @@ LONGEST = 64
 """Elements of a constant that are still written out."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
-_TYPE = r"\w+\[[\d, ]*\](?:@\w+)?"
+_TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
 _HEAD = re.compile(rf"graph ({_NAME}) \((.*)\) -> \((.*)\) \{{$")
 _TYPED = re.compile(rf"({_NAME}): ({_TYPE})")
 _NODE = re.compile(rf"(\w+)\((.*?)\)(?: \{{(.*)\}})? ({_NAME})$")

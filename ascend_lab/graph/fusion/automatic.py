@@ -72,11 +72,16 @@ def _fusable(
     own = group[node.name]
     head = CUBE if any(kinds[n.name] == CUBE for n in own) else kinds[node.name]
     allowed = FOLLOWERS[head]
-    layout = graph.types[node.output].layout
+    layout = _blocks(graph, node)
     for other in path:
-        if kinds[other.name] not in allowed or graph.types[other.output].layout != layout:
+        if kinds[other.name] not in allowed or _blocks(graph, other) != layout:
             return False
         cube = any(kinds[n.name] == CUBE for n in group[other.name])
         if cube and group[other.name] is not own:
             return False
     return True
+
+
+def _blocks(graph: Graph, node: Node) -> str:
+    """Return the layout a node writes; how many channels a block has does not matter."""
+    return graph.types[node.output].layout.partition(":")[0]

@@ -39,14 +39,25 @@ class Fused:
     groups: tuple[tuple[Node, ...], ...]
     counts: Mapping[str, Count] = field(default_factory=dict)
 
-    def result_json(self) -> str:
-        """Return the report in the form of the vendor's `fusion_result.json`."""
-        passes = {
-            name: {"effect_times": str(c.effect_times), "match_times": str(c.match_times)}
-            for name, c in sorted(self.counts.items())
+    def result_json(self, passes: Mapping[str, int] | None = None) -> str:
+        """Return the report, and the matches of graph passes, as the vendor's fusion_result.json.
+
+        A graph pass that matches takes effect.
+        """
+        graph = {name: Count(n, n) for name, n in (passes or {}).items()}
+        entry = {
+            "graph_fusion": _times(graph),
+            "session_and_graph_id": "0_0",
+            "ub_fusion": _times(self.counts),
         }
-        entry = {"graph_fusion": {}, "session_and_graph_id": "0_0", "ub_fusion": passes}
         return json.dumps([entry], indent=2)
+
+
+def _times(counts: Mapping[str, Count]) -> dict[str, dict[str, str]]:
+    return {
+        name: {"effect_times": str(c.effect_times), "match_times": str(c.match_times)}
+        for name, c in sorted(counts.items())
+    }
 
 
 def unfused(graph: Graph) -> Fused:

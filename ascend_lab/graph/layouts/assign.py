@@ -25,8 +25,6 @@ ELEMENTWISE = frozenset((
     "softplus", "square", "sub", "tanh",
 ))  # fmt: skip
 """Operators whose results stay finite where padding holds zeros or what zeros became."""
-NARROW = 2
-"""Bytes of the formats whose blocks have the 16 channels that the cube writes."""
 
 
 def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
@@ -93,7 +91,8 @@ class _Assigner:
         if self.follow:
             layout = self.followed(node)
             if layout != "ND":
-                return (layout,) * count, layout
+                narrow = DTYPE_BYTES[self.types[node.output].dtype] == 1
+                return (layout,) * count, f"{layout}:16" if narrow else layout
         return ("ND",) * count, "ND"
 
     def followed(self, node: Node) -> str:
@@ -104,7 +103,7 @@ class _Assigner:
             return "ND"
         layout, types = found[0], [self.graph.types[n] for n in node.inputs]
         outs = self.graph.out_types(node)
-        if any(DTYPE_BYTES[t.dtype] != NARROW for t in (*types, *outs)):
+        if any(DTYPE_BYTES[t.dtype] == 1 for t in types):
             return "ND"
         if node.op in ELEMENTWISE:
             return layout if self.fits(node, layout, outs[0]) else "ND"

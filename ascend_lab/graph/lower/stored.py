@@ -15,19 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import TensorType
-from ascend_lab.layout import FORMATS, AddressMap, address_map, pack
+from ascend_lab.layout import FORMATS, AddressMap, pack
 
 Values = NDArray[Any]
 
 
 def type_map(kind: TensorType) -> AddressMap:
     """Return the address map of a tensor's type."""
-    return address_map(kind.layout, kind.shape or (1,), kind.dtype)
+    return kind.map
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:
     """Return the maps of two layouts of one tensor; beside an image layout ND is called NCHW."""
-    image = "image" in (FORMATS[one.layout].kind, FORMATS[two.layout].kind)
+    formats = [FORMATS[kind.layout.partition(":")[0]] for kind in (one, two)]
+    image = "image" in [f.kind for f in formats]
     first, second = (
         replace(kind, layout="NCHW") if image and kind.layout == "ND" else kind
         for kind in (one, two)
