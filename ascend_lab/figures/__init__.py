@@ -59,6 +59,14 @@ FIGURES: dict[str, str] = {
     "fig_levels": "fusing",
     "fig_fusion": "fusing",
     "fig_chain_lengths": "fusing",
+    "fig_owners": "owners",
+    "fig_attention_bytes": "flash",
+    "fig_flash_blocks": "flash",
+    "fig_online_softmax": "flash",
+    "fig_batches": "graph_ir",
+    "fig_dispatch": "graph_ir",
+    "fig_network": "graph_ir",
+    "fig_passes": "rewrites",
 }
 
 

@@ -22,8 +22,8 @@ __all__ = [
     "Node",
     "OperatorTime",
     "Seeded",
-    "Table",
     "Stages",
+    "Table",
     "Task",
     "TensorType",
     "Value",
@@ -39,6 +39,7 @@ __all__ = [
     "run_compiled",
     "run_tasks",
     "simulate_graph",
+    "table",
     "to_text",
     "verify",
 ]

@@ -151,11 +151,10 @@ def _scores(
     k.load2d(f.right.alloc().region(0, fractals), tile.region(0, fractals))
     f.right.enqueue()
     _multiply(f, rows[1], depth, keys[1])
-    mask = _mask(f, matrix, rows, keys)
-    soft.take_scores(f.state, f.product.dequeue(), rows[1], keys[1], mask)
+    soft.take_scores(f.state, f.product.dequeue(), rows[1], keys[1])
     f.product.free()
     if f.mask is not None:
-        f.mask.free()
+        _mask(f, f.mask, matrix, rows, keys)
     if ragged:
         soft.drop_padding(f.state, rows[1], keys[1], ragged)
     soft.softmax_block(f.state, f.result.alloc(), rows[1], keys[1], block)
@@ -166,14 +165,14 @@ def _scores(
     f.weights.enqueue()
 
 
-def _mask(f: _Kernel, matrix: Affine, rows: Span, keys: Span) -> Tile | None:
-    """Bring the mask of a block to UB: (keys / 16, rows, 16), or one row of keys."""
-    if f.mask is None:
-        return None
+def _mask(f: _Kernel, queue: Queue, matrix: Affine, rows: Span, keys: Span) -> None:
+    """Bring the mask of a block to UB and add it."""
     src = f.gm.mask(matrix, rows, keys)
-    f.builder.copy(f.mask.alloc().region(0, src.sizes), src)
-    f.mask.enqueue()
-    return f.mask.dequeue()
+    f.builder.copy(queue.alloc().region(0, src.sizes), src)
+    queue.enqueue()
+    one_row = f.shape.mask == "rows"
+    soft.add_mask(f.state, queue.dequeue(), rows[1], keys[1], one_row=one_row)
+    queue.free()
 
 
 def _product(f: _Kernel, rows: int, keys: int, block: Affine) -> None:

@@ -36,7 +36,7 @@ class State:
     total: Buffer | Tile
     work: Buffer
     row: Buffer
-    mask_row: Buffer | None
+    mask: Buffer
     scale: float
 
     @classmethod
@@ -48,6 +48,7 @@ class State:
         def buffer(name: str, elements: int, slots: int = 1) -> Buffer:
             return k.buffer(name, "UB", "fp32", elements, slots)
 
+        work = buffer("work", lanes)
         return cls(
             k,
             buffer("scores", rows * tiling.keys),
@@ -55,9 +56,9 @@ class State:
             buffer("peak", lanes, 2),
             buffer("factor", lanes, 2),
             buffer("total", lanes),
-            buffer("work", lanes),
+            work,
             buffer("row", rows),
-            buffer("mask_row", tiling.keys) if shape.mask == "rows" else None,
+            buffer("mask_wide", tiling.keys) if shape.mask == "rows" else work,
             shape.scale,
         )
 
@@ -70,8 +71,9 @@ class State:
         work = k.buffer("work", "UB", "fp32", rows * AREA)
         peak = k.buffer("peak", "UB", "fp32", rows * AREA)
         row = k.buffer("row", "UB", "fp32", rows * FRACTAL)
-        wide = k.buffer("mask_row", "UB", "fp32", keys * FRACTAL) if shape.mask == "rows" else None
-        return cls(k, work, work, peak, work, work, work, row, wide, shape.scale)
+        size = {"": 0, "rows": keys * FRACTAL, "full": rows * AREA}[shape.mask]
+        mask = k.buffer("mask_wide", "UB", "fp32", size) if size else work
+        return cls(k, work, work, peak, work, work, work, row, mask, shape.scale)
 
 
 def lanes(buffer: Buffer | Tile, rows: int, at: Affine | int = 0) -> Region:
@@ -93,34 +95,27 @@ def begin(s: State, rows: int, width: int) -> None:
         k.vector("vdup", lanes(s.out, rows, e * rows), scalar=0.0)
 
 
-def take_scores(s: State, tile: Tile, rows: int, keys: int, mask: Tile | None) -> None:
-    """Emit scores = scale * (tile of L0C) + mask."""
+def take_scores(s: State, tile: Tile, rows: int, keys: int) -> None:
+    """Emit scores = scale * (tile of L0C)."""
     with repeat(s.builder, "column", keys) as n:
         source = lanes(tile, rows, n * rows)
         s.builder.vector("vmuls", lanes(s.scores, rows, n * rows), source, scalar=s.scale)
-    if mask is not None:
-        add_mask(s, mask, rows, keys)
 
 
-def add_mask(s: State, mask: Tile, rows: int, keys: int) -> None:
-    """Emit scores += mask, in fp32."""
-    k = s.builder
-    if s.mask_row is not None:
-        shape = (keys, FRACTAL)
-        k.vector("vconv", s.mask_row.region(0, shape), mask.region(0, shape))
+def add_mask(s: State, mask: Tile, rows: int, keys: int, *, one_row: bool) -> None:
+    """Emit scores += mask in fp32: (keys / 16, rows, 16), or a single row for all."""
+    k, row = s.builder, (keys, FRACTAL)
+    if one_row:
+        k.vector("vconv", s.mask.region(0, row), mask.region(0, row))
     with repeat(k, "column", keys) as n:
+        wide = lanes(s.mask, rows)
+        if one_row:
+            shape = (rows * AREA // LANES, LANES // FRACTAL, FRACTAL)
+            wide = s.mask.region(n * FRACTAL, shape, (0, 0, 1))
+        else:
+            k.vector("vconv", wide, lanes(mask, rows, n * rows))
         scores = lanes(s.scores, rows, n * rows)
-        k.vector("vadd", scores, scores, mask_of(s, mask, rows, n))
-
-
-def mask_of(s: State, mask: Tile, rows: int, n: Affine) -> Region:
-    """Return the mask of key fractal n in fp32, a row of 16 for all rows or one for each."""
-    if s.mask_row is not None:
-        shape = (rows * AREA // LANES, LANES // FRACTAL, FRACTAL)
-        return s.mask_row.region(n * FRACTAL, shape, (0, 0, 1))
-    wide = lanes(s.work, rows)
-    s.builder.vector("vconv", wide, lanes(mask, rows, n * rows))
-    return wide
+        k.vector("vadd", scores, scores, wide)
 
 
 def drop_padding(s: State, rows: int, keys: int, kept: int) -> None:

@@ -86,14 +86,14 @@ def _launch(chunk: Chunk, name: str, write: Writer, most: int, unit: str) -> Lau
 
 def _scores(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
     """s = scale q k^T: a block of q stays in L0A while the keys pass by."""
-    (_, all_keys, depth, _), width = c.shape.fractals, cube_block(c.shape, c.chip)
+    (_, all_keys, depth, _), block = c.shape.fractals, cube_block(c.shape, c.chip)
     gm, out = c.tensors(k, "q", "k"), c.space(k, "s", "fp32", all_keys)
-    queues = CubeQueues.make(k, side * depth, width * depth, side * width)
+    queues = CubeQueues.make(k, side * depth, block * depth, side * block)
     for matrix, rows in blocks:
         there, lines = c.moved(matrix, rows)
         queues.load_left(k, gm.block("q", there, lines), rows[1], depth)
         a = queues.a.dequeue()
-        for keys in segments(k, "key", all_keys, width):
+        for keys in segments(k, "key", all_keys, block):
             queues.load_right(k, gm.block("k", there, keys))
             sums, b = queues.c.alloc(), queues.b.dequeue()
             multiply(k, sums, a, b, (rows[1], depth, keys[1]))
@@ -104,14 +104,14 @@ def _scores(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
 
 def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
     """o = p v: the products of all blocks of keys add up in L0C."""
-    (_, all_keys, _, wide), width = c.shape.fractals, cube_block(c.shape, c.chip)
+    (_, all_keys, _, wide), block = c.shape.fractals, cube_block(c.shape, c.chip)
     gm, p = c.tensors(k, "v"), c.space(k, "p", "fp16", all_keys)
     out = c.space(k, "o", "fp32", wide)
-    queues = CubeQueues.make(k, side * width, width * wide, side * wide)
+    queues = CubeQueues.make(k, side * block, block * wide, side * wide)
     for matrix, rows in blocks:
         there, _ = c.moved(matrix, rows)
         sums = queues.c.alloc()
-        for keys in segments(k, "key", all_keys, width):
+        for keys in segments(k, "key", all_keys, block):
             queues.load_left(k, c.piece(p, matrix, rows, keys), rows[1], keys[1])
             queues.load_right(k, gm.block("v", there, keys), turned=keys[1])
             a, b = queues.a.dequeue(), queues.b.dequeue()
@@ -194,7 +194,8 @@ class _Weights:
             self.mask.enqueue()
         state = replace(self.state, scores=self.scores.dequeue())
         if self.mask is not None:
-            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1])
+            one_row = c.shape.mask == "rows"
+            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1], one_row=one_row)
             self.mask.free()
         if ragged:
             soft.drop_padding(state, rows[1], keys[1], ragged)

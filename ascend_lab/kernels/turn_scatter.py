@@ -3,8 +3,9 @@
     y[index[c], p] = max over g of x[p, g, c]
 
 x is (points, group, channels), y (rows, points), both row-major. A core owns points. It loads a
-tile of them, V takes the maximum over the group and leaves it in blocks of 16 x 16, turns the
-blocks, and MTE3 stores each channel's points in the row of y that its index names.
+tile of them, some channels at a time, V takes the maximum over the group and leaves it in blocks of
+16 x 16, turns the blocks, and MTE3 stores each channel's points in the row of y that its index
+names.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile, binding_of
-from ascend_lab.kernels.index_feed import BATCH, Feed
+from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, binding_of
+from ascend_lab.isa import Tile as Slot
+from ascend_lab.kernels.index_feed import Feed
 
 BLOCK = 16
 AREA = BLOCK * BLOCK
 HALF = BLOCK // 2
 """Points of a block that one repeat of 256 bytes covers."""
+CHANNELS = 128
+"""Channels of a tile: loads have runs of 256 bytes, and points enough fit for long stores."""
 TILES = 2
 """Tiles a core should have at least, so that loads and stores overlap; more make short rows."""
 
@@ -34,16 +38,14 @@ class Points:
     rows: int
 
     def __post_init__(self) -> None:
-        """Check that blocks of 16 x 16 fill the tensors and the indices one batch."""
-        whole = self.points % BLOCK == self.channels % BLOCK == 0
-        if not whole or min(self.points, self.group, self.rows) < 1 or self.channels > BATCH:
+        """Check that blocks of 16 x 16 fill the tensors."""
+        blocks = self.points % BLOCK == self.channels % BLOCK == 0
+        if not blocks or min(self.points, self.group, self.channels, self.rows) < 1:
             raise ShapeError(
-                f"points and channels in blocks of {BLOCK}, at most {BATCH} channels",
+                f"points and channels in blocks of {BLOCK}",
                 f"{self.points} and {self.channels}, group {self.group}, rows {self.rows}",
                 "pad the tensor",
             )
-        if self.channels < BLOCK:
-            raise ShapeError(f"{BLOCK} channels or more", str(self.channels), "pad the tensor")
 
 
 def turn_scatter_launch(chip: Chip, sizes: Points) -> Launch:
@@ -69,15 +71,27 @@ def tile_units(chip: Chip, sizes: Points, own: int) -> int:
 
     UB holds two slots of x's tile and of the turned one, the maximum, and the indices.
     """
-    per_unit = 2 * BLOCK * sizes.channels * (2 * sizes.group + 3)
-    most = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
+    channels = min(CHANNELS, sizes.channels)
+    per_unit = 2 * BLOCK * channels * (2 * sizes.group + 3)
+    most = (chip.buffers["UB"] - 4 * channels) // per_unit
     if most < 1:
         raise CapacityError(
             f"{per_unit} bytes of UB for {BLOCK} points",
             f"{chip.buffers['UB']} on {chip.name}",
-            "use smaller groups or fewer channels",
+            "use smaller groups",
         )
-    return min(most, max(own // TILES, 1), chip.max_repeat // 2)
+    across = -(-sizes.channels // channels)
+    return min(most, max(own // -(-TILES // across), 1), chip.max_repeat // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """`units` x 16 points from `at` on, `channels` of them from `low` on."""
+
+    at: Affine
+    units: int
+    low: int
+    channels: int
 
 
 class _Writer:
@@ -87,66 +101,70 @@ class _Writer:
         self.k, self.sizes, self.own = KernelBuilder("turn_scatter", chip), sizes, own
         self.units = tile_units(chip, sizes, own)
         self.core = self.k.param("core", cores)
-        width, points = sizes.group * sizes.channels, self.units * BLOCK
-        self.x = self.k.tensor("x", "fp16", sizes.points * width)
+        points, most = self.units * BLOCK, min(CHANNELS, sizes.channels)
+        self.x = self.k.tensor("x", "fp16", sizes.points * sizes.group * sizes.channels)
         index = self.k.tensor("index", "int32", sizes.channels)
         self.y = self.k.tensor("y", "fp16", sizes.rows * sizes.points)
-        self.feed = Feed.make(self.k, index, "MTE3")
-        self.load = self.k.queue("tile", "UB", "fp16", points * width, src="MTE2", dst="V")
-        self.most = self.k.buffer("most", "UB", "fp16", points * sizes.channels)
-        self.store = self.k.queue(
-            "turned", "UB", "fp16", points * sizes.channels, src="V", dst="MTE3"
-        )
+        self.feed = Feed.make(self.k, index, "MTE3", most=most)
+        tile = points * sizes.group * most
+        self.load = self.k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
+        self.most = self.k.buffer("most", "UB", "fp16", points * most)
+        self.store = self.k.queue("turned", "UB", "fp16", points * most, src="V", dst="MTE3")
 
     def program(self, first: int, pitch: int) -> Program:
         """Return the program; core c starts `pitch` units behind core c - 1."""
         start = (self.core * pitch + first) * BLOCK
-        self.feed.open(0, self.sizes.channels)
         count, rest = divmod(self.own, self.units)
-        with self.k.loop("i", count) as i:
-            self._tile(start + i * (self.units * BLOCK), self.units, "a")
-        if rest:
-            self._tile(start + count * self.units * BLOCK, rest, "b")
-        self.feed.close()
+        for low in range(0, self.sizes.channels, CHANNELS):
+            wide = min(CHANNELS, self.sizes.channels - low)
+            self.feed.open(low, wide)
+            with self.k.loop(f"i{low}", count) as i:
+                tile = _Tile(start + i * (self.units * BLOCK), self.units, low, wide)
+                self._move(tile, f"a{low}")
+            if rest:
+                tile = _Tile(start + count * self.units * BLOCK, rest, low, wide)
+                self._move(tile, f"b{low}")
+            self.feed.close()
         return self.k.finish()
 
-    def _tile(self, at: Affine, units: int, name: str) -> None:
-        """Load `units` x 16 points from `at` on, reduce, turn, store them."""
-        k, channels = self.k, self.sizes.channels
-        width, points = self.sizes.group * channels, units * BLOCK
-        k.copy(
-            self.load.alloc().region(0, points * width), self.x.region(at * width, points * width)
+    def _move(self, tile: _Tile, name: str) -> None:
+        """Load a tile, reduce, turn and store it."""
+        k, group, pitch = self.k, self.sizes.group, self.sizes.channels
+        points, blocks = tile.units * BLOCK, tile.channels // BLOCK
+        source = self.x.region(
+            tile.at * (group * pitch) + tile.low,
+            (points * group, tile.channels),
+            (pitch, 1),
         )
+        k.copy(self.load.alloc().region(0, source.sizes), source)
         self.load.enqueue()
-        self._reduce(self.load.dequeue(), units)
+        self._reduce(self.load.dequeue(), tile)
         self.load.free()
         turned = self.store.alloc()
-        with k.loop(f"{name}_block", channels // BLOCK * units) as j:
+        with k.loop(f"{name}_block", blocks * tile.units) as j:
             side = (BLOCK, BLOCK)
             k.vector("vtranspose", turned.region(j * AREA, side), self.most.region(j * AREA, side))
         self.store.enqueue()
         turned = self.store.dequeue()
-        for block in range(channels // BLOCK):
+        for block in range(blocks):
             with k.loop(f"{name}_row{block}", BLOCK) as r:
-                place = r * BLOCK + block * units * AREA
-                pieces = turned.region(place, (units, BLOCK), (AREA, 1))
-                k.copy_row(
-                    self.y.region(at, (units, BLOCK)), pieces, self.feed.take(r + block * BLOCK),
-                    self.sizes.points, self.sizes.rows,
-                )  # fmt: skip
+                shape = (tile.units, BLOCK)
+                place = r * BLOCK + block * tile.units * AREA
+                row = turned.region(place, shape, (AREA, 1))
+                target, pick = self.y.region(tile.at, shape), self.feed.take(r + block * BLOCK)
+                k.copy_row(target, row, pick, self.sizes.points, self.sizes.rows)
         self.store.free()
 
-    def _reduce(self, tile: Tile, units: int) -> None:
+    def _reduce(self, loaded: Slot, tile: _Tile) -> None:
         """Leave the maximum over the group as blocks (channel block, point block, 16, 16)."""
-        channels, shape = self.sizes.channels, (2 * units, HALF, BLOCK)
-        width = self.sizes.group * channels
-        strides = (HALF * width, width, 1)
-        for block in range(channels // BLOCK):
-            out = self.most.region(block * units * AREA, shape)
+        group, shape = self.sizes.group, (2 * tile.units, HALF, BLOCK)
+        width = group * tile.channels
+        for block in range(tile.channels // BLOCK):
+            out = self.most.region(block * tile.units * AREA, shape)
             parts = [
-                tile.region(g * channels + block * BLOCK, shape, strides)
-                for g in range(self.sizes.group)
+                loaded.region(g * tile.channels + block * BLOCK, shape, (HALF * width, width, 1))
+                for g in range(group)
             ]
-            self.k.vector("vmax", out, parts[0], parts[min(1, len(parts) - 1)])
+            self.k.vector("vmax", out, parts[0], parts[min(1, group - 1)])
             for part in parts[2:]:
                 self.k.vector("vmax", out, out, part)

@@ -14,11 +14,13 @@ from ascend_lab.ops import cutting as cutting
 from ascend_lab.ops import deconvolution as deconvolution
 from ascend_lab.ops import depthwise as depthwise
 from ascend_lab.ops import elementwise as elementwise
+from ascend_lab.ops import flash as flash
 from ascend_lab.ops import indexing as indexing
 from ascend_lab.ops import joining as joining
 from ascend_lab.ops import matmul as matmul
 from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise
+from ascend_lab.ops import onnx_extra as onnx_extra
 from ascend_lab.ops import pooling as pooling
 from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import scattering as scattering

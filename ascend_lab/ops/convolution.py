@@ -38,6 +38,8 @@ CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
 LAYOUTS = {"x": "NC1HWC0", "weight": "FRACTAL_Z", "y": "NC1HWC0"}
+COLUMN_BYTES = 2**26
+"""Most bytes of windows written out as columns at once."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
@@ -92,11 +94,22 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 def conv_values(
     x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int
 ) -> Values:
-    """Return the convolution: windows times weights, summed over channels and kernel."""
+    """Return the convolution: weights times windows as columns, some output rows at a time."""
     kernel = (weight.shape[2], weight.shape[3])
-    seen = grouped(windows(padded(x, pads), kernel, step, spread), groups, 1)
-    out: Values = np.einsum("ngcijrs,gkcrs->ngkij", seen, grouped(weight, groups, 0), optimize=True)
-    return out.reshape((x.shape[0], weight.shape[0], *out.shape[3:]))
+    own = grouped(weight, groups, 0)
+    own = own.reshape((*own.shape[:2], -1))
+    seen = windows(padded(x, pads), kernel, step, spread)
+    n, _, high, wide = seen.shape[:4]
+    out = np.empty((n, groups, own.shape[1], high, wide), np.result_type(x, weight))
+    row_bytes = groups * own.shape[2] * wide * seen.itemsize
+    rows = max(1, COLUMN_BYTES // max(1, row_bytes))
+    for image in range(n):
+        for top in range(0, high, rows):
+            part = seen[image, :, top : top + rows].transpose(0, 3, 4, 1, 2)
+            columns = part.reshape((groups, own.shape[2], -1))
+            found = own @ columns
+            out[image, :, :, top : top + rows] = found.reshape((*found.shape[:2], -1, wide))
+    return out.reshape((n, weight.shape[0], high, wide))
 
 
 def conv_input_slope(

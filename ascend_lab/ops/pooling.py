@@ -21,6 +21,7 @@ from ascend_lab.ops.windowing import (
     Pair,
     add_windows,
     cropped,
+    fold_windows,
     out_size,
     padded,
     piece_pads,
@@ -82,8 +83,7 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
 # -- maximum --------------------------------------------------------------------------------------
 def _max_values(x: Values, *, kernel: Any, stride: Any, pad: Any) -> Values:
     size, step, pads = geometry(kernel, stride, pad)
-    result: Values = windows(padded(x, pads, -np.inf), size, step).max(axis=(4, 5))
-    return result
+    return fold_windows(padded(x, pads, -np.inf), size, step, np.maximum)
 
 
 def _max_backward(
@@ -118,7 +118,7 @@ def _average_values(
 ) -> Values:
     size, step, pads = geometry(kernel, stride, pad)
     counts = _counts(x.shape[2:], size, step, pads, count_include_pad)
-    result: Values = windows(padded(x, pads), size, step).sum(axis=(4, 5)) / counts
+    result: Values = fold_windows(padded(x, pads), size, step, np.add) / counts
     return result
 
 

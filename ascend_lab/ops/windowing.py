@@ -36,6 +36,18 @@ def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> V
     return result
 
 
+def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
+    """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
+    seen = windows(x, kernel, stride)
+    if kernel[0] * kernel[1] > seen.shape[2] * seen.shape[3]:
+        whole: Values = combine.reduce(seen, axis=(4, 5))
+        return whole
+    result: Values = seen[..., 0, 0].copy()
+    for tap in range(1, kernel[0] * kernel[1]):
+        combine(result, seen[..., tap // kernel[1], tap % kernel[1]], out=result)
+    return result
+
+
 def add_windows(parts: Values, shape: Shape, stride: Pair, dilation: Pair = (1, 1)) -> Values:
     """Return an image (n, c, h, w) with windows (n, c, oh, ow, r, s) added where they were read."""
     image = np.zeros(shape, parts.dtype)

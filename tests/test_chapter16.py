@@ -1,0 +1,172 @@
+"""The checks and figures of chapter 16, and what its prose claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import (
+    check_ex_16_1,
+    check_ex_16_2,
+    check_ex_16_3,
+    check_ex_16_4,
+)
+from ascend_lab.checks.chapter16 import KeyBlocks, causal_blocks, keys_outside, merge
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_attention_bytes, fig_flash_blocks, fig_online_softmax
+from ascend_lab.kernels.flash import flash_launch
+from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
+from ascend_lab.ops.flash import flash_traffic, separate_traffic
+from ascend_lab.sim import simulate
+
+A910 = load_chip("Ascend910A")
+HEAD = FlashShape(1, 4096, 4096, 64, 64, 0.125)
+
+
+# -- exercises -------------------------------------------------------------------------------------
+def forgets_factor(a, b):
+    return max(a[0], b[0]), a[1] + b[1], a[2] + b[2]
+
+
+def takes_the_larger(a, b):
+    return max(a, b, key=lambda state: state[0])
+
+
+def trips_over_nothing(a, b):
+    m = max(a[0], b[0])
+    f, g = (float(np.exp(np.float64(s[0]) - m)) for s in (a, b))
+    return m, f * a[1] + g * b[1], f * a[2] + g * b[2]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("wrong", [forgets_factor, takes_the_larger, trips_over_nothing])
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_merges_fail(wrong, seed):
+    assert not check_ex_16_1(wrong, seed=seed)
+    assert check_ex_16_1(merge, seed=seed)
+
+
+def test_merging_is_associative():
+    rng = np.random.default_rng(0)
+    a, b, c = ((float(m), 1.5, rng.normal(size=2)) for m in (1, -3, 2))
+    left, right = merge(merge(a, b), c), merge(a, merge(b, c))
+    assert left[:2] == pytest.approx(right[:2])
+    np.testing.assert_allclose(left[2], right[2])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda n, t, d, keys: keys_outside(n, t, d, keys) + 4 * n * (d + 2),
+        lambda n, t, d, keys: keys_outside(n, t, d, keys + 1),
+        lambda n, t, d, keys: 4 * n * d + 4 * t * d,
+    ],
+)
+def test_wrong_bytes_fail(wrong):
+    assert not check_ex_16_2(wrong)
+    assert check_ex_16_2(keys_outside)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda n, rows, keys: sum(i // keys + 1 for i in range(0, n, rows)),
+        lambda n, rows, keys: sum((i + rows - 1) // keys + 1 for i in range(0, n, rows)),
+        lambda n, rows, keys: -(-n // rows) * -(-n // keys) // 2,
+    ],
+)
+def test_wrong_block_counts_fail(wrong):
+    assert not check_ex_16_3(wrong)
+    assert check_ex_16_3(causal_blocks)
+
+
+def streamed(q, blocks, *, first=-math.inf, rescale=True, scale=True):
+    m, total, o = np.full((len(q), 1), first), 0.0, 0.0
+    for k, v in blocks:
+        s = q @ k.T / (q.shape[1] ** 0.5 if scale else 1.0)
+        new = np.maximum(m, s.max(axis=1, keepdims=True))
+        f, p = (np.exp(m - new) if rescale else 1.0), np.exp(s - new)
+        m, total, o = new, f * total + p.sum(axis=1, keepdims=True), f * o + p @ v
+    return o / total
+
+
+def test_attention_in_one_pass():
+    assert check_ex_16_4(streamed)
+    assert not check_ex_16_4(lambda q, blocks: streamed(q, blocks, rescale=False))
+    assert not check_ex_16_4(lambda q, blocks: streamed(q, blocks, scale=False))
+    assert "off by" in check_ex_16_4(lambda q, b: streamed(q, b, rescale=False)).message
+
+
+def test_who_keeps_the_blocks_gets_nan():
+    def hoarder(q, blocks):
+        return streamed(q, list(blocks))
+
+    def twice(q, blocks):
+        peak = max((q @ k.T).max() for k, _ in blocks)
+        return streamed(q, blocks, first=peak)
+
+    assert "expected no NaN" in check_ex_16_4(hoarder).message
+    assert "one pass over the blocks" in check_ex_16_4(twice).message
+    blocks = KeyBlocks([(np.ones((2, 1)), np.ones((2, 1)))])
+    kept = [k for k, _ in blocks]
+    assert np.isnan(kept[0]).all()
+    assert blocks.whole()[0].tolist() == [[1.0], [1.0]]
+
+
+# -- figures ---------------------------------------------------------------------------------------
+def test_the_toy_ends_with_the_softmax():
+    scores = np.array([1.0, 3.0, 2.0, 5.0])
+    weights = np.exp(scores) / np.exp(scores).sum()
+    for block in (1, 2, 3, 4):
+        alt = fig_online_softmax(scores, block).alt_text
+        assert ", ".join(f"{w:.3f}" for w in weights) in alt
+    assert "m 3, l 1.135, factor 0.000; m 5, l 1.203, factor 0.135" in fig_online_softmax().alt_text
+    with pytest.raises(InputError):
+        fig_online_softmax([], 2)
+
+
+def test_the_figure_of_bytes_tells_what_programs_move():
+    alt = fig_attention_bytes([128, 512]).alt_text
+    small = FlashShape(1, 512, 512, 64, 64, 0.125)
+    moved = flash_traffic(small, A910, FlashTiling(128, 128)).gm_bytes / 2**20
+    assert f"FlashAttention 0.0625 MiB to {moved:.3g} MiB. device memory" in alt
+
+
+def test_blocks_that_do_not_fit_are_drawn_and_not_timed():
+    assert "37,074 cycles" in fig_flash_blocks().alt_text
+    over = fig_flash_blocks(rows=256, keys=256).alt_text
+    assert "does not fit" in over
+    assert "L0A 400%" in over
+
+
+# -- claims ----------------------------------------------------------------------------------------
+def test_bytes_and_cycles_of_the_introduction():
+    apart, flash = separate_traffic(HEAD, A910), flash_traffic(HEAD, A910)
+    least = 4 * 2 * 4096 * 64
+    assert least * 16 == 2 * 4096 * 4096
+    assert apart.gm_bytes > 200 * least
+    assert apart.cycles > 3 * flash.cycles
+    # the first core's keys and values come from device memory, all other reads from L2
+    assert flash.memory_bytes == 3 * least // 4
+
+
+def test_three_perfect_operators_move_four_times_as_much():
+    ratio = 8 * 4096**2 / traffic_bytes(HEAD, FlashTiling(128, 128))
+    assert ratio == pytest.approx(2 * 128 / 64, rel=0.04)
+
+
+def test_the_vector_unit_is_always_busy_and_the_cube_a_seventh_of_the_time():
+    shape = FlashShape(1, 128, 1024, 64, 64, 0.125)
+    line = simulate(flash_launch(shape, A910, FlashTiling(128, 128)), A910)
+    products = [s.start for s in line.spans if s.name == "mmad"]
+    assert products[6] - products[4] == pytest.approx(4300, rel=0.01)
+    assert line.busy_cycles["V"] > 0.95 * line.cycles
+    assert line.busy_cycles["M"] < line.cycles / 7
+
+
+def test_the_other_loop_order_moves_more_than_twice_as_much():
+    rows_outside = traffic_bytes(HEAD, FlashTiling(128, 128))
+    assert keys_outside(4096, 4096, 64, 128) > 2 * rows_outside

@@ -1,0 +1,308 @@
+"""FlashAttention: values, no races, no scores in GM, bytes by the law, time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError, PathError
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels.flash import flash_launch
+from ascend_lab.kernels.flash_shape import (
+    FlashShape,
+    FlashTiling,
+    default_tiling,
+    tile_bytes,
+    traffic_bytes,
+)
+from ascend_lab.kernels.flash_split import split_kernel
+from ascend_lab.ops import verify
+from ascend_lab.ops.build import prepare
+from ascend_lab.ops.flash import flash_traffic, separate_traffic
+from ascend_lab.sim import DeviceMemory, execute, simulate, simulate_kernel
+
+FLASH = ops.get("flash_attention")
+COUPLED = ("Toy", "Ascend310", "Ascend310P3", "Ascend910A")
+CHIPS = (*COUPLED, "Ascend910B2")
+SQUARE = FlashShape(1, 256, 256, 32, 32, 32**-0.5)
+# (q, k, v[, mask]): whole blocks, several blocks, ragged everything, masks of every kind
+SHAPES = (
+    ((16, 16), (16, 16), (16, 16)),
+    ((128, 64), (256, 64), (256, 64)),
+    ((1, 3), (1, 3), (1, 5)),
+    ((50, 20), (333, 20), (333, 41)),
+    ((2, 3, 40, 16), (2, 3, 100, 16), (2, 3, 100, 16)),
+    ((3, 33, 16), (1, 100, 16), (1, 100, 16), (33, 100)),
+    ((2, 2, 40, 16), (2, 2, 72, 16), (2, 2, 72, 16), (2, 1, 1, 72)),
+    ((2, 2, 40, 16), (1, 1, 72, 16), (1, 2, 72, 16), (2, 40, 72)),
+    ((2, 17, 16), (2, 30, 16), (2, 30, 16), (17, 1)),
+)
+
+
+def case(*shapes, seed=0, spread=2.0):
+    """Normal q, k, v and a mask that drops about a third of the scores."""
+    rng = np.random.default_rng(seed)
+    tensors = [rng.normal(0, spread, s).astype(np.float16) for s in shapes[:3]]
+    masks = [np.where(rng.random(s) < 0.3, -10000, 0).astype(np.float16) for s in shapes[3:]]
+    return tensors + masks
+
+
+def check(arrays, chip, **attrs):
+    got = ops.run(FLASH, *arrays, chip=load_chip(chip), **attrs)
+    verify.check_within(FLASH, got, ops.get("attention").reference(*arrays, **attrs))
+
+
+# -- values ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+def test_values_are_those_of_attention(shapes, chip):
+    check(case(*shapes), chip)
+
+
+@given(
+    st.tuples(*(st.integers(1, n) for n in (2, 90, 90, 40, 40))),
+    st.sampled_from(("", "rows", "full")),
+    st.sampled_from(CHIPS),
+)
+@settings(max_examples=40)
+def test_any_sizes(sizes, mask, chip):
+    b, n, t, d, e = sizes
+    masks = {"": [], "rows": [(1, t)], "full": [(b, n, t)]}[mask]
+    check(case((b, n, d), (b, t, d), (b, t, e), *masks), chip)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(16, 16), (16, 48), (48, 16), (32, 64), (64, 32)])
+def test_every_tiling_gives_the_same_values(rows, keys):
+    chip, shape = load_chip("Ascend310"), FlashShape(1, 70, 150, 32, 32, 32**-0.5)
+    arrays = case((1, 70, 32), (1, 150, 32), (1, 150, 32))
+    ready = prepare(FLASH, *arrays, chip=chip)
+    launch = flash_launch(shape, chip, FlashTiling(rows, keys, 1, 2))
+    got = ready.fetch(execute(launch, ready.tensors, chip))[0]
+    verify.check_within(FLASH, got, FLASH.reference(*arrays))
+
+
+@pytest.mark.parametrize("chip", ["Toy", "Ascend910B2"])
+def test_large_scores_do_not_overflow(chip):
+    arrays = case((32, 64), (96, 64), (96, 64), spread=40.0)
+    scores = arrays[0].astype(float) @ arrays[1].T.astype(float) / 8
+    assert scores.max() > 1000  # e^1000 exceeds every format
+    check(arrays, chip)
+
+
+@pytest.mark.parametrize("chip", ["Toy", "Ascend910B2"])
+def test_minus_infinity_drops_a_whole_block_of_keys(chip):
+    q, k, v = case((32, 16), (200, 16), (200, 16))
+    mask = np.zeros((32, 200), np.float16)
+    mask[:, :130] = -np.inf  # the first blocks of every chip hold nothing else
+    check([q, k, v, mask], chip)
+
+
+def test_causal_mask_and_scale():
+    q, k, v = case((2, 60, 16), (2, 60, 16), (2, 60, 16))
+    mask = np.triu(np.full((60, 60), -10000.0), 1).astype(np.float16)
+    check([q, k, v, mask], "Ascend910A", scale=0.7)
+    check([q, k, v], "Ascend910A", scale=-0.7)
+
+
+@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+def test_width_256_fits_the_real_chips(chip):
+    check(case((40, 256), (80, 256), (80, 256), (40, 80)), chip)
+
+
+# -- programs -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("shapes", [SHAPES[3], SHAPES[5], SHAPES[6]], ids=str)
+def test_programs_are_free_of_races(shapes, chip):
+    chip = load_chip(chip)
+    ready = prepare(FLASH, *case(*shapes), chip=chip)
+    assert sanitize(ready.kernel, chip, filled=ready.tensors) == []
+
+
+@pytest.mark.parametrize("chip", COUPLED)
+@pytest.mark.parametrize("mask", ["", "rows", "full"])
+def test_both_engines_give_the_same_cycles(chip, mask):
+    chip, shape = load_chip(chip), FlashShape(3, 200, 333, 48, 64, 0.1, mask)
+    launch = flash_launch(shape, chip)
+    fast = simulate(launch, chip)
+    assert fast.cycles == simulate(launch, chip, engine="reference").cycles > 0
+
+
+@pytest.mark.parametrize("mask", ["", "rows", "full"])
+def test_no_tensor_in_gm_is_as_large_as_the_scores(mask):
+    shape = FlashShape(1, 1024, 1024, 64, 64, 0.125, mask)
+    launch = flash_launch(shape, load_chip("Ascend910A"))
+    sizes = {t.name: t.elements for t in launch.tensors}
+    assert set(sizes) - {"mask"} == {"q", "k", "v", "y"}
+    assert sizes == {
+        **dict.fromkeys("qkvy", 1024 * 64),
+        **({"mask": 1024 * (1024 if mask == "full" else 1)} if mask else {}),
+    }
+
+
+@pytest.mark.parametrize("mask", ["", "rows", "full"])
+@pytest.mark.parametrize("chip", COUPLED)
+def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
+    chip, shape = load_chip(chip), FlashShape(1, 256, 256, 32, 48, 1.0, mask)
+    tiling = default_tiling(shape, chip)
+    program = flash_launch(shape, chip, tiling).parts[0].program
+    used = dict.fromkeys(tile_bytes(shape, tiling), 0)
+    for buffer in program.buffers:
+        if buffer.space != "GM":
+            used[buffer.space] += buffer.slots * buffer.slot_bytes
+    assert used == tile_bytes(shape, tiling)
+
+
+def test_program_size_does_not_grow_with_the_sequence():
+    chip, counts = load_chip("Ascend910A"), set()
+    for n in (512, 4096, 16384):
+        launch = flash_launch(replace(SQUARE, rows=n, keys=n), chip, FlashTiling(64, 64, 1, 4))
+        (part,) = launch.parts
+        counts.add(len(part.program.instructions()))
+    assert len(counts) == 1
+
+
+# -- bytes and time -------------------------------------------------------------------------------
+@given(
+    st.tuples(*(st.integers(1, n) for n in (3, 300, 300, 64, 64))),
+    st.sampled_from(("", "rows", "full")),
+    st.sampled_from(((16, 16), (32, 64), (64, 32))),
+)
+@settings(max_examples=40)
+def test_bytes_of_the_program_are_those_of_the_formula(sizes, mask, tile):
+    shape, tiling = FlashShape(*sizes, 1.0, mask), FlashTiling(*tile)
+    got = flash_traffic(shape, load_chip("Ascend910A"), tiling)
+    assert got.gm_bytes == traffic_bytes(shape, tiling)
+
+
+def traffic(n, rows, depth=64):
+    shape = FlashShape(1, n, n, depth, depth, 0.125)
+    return flash_traffic(shape, load_chip("Ascend910A"), FlashTiling(rows, 64, 1, 4))
+
+
+def test_bytes_are_quadratic_in_length_and_fall_with_the_rows_of_a_block():
+    assert traffic(8192, 64).gm_bytes / traffic(4096, 64).gm_bytes == pytest.approx(4, rel=0.02)
+    for rows in (32, 64):
+        ratio = traffic(4096, rows).gm_bytes / traffic(4096, 2 * rows).gm_bytes
+        assert ratio == pytest.approx(2, rel=0.04)
+
+
+@pytest.mark.parametrize("depth", [32, 64, 128])
+def test_bytes_follow_the_law_of_the_paper(depth):
+    """Elements moved = c n^2 d^2 / M, with M the elements of UB in use; c is 8 to 110 here."""
+    constants = []
+    for n in (2048, 4096, 8192):
+        for rows in (32, 64, 128):
+            got = traffic(n, rows, depth)
+            law = n**2 * depth**2 / (got.ub_bytes / 2)
+            constants.append(got.gm_bytes / 2 / law)
+    assert max(constants) < 1.15 * min(constants)  # the law: one constant for all n and M
+    weight = got.ub_bytes / 2 / 128  # elements of UB for a row of Q
+    assert constants[-1] == pytest.approx(2 * weight / depth, rel=0.05)
+
+
+def test_flash_beats_three_kernels_on_long_sequences():
+    chip, shape = load_chip("Ascend910A"), FlashShape(1, 4096, 4096, 64, 64, 0.125)
+    flash, three = flash_traffic(shape, chip), separate_traffic(shape, chip)
+    assert flash.gm_bytes == 34_603_008
+    assert three.gm_bytes > 15 * flash.gm_bytes
+    assert three.memory_bytes > 200 * flash.memory_bytes
+    assert three.cycles > 3 * flash.cycles
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3"])
+def test_flash_beats_three_kernels_on_the_other_chips(chip):
+    shape = FlashShape(2, 1024, 1024, 64, 64, 0.125)
+    flash, three = (f(shape, load_chip(chip)) for f in (flash_traffic, separate_traffic))
+    assert three.cycles > 2 * flash.cycles
+    assert three.gm_bytes > 10 * flash.gm_bytes
+
+
+def test_the_vector_unit_never_waits_for_the_cube():
+    line = simulate(
+        flash_launch(FlashShape(1, 4096, 4096, 64, 64, 0.125), load_chip("Toy")), load_chip("Toy")
+    )
+    assert line.limit == "V"
+    assert line.busy_cycles["V"] > 0.97 * line.cycles
+
+
+# -- separate cores -------------------------------------------------------------------------------
+def with_l2(size_bytes):
+    chip = load_chip("Ascend910B2")
+    return replace(chip, l2=replace(chip.l2, size_bytes=size_bytes))
+
+
+@pytest.mark.parametrize("mask", ["", "rows", "full"])
+@pytest.mark.parametrize(("size_bytes", "count"), [(1 << 27, 1), (300_000, 2), (60_000, 10)])
+def test_chunks_that_fit_in_l2_give_the_same_values(size_bytes, count, mask):
+    chip, b, n, t = with_l2(size_bytes), 2, 200, 90
+    masks = {"": [], "rows": [(t,)], "full": [(b, n, t)]}[mask]
+    ready = prepare(FLASH, *(arrays := case((b, n, 16), (b, t, 16), (b, t, 32), *masks)), chip=chip)
+    assert len(ready.kernel.phases) == 4 * count
+    spaces = {x.name: x.size_bytes for x in ready.kernel.tensors if x.name in ("s", "p")}
+    assert sum(spaces.values()) <= size_bytes // 2
+    assert sanitize(ready.kernel, chip, filled=ready.tensors) == []
+    got = ready.fetch(execute(ready.kernel, ready.tensors, chip))[0]
+    verify.check_within(FLASH, got, FLASH.reference(*arrays))
+
+
+def test_device_memory_sees_each_matrix_once_and_no_scores():
+    chip, shape = load_chip("Ascend910B2"), FlashShape(2, 4096, 4096, 64, 64, 0.125)
+    kernel = split_kernel(shape, chip)
+    assert len(kernel.phases) == 8
+    line = simulate_kernel(kernel, chip, DeviceMemory.of(chip))
+    assert line.memory_bytes == 3 * 2 * 2 * 4096 * 64
+    assert line.l2_hit_rate > 0.98
+
+
+@pytest.mark.parametrize(("length", "times"), [(512, 1.3), (4096, 1.7)])
+def test_flash_beats_three_kernels_on_separate_cores(length, times):
+    chip, shape = load_chip("Ascend910B2"), FlashShape(4, length, length, 64, 64, 0.125)
+    flash, three = flash_traffic(shape, chip), separate_traffic(shape, chip)
+    assert three.cycles > times * flash.cycles
+    assert three.memory_bytes > 1.5 * flash.memory_bytes
+
+
+# -- refusals -------------------------------------------------------------------------------------
+def test_one_launch_needs_coupled_cores():
+    with pytest.raises(PathError, match=r"UB->L1 on one core of Ascend910B2"):
+        flash_launch(SQUARE, load_chip("Ascend910B2"))
+
+
+def test_a_matrix_too_wide_for_l0_is_refused():
+    chip, wide = load_chip("Ascend910B2"), replace(SQUARE, depth=1040)
+    with pytest.raises(CapacityError, match="room for width 1024 on Ascend910B2"):
+        split_kernel(wide, chip)
+    check(case((16, 1040), (16, 1040), (16, 16)), "Ascend910B2")
+
+
+def test_what_does_not_fit_says_so_and_runs_as_attention():
+    chip, wide = load_chip("Toy"), replace(SQUARE, depth=256, width=256)
+    with pytest.raises(CapacityError, match=r"width 256: 16384 bytes.*8192 on Toy"):
+        flash_launch(wide, chip)
+    with pytest.raises(CapacityError, match="halve a block"):
+        flash_launch(SQUARE, chip, FlashTiling(128, 128))
+    arrays = case((16, 256), (16, 256), (16, 256))
+    names = {t.name for t in prepare(FLASH, *arrays, chip=chip).kernel.tensors}
+    assert "y" not in names
+    check(arrays, "Toy")
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [FlashTiling(8, 16), FlashTiling(16, 40), FlashTiling(16, 16, 2, 2), FlashTiling(16, 16, 0)],
+)
+def test_wrong_tilings(tiling):
+    with pytest.raises(InputError):
+        flash_launch(SQUARE, load_chip("Toy"), tiling)
+
+
+@pytest.mark.parametrize("change", [{"rows": 0}, {"mask": "columns"}, {"shared": ("x",)}])
+def test_wrong_shapes(change):
+    with pytest.raises(InputError, match="sizes of at least 1"):
+        replace(SQUARE, **change)
