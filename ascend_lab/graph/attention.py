@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.edit import Editor
-from ascend_lab.graph.ir import Node
+from ascend_lab.graph.ir import Constant, Node, Values
 from ascend_lab.ops.registry import get
 from ascend_lab.ops.template import Call
 
@@ -51,4 +55,19 @@ def _whole(edit: Editor, mask: str, node: Node) -> str:
     shape, batch = edit.types[mask].shape, edit.types[node.output].shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
         return mask
-    return edit.insert("expand", (mask,), {"shape": (*batch, *shape[-2:])}, f"{mask}_whole")
+    return stretched(edit, mask, (*batch, *shape[-2:]))
+
+
+def stretched(edit: Editor, name: str, shape: tuple[int, ...]) -> str:
+    """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
+    kind = edit.types[name]
+    if kind.shape == shape:
+        return name
+    if name in edit.constants:
+        data = partial(_repeated, edit.constants[name], shape)
+        return edit.constant(Constant(replace(kind, shape=shape), data), f"{name}_whole")
+    return edit.insert("expand", (name,), {"shape": shape}, f"{name}_whole")
+
+
+def _repeated(constant: Constant, shape: tuple[int, ...]) -> Values:
+    return np.broadcast_to(constant.array(), shape)

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.attention import attention_parts
+from ascend_lab.graph.attention import attention_parts, stretched
 from ascend_lab.graph.edit import Editor
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
+from ascend_lab.graph.lower import CONVOLUTIONS
 
 Values = NDArray[Any]
 
@@ -37,7 +38,11 @@ def _expand(graph: Graph, chip: Chip) -> Graph:
             edit.replace(node.output, attention_parts(edit, node, chip))
         elif node.op == "gemm":
             edit.replace(node.output, _gemm(edit, node))
-        elif node.op == "conv_transpose2d" and len(node.inputs) > 2:
+        elif node.op == "batch_matmul" and _batches(edit, node):
+            a, b = _batches(edit, node)
+            sides = [stretched(edit, n, s) for n, s in zip(node.inputs, (a, b), strict=True)]
+            edit.replace(node.output, edit.insert(node.op, sides, node.attrs, node.name))
+        elif len(node.inputs) > 2 and _takes_no_bias(edit, node):
             edit.replace(node.output, _bias_apart(edit, node))
         elif node.op == "batch_norm" and all(n in edit.constants for n in node.inputs[1:]):
             edit.replace(node.output, _batch_norm(edit, node))
@@ -58,8 +63,24 @@ def _gemm(edit: Editor, node: Node) -> str:
     return edit.insert("add", (y, added), {}, f"{node.name}_bias")
 
 
+def _batches(edit: Editor, node: Node) -> tuple[tuple[int, ...], ...]:
+    """Return the operands' shapes with all batch axes written out; () if they are."""
+    batch = edit.types[node.output].shape[:-2]
+    shapes = [edit.types[n].shape for n in node.inputs]
+    flat = len(shapes[1]) == 2 and node.inputs[1] in edit.constants
+    if all(s[:-2] == batch for s in shapes) or (flat and not node.attr("trans_a", False)):
+        return ()
+    return tuple((*batch, *s[-2:]) for s in shapes)
+
+
+def _takes_no_bias(edit: Editor, node: Node) -> bool:
+    """Tell whether a convolution's bias has to be added by a node of its own."""
+    fixed = node.inputs[2] in edit.constants
+    return node.op == "conv_transpose2d" or (node.op in CONVOLUTIONS and not fixed)
+
+
 def _bias_apart(edit: Editor, node: Node) -> str:
-    """Return conv_transpose2d(x, w) + bias, one number per channel."""
+    """Return the convolution of x and w, plus bias, one number per channel."""
     x, weight, bias = node.inputs
     y = edit.insert(node.op, (x, weight), node.attrs, node.name)
     column = edit.insert("reshape", (bias,), {"shape": (*edit.types[bias].shape, 1, 1)})

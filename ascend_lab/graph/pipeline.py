@@ -18,6 +18,7 @@ from ascend_lab.graph.compiled import Compiled, compile_tasks, run_tasks
 from ascend_lab.graph.fusion import Fused, Switches, fuse, unfused
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.layouts.stay import stay_in_fractals
 from ascend_lab.graph.passes import DEFAULT, convert, quantise, run_passes
 
 FORMATS = ("fp16", "bf16", "int8")
@@ -55,7 +56,8 @@ def compile_stages(
     names = [name for name in passes if on.is_on(name, "GraphFusion")]
     rewritten, report = run_passes(graph, names)
     typed = in_format(rewritten, dtype)
-    laid_out = cancel_trans_data(assign_layouts(canonical(typed, chip)))
+    assigned = cancel_trans_data(assign_layouts(canonical(typed, chip)))
+    laid_out = stay_in_fractals(assigned, chip)
     fused = fuse(laid_out, chip, on) if fusion else unfused(laid_out)
     return Stages(
         report.matches, typed, laid_out, fused, compile_tasks(laid_out, chip, fused.groups)

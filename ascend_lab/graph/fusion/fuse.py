@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
 from ascend_lab.graph.fusion.automatic import automatic_groups
 from ascend_lab.graph.fusion.rules import RULES
@@ -90,10 +90,15 @@ class _Fuser:
         self.place = {node.name: i for i, node in enumerate(graph.nodes)}
 
     def propose(self, name: str, nodes: Sequence[Node]) -> None:
-        """Take the longest parts of a proposal that pay."""
-        if len(nodes) < 2 or any(n.name in self.taken for n in nodes):
+        """Take the longest parts of a proposal that pay; raise `InputError` for foreign nodes."""
+        foreign = next((n.name for n in nodes if n.name not in self.place), None)
+        if foreign is not None:
+            known = f"{name}: nodes of the graph {self.graph.name}"
+            raise InputError(known, foreign, "return nodes of the graph that is passed")
+        rest = sorted({n.name: n for n in nodes}.values(), key=lambda n: self.place[n.name])
+        if len(rest) < 2 or any(n.name in self.taken for n in rest):
             return
-        effect, rest = 0, list(nodes)
+        effect = 0
         while len(rest) > 1:
             counts = range(len(rest), 1, -1)
             count = next((c for c in counts if self.pays(tuple(rest[:c]))), 1)

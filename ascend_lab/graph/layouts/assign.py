@@ -87,7 +87,9 @@ class _Assigner:
             mask = "ND" if rows else "FRACTAL_NZ"
             return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
         if node.op in IMAGES:
-            return ("NC1HWC0", *("ND",) * (count - 1)), "NC1HWC0"
+            dense = node.op == "conv2d" and node.attr("groups", 1) == 1
+            rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
+            return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
         if self.follow:
             layout = self.followed(node)
             if layout != "ND":

@@ -51,8 +51,12 @@ def lower_conv(piece: Piece, chip: Chip) -> Lowered:
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
     channels of a block, and on the vector unit: the faster one is taken.
     """
-    shape = conv_shape_of(piece, piece.graph.nodes[0], piece.output.dtype)
-    if not by_vector(shape):
+    node = piece.graph.nodes[0]
+    shape = conv_shape_of(piece, node, piece.output.dtype)
+    fixed = node.inputs[1] in piece.constants
+    if not fixed:
+        need(piece, node.inputs[1], "FRACTAL_Z")
+    if not fixed or not by_vector(shape):
         return _lower_conv(piece, chip, vector=False)
     found, failure = [], None
     for vector in (True, False):
@@ -77,7 +81,16 @@ def _lower_conv(piece: Piece, chip: Chip, *, vector: bool) -> Lowered:
     else:
         launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
     own = {"x": x, "weight": weight, "y": piece.graph.outputs[-1]}
-    return Lowered(Kernel(node.op, (renamed(launch, own),)), {weight: form, **operands})
+    forms = {weight: form, **operands} if weight in piece.constants else operands
+    return Lowered(Kernel(node.op, (renamed(launch, own),)), forms)
+
+
+def need(piece: Piece, name: str, layout: str) -> None:
+    """Raise `UnsupportedError` unless weights are constants, or lie in `layout`."""
+    kind = piece.type(name)
+    if name not in piece.constants and kind.layout != layout:
+        got = f"{piece.names[name]}: {kind}"
+        raise UnsupportedError(f"weights that are constants or in {layout}", got, "make them so")
 
 
 def by_vector(shape: ConvShape) -> bool:
@@ -94,6 +107,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights."""
     (node,) = piece.graph.nodes
     x, weight = node.inputs
+    need(piece, weight, "phases of the stride")
     types = [piece.type(n) for n in node.inputs]
     settings = operator_of(node.op).settings(node.attrs)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)

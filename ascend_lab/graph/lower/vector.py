@@ -17,6 +17,7 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, Values
+from ascend_lab.graph.lower.rows import ROW_WISE
 from ascend_lab.graph.lower.stored import beside, pack_beside
 from ascend_lab.ops.build import own_tensor
 
@@ -75,7 +76,11 @@ def expressions(
         op, attrs = node.op, dict(node.attrs)
         if main.layout != "ND" and op in IMAGE_FOLDS:
             op, attrs = IMAGE_FOLDS[op], {"axis": (2, 3), "keepdims": True}
-        found: Any = operator_of(op).expression(*(known[n] for n in node.inputs), **attrs)
+        given = [known[n] for n in node.inputs]
+        if main.layout == "FRACTAL_NZ" and op in ROW_WISE:
+            found: Any = ROW_WISE[op](*given, **attrs)
+        else:
+            found = operator_of(op).expression(*given, **attrs)
         many = found if isinstance(found, tuple) else (found,)
         known.update(zip(node.outputs, many, strict=True))
     return known

@@ -1,0 +1,70 @@
+"""The challenging MiniMalloc instances, packed on one core: part of `lab.py bench`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ascend_lab.graph.memory import plan, simulate_writes, verify
+from ascend_lab.graph.memory.table import read_csv
+
+CAPACITY_BYTES = 1_048_576
+TIME_LIMIT_S = 60.0
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "minimalloc"
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What the planner reached on one instance."""
+
+    name: str
+    buffers: int
+    height_bytes: int
+    lower_bound_bytes: int
+    method: str
+    optimal: bool
+    time_s: float
+
+    @property
+    def over(self) -> float:
+        """Return the height over the capacity, minus 1; at most 0 when it is packed."""
+        return self.height_bytes / CAPACITY_BYTES - 1
+
+
+def measure(names: Sequence[str] = "ABCDEF", time_limit_s: float = TIME_LIMIT_S) -> list[Packing]:
+    """Plan each instance, check the plan on real bytes, and return what was reached.
+
+    The planner runs in one thread. Returns [] where the instances are not there (a bare wheel).
+    """
+    rows = []
+    for name in names:
+        file = FOLDER / f"{name}.{CAPACITY_BYTES}.csv"
+        if not file.exists():
+            continue
+        buffers = read_csv(file)
+        start = time.perf_counter()
+        found = plan(buffers, CAPACITY_BYTES, time_limit_s=time_limit_s)
+        taken = time.perf_counter() - start
+        verify(found, buffers)
+        simulate_writes(buffers, found)
+        high, bound = found.height_bytes, found.lower_bound_bytes
+        rows.append(Packing(name, len(buffers), high, bound, found.method, found.optimal, taken))
+    return rows
+
+
+def report(rows: Sequence[Packing]) -> str:
+    """Return the table as text."""
+    lines = [f"memory plans into {CAPACITY_BYTES} bytes, at most {TIME_LIMIT_S:.0f} s each"]
+    for row in rows:
+        verdict = "packed" if row.over <= 0 else f"{row.over:.1%} over"
+        lines.append(
+            f"  {row.name} {row.buffers:4d} buffers  height {row.height_bytes:8d}  "
+            f"{verdict:10s} {row.time_s:6.2f} s  {row.method}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(report(measure()))
