@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ascend_lab import __version__
+from ascend_lab.cli_memory import add_plan_memory
 from ascend_lab.cli_ops import add_op
 from ascend_lab.cli_run import add_run
 from ascend_lab.cli_simulate import add_simulate
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_kernel(verbs)
     add_run(verbs, _emit)
     add_simulate(verbs, _emit)
+    add_plan_memory(verbs, _emit)
     return parser
 
 

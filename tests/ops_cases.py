@@ -331,6 +331,7 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "depthwise_conv2d": depthwise,
     "conv_transpose2d": deconv,
     "attention": attention,
+    "flash_attention": attention,
     "attention_scores": lambda: attention("attention_scores"),
     "attention_context": lambda: attention("attention_context"),
     "masked_softmax": masked,

@@ -128,7 +128,7 @@ def fig_passes(
     _, report = run_passes(graph, names, rounds=rounds)
     rows = history(report)
     fig, axes = new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
-    _bars(axes[0], [row[1] for row in rows], BLUE, "nodes", "{:,.0f}")
+    _bars(axes[0], [row[1] for row in rows], BLUE, "operators", "{:,.0f}")
     _bars(axes[1], [row[2] / 2**20 for row in rows], ORANGE, "MiB read and written", "{:.1f}")
     axes[0].set_yticks(range(len(rows)), [row[0] for row in rows])
     axes[0].invert_yaxis()
@@ -137,7 +137,7 @@ def fig_passes(
     last = rows[-1]
     told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
     alt = (
-        f"Nodes of {name} after each pass, {order} order: {told}. "
+        f"Operators of {name} after each pass, {order} order: {told}. "
         f"Bytes moved fall from {rows[0][2] / 2**20:.1f} to {last[2] / 2**20:.1f} MiB."
     )
     return finish(fig, alt=alt)

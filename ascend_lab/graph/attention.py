@@ -10,28 +10,48 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.edit import Editor
-from ascend_lab.graph.ir import Constant, Node, Values
+from ascend_lab.graph.ir import Constant, Graph, Node, Values
 from ascend_lab.ops.registry import get
 from ascend_lab.ops.template import Call
 
 FLASH = "flash_attention"
 
 
+def attention_apart(graph: Graph, chip: Chip) -> Graph:
+    """Return the graph with attention, or its halves, as the chip computes them."""
+    edit = Editor(graph)
+    for node in edit:
+        if node.op in ("attention", FLASH):
+            edit.replace(node.output, attention_parts(edit, node, chip))
+        elif node.op == "attention_context":
+            edit.replace(node.output, edit.insert("batch_matmul", node.inputs, {}, node.name))
+        elif node.op == "attention_scores":
+            edit.replace(node.output, _scores(edit, node.name, node))
+    return edit.finish()
+
+
 def attention_parts(edit: Editor, node: Node, chip: Chip) -> str:
     """Insert what computes a node of attention on a chip; return the tensor of its result."""
     q, k, v, *mask = node.inputs
-    scale = node.attr("scale")
-    shape = edit.types[q].shape
-    scale = 1.0 / math.sqrt(shape[-1]) if scale is None else float(scale)
     if flash_applies(edit, node, chip):
         whole = [_whole(edit, name, node) for name in mask]
-        return edit.insert(FLASH, (q, k, v, *whole), {"scale": scale}, node.name)
-    scores = edit.insert("batch_matmul", (q, k), {"trans_b": True}, f"{node.name}_scores")
-    scores = edit.insert("muls", (scores,), {"number": scale}, f"{node.name}_scaled")
+        return edit.insert(FLASH, (q, k, v, *whole), {"scale": _scale(edit, node)}, node.name)
+    scores = _scores(edit, f"{node.name}_scores", node)
     for name in mask:
         scores = edit.insert("add", (scores, name), {}, f"{node.name}_masked")
     shares = edit.insert("softmax", (scores,), {"axis": -1}, f"{node.name}_softmax")
     return edit.insert("batch_matmul", (shares, v), {}, node.name)
+
+
+def _scale(edit: Editor, node: Node) -> float:
+    scale = node.attr("scale")
+    width = edit.types[node.inputs[0]].shape[-1]
+    return 1.0 / math.sqrt(width) if scale is None else float(scale)
+
+
+def _scores(edit: Editor, name: str, node: Node) -> str:
+    scores = edit.insert("batch_matmul", node.inputs[:2], {"trans_b": True}, name)
+    return edit.insert("muls", (scores,), {"number": _scale(edit, node)}, f"{node.name}_scaled")
 
 
 def flash_applies(edit: Editor, node: Node, chip: Chip) -> bool:

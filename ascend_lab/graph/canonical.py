@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.attention import attention_parts, stretched
+from ascend_lab.graph.attention import attention_apart, stretched
 from ascend_lab.graph.edit import Editor
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
@@ -28,15 +28,13 @@ Values = NDArray[Any]
 
 def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
-    return _sink(_flatten(_expand(graph, chip)))
+    return _sink(_flatten(_expand(attention_apart(graph, chip))))
 
 
-def _expand(graph: Graph, chip: Chip) -> Graph:
+def _expand(graph: Graph) -> Graph:
     edit = Editor(graph)
     for node in edit:
-        if node.op in ("attention", "flash_attention"):
-            edit.replace(node.output, attention_parts(edit, node, chip))
-        elif node.op == "gemm":
+        if node.op == "gemm":
             edit.replace(node.output, _gemm(edit, node))
         elif node.op == "batch_matmul" and _batches(edit, node):
             a, b = _batches(edit, node)

@@ -15,12 +15,15 @@ from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.compiled import Compiled, Task
-from ascend_lab.graph.lifetimes import ALIGN_BYTES, constant_bytes, lifetimes, owners
+from ascend_lab.graph.memory import Plan
+from ascend_lab.graph.placement import places_of, plan_network
 from ascend_lab.isa import Launch
 from ascend_lab.sim import DeviceMemory, KernelTimeline, Timeline, Traffic, analyse
 from ascend_lab.sim.l2 import accesses_of
 from ascend_lab.sim.simulate import time_launch
 
+PLAN = "greedy-by-size"
+"""How memory is planned unless a plan is given: close to the least, and found at once."""
 _TRAFFIC: dict[tuple[int, int], tuple[Launch, Chip, Traffic]] = {}
 """By identity; launch and chip are kept so that no other object takes their place."""
 _TIMES: dict[tuple[Hashable, ...], Timeline] = {}
@@ -126,9 +129,9 @@ class NetworkTimeline:
         }
 
 
-def simulate_graph(compiled: Compiled, offsets: Mapping[str, int] | None = None) -> NetworkTimeline:
-    """Time a compiled network; `offsets` are its activations' addresses (default: `place`)."""
-    places = places_of(compiled, offsets if offsets is not None else place(compiled))
+def simulate_graph(compiled: Compiled, plan: Plan | None = None) -> NetworkTimeline:
+    """Time a compiled network, its activations where the plan says (default: `plan_network`)."""
+    places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     memory = DeviceMemory.of(compiled.chip)
     real = (task for task in compiled.tasks if task.lowered is not None)
     times = tuple(_timed(task, compiled.chip, memory, places) for task in real)
@@ -163,26 +166,3 @@ def _phase(
         warmed = traffic.warmed(outcome.hits, outcome.write_back_bytes)
         _TIMES[key] = time_launch(launch, chip, warmed)
     return _TIMES[key]
-
-
-def place(compiled: Compiled) -> dict[str, int]:
-    """Return the address of every activation: the planner's, in the memory's own order."""
-    found, top = {}, 0
-    for life in lifetimes(compiled):
-        found[life.name] = top
-        top += -(-life.size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-    return found
-
-
-def places_of(compiled: Compiled, offsets: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return (address, bytes) of every tensor: activations by `offsets`, constants behind them."""
-    owner = owners(compiled)
-    sizes = {life.name: life.size_bytes for life in lifetimes(compiled)}
-    found = {name: (offsets[name], size) for name, size in sizes.items()}
-    top = max((low + size for low, size in found.values()), default=0)
-    for name, size in constant_bytes(compiled).items():
-        top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
-        found[name] = (top, size)
-        top += size
-    found.update({view: found[owner[view]] for view in owner if owner[view] in found})
-    return found

@@ -54,8 +54,8 @@ def lower_conv(piece: Piece, chip: Chip) -> Lowered:
     node = piece.graph.nodes[0]
     shape = conv_shape_of(piece, node, piece.output.dtype)
     fixed = node.inputs[1] in piece.constants
-    if not fixed:
-        need(piece, node.inputs[1], "FRACTAL_Z")
+    if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
+        _refuse_computed(piece, node.inputs[1])
     if not fixed or not by_vector(shape):
         return _lower_conv(piece, chip, vector=False)
     found, failure = [], None
@@ -85,12 +85,11 @@ def _lower_conv(piece: Piece, chip: Chip, *, vector: bool) -> Lowered:
     return Lowered(Kernel(node.op, (renamed(launch, own),)), forms)
 
 
-def need(piece: Piece, name: str, layout: str) -> None:
-    """Raise `UnsupportedError` unless weights are constants, or lie in `layout`."""
-    kind = piece.type(name)
-    if name not in piece.constants and kind.layout != layout:
-        got = f"{piece.names[name]}: {kind}"
-        raise UnsupportedError(f"weights that are constants or in {layout}", got, "make them so")
+def _refuse_computed(piece: Piece, weight: str) -> None:
+    """Raise `UnsupportedError` for weights that are no constants, which nothing has packed."""
+    if weight not in piece.constants:
+        got = f"{piece.names[weight]}: {piece.type(weight)}"
+        raise UnsupportedError("constant weights, or neither groups nor phases", got, "fix them")
 
 
 def by_vector(shape: ConvShape) -> bool:
@@ -107,7 +106,7 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights."""
     (node,) = piece.graph.nodes
     x, weight = node.inputs
-    need(piece, weight, "phases of the stride")
+    _refuse_computed(piece, weight)
     types = [piece.type(n) for n in node.inputs]
     settings = operator_of(node.op).settings(node.attrs)
     shapes, dtypes = tuple(t.shape for t in types), tuple(t.dtype for t in types)

@@ -1,0 +1,79 @@
+"""The verb `ascend-lab plan-memory`: offsets for the buffers of a CSV file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ascend_lab.errors import InputError
+
+Emit = Callable[[str | None, Any, str], None]
+LONGEST_S = 86_400.0
+
+
+def add_plan_memory(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
+    verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
+    verb.add_argument("--capacity", type=int, metavar="N", help="bytes there are (default: any)")
+    verb.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds (60)")
+    verb.add_argument("--alignment", type=int, default=1, metavar="A", help="of offsets, bytes (1)")
+    verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
+    verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _plan_memory(arguments, emit))
+
+
+def _plan_memory(arguments: argparse.Namespace, emit: Emit) -> int:
+    _check(arguments)
+    from ascend_lab.graph.memory import METHODS, plan, verify
+    from ascend_lab.graph.memory.table import read_csv
+
+    if arguments.method not in METHODS:
+        needed = f"--method as one of {', '.join(METHODS)}"
+        raise InputError(needed, repr(arguments.method))
+    buffers, capacity = read_csv(arguments.file), arguments.capacity
+    found = plan(
+        buffers,
+        capacity,
+        arguments.method,
+        arguments.time_limit,
+        arguments.alignment,
+        arguments.seed,
+    )
+    verify(found, buffers, arguments.alignment)
+    fits = capacity is None or found.height_bytes <= capacity
+    data = {
+        "height_bytes": found.height_bytes,
+        "lower_bound_bytes": found.lower_bound_bytes,
+        "capacity_bytes": capacity,
+        "fits": fits,
+        "gap": found.gap,
+        "optimal": found.optimal,
+        "method": found.method,
+        "offsets": dict(found.offsets),
+    }
+    lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
+    text = (
+        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}\n"
+        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}"
+    )
+    if capacity is not None:
+        text += f"\n  {'packed' if fits else 'NOT packed'} into the capacity of {capacity} bytes"
+    emit(arguments.json, data, text)
+    return 0 if fits else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing."""
+    if arguments.capacity is not None and arguments.capacity < 0:
+        raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
+    limit = arguments.time_limit
+    if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
+    if not 1 <= arguments.alignment <= 2**30:
+        raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
+    if arguments.seed < 0:
+        raise InputError("--seed of at least 0", str(arguments.seed))

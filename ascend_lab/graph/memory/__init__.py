@@ -1,0 +1,25 @@
+"""Memory planning: buffers with lifetimes in, an offset for each out."""
+
+from ascend_lab.graph.memory.buffers import (
+    Buffer,
+    Plan,
+    peak_live_bytes,
+    share,
+    simulate_writes,
+    verify,
+)
+from ascend_lab.graph.memory.hot import reuse_distance_bytes
+from ascend_lab.graph.memory.planner import HEURISTICS, METHODS, plan
+
+__all__ = [
+    "HEURISTICS",
+    "METHODS",
+    "Buffer",
+    "Plan",
+    "peak_live_bytes",
+    "plan",
+    "reuse_distance_bytes",
+    "share",
+    "simulate_writes",
+    "verify",
+]

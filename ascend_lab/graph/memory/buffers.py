@@ -1,0 +1,146 @@
+"""Buffers that live for a while, plans that give each an address, and checks of a plan.
+
+A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
+must not share a byte; two that never live together may. Nothing here knows about graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ascend_lab.errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A block of size_bytes, needed from time lower up to, not including, upper."""
+
+    id: Hashable
+    lower: int
+    upper: int
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.upper <= self.lower:
+            got = f"buffer {self.id} from {self.lower} to {self.upper}"
+            raise GraphError("a lifetime that ends after it starts", got)
+        if self.size_bytes < 0:
+            got = f"buffer {self.id} of {self.size_bytes}"
+            raise GraphError("a size of at least 0 bytes", got)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An offset in bytes for every buffer.
+
+    height_bytes is the memory the plan takes, lower_bound_bytes what no plan can go below,
+    both with sizes rounded up to the alignment. `optimal` tells that no lower height exists.
+    """
+
+    offsets: Mapping[Hashable, int]
+    height_bytes: int
+    lower_bound_bytes: int
+    method: str
+    optimal: bool
+
+    @property
+    def gap(self) -> float:
+        """Return height over lower bound, minus 1."""
+        return self.height_bytes / self.lower_bound_bytes - 1 if self.lower_bound_bytes else 0.0
+
+
+def aligned(size_bytes: int, alignment_bytes: int) -> int:
+    """Return the size rounded up to a multiple of the alignment."""
+    return -(-size_bytes // alignment_bytes) * alignment_bytes
+
+
+def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
+    """Return the buffers with sizes rounded up, so that stacking them keeps offsets aligned."""
+    if alignment_bytes < 1:
+        raise GraphError("an alignment of at least 1 byte", str(alignment_bytes))
+    found = [replace(b, size_bytes=aligned(b.size_bytes, alignment_bytes)) for b in buffers]
+    if len({b.id for b in found}) < len(found):
+        raise GraphError("a different id for each buffer", "an id that stands twice")
+    return found
+
+
+def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
+    """Return the most bytes that live at one time: no plan is lower than this."""
+    events = [(b.lower, b.size_bytes) for b in buffers] + [
+        (b.upper, -b.size_bytes) for b in buffers
+    ]
+    live = peak = 0
+    for _, change in sorted(events):  # at one time, deaths (negative) come first
+        live += change
+        peak = max(peak, live)
+    return peak
+
+
+def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]]) -> list[Buffer]:
+    """Merge buffers that may use the same bytes, such as an operator's input and in-place output.
+
+    Each pair (kept, merged) becomes one buffer under the kept id, alive from the first birth to
+    the last death and as large as the larger; pairs may chain. Raises GraphError for unknown ids.
+    """
+    found = {b.id: b for b in buffers}
+    into: dict[Hashable, Hashable] = {}
+    for kept, merged in pairs:
+        for name in (kept, merged):
+            if name not in found and name not in into:
+                raise GraphError("ids of buffers to share", str(name))
+        a, b = found[_owner(kept, into)], found[_owner(merged, into)]
+        if a.id != b.id:
+            into[b.id] = a.id
+            size = max(a.size_bytes, b.size_bytes)
+            found[a.id] = Buffer(a.id, min(a.lower, b.lower), max(a.upper, b.upper), size)
+            del found[b.id]
+    return list(found.values())
+
+
+def _owner(name: Hashable, into: Mapping[Hashable, Hashable]) -> Hashable:
+    """Follow merges to the buffer that is left."""
+    while name in into:
+        name = into[name]
+    return name
+
+
+def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> None:
+    """Raise GraphError unless every buffer has a place of its own below the plan's height."""
+    if set(plan.offsets) != {b.id for b in buffers}:
+        raise GraphError("an offset for each buffer and no other", f"{len(plan.offsets)} offsets")
+    filled = [b for b in buffers if b.size_bytes]
+    low, up = np.array([(b.lower, b.upper) for b in filled], np.int64).reshape(-1, 2).T
+    start = np.array([plan.offsets[b.id] for b in filled], np.int64)
+    end = start + np.array([b.size_bytes for b in filled], np.int64)
+    for i, b in enumerate(filled):
+        if start[i] < 0 or start[i] % alignment_bytes or end[i] > plan.height_bytes:
+            needed = f"aligned offsets from 0 and ends up to {plan.height_bytes}"
+            raise GraphError(needed, f"buffer {b.id} at {start[i]} .. {end[i]}")
+        clash = (low < b.upper) & (up > b.lower) & (start < end[i]) & (end > start[i])
+        clash[i] = False
+        if clash.any():
+            other = filled[int(clash.argmax())].id
+            raise GraphError("live buffers with bytes of their own", f"{b.id} and {other} overlap")
+
+
+def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
+    """Play the lifetimes over real bytes: each buffer writes its pattern and checks it at death.
+
+    The memory starts poisoned, and a dead buffer's bytes are poisoned again.
+    Raises GraphError when a pattern was overwritten or lies outside the memory.
+    """
+    poison = 0xFFFF
+    memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
+    deaths = [(b.upper, 0, k) for k, b in enumerate(buffers)]
+    births = [(b.lower, 1, k) for k, b in enumerate(buffers)]
+    for _, is_birth, k in sorted(deaths + births):
+        b = buffers[k]
+        place = memory[plan.offsets[b.id] : plan.offsets[b.id] + b.size_bytes]
+        if len(place) < b.size_bytes:
+            raise GraphError("every byte inside the memory", f"{b.id} ends outside")
+        if not is_birth and np.any(place != k % poison):
+            raise GraphError("the bytes a buffer wrote until its death", f"{b.id} was overwritten")
+        place[:] = k % poison if is_birth else poison

@@ -1,0 +1,91 @@
+"""Placement that prefers addresses freed last: they may still lie in the L2 cache.
+
+A cache line just freed is overwritten in the cache; an address that nobody used for long must be
+brought in, or another line evicted for it. Memory is looked at in units of a common divisor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph.memory.buffers import Buffer, aligned, peak_live_bytes
+from ascend_lab.graph.memory.heuristics import Offsets
+
+UNITS = 1 << 20
+"""Most units memory is cut into; the unit grows before the number does."""
+NEVER = -1
+
+
+def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
+    """Place in order of birth, each buffer over the free bytes that were freed last on average.
+
+    Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
+    is left below, the lowest free one above it.
+    """
+    unit = _unit_bytes(buffers)
+    limit = max(1, int(peak_live_bytes(buffers) * (1 + slack)) // unit)
+    freed = np.full(limit, NEVER, np.int64)  # when each unit was freed
+    live = np.zeros(limit, np.int64)
+    offsets: Offsets = {}
+    count = {b.id: aligned(b.size_bytes, unit) // unit for b in buffers}
+    for clock, (is_birth, b) in enumerate(_events(buffers)):
+        if not is_birth:
+            start = offsets[b.id] // unit
+            live[start : start + count[b.id]] = 0
+            freed[start : start + count[b.id]] = clock
+            continue
+        start = _hottest(freed[:limit], live[:limit], count[b.id])
+        if start < 0:
+            freed = np.append(freed, np.full(count[b.id], NEVER))
+            live = np.append(live, np.zeros(count[b.id], np.int64))
+            start = _hottest(np.zeros_like(freed), live, count[b.id])
+        live[start : start + count[b.id]] = 1
+        offsets[b.id] = start * unit
+    return offsets
+
+
+def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
+    """Return how many bytes are written, on average, between a byte's death and its next write.
+
+    The first write of a byte counts everything written before it. A cache larger than the result
+    tends to still hold what is written next.
+    """
+    unit = _unit_bytes(buffers)
+    units = max((offsets[b.id] + b.size_bytes for b in buffers), default=0) // unit + 1
+    died_at = np.zeros(units, np.int64)  # bytes written by the time each unit was freed
+    written = distance = 0
+    for is_birth, b in _events(buffers):
+        place = died_at[offsets[b.id] // unit : -(-(offsets[b.id] + b.size_bytes) // unit)]
+        if is_birth and place.size:
+            distance += int((written - place).mean() * b.size_bytes)
+            written += b.size_bytes
+        else:
+            place[:] = written
+    return distance / written if written else 0.0
+
+
+def _unit_bytes(buffers: Sequence[Buffer]) -> int:
+    total = sum(b.size_bytes for b in buffers)
+    common = math.gcd(*(b.size_bytes for b in buffers)) or 1
+    return aligned(-(-total // UNITS), common) or 1
+
+
+def _events(buffers: Sequence[Buffer]) -> list[tuple[bool, Buffer]]:
+    """Return deaths and births in order of time; at one time deaths come first."""
+    events = [(b.upper, False, k) for k, b in enumerate(buffers)]
+    events += [(b.lower, True, k) for k, b in enumerate(buffers)]
+    return [(is_birth, buffers[k]) for _, is_birth, k in sorted(events)]
+
+
+def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:
+    """Return the start of the free window with the largest sum of freed, or -1 for none."""
+    if count > len(freed):
+        return -1
+    heat, taken = (np.concatenate(([0], np.cumsum(a))) for a in (freed, live))
+    heat, taken = (a[count:] - a[: len(a) - count] for a in (heat, taken))
+    best = int(np.where(taken == 0, heat, np.iinfo(np.int64).min).argmax())
+    return best if taken[best] == 0 else -1

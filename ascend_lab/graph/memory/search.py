@@ -1,0 +1,205 @@
+"""A search for a plan within a capacity: complete, so that it can also prove there is none.
+
+Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
+can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes to
+the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
+first two of these ways to keep the tree small, are MiniMalloc's (Moffitt 2023,
+doi:10.1145/3623278.3624752):
+
+- a buffer is not next when another would fit wholly below it (that one could come first);
+- per time section, the lowest floor of what is left plus its bytes must stay within the capacity;
+- sets of buffers that do not meet in time are solved one after the other, alone;
+- several orders of preference are tried, each for a number of steps that doubles by round;
+- a state (what is left, over which floors) that failed once is not searched again in any round.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph.memory.buffers import Buffer
+from ascend_lab.graph.memory.heuristics import Offsets
+
+FIRST_STEPS = 500
+"""Steps an order gets in the first round; every round doubles them."""
+MOST_STATES = 1_000_000
+"""Failed states kept, about 100 bytes each."""
+MOST_BUFFERS = 2000
+"""More buffers than this are not searched: one step would take too long to be of use."""
+FAR = 1 << 62
+Ints = NDArray[np.int64]
+
+
+class _OutOfStepsError(Exception):
+    """The steps of this round are used up."""
+
+
+@dataclass(slots=True)
+class _Search:
+    """The problem as arrays over buffers and sections, and the partial plan."""
+
+    low: Ints
+    up: Ints
+    size: Ints
+    alive: NDArray[np.bool_]  # buffers x sections
+    capacity: int
+    deadline_s: float
+    rank: NDArray[Any]
+    floor: Ints  # per section, where the next buffer would stand, and a closing 0
+    left: Ints  # per section, bytes still to place
+    offset: Ints
+    bits: list[int]  # per buffer, its sections
+    steps: int = 0
+    failed: dict[bytes, int] = field(default_factory=dict)
+
+    def solve(self, ids: Ints) -> int:
+        """Place buffers `ids` (sorted by birth) and return 0, or leave no trace.
+
+        On failure the result is a set of sections, as bits: over their floors, some of the
+        buffers that live there only cannot be packed, whatever happens elsewhere.
+        """
+        low, up = self.low[ids], self.up[ids]
+        at = _range_max(self.floor, low, up)
+        alive = self.alive[ids]
+        ground = np.where(alive, at[:, None], FAR).min(axis=0)
+        over = (ground < FAR) & (ground + self.left > self.capacity)
+        if over.any():
+            return self._spans(ids[alive[:, int(over.argmax())]])
+        state = blake2b(ids.tobytes() + ground.tobytes(), digest_size=16).digest()
+        if state in self.failed:
+            return self.failed[state]
+        cuts = np.flatnonzero(low[1:] >= np.maximum.accumulate(up)[:-1]) + 1
+        blame = self._apart(np.split(ids, cuts)) if len(cuts) else self._branch(ids, at)
+        if blame and len(self.failed) < MOST_STATES:
+            self.failed[state] = blame
+        return blame
+
+    def _spans(self, ids: Ints) -> int:
+        """Return the sections in which one of the buffers lives."""
+        return functools.reduce(operator.or_, (self.bits[i] for i in ids))
+
+    def _apart(self, parts: Sequence[Ints]) -> int:
+        """Solve sets of buffers that never live together."""
+        saved = self.floor.copy(), self.left.copy()
+        for part in parts:
+            if blame := self.solve(part):
+                self.floor[:], self.left[:] = saved
+                return blame
+        return 0
+
+    def _branch(self, ids: Ints, at: Ints) -> int:
+        """Try each buffer that can be next where the lowest end is possible."""
+        self.steps -= 1
+        if self.steps < 0 or time.perf_counter() > self.deadline_s:
+            raise _OutOfStepsError
+        end = at + self.size[ids]
+        first = int(end.argmin())
+        meets = (self.low[ids] < self.up[ids[first]]) & (self.up[ids] > self.low[ids[first]])
+        next_ones = np.flatnonzero(meets & (at < end[first]))
+        blame = self._spans(ids[next_ones])
+        for k in next_ones[np.lexsort((self.rank[ids[next_ones]], at[next_ones]))]:
+            i = ids[k]
+            section = slice(self.low[i], self.up[i])
+            saved = self.floor[section].copy()
+            self.floor[section] = end[k]
+            self.left[section] -= self.size[i]
+            self.offset[i] = at[k]
+            failed = self.solve(np.delete(ids, k)) if len(ids) > 1 else 0
+            if not failed:
+                return 0
+            self.floor[section] = saved
+            self.left[section] += self.size[i]
+            if not failed & self.bits[i]:
+                return failed  # this buffer is not to blame, so the others will not help
+            blame |= failed
+        return blame
+
+
+def pack(
+    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
+) -> Offsets | None:
+    """Return offsets within the capacity, or None when there are none.
+
+    Raises TimeoutError when the time is over before either is known, and for more than
+    MOST_BUFFERS buffers. The clock only ends the search: what is tried, and in which order,
+    depends on the seed alone.
+    """
+    if len(buffers) > MOST_BUFFERS:
+        raise TimeoutError(f"{len(buffers)} buffers are more than the search takes")
+    order = sorted((b for b in buffers if b.size_bytes), key=lambda b: b.lower)
+    offsets: Offsets = {b.id: 0 for b in buffers}
+    if not order:
+        return offsets
+    search = _start(order, capacity_bytes, time.perf_counter() + time_limit_s)
+    left = search.left.copy()
+    depth = sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 4 * len(order))  # up to two calls, each two deep, per buffer
+    try:
+        for rank, steps in _rounds(search, seed):
+            search.rank, search.steps = rank, steps
+            search.floor[:], search.left[:] = 0, left
+            try:
+                if search.solve(np.arange(len(order))):
+                    return None
+            except _OutOfStepsError:
+                continue
+            return offsets | {b.id: int(at) for b, at in zip(order, search.offset, strict=True)}
+    finally:
+        sys.setrecursionlimit(depth)
+    raise TimeoutError(f"no answer within {time_limit_s} s")
+
+
+def _start(order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> _Search:
+    times = np.unique([t for b in order for t in (b.lower, b.upper)])
+    low = np.searchsorted(times, [b.lower for b in order])
+    up = np.searchsorted(times, [b.upper for b in order])
+    size = np.array([b.size_bytes for b in order], np.int64)
+    section = np.arange(len(times) - 1)
+    alive = (low[:, None] <= section) & (section < up[:, None])
+    floor = np.zeros(len(times), np.int64)
+    left = size @ alive
+    bits = [(1 << int(b)) - (1 << int(a)) for a, b in zip(low, up, strict=True)]
+    rank, offset = np.arange(len(order)), np.zeros(len(order), np.int64)
+    return _Search(low, up, size, alive, capacity_bytes, deadline_s, rank, floor, left, offset, bits)
+
+
+def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:
+    """Yield ranks (low is preferred) with the steps they get, until the time is over."""
+    low, up, size = search.low, search.up, search.size
+    width = up - low
+    tight = -np.array([search.left[a:b].max() for a, b in zip(low, up, strict=True)])
+    area = -width * size
+    orders: list[NDArray[Any]] = [
+        np.argsort(np.lexsort(keys))
+        for keys in (
+            (-width, area),
+            (low, -up),
+            (-width, tight),
+            (-up, -low),
+            (area, -width, tight),
+        )
+    ]
+    rng, steps = np.random.default_rng(seed), FIRST_STEPS
+    while True:
+        for rank in orders:
+            if time.perf_counter() > search.deadline_s:
+                return
+            yield rank, steps
+        orders = [rank + rng.normal(0, len(low) / 10, len(low)) for rank in orders]
+        steps *= 2
+
+
+def _range_max(values: Ints, low: Ints, up: Ints) -> Ints:
+    """Return max(values[a:b]) for each pair of bounds b < len(values)."""
+    found: Ints = np.maximum.reduceat(values, np.stack((low, up), axis=1).ravel())[::2]
+    return found

@@ -1,0 +1,30 @@
+"""Converters that compose many nodes or compute tables while importing; they fill `CONVERTERS`."""
+
+from ascend_lab.graph.onnx.composed import (
+    attention,
+    functions,
+    index,
+    loss,
+    normal,
+    quant,
+    recurrent,
+    resize,
+    scatter,
+    signal,
+    whole,
+)
+
+MODULES = (
+    attention,
+    functions,
+    index,
+    loss,
+    normal,
+    quant,
+    recurrent,
+    resize,
+    scatter,
+    signal,
+    whole,
+)
+"""Modules whose import registers converters."""

@@ -1,0 +1,194 @@
+"""Resizing of images: every axis on its own, as a pick of rows or a product with a fixed matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.graph.builder import Value
+from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, table
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.registry import converter
+from ascend_lab.graph.onnx.tensors import ANY, FLOATS, Values
+
+CROP = "tf_crop_and_resize"
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How one axis changes: sizes, the scale the model states, the part of it to keep."""
+
+    size: int
+    out: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+    def coordinates(self, how: str) -> Values:
+        """Return where each output element lies on the input axis, by the standard's formulas."""
+        at, wanted = np.arange(self.out, dtype=np.float64), self.scale * self.size
+        centred: Values = (at + 0.5) / self.scale - 0.5
+        last = self.size - 1
+        if how == "half_pixel_symmetric":
+            return centred + self.size / 2 * (1 - self.out / wanted)
+        if how == "align_corners":
+            return at * (last / (wanted - 1)) if self.out > 1 else at * 0
+        if how == "asymmetric":
+            return at / self.scale
+        if how == CROP:
+            span = self.end - self.start
+            if self.out == 1:
+                return np.array([0.5 * (self.start + self.end) * last])
+            return self.start * last + at * span * last / (self.out - 1)
+        return centred if how == "half_pixel" or self.out > 1 else at * 0
+
+
+_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+_NEAREST: dict[str, Callable[[Values], Values]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+_ATTRS: dict[str, Any] = {
+    "antialias": 0,
+    "axes": (),
+    "coordinate_transformation_mode": "half_pixel",
+    "cubic_coeff_a": -0.75,
+    "exclude_outside": 0,
+    "extrapolation_value": 0.0,
+    "keep_aspect_ratio_policy": "stretch",
+    "mode": "nearest",
+    "nearest_mode": "round_prefer_floor",
+}
+
+
+@converter("Resize", inputs=(2, 4), types=(ANY, FLOATS, FLOATS, ("int64",)), attrs=_ATTRS, since=10)
+def _resize(ctx: Context) -> Value:
+    """Resize by scales or to sizes; opset 10 enlarges only, as Upsample did."""
+    if ctx.opset < 11:
+        return _enlarged(ctx, ctx.const(1).tolist())
+    return _resized(ctx, _axes(ctx), dict(ctx.attrs))
+
+
+@converter("Upsample", inputs=(1, 2), types=(ANY, FLOATS), attrs={"mode": "nearest", "scales": ()})
+def _upsample(ctx: Context) -> Value:
+    return _enlarged(ctx, ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales"))
+
+
+def _enlarged(ctx: Context, scales: list[float]) -> Value:
+    """Resize by the rule before opset 11: coordinates divided by the scale, rounded down."""
+    if len(scales) != len(ctx.shape(0)) or min(scales, default=1) < 1:
+        ctx.unsupported("a scale of at least 1 for each axis", str(scales))
+    changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(ctx.shape(0), scales, strict=True))}
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resized(ctx, changes, {**_ATTRS, **how, "mode": ctx.attr("mode")})
+
+
+def _scaled(size: int, scale: float, **more: float) -> _Axis:
+    return _Axis(size, math.floor(np.float32(size) * np.float32(scale)), float(scale), **more)
+
+
+def _axes(ctx: Context) -> dict[int, _Axis]:
+    """Return the axes to change, from `scales` or `sizes`."""
+    shape, rank = ctx.shape(0), len(ctx.shape(0))
+    axes = [axis_in(ctx, a, rank) for a in ctx.attr("axes") or range(rank)]
+    crop = ctx.attr("coordinate_transformation_mode") == CROP
+    roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
+    if crop and len(roi) != 2 * len(axes):
+        ctx.unsupported(f"{2 * len(axes)} numbers in roi", str(len(roi)))
+    ends = [{"start": roi[i], "end": roi[i + len(axes)]} if crop else {} for i in range(len(axes))]
+    scales = [float(s) for s in ctx.const(2)] if ctx.has(2) else []
+    if scales:
+        if len(scales) != len(axes) or min(scales) <= 0:
+            ctx.unsupported("a positive scale for each axis", str(scales))
+        return {a: _scaled(shape[a], s, **e) for a, s, e in zip(axes, scales, ends, strict=True)}
+    outs, numbers = _from_sizes(ctx, [shape[a] for a in axes])
+    parts = zip(axes, outs, numbers, ends, strict=True)
+    return {a: _Axis(shape[a], n, s, **e) for a, n, s, e in parts}
+
+
+def _from_sizes(ctx: Context, shape: list[int]) -> tuple[list[int], list[float]]:
+    """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
+    sizes, policy = list(ctx.ints(3)), ctx.attr("keep_aspect_ratio_policy")
+    if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
+        ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
+    scales = [n / size for n, size in zip(sizes, shape, strict=True)]
+    if policy == "stretch":
+        return sizes, scales
+    if policy not in ("not_larger", "not_smaller"):
+        ctx.unsupported("a policy stretch, not_larger or not_smaller", str(policy))
+    common = min(scales) if policy == "not_larger" else max(scales)
+    return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
+
+
+def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Value:
+    """Return x with every axis changed; what a crop leaves outside has a value of its own."""
+    x, how, mode = ctx.input(0), attrs["coordinate_transformation_mode"], attrs["mode"]
+    if how not in (*_HOW, CROP) or attrs["nearest_mode"] not in _NEAREST:
+        ctx.unsupported("a mode of the standard", f"{how}, {attrs['nearest_mode']}")
+    mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
+    if not mixes and mode != "nearest":
+        ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
+    if any(change.out < 1 for change in changes.values()):
+        ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
+    rank = len(x.shape)
+    outside = np.zeros((1,) * rank, bool)
+    for axis, change in changes.items():
+        if how != CROP and change.out == change.size and change.scale == 1:
+            continue
+        at = change.coordinates(how)
+        _sure(ctx, change, at, how, "" if mixes else attrs["nearest_mode"])
+        if how == CROP:
+            beyond = (at < 0) | (at > change.size - 1)
+            outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
+        if mixes:
+            x = axis_mixed(ctx, x, axis, _weights(at, change, attrs))
+        else:
+            rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.size - 1)
+            x = ctx.emit("gather", x, table(ctx, rows, "int32", "rows"), axis=axis)
+    if not outside.any():
+        return x
+    fill = table(ctx, attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", table(ctx, outside, x.type.dtype, "outside"), fill, x)
+
+
+def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
+    """Refuse sizes and coordinates that decide differently in fp32 and in fp64."""
+    whole = how in ("align_corners", "half_pixel_symmetric", CROP)
+    if whole and abs(change.scale * change.size - change.out) > 2.0**-12:
+        ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.size))
+    if how == CROP and change.scale == 1 and (change.start, change.end) != (0, 1):
+        ctx.unsupported("a crop that changes the size", str(change.size))
+    half = 0.5 if nearest.startswith("round") else 0.0
+    tie = np.abs(at + half - np.rint(at + half)) < 2.0**-16
+    if nearest and tie.any() and change.scale * 2.0**12 % 1:
+        ctx.unsupported("coordinates that round for sure", f"scale {change.scale}")
+
+
+def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
+    """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
+    cubic = attrs["mode"] == "cubic"
+    squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
+    reach = math.ceil((2 if cubic else 1) / squeeze) + 1
+    result = np.zeros((len(at), change.size))
+    for row, x in enumerate(at):
+        places = math.floor(x) + np.arange(-reach, reach + 2)
+        distance = np.abs(places - x) * squeeze
+        share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
+        if attrs["exclude_outside"]:
+            share = np.where((places >= 0) & (places < change.size), share, 0.0)
+        np.add.at(result[row], np.clip(places, 0, change.size - 1), share / share.sum())
+    return result
+
+
+def _cubic(t: Values, a: float) -> Values:
+    """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    result: Values = np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+    return result

@@ -1,0 +1,47 @@
+"""Arithmetic of whole numbers: quotients cut toward zero, remainders, bits.
+
+A graph divides in fp64 and rounds to the nearest whole number; one step back makes it a cut.
+Products and sums wrap at 32 bits, which leaves differences of near numbers exact.
+"""
+
+from __future__ import annotations
+
+from ascend_lab.graph.builder import Value
+from ascend_lab.graph.onnx.composed.parts import chosen, table
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.registry import converter
+from ascend_lab.graph.onnx.tensors import BITS
+
+
+def _signs(ctx: Context, x: Value) -> Value:
+    return ctx.emit("sign", x)
+
+
+def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
+    """Return x / y cut toward zero, and the remainder, which has the sign of x; in int32."""
+    x, y = ctx.cast(x, "int32"), ctx.cast(y, "int32")
+    nearest = ctx.emit("div", x, y)
+    rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
+    # the nearest quotient is one too far from zero where the rest points the other way than x
+    beyond = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, x)),
+                      table(ctx, 0, "int32", "zero"))  # fmt: skip
+    way = ctx.emit("mul", _signs(ctx, x), _signs(ctx, y))
+    quotient = ctx.emit("sub", nearest, ctx.emit("mul", beyond, way))
+    back = ctx.emit("mul", ctx.emit("mul", beyond, way), y)
+    return quotient, ctx.emit("add", rest, back)
+
+
+def modulo(ctx: Context, x: Value, y: Value) -> Value:
+    """Return the remainder with the sign of y, in int32."""
+    rest = divided(ctx, x, y)[1]
+    y = ctx.cast(y, "int32")
+    other = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, y)),
+                     table(ctx, 0, "int32", "zero"))  # fmt: skip
+    return chosen(ctx, other, ctx.emit("add", rest, y), rest)
+
+
+@converter("BitwiseXor", inputs=2, types=(BITS,), since=18)
+def _xor(ctx: Context) -> Value:
+    """Bits in either but not in both: x or y, less x and y."""
+    x, y = ctx.input(0), ctx.input(1)
+    return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))

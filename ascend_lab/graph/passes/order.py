@@ -1,0 +1,120 @@
+"""Orders in which a graph's nodes may run, and what they keep alive: `topo_sorting_mode`.
+
+Modes as ATC numbers them: 0 breadth first, 1 depth first, 2 reverse depth first, 3 stable reverse
+depth first. Source: the CLI options of the ATC guide.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ascend_lab.errors import InputError
+from ascend_lab.graph.ir import Graph, Node
+
+MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
+
+
+def topological_order(graph: Graph, mode: str | int = "dfs") -> Graph:
+    """Return the graph with its nodes in another order in which each reads what is there.
+
+    bfs: all nodes that can run, then those they make ready. dfs: the newest node made ready
+    first. rdfs: from each output back, what it needs, last input first. stable_rdfs: the same,
+    but of several inputs the one first that stands first in the graph given.
+    Raises `InputError` for other modes.
+    """
+    names = {number: name for name, number in MODES.items()}
+    kind = mode if isinstance(mode, str) else names.get(mode, "")
+    if kind not in MODES:
+        known = ", ".join(f"{name} ({number})" for name, number in MODES.items())
+        raise InputError(f"a sorting mode: {known}", repr(mode), "choose one")
+    if kind in ("bfs", "dfs"):
+        nodes = _forwards(graph, depth_first=kind == "dfs")
+    else:
+        nodes = _backwards(graph, stable=kind == "stable_rdfs")
+    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+
+
+def _before(graph: Graph, node: Node) -> list[Node]:
+    """Return the nodes a node reads from, each once, in the order of its inputs."""
+    makers = (graph.producers[name] for name in node.inputs if name in graph.producers)
+    return list({maker.name: maker for maker in makers}.values())
+
+
+def _forwards(graph: Graph, *, depth_first: bool) -> tuple[Node, ...]:
+    waits = {node.name: len(_before(graph, node)) for node in graph.nodes}
+    ready = deque(node for node in graph.nodes if not waits[node.name])
+    done: list[Node] = []
+    while ready:
+        node = ready.popleft()
+        done.append(node)
+        found = []
+        for reader in _after(graph, node):
+            waits[reader.name] -= 1
+            if not waits[reader.name]:
+                found.append(reader)
+        if depth_first:
+            ready.extendleft(reversed(found))
+        else:
+            ready.extend(found)
+    return tuple(done)
+
+
+def _after(graph: Graph, node: Node) -> Iterable[Node]:
+    readers = (reader for name in node.outputs for reader in graph.readers[name])
+    return {reader.name: reader for reader in readers}.values()
+
+
+def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    ends = [node for node in graph.nodes if not any(graph.readers[n] for n in node.outputs)]
+    done: dict[str, Node] = {}
+    for end in ends if stable else reversed(ends):
+        stack = [end]
+        while stack:
+            node = stack[-1]
+            missing = [maker for maker in _before(graph, node) if maker.name not in done]
+            if not missing:
+                done.setdefault(stack.pop().name, node)
+            elif stable:
+                stack.append(min(missing, key=lambda maker: place[maker.name]))
+            else:
+                stack.append(missing[-1])
+    return tuple(done.values())
+
+
+def live_bytes(graph: Graph) -> tuple[int, ...]:
+    """Return, while each node runs, the bytes of all tensors still needed, its own included.
+
+    Inputs count from the start; constants do not count, for they stay in memory in any order.
+    """
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
+    end = len(graph.nodes)
+    last.update(dict.fromkeys(graph.outputs, end))
+    live = sum(graph.types[name].size_bytes for name in graph.inputs)
+    found = []
+    for i, node in enumerate(graph.nodes):
+        live += sum(graph.types[name].size_bytes for name in node.outputs)
+        found.append(live)
+        gone = {*node.inputs, *node.outputs} - set(graph.constants)
+        live -= sum(graph.types[name].size_bytes for name in gone if last.get(name, i) == i)
+    return tuple(found)
+
+
+def moved_bytes(graph: Graph) -> int:
+    """Return the bytes all nodes read and write, each a kernel of its own; reshapes move nothing.
+
+    Constants count once for each node that reads them.
+    """
+    return sum(
+        graph.types[name].size_bytes
+        for node in graph.nodes
+        if node.op != "reshape"
+        for name in (*dict.fromkeys(node.inputs), *node.outputs)
+    )
+
+
+def peak_live_bytes(graph: Graph) -> int:
+    """Return the most bytes alive at once: no plan of the memory can need fewer."""
+    return max(live_bytes(graph), default=0)

@@ -1,0 +1,6 @@
+"""Huge inputs: feature maps that exceed the device memory are computed tile by tile, with halos."""
+
+from ascend_lab.graph.tiling.plan import Step, Tile, Tiled, peak_bytes, tile_graph
+from ascend_lab.graph.tiling.run import evaluate_tiled
+
+__all__ = ["Step", "Tile", "Tiled", "evaluate_tiled", "peak_bytes", "tile_graph"]

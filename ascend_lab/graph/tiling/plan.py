@@ -1,0 +1,342 @@
+"""Networks whose feature maps do not fit: which part to compute in tiles, and in how many.
+
+    bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
+
+Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
+still need. The fewest tiles that fit are chosen: each one computes its halo again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+
+from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.graph.edit import pruned
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.tiling.cuts import (
+    AXES,
+    Region,
+    Walk,
+    obstacle,
+    part_of,
+    tile_graph_of,
+    walk,
+    whole_inputs,
+)
+from ascend_lab.graph.zoo.counts import macs
+from ascend_lab.ops.slicing import Range
+
+Box = tuple[Range, Range]
+"""Rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One run of a kind: the part of every image it reads, and of every output it writes."""
+
+    kind: int
+    reads: Mapping[str, Box]
+    writes: Mapping[str, Box]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Consecutive nodes: run as they are, or, with tiles, as one of `kinds` for every tile."""
+
+    graph: Graph
+    kinds: tuple[Graph, ...] = ()
+    tiles: tuple[Tile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A network as steps within a limit; `peak_bytes` is what the steps need, weights included."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+    limit_bytes: int
+    peak_bytes: int
+
+    @property
+    def tile_count(self) -> int:
+        """Number of tiles; 0 if everything runs whole."""
+        return sum(len(step.tiles) for step in self.steps)
+
+    @property
+    def halo_overhead(self) -> float:
+        """Multiply-accumulates computed again as a share of the network's: tiled / whole - 1.
+
+        Of a network without any it is the share of elements.
+        """
+        count = macs if macs(self.graph) else work
+        return sum(_sum(step, count) for step in self.steps) / max(1, count(self.graph)) - 1.0
+
+
+def work(graph: Graph) -> int:
+    """Return the multiply-accumulates of a graph and the elements it writes."""
+    return macs(graph) + sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
+
+
+def _sum(step: Step, count: Callable[[Graph], int]) -> int:
+    each = [count(kind) for kind in step.kinds]
+    return sum(each[tile.kind] for tile in step.tiles) if step.tiles else count(step.graph)
+
+
+def _extra(step: Step) -> int:
+    """Return the work that tiles do again."""
+    return _sum(step, work) - work(step.graph)
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+def weight_bytes(graph: Graph) -> int:
+    """Return the bytes of all constants that nodes read."""
+    read = {name for node in graph.nodes for name in node.inputs}
+    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
+
+
+def spans(graph: Graph) -> dict[str, Range]:
+    """Return, for every activation, the first and the last node that needs it to be there."""
+    found = dict.fromkeys(graph.inputs, (0, 0))
+    for i, node in enumerate(graph.nodes):
+        found.update((name, (i, i)) for name in node.outputs)
+        for name in node.inputs:
+            if name in found:
+                found[name] = (found[name][0], i)
+    end = len(graph.nodes) - 1
+    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
+    return found
+
+
+def live_bytes(graph: Graph) -> list[int]:
+    """Return the bytes of the activations that exist while each node runs, its own included."""
+    change = [0] * (len(graph.nodes) + 1)
+    for name, (first, last) in spans(graph).items():
+        size = graph.types[name].size_bytes
+        change[first] += size
+        change[last + 1] -= size
+    return list(accumulate(change))[:-1] if graph.nodes else [0]
+
+
+def peak_bytes(graph: Graph) -> int:
+    """Return the most bytes alive along the nodes in order: activations, and all weights.
+
+    Every node writes a tensor of its own: fusion, in-place results and views save some of it.
+    """
+    return weight_bytes(graph) + max(live_bytes(graph))
+
+
+# -- which part -----------------------------------------------------------------------------------
+def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
+    """Return the graph as steps whose peak is within a limit; tiles only where it must.
+
+    `most_pixels` bounds the rows times columns (times images) of what one kernel writes.
+    Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
+    """
+    graph = pruned(graph)
+    room = limit_bytes - weight_bytes(graph)
+    live = live_bytes(graph)
+    large = [
+        i for i, node in enumerate(graph.nodes)
+        if live[i] > room or _pixels(graph, node) > (most_pixels or _pixels(graph, node))
+    ]  # fmt: skip
+    chosen: list[_Part] = []
+    for start, end in _runs(graph, large):
+        over = [i for i in large if start <= i < end]
+        if over:
+            chosen += _parts(graph, start, end, over, limit_bytes, most_pixels)
+    steps, done = list[Step](), 0
+    for part in chosen:
+        steps += [*_whole(graph, done, part.start), part.step]
+        done = part.stop
+    steps += _whole(graph, done, len(graph.nodes))
+    inside = {i for part in chosen for i in range(part.start, part.stop)}
+    peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
+    return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
+
+
+def _pixels(graph: Graph, node: Node) -> int:
+    """Return the pixels of all images of the largest result of a node; 0 if it is no image."""
+    shapes = [t.shape for t in graph.out_types(node)]
+    return max((s[0] * s[2] * s[3] for s in shapes if len(s) == 4), default=0)
+
+
+def _whole(graph: Graph, start: int, end: int) -> list[Step]:
+    nodes = graph.nodes[start:end]
+    return [Step(part_of(graph, nodes, f"{graph.name}.{start}"))] if nodes else []
+
+
+def _runs(graph: Graph, large: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of consecutive nodes that may share tiles; refuse a large node in none."""
+    start, written = 0, set[str]()
+    for i, node in enumerate(graph.nodes):
+        reason = obstacle(graph, node)
+        if reason or whole_inputs(graph, node) & written:
+            if start < i:
+                yield start, i
+            start, written = i + bool(reason), set()
+        if reason and i in large:
+            live = live_bytes(graph)[i]
+            raise CapacityError(
+                f"device memory for {live} B of activations while {node.name} ({node.op}) runs",
+                f"an operator that cannot be computed in tiles: {reason}",
+                "use a chip with more memory or a smaller input",
+            )
+        written |= set() if reason else set(node.outputs)
+    if start < len(graph.nodes):
+        yield start, len(graph.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Nodes start .. stop-1 in tiles, and the most bytes of activations there meanwhile."""
+
+    start: int
+    stop: int
+    step: Step
+    peak_bytes: int
+
+
+def _parts(
+    graph: Graph, start: int, end: int, over: Sequence[int], limit: int, pixels: int | None
+) -> list[_Part]:
+    """Return the tiled parts of a run: one for all large nodes, or one for each group of them."""
+    firsts = [i for i in over if i - 1 not in over]
+    lasts = [i for i in over if i + 1 not in over]
+    one = [(start, over[-1], end)]
+    each = list(zip(firsts, lasts, [*firsts[1:], end], strict=True))
+    found, problem = list[list[_Part]](), None
+    for way in (one, each) if each != one else (one,):
+        try:
+            found.append([_part(graph, *ends, limit, pixels) for ends in way])
+        except CapacityError as error:
+            problem = problem or error
+    if not found:
+        assert problem is not None
+        raise problem
+    return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
+
+
+def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
+    """Return the part from `start`, past `last`, at most to `end`, that computes least again.
+
+    It ends behind the last large node, or where the fewest bytes cross.
+    """
+    weights, alive = weight_bytes(graph), spans(graph)
+    found, least = list[_Part](), list[int]()
+    narrow = min(range(last + 1, end + 1), key=lambda stop: _crossing(graph, alive, start, stop))
+    for stop in {last + 1, narrow}:
+        own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
+        before = {
+            n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
+        }
+        resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
+        grid = Grid(Region(own), limit - weights - resident, pixels)
+        step = grid.least()
+        if step:
+            peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)
+            found.append(_Part(start, stop, step, peak))
+        least.append(weights + resident + grid.smallest())
+    if not found:
+        raise CapacityError(
+            f"{graph.name}: at least {min(least)} B of device memory for the smallest tiles of "
+            f"{graph.nodes[start].name} .. {graph.nodes[last].name}, {weights} B of it weights",
+            f"{limit} B",
+            "use a chip with more memory or a smaller input",
+        )
+    return min(found, key=lambda part: (_extra(part.step), part.stop))
+
+
+def _crossing(graph: Graph, alive: Mapping[str, Range], start: int, stop: int) -> int:
+    """Return the bytes written from node `start` on and needed at node `stop` or behind it."""
+    found = (
+        n for n, (a, b) in alive.items() if start <= a < stop and (b >= stop or n in graph.outputs)
+    )
+    return sum(graph.types[n].size_bytes for n in found if n not in graph.inputs)
+
+
+# -- how many tiles -------------------------------------------------------------------------------
+class Grid:
+    """The grids of tiles of a region, and which of them fit into `room` bytes."""
+
+    def __init__(self, region: Region, room: int, pixels: int | None) -> None:
+        self.region, self.room, self.pixels = region, room, pixels
+        shapes = [region.graph.types[n].shape for n in region.graph.outputs]
+        self.most = [max(s[axis] for s in shapes) for axis in AXES]
+        self.cache: dict[tuple[int, int], list[Walk]] = {}
+
+    def walks(self, axis: int, count: int) -> list[Walk]:
+        """Return the walks of about `count` tiles along an axis; [] if one reads padding only."""
+        if (axis, count) not in self.cache:
+            try:
+                bounds = self.region.bounds(axis, count)
+                found = [walk(self.region, axis, wanted) for wanted in bounds]
+            except ShapeError:
+                found = []
+            self.cache[axis, count] = found
+        return self.cache[axis, count]
+
+    def tile(self, rows: int, cols: int) -> Graph | None:
+        """Return the tile that computes most in a grid; None if the grid is none."""
+        row, col = self.walks(2, rows), self.walks(3, cols)
+        if not row or not col:
+            return None
+        most = max(row, key=_length), max(col, key=_length)
+        return tile_graph_of(self.region, *most, "tile")
+
+    def smallest(self) -> int:
+        """Return the bytes of a tile of the finest grid there is."""
+        tile = self.tile(*self.most)
+        return max(live_bytes(tile)) if tile else 0
+
+    def fits(self, rows: int, cols: int) -> bool:
+        """Tell whether the tiles of a grid fit into memory and their results into kernels."""
+        tile = self.tile(rows, cols)
+        if tile is None or max(live_bytes(tile)) > self.room:
+            return False
+        return not self.pixels or max(_pixels(tile, n) for n in tile.nodes) <= self.pixels
+
+    def least(self) -> Step | None:
+        """Return the step with the fewest tiles that fit, of those the one with the least work."""
+        best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
+        rows = 1
+        while rows <= min(self.most[0], best):
+            cols = self.columns(rows, min(self.most[1], best // rows))
+            if cols and rows * cols <= best:
+                found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
+                best = rows * cols
+            rows = max(rows + 1, rows * 9 // 8)
+        return min((self.step(*grid) for grid in found), key=_extra, default=None)
+
+    def columns(self, rows: int, most: int) -> int:
+        """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
+        low, high = 1, most
+        if most < 1 or not self.fits(rows, most):
+            return 0
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(rows, middle) else (middle + 1, high)
+        return high
+
+    def step(self, rows: int, cols: int) -> Step:
+        """Return a grid as a step: tiles with equal keys share a graph."""
+        graph, kinds, tiles = self.region.graph, list[Graph](), list[Tile]()
+        known: dict[object, int] = {}
+        own = [
+            [(w, w.key(graph)) for w in self.walks(a, n)]
+            for a, n in zip(AXES, (rows, cols), strict=True)
+        ]
+        for (row, row_key), (col, col_key) in product(*own):
+            key = (row_key, col_key)
+            if key not in known:
+                known[key] = len(kinds)
+                kinds.append(tile_graph_of(self.region, row, col, f"{graph.name}.tile{len(kinds)}"))
+            reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
+            writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
+            tiles.append(Tile(known[key], reads, writes))
+        return Step(graph, tuple(kinds), tuple(tiles))
+
+
+def _length(walked: Walk) -> int:
+    return sum(high - low for low, high in walked.need.values())

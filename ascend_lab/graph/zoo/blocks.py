@@ -1,0 +1,141 @@
+"""What the models are built of: layers with seeded weights, under names like those of exporters.
+
+Every parameter is a `Seeded` constant, so that nothing is drawn before somebody asks. Scales keep
+the activations near 1 through any depth: convolutions and fully connected layers have variance
+2 / inputs (He et al. 2015), batch norms scale about 1 with statistics of mean about 0 and variance
+about 1, and the last batch norm of a residual branch scales by about `BRANCH`, since each sum would
+otherwise double the variance.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from ascend_lab.errors import InputError
+from ascend_lab.graph.builder import GraphBuilder, Value
+from ascend_lab.graph.ir import Graph, Seeded, TensorType
+
+BRANCH = 0.25
+"""Mean scale of the batch norm that ends a residual branch."""
+
+
+class Net(GraphBuilder):
+    """A graph builder whose methods are layers; `name` is the prefix of what a layer adds."""
+
+    def seeded(
+        self, name: str, shape: Sequence[int], scale: float, mean: float = 0.0, dtype: str = ""
+    ) -> Value:
+        """Declare a parameter: normal, of given standard deviation and mean."""
+        data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale, mean)
+        return self.constant(data, TensorType(tuple(shape), dtype or self.dtype), name)
+
+    def images(self, batch: int, channels: int, size: int) -> Value:
+        """Declare the input "x": a batch of square images; raise `InputError` for no pixels."""
+        if batch < 1 or size < 1:
+            raise InputError(f"{self.name}: batch and size >= 1", f"{batch}, {size}", "raise them")
+        return self.input("x", (batch, channels, size, size))
+
+    def conv(
+        self,
+        x: Value,
+        features: int,
+        kernel: int | tuple[int, int] = 1,
+        *,
+        name: str,
+        stride: int = 1,
+        pad: Any = None,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> Value:
+        """Append a convolution; `pad` None keeps the size at stride 1."""
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        pads = (height // 2, width // 2) if pad is None else pad
+        shape = (features, x.shape[1] // groups, height, width)
+        given = [x, self.weight(shape, f"{name}.weight")]
+        if bias:
+            given.append(self.seeded(f"{name}.bias", (features,), 0.02))
+        same = pads[0] if isinstance(pads, tuple) and pads[0] == pads[1] else pads
+        out: Value = self.conv2d(*given, stride=stride, pad=same, groups=groups, name=name)
+        return out
+
+    def norm(self, x: Value, *, name: str, scale: float = 1.0, epsilon: float = 1e-5) -> Value:
+        """Append a batch norm with given statistics; its parameters are fp32 in every model."""
+        rows = (("scale", 0.1 * scale, scale), ("bias", 0.05, 0.0), ("mean", 0.05, 0.0),
+                ("variance", 0.05, 1.0))  # fmt: skip
+        channels = (x.shape[1],)
+        given = [self.seeded(f"{name}.{key}", channels, s, m, "fp32") for key, s, m in rows]
+        out: Value = self.batch_norm(x, *given, name=name, epsilon=epsilon)
+        return out
+
+    def act(self, x: Value, kind: str, *, name: str) -> Value:
+        """Append an activation by its operator's name; "" appends nothing."""
+        out: Value = self.add_node(kind, x, name=name) if kind else x
+        return out
+
+    def conv_norm(
+        self,
+        x: Value,
+        features: int,
+        kernel: int | tuple[int, int] = 1,
+        *,
+        name: str,
+        act: str = "relu",
+        scale: float = 1.0,
+        epsilon: float = 1e-5,
+        **conv: Any,
+    ) -> Value:
+        """Append convolution without bias, batch norm, activation."""
+        y = self.conv(x, features, kernel, name=f"{name}.conv", bias=False, **conv)
+        y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
+        return self.act(y, act, name=f"{name}.{act}")
+
+    def conv_act(
+        self,
+        x: Value,
+        features: int,
+        kernel: int | tuple[int, int] = 1,
+        *,
+        name: str,
+        act: str = "relu",
+        **conv: Any,
+    ) -> Value:
+        """Append convolution with bias, activation."""
+        return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
+
+    def dense(self, x: Value, features: int, *, name: str, scale: float | None = None) -> Value:
+        """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
+        weight = self.weight((features, x.shape[1]), f"{name}.weight", scale=scale)
+        bias = self.seeded(f"{name}.bias", (features,), 0.02)
+        out: Value = self.gemm(x, weight, bias, trans_b=True, name=name)
+        return out
+
+    def pool_up(self, x: Value, kernel: int, stride: int, *, name: str) -> Value:
+        """Append a max pooling whose last window may reach past the edge ("ceil mode")."""
+        after = [(kernel - n) % stride if n > kernel else max(0, kernel - n) for n in x.shape[2:]]
+        pad = tuple((0, n) for n in after) if any(after) else 0
+        out: Value = self.max_pool2d(x, kernel=kernel, stride=stride, pad=pad, name=name)
+        return out
+
+    def flat(self, x: Value, *, name: str = "flatten") -> Value:
+        """Append the reshape of (n, c, h, w) to (n, c h w)."""
+        out: Value = self.reshape(x, shape=(0, -1), name=name)
+        return out
+
+    def head(self, x: Value, classes: int, *, name: str = "classifier") -> Value:
+        """Append the mean of each channel and a fully connected layer."""
+        return self.dense(self.flat(self.global_avg_pool(x, name="pool")), classes, name=name)
+
+    def squeeze_excite(self, x: Value, squeezed: int, *, name: str, act: str, gate: str) -> Value:
+        """Append the scaling of channels by a small network of their means (Hu et al. 2018)."""
+        means = self.global_avg_pool(x, name=f"{name}.pool")
+        inner = self.conv_act(means, squeezed, name=f"{name}.fc1", act=act)
+        outer = self.conv_act(inner, x.shape[1], name=f"{name}.fc2", act=gate)
+        out: Value = self.mul(x, outer, name=f"{name}.mul")
+        return out
+
+    def finish(self, *outputs: Value) -> Graph:
+        """Declare the outputs; return the verified graph."""
+        self.output(*outputs)
+        return self.build()

@@ -1,0 +1,192 @@
+"""The figure and checks of the chapter on rewrites, and what its prose claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
+from ascend_lab.checks.chapter14 import chain_graph, fold, merge_transposes, needed, rewritten
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_passes
+from ascend_lab.figures.rewrites import MODELS, ORDERS, exported_block, history, model
+from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
+from ascend_lab.graph.passes import PASSES, convert, moved_bytes, run_passes
+from ascend_lab.graph.zoo import build, macs
+
+FOLD = "ConvBatchnormFusionPass"
+
+
+# -- what the prose claims -------------------------------------------------------------------------
+def test_the_exported_block_keeps_its_values_and_few_of_its_operators():
+    block = exported_block(length=16, width=32, heads=2)
+    after, _ = run_passes(block)
+    inputs = random_inputs(block)
+    wanted, got = (evaluate(graph, inputs)["y"] for graph in (block, after))
+    assert np.abs(wanted - got).max() < 1e-5 * np.abs(wanted).max()
+    ops = [node.op for node in after.nodes]
+    assert len(block.nodes) == 61
+    assert len(ops) == 26
+    for op, count in {"layer_norm": 2, "gelu": 1, "flash_attention": 1, "gemm": 6}.items():
+        assert ops.count(op) == count
+
+
+def test_the_spelled_layers_have_as_many_operators_as_the_prose_says():
+    names = [node.name for node in exported_block().nodes]
+    assert sum(name.startswith("norm1") for name in names) == 9
+    before, after = names.index("up"), names.index("down.turned")
+    assert after - before - 1 == 8  # gelu, its two unnamed products among them
+
+
+def test_one_round_depends_on_the_order_and_many_do_not():
+    block = exported_block()
+    left = {
+        (order, rounds): len(run_passes(block, names, rounds=rounds)[0].nodes)
+        for order, names in ORDERS.items()
+        for rounds in (1, 8)
+    }
+    assert left["default", 1] < len(block.nodes) < left["backwards", 1]
+    assert left["default", 8] == left["backwards", 8] < left["default", 1]
+
+
+def test_resnet_loses_its_batch_norms_and_a_fifth_of_its_bytes():
+    before = convert(build("resnet50"), "fp16")[0]
+    after, report = run_passes(before)
+    norms = sum(node.op == "batch_norm" for node in before.nodes)
+    assert report.matches == {FOLD: norms}
+    assert len(before.nodes) - len(after.nodes) == norms == 53
+    # every norm read and wrote its tensor; each convolution reads a bias instead of its constants
+    sizes = [before.types[n.output].size_bytes for n in before.nodes if n.op == "batch_norm"]
+    parameters = [before.types[n.inputs[1]].elements for n in before.nodes if n.op == "batch_norm"]
+    saved = moved_bytes(before) - moved_bytes(after)
+    assert saved == 2 * sum(sizes) + (4 * 4 - 2) * sum(parameters)
+    assert 0.2 < saved / moved_bytes(before) < 0.22
+
+
+def test_two_orders_can_end_in_two_graphs():
+    net = GraphBuilder("branches")
+    x, w = net.input("x", (1, 16, 32, 32)), net.weight((16, 16, 3, 3))
+    norms = [
+        net.batch_norm(
+            net.conv2d(x, w, pad=1), *(net.weight((16,)) for _ in range(3)), net.fill((16,), 1.0)
+        )
+        for _ in range(2)
+    ]
+    net.output(net.add(*norms, name="y"))
+    pair = ["CommonSubexpressionEliminationPass", FOLD]
+    shared, apart = (run_passes(net.build(), names)[0] for names in (pair, pair[::-1]))
+    assert macs(apart) == 2 * macs(shared)
+    assert moved_bytes(apart) < moved_bytes(shared)
+    assert len(apart.nodes) < len(shared.nodes)
+
+
+def test_a_dead_channel_folds_in_fp32_only():
+    net = GraphBuilder("dead", dtype="fp16")
+    x = net.input("x", (1, 1, 1, 1))
+    c = net.conv2d(x, net.constant(np.ones((1, 1, 1, 1), np.float16)))
+    rows = [net.constant(np.array([v], np.float32)) for v in (1, 1, 0, 0)]
+    net.output(net.batch_norm(c, *rows, epsilon=1e-12, name="y"))
+    dead, zero = net.build(), {"x": np.zeros((1, 1, 1, 1), np.float16)}
+    wide = convert(PASSES[FOLD].run(convert(dead, "fp32", "fp16")[0]), "fp16")[0]
+    assert evaluate(dead, zero)["y"].item() == evaluate(wide, zero)["y"].item() == 1
+    assert np.isnan(evaluate(PASSES[FOLD].run(dead), zero)["y"]).all()
+
+
+# -- the figure -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", MODELS)
+def test_the_figure_shows_what_the_report_says(name):
+    figure = fig_passes(name, rounds=2)
+    _, report = run_passes(model(name), rounds=2)
+    rows = history(report)
+    left, right = figure.axes
+    assert [bar.get_width() for bar in left.patches] == [nodes for _, nodes, _ in rows]
+    assert [bar.get_width() * 2**20 for bar in right.patches] == [size for _, _, size in rows]
+    assert [text.get_text() for text in left.get_yticklabels()] == [row[0] for row in rows]
+    assert f"{rows[-1][0]} {rows[-1][1]}" in figure.alt_text
+
+
+def test_the_figure_leaves_out_and_refuses():
+    shown = fig_passes(leave_out="LayerNormFusionPass", order="backwards").alt_text
+    assert "LayerNorm" not in shown
+    assert "GeluFusionPass" in shown
+    with pytest.raises(InputError, match="an order: default, backwards"):
+        fig_passes(order="sideways")
+    with pytest.raises(InputError, match="a model: exported block, resnet50"):
+        fig_passes("lenet")
+
+
+# -- the checks -----------------------------------------------------------------------------------
+def test_merged_transposes_pass_and_mistakes_do_not():
+    def composed_wrongly(rw, node):
+        first = rw.maker(node.inputs[0])
+        if first is None or first.op != "transpose":
+            return False
+        perm = tuple(node.attr("perm")[axis] for axis in first.attr("perm"))
+        return rw.become(node, "transpose", first.inputs, {"perm": perm})
+
+    def never_dropped(rw, node):
+        first = rw.maker(node.inputs[0])
+        if first is None or first.op != "transpose":
+            return False
+        perm = tuple(first.attr("perm")[axis] for axis in node.attr("perm"))
+        return rw.become(node, "transpose", first.inputs, {"perm": perm})
+
+    def through_anything(rw, node):
+        first = rw.maker(node.inputs[0])
+        return first is not None and rw.become(node, "transpose", first.inputs, node.attrs)
+
+    for seed in range(4):
+        assert check_ex_14_2(merge_transposes, seed=seed)
+        for wrong in (composed_wrongly, never_dropped, through_anything, lambda rw, node: False):
+            assert not check_ex_14_2(wrong, seed=seed)
+    assert "expected 0" in check_ex_14_2(never_dropped).message
+    assert not check_ex_14_2(None)
+    assert check_ex_14_2(merge_transposes).subject is merge_transposes
+
+
+def test_the_reference_leaves_single_transposes_alone():
+    graph = chain_graph([3, 6, 4], [])
+    assert rewritten(merge_transposes, graph) is graph
+    assert [n.op for n in rewritten(merge_transposes, chain_graph([3, 4], [])).nodes] == ["tanh"]
+
+
+def test_dead_code_keeps_effects_and_what_they_read():
+    def without_effects(nodes, outputs, effects):
+        return needed(nodes, outputs, set())
+
+    def without_their_inputs(nodes, outputs, effects):
+        kept = needed(nodes, outputs, set())
+        return [name for name, op, _ in nodes if name in kept or op in effects]
+
+    for seed in range(4):
+        assert check_ex_14_3(needed, seed=seed)
+        assert not check_ex_14_3(without_effects, seed=seed)
+        assert not check_ex_14_3(without_their_inputs, seed=seed)
+        assert not check_ex_14_3(lambda *given: needed(*given)[::-1], seed=seed)
+
+
+def test_folded_chains_compute_what_the_chain_computes():
+    rng = np.random.default_rng(1)
+    x, weight, bias = (rng.standard_normal(shape) for shape in ((1, 2, 5, 5), (3, 2, 2, 2), 3))
+    rows = [rng.standard_normal(3) for _ in range(3)]
+    steps = [("mul", rows[0]), ("bn", *rows, np.array([1.0, 2.0, 0.5]), 1e-5), ("add", rows[1])]
+
+    def chain(with_steps):
+        net = GraphBuilder("chain")
+        w, b = (weight, bias) if with_steps else fold(weight, bias, steps)
+        given = [net.constant(v.astype(np.float32)) for v in (w, b)]
+        y = net.conv2d(net.input("x", x.shape), *given)
+        for kind, *numbers in steps if with_steps else ():
+            column = [net.constant(v.astype(np.float32)) for v in numbers[:4]]
+            if kind == "bn":
+                y = net.batch_norm(y, *column, epsilon=numbers[4])
+            else:
+                y = net.add_node(kind, y, net.reshape(column[0], shape=(3, 1, 1)))
+        net.output(y)
+        return next(iter(evaluate(net.build(), {"x": x}).values()))
+
+    np.testing.assert_allclose(chain(True), chain(False), rtol=0, atol=1e-5)
+    for seed in range(4):
+        assert check_ex_14_4(fold, seed=seed)
+        assert not check_ex_14_4(lambda w, b, s: (fold(w, b, s)[0], b), seed=seed)
+        assert not check_ex_14_4(lambda w, b, s: fold(w, b, s[::-1]), seed=seed)

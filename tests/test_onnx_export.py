@@ -1,0 +1,202 @@
+"""Export to ONNX: each operator's model is valid and computes in ONNX Runtime what we evaluate."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ascend_lab import ops
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Fill, GraphBuilder, TensorType, evaluate
+from ascend_lab.graph.onnx.export import export_onnx, save_onnx
+from ascend_lab.graph.onnx.export_site import RULES
+from ascend_lab.ops import verify
+from ascend_lab.ops.formats import format_of
+
+# Training writes parameters; ONNX's optimisers are a preview domain of their own.
+WITHOUT_FORM = {"sgd_momentum", "adam"}
+WHOLE = ("int8", "int32")
+# ONNX Runtime has no CPU kernel: bf16 nearly anywhere, ScatterND sums in fp16.
+NOT_RUN = {("scatter_add", "fp16")}
+
+
+def run_onnx(model, feed):
+    """Return the outputs ONNX Runtime computes, by name; on one thread, silent."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def one_node(name, arrays, attrs):
+    """Return a graph of one operator and its inputs by name."""
+    net = GraphBuilder("one")
+    values = [net.input(f"in{i}", a.shape, format_of(a)) for i, a in enumerate(arrays)]
+    found = net.add_node(name, *values, **attrs)
+    net.output(*(found if isinstance(found, tuple) else (found,)))
+    return net.build(), {v.name: a for v, a in zip(values, arrays, strict=True)}
+
+
+def cases():
+    """Yield every operator with an ONNX form, in every format ONNX Runtime computes."""
+    for name, operator in ops.OPERATORS.items():
+        allowed = operator.types.allowed
+        formats = [d for d in allowed if d in ("fp16", *WHOLE) and (name, d) not in NOT_RUN]
+        if any(d not in WHOLE for d in allowed):
+            formats.append("fp32")
+        if name not in WITHOUT_FORM:
+            yield from (pytest.param(name, d, id=f"{name}-{d}") for d in formats)
+
+
+@pytest.mark.parametrize(("name", "dtype"), list(cases()))
+def test_the_exported_operator_computes_the_same(name, dtype):
+    operator = ops.get(name)
+    for example in operator.examples:
+        attrs = dict(example.attrs)
+        arrays = verify.sample(operator, example.shapes, dtype, attrs)
+        graph, feed = one_node(name, arrays, attrs)
+        model = export_onnx(graph)
+        onnx.checker.check_model(model, full_check=True)
+        wanted = tuple(evaluate(graph, feed).values())
+        got = tuple(run_onnx(model, feed).values())
+        verify.check_within(operator, got, wanted)
+
+
+def test_bf16_models_are_valid():
+    """No CPU kernel runs them; the checker infers their types and shapes again."""
+    count = 0
+    for name, operator in ops.OPERATORS.items():
+        if name in WITHOUT_FORM or "bf16" not in operator.types.allowed:
+            continue
+        example = operator.examples[-1]
+        attrs = dict(example.attrs)
+        arrays = verify.sample(operator, example.shapes, "bf16", attrs)
+        model = export_onnx(one_node(name, arrays, attrs)[0])
+        onnx.checker.check_model(model, full_check=True)
+        count += 1
+    assert count > 40
+
+
+def test_every_operator_has_a_rule_or_is_refused_by_name():
+    assert set(ops.OPERATORS) - set(RULES) == WITHOUT_FORM
+    for name in WITHOUT_FORM:
+        shapes = ops.get(name).examples[0].shapes
+        graph, _ = one_node(name, [np.ones(s, np.float32) for s in shapes], {})
+        with pytest.raises(UnsupportedError, match=f"node {name}.*got {name}"):
+            export_onnx(graph)
+
+
+@pytest.mark.parametrize("mode", ["rint", "floor", "ceil", "trunc"])
+def test_casts_round_and_limit_as_ours_do(mode):
+    values = np.array([-1e9, -129.5, -2.5, -1.5, -0.4, 0.5, 1.5, 2.6, 127.4, 255.5, 1e9], "f4")
+    for dtype in ("int8", "uint8", "int32"):
+        graph, feed = one_node("cast", [values], {"dtype": dtype, "round": mode})
+        got = run_onnx(export_onnx(graph), feed)["cast"]
+        np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
+
+
+def test_whole_casts_limit_instead_of_wrapping():
+    for source, target in (("int32", "int8"), ("int32", "uint8"), ("int8", "uint8")):
+        values = np.array([-128, -1, 0, 1, 127], source)
+        values = np.append(values, np.array([-1000, 300], source)) if source == "int32" else values
+        graph, feed = one_node("cast", [values], {"dtype": target})
+        got = run_onnx(export_onnx(graph), feed)["cast"]
+        np.testing.assert_array_equal(got, evaluate(graph, feed)["cast"])
+
+
+@pytest.mark.parametrize("op", ["adds", "muls"])
+def test_a_number_fp16_cannot_hold_is_not_rounded_first(op):
+    x = np.linspace(-300, 300, 999, dtype=np.float32).astype(np.float16)
+    for number in (0.5, 1 / 3, 0.1001):
+        graph, feed = one_node(op, [x], {"number": number})
+        got = run_onnx(export_onnx(graph), feed)[op]
+        np.testing.assert_array_equal(got, evaluate(graph, feed)[op])
+
+
+def test_int8_products_sum_in_int32():
+    x = np.full((1, 8, 9, 9), -128, np.int8)
+    weight = np.full((4, 8, 3, 3), -128, np.int8)
+    bias = np.arange(4, dtype=np.int32) * 1000
+    for name, given in (
+        ("conv2d", (x, weight, bias)),
+        ("matmul", (x[0, 0], x[0, 1])),
+        ("conv_transpose2d", (x[:, :4], weight[:, :2], bias[:2])),
+    ):
+        graph, feed = one_node(name, given, {})
+        got = run_onnx(export_onnx(graph), feed)[name]
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, evaluate(graph, feed)[name])
+
+
+def test_an_int8_transposed_convolution_with_large_sums_is_refused():
+    x, weight = np.ones((1, 2048, 2, 2), np.int8), np.ones((2048, 1, 1, 1), np.int8)
+    with pytest.raises(UnsupportedError, match="conv_transpose2d"):
+        export_onnx(one_node("conv_transpose2d", (x, weight), {})[0])
+
+
+def test_outputs_that_are_inputs_constants_or_shared():
+    net = GraphBuilder("net")
+    x = net.input("x", (3,))
+    y = net.relu(x, name="a name/with: signs")
+    net.output(y, x, net.fill((2,), 7.0), net.adds(y, number=0.5))
+    graph = net.build()
+    feed = {"x": np.array([-1, 0, 2], np.float32)}
+    model = export_onnx(graph)
+    onnx.checker.check_model(model, full_check=True)
+    got, wanted = run_onnx(model, feed), evaluate(graph, feed)
+    assert list(got) == list(graph.outputs)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(got[name], value)
+
+
+def test_names_of_helpers_do_not_clash_with_tensors_of_the_graph():
+    net = GraphBuilder("net")
+    x = net.input("fp32_constant", (3,))
+    y = net.silu(net.adds(x, name="silu/Sigmoid", number=3.0), name="silu")
+    net.output(net.adds(y, name="int64_constant", number=3.0))
+    graph = net.build()
+    feed = {"fp32_constant": np.arange(3, dtype=np.float32)}
+    got = run_onnx(export_onnx(graph), feed)["int64_constant"]
+    np.testing.assert_allclose(got, evaluate(graph, feed)["int64_constant"], rtol=1e-6)
+
+
+def test_layout_changes_become_identities():
+    net = GraphBuilder("net")
+    x = net.input("x", (1, 3, 4, 4))
+    net.output(net.relu(net.trans_data(x, layout="NC1HWC0")))
+    model = export_onnx(net.build())
+    assert [node.op_type for node in model.graph.node] == ["Identity", "Relu"]
+
+
+def test_fills_can_be_nodes_so_that_files_stay_small(tmp_path):
+    net = GraphBuilder("net")
+    x = net.input("x", (1, 512))
+    net.output(net.gemm(x, net.fill((512, 256), 0.25), net.fill((256,), 1.0)))
+    graph = net.build()
+    feed = {"x": np.ones((1, 512), np.float32)}
+    for fill_nodes, least, most in ((False, 512 * 256 * 4, 600_000), (True, 100, 2000)):
+        path = save_onnx(graph, tmp_path / "net.onnx", fill_nodes=fill_nodes)
+        assert least < path.stat().st_size < most
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+        np.testing.assert_array_equal(run_onnx(path.read_bytes(), feed)["gemm"], 129.0)
+
+
+def test_models_beyond_what_a_file_holds_are_refused():
+    net = GraphBuilder("big")
+    weight = net.constant(Fill(1.0), TensorType((2**15, 2**14), "fp32"))
+    net.output(net.reduce_sum(weight))
+    with pytest.raises(UnsupportedError, match="bytes of constants"):
+        export_onnx(net.build())
+    assert len(export_onnx(net.build(), fill_nodes=True).SerializeToString()) < 1000
+
+
+def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path):
+    net = GraphBuilder("net")
+    net.output(net.relu(net.input("x", (3,))))
+    with pytest.raises(InputError, match="a file to write"):
+        save_onnx(net.build(), tmp_path / "none" / "net.onnx")

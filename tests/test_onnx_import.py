@@ -1,0 +1,299 @@
+"""The importer: light models, symbolic sizes, folding, types; values against ONNX Runtime."""
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx_models import BOOL, INT64, LIGHT, expected, model_of, one_node, with_random_weights
+
+from ascend_lab.errors import GraphError, InputError, UnsupportedError
+from ascend_lab.graph import Fill, evaluate, from_text, random_inputs
+from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
+
+LIGHT_MODELS = {
+    "bvlc_alexnet": (36, 60_965_226),
+    "densenet121": (668, 8_146_152),
+    "inception_v1": (156, 6_998_554),
+    "inception_v2": (371, 11_234_792),
+    "resnet50": (176, 25_610_152),
+    "shufflenet": (203, 1_420_152),
+    "squeezenet": (67, 1_235_496),
+    "vgg19": (44, 143_667_240),
+    "zfnet512": (36, 87_250_538),
+}
+"""Nodes of the graph and numbers in its weights."""
+RUN = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")
+"""Those whose weights, drawn anew and held twice, fit a small machine's memory."""
+
+
+def path_of(name):
+    return LIGHT / f"light_{name}.onnx"
+
+
+def compare(model, inputs, rtol=1e-5, **how):
+    """Assert that a model computes what ONNX Runtime does, up to rtol of the largest value."""
+    found = import_model(model, **how)
+    got = evaluate(found.graph, {name: inputs[name] for name in found.graph.inputs})
+    for name, want in expected(model, inputs).items():
+        assert got[name].shape == want.shape
+        assert found.output_types[name] == str(want.dtype).replace("float64", "double")
+        scale = max(1.0, float(np.abs(want.astype(np.float64)).max(initial=0.0)))
+        np.testing.assert_allclose(got[name].astype(want.dtype), want, rtol=rtol, atol=rtol * scale)
+    return found.graph
+
+
+# -- the nine light models ------------------------------------------------------------------------
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_a_light_model_becomes_a_graph(name):
+    graph = import_onnx(path_of(name))
+    assert (len(graph.nodes), graph.parameter_count) == LIGHT_MODELS[name]
+    model = onnx.load(path_of(name))
+    kinds = Counter(node.op_type for node in model.graph.node)
+    ours = Counter(node.op for node in graph.nodes)
+    for op, onnx_ops in {
+        "conv2d": ["Conv"],
+        "gemm": ["Gemm"],
+        "max_pool2d": ["MaxPool"],
+        "batch_norm": ["BatchNormalization"],
+        "softmax": ["Softmax"],
+        "concat": ["Concat"],
+        "relu": ["Relu"],
+    }.items():
+        assert ours[op] == sum(kinds[o] for o in onnx_ops), op
+
+
+@pytest.mark.parametrize("name", LIGHT_MODELS)
+def test_shapes_and_names_are_those_the_standard_infers(name):
+    graph = import_onnx(path_of(name))
+    inferred = onnx.shape_inference.infer_shapes(onnx.load(path_of(name))).graph
+    compared = 0
+    for entry in (*inferred.value_info, *inferred.output, *inferred.input):
+        if entry.name in graph.types:
+            sizes = tuple(d.dim_value for d in entry.type.tensor_type.shape.dim)
+            assert graph.types[entry.name].shape == sizes, entry.name
+            compared += 1
+    assert compared > 0.6 * len(graph.nodes)
+    assert graph.outputs == tuple(entry.name for entry in inferred.output)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_a_light_model_with_drawn_weights_computes_what_onnx_runtime_does(name):
+    model = with_random_weights(path_of(name))
+    inputs = random_inputs(import_onnx(model), seed=1)
+    compare(model, inputs, rtol=3e-5)
+
+
+def test_the_weights_of_the_largest_model_are_never_made_while_importing():
+    import_onnx(path_of("zfnet512"))  # what is imported once, is so
+    tracemalloc.start()
+    graph = import_onnx(path_of("vgg19"))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4e6
+    large = [c for c in graph.constants.values() if c.type.elements > 1e6]
+    assert len(large) > 5 and all(isinstance(c.data, Fill) for c in large)
+
+
+def test_the_text_form_of_an_imported_graph_reads_back():
+    graph = import_onnx(path_of("squeezenet"))
+    assert str(from_text(str(graph))) == str(graph)
+
+
+# -- names, types, sizes --------------------------------------------------------------------------
+def test_names_are_the_models_and_never_taken_by_helpers():
+    nodes = [
+        helper.make_node("Mish", ["x"], ["tanh"], "mul"),
+        helper.make_node("Identity", ["tanh"], ["softplus"]),
+        helper.make_node("Relu", ["softplus"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (2, 3)}, ["y", "softplus"], opset=18)
+    graph = compare(model, {"x": np.linspace(-3, 3, 6, dtype=np.float32).reshape(2, 3)})
+    assert graph.inputs == ("x",) and graph.outputs == ("y", "softplus")
+    assert graph.producers["tanh"].name == "mul" and graph.producers["y"].op == "relu"
+
+
+def test_a_symbolic_size_names_the_input_and_the_flag():
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": ("N", 3, "side")}, ["y"])
+    with pytest.raises(UnsupportedError, match=r"input x.*got \[N, 3, side\].*--input-shape x:"):
+        import_onnx(model)
+    with pytest.raises(UnsupportedError, match="--batch"):
+        import_onnx(model, shapes={})
+    assert import_onnx(model, shapes={"x": (2, 3, 5)}).types["y"].shape == (2, 3, 5)
+    with pytest.raises(UnsupportedError, match="side"):
+        import_onnx(model, batch=4)
+    with pytest.raises(InputError, match=r"fits .*3.*got \(2, 4, 5\)"):
+        import_onnx(model, shapes={"x": (2, 4, 5)})
+    with pytest.raises(InputError, match="an input of the model"):
+        import_onnx(model, shapes={"z": (2, 3, 5)})
+
+
+def test_a_symbol_has_one_size_in_all_inputs():
+    node = helper.make_node("Add", ["a", "b"], ["y"])
+    model = model_of([node], {"a": ("N", 2), "b": ("N", 2)}, ["y"])
+    assert import_onnx(model, shapes={"a": (5, 2)}).types["b"].shape == (5, 2)
+    assert import_onnx(model, batch=3).types["y"].shape == (3, 2)
+    with pytest.raises(InputError, match="one size for N"):
+        import_onnx(model, shapes={"a": (5, 2), "b": (1, 2)})
+    with pytest.raises(InputError, match="at least 1"):
+        import_onnx(model, batch=0)
+
+
+def test_whole_and_logical_types_come_back():
+    nodes = [
+        helper.make_node("Greater", ["x", "limit"], ["above"]),
+        helper.make_node("And", ["above", "mask"], ["both"]),
+        helper.make_node("Cast", ["both"], ["count"], to=INT64),
+        helper.make_node("Where", ["both", "x", "limit"], ["y"]),
+    ]
+    entries = {"x": (4,), "mask": ((4,), BOOL)}
+    model = model_of(nodes, entries, ["both", "count", "y"], {"limit": np.float32(0.5)})
+    found = import_model(model)
+    assert found.input_types == {"x": "float32", "mask": "bool"}
+    assert found.output_types == {"both": "bool", "count": "int64", "y": "float32"}
+    x = np.array([0, 1, 2, 0.5], np.float32)
+    compare(model, {"x": x, "mask": np.array([True, False, True, True])})
+
+
+def test_doubles_and_sums_of_64_bit_numbers_are_refused():
+    x = np.ones(3)
+    with pytest.raises(UnsupportedError, match="double"):
+        import_onnx(one_node("Relu", {"x": x}))
+    with pytest.raises(UnsupportedError, match="int64"):
+        import_onnx(one_node("Add", {"a": x.astype(np.int64), "b": x.astype(np.int64)}))
+    node = helper.make_node("Max", ["x", "big"], ["y"])
+    model = model_of([node], {"x": ((1,), INT64)}, ["y"], {"big": np.array([2**40])})
+    with pytest.raises(UnsupportedError, match=f"32 bits; got {2**40}"):
+        import_onnx(model)
+
+
+# -- folding --------------------------------------------------------------------------------------
+def shape_arithmetic():
+    """(n, c, h, w) -> (n, c, h w): as exporters write x.reshape(n, c, -1) and transpose."""
+    return [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["n"]),
+        helper.make_node("Gather", ["shape", "one"], ["c"]),
+        helper.make_node("Unsqueeze", ["n", "axis"], ["n1"]),
+        helper.make_node("Unsqueeze", ["c", "axis"], ["c1"]),
+        helper.make_node("Concat", ["n1", "c1", "rest"], ["wanted"], axis=0),
+        helper.make_node("Reshape", ["x", "wanted"], ["y"]),
+    ]
+
+
+NUMBERS = {"zero": np.array(0), "one": np.array(1), "axis": np.array([0]), "rest": np.array([-1])}
+
+
+def test_shape_arithmetic_leaves_one_node():
+    model = model_of(shape_arithmetic(), {"x": ("N", 3, 4, 5)}, ["y"], NUMBERS)
+    graph = import_onnx(model, batch=2)
+    assert [node.op for node in graph.nodes] == ["reshape"]
+    assert graph.types["y"].shape == (2, 3, 20)
+    assert not graph.constants
+
+
+def test_ranges_divisions_and_casts_fold():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "one"], ["c"]),
+        helper.make_node("Range", ["zero", "c", "one"], ["r"]),
+        helper.make_node("Cast", ["r"], ["rf"], to=1),
+        helper.make_node("Div", ["minus", "two"], ["half"]),
+        helper.make_node("Cast", ["half"], ["hf"], to=1),
+        helper.make_node("Mul", ["rf", "hf"], ["table"]),
+        helper.make_node("Add", ["x", "table"], ["y"]),
+    ]
+    weights = {"one": np.array(1), "zero": np.array(0), "minus": np.array(-7), "two": np.array(2)}
+    model = model_of(nodes, {"x": (2, 4)}, ["y"], weights)
+    graph = compare(model, {"x": np.zeros((2, 4), np.float32)})
+    assert [node.op for node in graph.nodes] == ["add"]
+    (table,) = graph.constants.values()
+    assert table.array().tolist() == [0, -3, -6, -9]
+
+
+def test_a_reshaped_fill_stays_a_fill():
+    nodes = [
+        helper.make_node("ConstantOfShape", ["s"], ["w"], value=numpy_helper.from_array(
+            np.array([0.25], np.float32))),
+        helper.make_node("Unsqueeze", ["w", "axis"], ["w1"]),
+        helper.make_node("Reshape", ["w1", "flat"], ["w2"]),
+        helper.make_node("Expand", ["w2", "wide"], ["w3"]),
+        helper.make_node("MatMul", ["x", "w3"], ["y"]),
+    ]  # fmt: skip
+    weights = {"s": np.array([2000, 3000]), "axis": np.array([0]), "flat": np.array([3000, 2000]),
+               "wide": np.array([5, 3000, 2000])}  # fmt: skip
+    graph = import_onnx(model_of(nodes, {"x": (1, 3000)}, ["y"], weights))
+    assert graph.constants["w3"].data == Fill(0.25)
+    assert [node.op for node in graph.nodes] == ["batch_matmul"]
+
+
+def test_a_shape_that_is_an_input_is_pinned():
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = model_of([node], {"x": (2, 6), "shape": ((2,), INT64)}, ["y"])
+    with pytest.raises(NeedsConstant) as refused:
+        import_onnx(model)
+    assert refused.value.names == ("shape",)
+    graph = import_onnx(model, pinned={"shape": np.array([3, -1])})
+    assert graph.inputs == ("x",) and graph.types["y"].shape == (3, 4)
+    with pytest.raises(InputError, match="to pin"):
+        import_onnx(model, pinned={"w": np.array([3, -1])})
+
+
+def test_an_end_beyond_all_sizes_is_clamped_and_backward_slices_gather():
+    weights = {"s": np.array([1, -1]), "e": np.array([2**63 - 1, -(2**63)]),
+               "a": np.array([0, 1]), "p": np.array([1, -2])}  # fmt: skip
+    node = helper.make_node("Slice", ["x", "s", "e", "a", "p"], ["y"])
+    model = model_of([node], {"x": (3, 5)}, ["y"], weights)
+    graph = compare(model, {"x": np.arange(15, dtype=np.float32).reshape(3, 5)})
+    assert [n.op for n in graph.nodes] == ["slice", "gather"]
+
+
+# -- weights --------------------------------------------------------------------------------------
+def test_external_data_are_read_when_asked_for(tmp_path):
+    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (2, 3)}, ["y"],
+                     {"w": weight, "unused": np.ones(2000, np.float32)})  # fmt: skip
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    graph = import_onnx(path)
+    assert callable(graph.constants["w"].data)
+    np.testing.assert_array_equal(graph.constants["w"].array(), weight)
+    x = {"x": np.ones((2, 3), np.float32)}
+    np.testing.assert_array_equal(evaluate(graph, x)["y"], x["x"] @ weight)
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(InputError, match=r"a file weights\.bin"):
+        import_onnx(path)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+def test_an_unknown_operator_is_refused_before_any_work_with_near_names():
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Softmux", ["a"], ["y"], "n")]
+    with pytest.raises(UnsupportedError, match=r"node n: one of \d+ operators.*Softmux.*Softmax"):
+        import_onnx(model_of(nodes, {"x": ("N",)}, ["y"]))
+    foreign = helper.make_node("Relu", ["x"], ["y"], domain="com.example")
+    with pytest.raises(UnsupportedError, match=r"com\.example\.Relu"):
+        import_onnx(model_of([foreign], {"x": (1,)}, ["y"]))
+
+
+def test_an_attribute_that_is_not_understood_is_refused():
+    model = one_node("Relu", {"x": np.ones(3, np.float32)}, slope=2.0)
+    with pytest.raises(UnsupportedError, match=r"the_node \(Relu\): attributes none; got slope"):
+        import_onnx(model)
+    model = one_node("LeakyRelu", {"x": np.ones(3, np.float32)}, alpha=2)
+    with pytest.raises(GraphError, match="attribute alpha"):
+        import_onnx(model)
+
+
+def test_indices_of_the_maximum_are_refused_only_if_read():
+    x = np.ones((1, 1, 4, 4), np.float32)
+    node = helper.make_node("MaxPool", ["x"], ["y", "where"], kernel_shape=[2, 2], dilations=[1, 1])
+    assert len(import_onnx(model_of([node], {"x": x.shape}, ["y"])).nodes) == 1
+
+
+def test_every_converter_states_versions_and_arity():
+    assert len(CONVERTERS) > 100
+    for name, how in CONVERTERS.items():
+        assert how.op == name and how.types
+        assert how.most is None or how.least <= how.most
