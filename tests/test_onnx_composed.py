@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from ascend_lab import onnx_backend
 from ascend_lab.errors import UnsupportedError
@@ -190,6 +190,11 @@ def bytes_(rng):
     return op, [np.where(x == low, 1, x).astype(kind), y], {}
 
 
+def narrowed(rng):
+    x = whole(rng, -1000, 1000, (50,), np.int32)
+    return "Cast", [x], {"to": int(rng.choice([TensorProto.INT8, TensorProto.UINT8]))}
+
+
 def fourier(rng):
     n, inverse = int(rng.integers(2, 12)), int(rng.integers(2))
     onesided = 0 if inverse else int(rng.integers(2))
@@ -242,13 +247,13 @@ def attention(rng):
 CASES = (
     arg, top_k, trilu, cumulated, gather_elements, gather_nd, scatter_elements, scatter_nd,
     compress, reverse_sequence, recurrent, quantised, whole_product, whole_convolution, quotient,
-    bytes_, fourier, pooled, dilated_average, normal, log_sum, attention,
+    bytes_, narrowed, fourier, pooled, dilated_average, normal, log_sum, attention,
 )  # fmt: skip
 
 
 def model_of(op, arrays, attrs, opset=23):
     names = [f"in{i}" for i in range(len(arrays))]
-    outs = {"TopK": 2, "RNN": 2, "GRU": 2, "LSTM": 3}.get(op, 1)
+    outs = {"TopK": 2, "RNN": 2, "GRU": 2, "LSTM": 3, "Split": 3}.get(op, 1)
     node = helper.make_node(op, names, [f"out{i}" for i in range(outs)], **attrs)
     entries = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)

@@ -10,6 +10,7 @@ import pytest
 from ascend_lab import ops
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Fill, GraphBuilder, TensorType, evaluate
+from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx, save_onnx
 from ascend_lab.graph.onnx.export_site import RULES
 from ascend_lab.ops import verify
@@ -65,6 +66,22 @@ def test_the_exported_operator_computes_the_same(name, dtype):
         wanted = tuple(evaluate(graph, feed).values())
         got = tuple(run_onnx(model, feed).values())
         verify.check_within(operator, got, wanted)
+
+
+@pytest.mark.parametrize("name", [n for n in ops.OPERATORS if n not in WITHOUT_FORM])
+def test_what_is_exported_imports_as_the_same(name):
+    """In every format the operator takes, bf16 included; fp32 too, which graphs may hold."""
+    operator = ops.get(name)
+    formats = dict.fromkeys((*operator.types.allowed, "fp32"))
+    for dtype in formats if operator.types.allowed != ("int32",) else ("int32",):
+        for example in operator.examples:
+            attrs = dict(example.attrs)
+            arrays = verify.sample(operator, example.shapes, dtype, attrs)
+            graph, feed = one_node(name, arrays, attrs)
+            again = import_onnx(export_onnx(graph))
+            assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
+            found, wanted = evaluate(again, feed), evaluate(graph, feed)
+            verify.check_within(operator, tuple(found.values()), tuple(wanted.values()))
 
 
 def test_bf16_models_are_valid():

@@ -150,6 +150,28 @@ def twice(net: Net, x: Value, y: Value) -> Value:
     return net.tanh(made)
 
 
+def spelled(net: Net, x: Value, seed: int) -> Value:
+    """Write a layer norm, a GELU, a linear layer or a mean in small operators."""
+    made: Value
+    if seed % 4 == 0:
+        away = net.sub(x, net.reduce_mean(x, axis=-1, keepdims=True))
+        squares = net.mul(away, away) if seed % 8 else net.pow(away, net.fill((1,), 2.0))
+        spread = net.add(net.reduce_mean(squares, axis=-1, keepdims=True), net.fill((1,), 1e-2))
+        normal = net.div(away, net.sqrt(spread))
+        made = net.add(net.mul(normal, net.weights((4,), seed)), net.weights((4,), seed + 1))
+    elif seed % 4 == 1:
+        cube = net.mul(net.pow(x, net.fill((1,), 3.0)), net.fill((1,), 0.044715))
+        inner = net.mul(net.add(x, cube), net.fill((1,), math.sqrt(2 / math.pi)))
+        one = net.add(net.tanh(inner), net.fill((1,), 1.0))
+        made = net.mul(net.mul(x, one), net.fill((1,), 0.5))
+    elif seed % 4 == 2:
+        rows = net.batch_matmul(x, net.transpose(net.weights((4, 4), seed)))
+        made = net.add(net.weights((4,), seed), rows)
+    else:
+        made = net.sub(x, net.reduce_mean(x, axis=(2, 3), keepdims=True))
+    return made
+
+
 UNARY = ("relu", "neg", "tanh", "sigmoid", "abs", "softmax", "exp")
 STEPS = {
     "unary": lambda net, x, y, n: net.tanh(net.add_node(UNARY[n % 7], net.tanh(x))),
@@ -170,6 +192,7 @@ STEPS = {
         net.batch_matmul(x, net.transpose(y, perm=(0, 1, 3, 2)) if n % 2 else y)
     ),
     "attention": attended,
+    "spelled": lambda net, x, y, n: spelled(net, x, n),
     "twice": lambda net, x, y, n: twice(net, x, y),
 }
 

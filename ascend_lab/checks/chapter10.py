@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+import re
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ascend_lab.checks.core import (
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import Schedule, Tensor
 from ascend_lab.errors import AscendLabError
+from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.isa import KernelBuilder, Program, sanitize
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
@@ -45,33 +47,84 @@ def check_ex_10_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     return check_against("ex_10_1", fn, gain, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
 
 
-def copies(length: int, tensor_bytes: int, ub_bytes: int) -> tuple[int, int]:
-    """Return the copies of a chain of additions apart and fused, two slots a tile.
+# -- a fusion rule ---------------------------------------------------------------------------------
 
-    A tile is as large as UB allows, in whole bytes; the last of a tensor may be smaller.
-    """
+NODE = re.compile(r"(\w+)=(\w+)\(([\w,]+)\)")
 
-    def count(tensors: int) -> int:
-        tile = ub_bytes // (2 * tensors)
-        return tensors * -(-tensor_bytes // tile)
 
-    return length * count(3), count(length + 2)
+def network(text: str) -> Graph:
+    """Return the graph of a line such as "c=conv(x) s=softplus(c) y=mul(c,s) -> y"."""
+    net = GraphBuilder("exercise", "fp16")
+    live = {"x": net.input("x", (1, 16, 4, 4))}
+    body, _, outputs = text.partition("->")
+    for name, op, reads in NODE.findall(body):
+        operands = [live[r] for r in reads.split(",")]
+        if op == "conv":
+            live[name] = net.conv2d(*operands, net.weight((16, 16, 1, 1)), name=name)
+        else:
+            live[name] = net.add_node(op, *operands, name=name)
+    net.output(*(live[name] for name in outputs.split()))
+    return net.build()
+
+
+def mish_rule(graph: Graph, node: Node) -> list[Node] | None:
+    """Return conv, softplus, tanh and mul where they are a diamond that nobody looks into."""
+    chain = [node]
+    for op in ("softplus", "tanh", "mul"):
+        readers = graph.readers[chain[-1].output]
+        following = [n for n in readers if n.op == op]
+        if len(following) != 1 or len(readers) != 1 + (chain[-1].op == "conv2d"):
+            return None
+        chain.append(following[0])
+    seen = any(n.output in graph.outputs for n in chain[:-1])
+    ends = {chain[0].output, chain[2].output}
+    return chain if node.op == "conv2d" and set(chain[3].inputs) == ends and not seen else None
+
+
+def proposals(rule: Any, text: str) -> list[list[str]]:
+    """Return the names of the nodes that a rule proposes, node by node of the graph of a line."""
+    graph = network(text)
+    found = (rule(graph, node) for node in graph.nodes)
+    return [[n.name for n in nodes] for nodes in found if nodes is not None]
+
+
+def draw_network(rng: np.random.Generator) -> Case:
+    """Return the line of a network with mish in it, in half the cases not quite."""
+    a, b = ("c", "t") if rng.random() < 0.5 else ("t", "c")
+    head, squash = "conv", "tanh"
+    more, outputs = "", ["y"]
+    twist = int(rng.integers(0, 10))
+    if twist == 0:
+        head = "relu"
+    elif twist == 1:
+        squash = "sigmoid"
+    elif twist == 2:
+        a, b = ("x", b) if b != "c" else (a, "x")
+    elif twist == 3:
+        more = f" r={('relu', 'softplus')[rng.integers(0, 2)]}({'cst'[rng.integers(0, 3)]})"
+        outputs.append("r")
+    elif twist == 4:
+        outputs.append("cst"[rng.integers(0, 3)])
+    elif twist == 5:
+        more, outputs = " d=conv(y) u=softplus(d) v=tanh(u) z=mul(v,d)", ["z"]
+    text = f"c={head}(x) s=softplus(c) t={squash}(s) y=mul({a},{b}){more} -> {' '.join(outputs)}"
+    return {"network": text}
 
 
 def check_ex_10_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(length, tensor_bytes, ub_bytes)`: copies of k additions apart and fused."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "length": int(rng.integers(1, 30)),
-            "tensor_bytes": int(rng.integers(1, 2**22)),
-            "ub_bytes": 1024 * int(2 ** rng.integers(1, 9)),
-        }
-
-    edges = [
-        {"length": k, "tensor_bytes": 2**20, "ub_bytes": u} for k, u in ((1, 6144), (4, 36 * 1024))
-    ]
-    return check_against("ex_10_3", fn, copies, draw, edge_cases=edges, seed=seed)
+    """Check `fn(graph, node)`: the rule for mish behind a convolution, on networks and misfits."""
+    wrapped = partial(proposals, fn) if callable(fn) else fn
+    start = "c=conv(x) s=softplus(c) t=tanh(s)"
+    ends = (
+        "y=mul(c,t) -> y",
+        "y=mul(t,c) -> y",
+        "y=mul(c,t) -> y t",
+        "y=mul(x,t) r=relu(c) -> y r",
+    )
+    more = ("y=mul(c,t) r=relu(s) -> y r", "y=mul(c,t) r=relu(c) -> y r", "y=mul(t,t) -> y")
+    edges = [{"network": f"{start} {end}"} for end in (*ends, *more)]
+    reference = partial(proposals, mish_rule)
+    return check_against("ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed)
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.attention import attention_apart, stretched
-from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.edit import Editor, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
 from ascend_lab.graph.lower import CONVOLUTIONS
@@ -28,7 +28,7 @@ Values = NDArray[Any]
 
 def canonical(graph: Graph, chip: Chip) -> Graph:
     """Return the graph in the operators that lowering knows; values are those of the parts."""
-    return _sink(_flatten(_expand(attention_apart(graph, chip))))
+    return _sink(_flatten(_expand(attention_apart(pruned(graph), chip))))
 
 
 def _expand(graph: Graph) -> Graph:

@@ -25,6 +25,15 @@ FORMATS = ("fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
+class Front:
+    """A graph rewritten and with layouts, before fusion; `matches` counts rewrites."""
+
+    matches: Mapping[str, int]
+    rewritten: Graph
+    laid_out: Graph
+
+
+@dataclass(frozen=True, slots=True)
 class Stages:
     """A graph after every stage, to look at; `compiled` is the end, `matches` counts rewrites."""
 
@@ -52,16 +61,35 @@ def compile_stages(
 
     `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name.
     """
+    front = front_stages(graph, chip, dtype=dtype, passes=passes, switches=switches)
+    return finish_stages(front, chip, fusion=fusion, switches=switches)
+
+
+def front_stages(
+    graph: Graph,
+    chip: Chip,
+    *,
+    dtype: str = "fp16",
+    passes: Sequence[str] = DEFAULT,
+    switches: Switches | None = None,
+) -> Front:
+    """Return the graph rewritten and with layouts: what is known before any kernel is written."""
     on = switches or Switches()
     names = [name for name in passes if on.is_on(name, "GraphFusion")]
     rewritten, report = run_passes(graph, names)
     typed = in_format(rewritten, dtype)
     assigned = cancel_trans_data(assign_layouts(canonical(typed, chip)))
-    laid_out = stay_in_fractals(assigned, chip)
-    fused = fuse(laid_out, chip, on) if fusion else unfused(laid_out)
-    return Stages(
-        report.matches, typed, laid_out, fused, compile_tasks(laid_out, chip, fused.groups)
-    )
+    return Front(report.matches, typed, stay_in_fractals(assigned, chip))
+
+
+def finish_stages(
+    front: Front, chip: Chip, *, fusion: bool = True, switches: Switches | None = None
+) -> Stages:
+    """Return the kernels of a graph with layouts; raises as `compile_stages`."""
+    graph = front.laid_out
+    fused = fuse(graph, chip, switches) if fusion else unfused(graph)
+    compiled = compile_tasks(graph, chip, fused.groups)
+    return Stages(front.matches, front.rewritten, graph, fused, compiled)
 
 
 def compile_graph(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Compiled:

@@ -22,8 +22,8 @@ BLOCK = 16
 AREA = BLOCK * BLOCK
 HALF = BLOCK // 2
 """Points of a block that one repeat of 256 bytes covers."""
-CHANNELS = 128
-"""Channels of a tile: loads have runs of 256 bytes, and points enough fit for long stores."""
+CHANNELS = 64
+"""Channels of a tile: loads have runs of 128 bytes, and points enough fit for long stores."""
 TILES = 2
 """Tiles a core should have at least, so that loads and stores overlap; more make short rows."""
 
@@ -73,12 +73,12 @@ def tile_units(chip: Chip, sizes: Points, own: int) -> int:
     """
     channels = min(CHANNELS, sizes.channels)
     per_unit = 2 * BLOCK * channels * (2 * sizes.group + 3)
-    most = (chip.buffers["UB"] - 4 * channels) // per_unit
+    most = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
     if most < 1:
         raise CapacityError(
             f"{per_unit} bytes of UB for {BLOCK} points",
             f"{chip.buffers['UB']} on {chip.name}",
-            "use smaller groups",
+            "use smaller groups or fewer channels",
         )
     across = -(-sizes.channels // channels)
     return min(most, max(own // -(-TILES // across), 1), chip.max_repeat // 2)
@@ -105,7 +105,8 @@ class _Writer:
         self.x = self.k.tensor("x", "fp16", sizes.points * sizes.group * sizes.channels)
         index = self.k.tensor("index", "int32", sizes.channels)
         self.y = self.k.tensor("y", "fp16", sizes.rows * sizes.points)
-        self.feed = Feed.make(self.k, index, "MTE3", most=most)
+        # all indices at once: MTE2 would wait with a second batch for the stores of the first
+        self.feed = Feed.make(self.k, index, "MTE3", most=sizes.channels)
         tile = points * sizes.group * most
         self.load = self.k.queue("tile", "UB", "fp16", tile, src="MTE2", dst="V")
         self.most = self.k.buffer("most", "UB", "fp16", points * most)
@@ -115,16 +116,16 @@ class _Writer:
         """Return the program; core c starts `pitch` units behind core c - 1."""
         start = (self.core * pitch + first) * BLOCK
         count, rest = divmod(self.own, self.units)
+        self.feed.open(0, self.sizes.channels)
         for low in range(0, self.sizes.channels, CHANNELS):
             wide = min(CHANNELS, self.sizes.channels - low)
-            self.feed.open(low, wide)
             with self.k.loop(f"i{low}", count) as i:
                 tile = _Tile(start + i * (self.units * BLOCK), self.units, low, wide)
                 self._move(tile, f"a{low}")
             if rest:
                 tile = _Tile(start + count * self.units * BLOCK, rest, low, wide)
                 self._move(tile, f"b{low}")
-            self.feed.close()
+        self.feed.close()
         return self.k.finish()
 
     def _move(self, tile: _Tile, name: str) -> None:
@@ -151,7 +152,10 @@ class _Writer:
                 shape = (tile.units, BLOCK)
                 place = r * BLOCK + block * tile.units * AREA
                 row = turned.region(place, shape, (AREA, 1))
-                target, pick = self.y.region(tile.at, shape), self.feed.take(r + block * BLOCK)
+                target, pick = (
+                    self.y.region(tile.at, shape),
+                    self.feed.take(r + (tile.low + block * BLOCK)),
+                )
                 k.copy_row(target, row, pick, self.sizes.points, self.sizes.rows)
         self.store.free()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from ascend_lab import dsl as te
@@ -106,7 +107,15 @@ def _batched(piece: Piece, chip: Chip, forms: dict[str, Form]) -> Lowered:
     graph = piece.graph
     if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
         raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
-    tensors = {n: te.placeholder(piece.type(n).shape, piece.type(n).dtype, n) for n in graph.inputs}
-    found = expressions(graph.nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
+    node, *rest = graph.nodes
+    a, b = node.inputs
+    kinds = {a: piece.type(a), b: piece.type(b)}
+    if a == b:  # a product of a tensor with itself reads it twice
+        b = f"{a}.b"
+        kinds[b], node = kinds[a], replace(node, inputs=(a, b))
+        forms = {**forms, b: forms[a]} if a in forms else forms
+    tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
+    plain = TensorType(piece.output.shape, piece.output.dtype)
+    found = expressions((node, *rest), tensors, plain)
     out = te.renamed(found[graph.outputs[-1]], graph.outputs[-1])
     return Lowered(te.lower(te.auto_schedule(out, chip)), forms)

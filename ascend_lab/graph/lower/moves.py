@@ -81,6 +81,10 @@ def blocked(
         attrs["axis"] = axis % 4
     if node.op == "split" and attrs["axis"] == 1:
         attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
+    if node.op == "slice":  # of rows and columns; all channels
+        for key, rest in (("begin", (0, 0)), ("end", shapes[0][1::3])):
+            n, _, h, w = attrs[key]
+            attrs[key] = (n, rest[0], h, w, rest[1])
     return attrs, shapes
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.ir import TensorType
-from ascend_lab.layout import FORMATS, AddressMap, pack
+from ascend_lab.layout import AddressMap, pack
 
 Values = NDArray[Any]
 
@@ -26,14 +26,12 @@ def type_map(kind: TensorType) -> AddressMap:
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:
-    """Return the maps of two layouts of one tensor; beside an image layout ND is called NCHW."""
-    formats = [FORMATS[kind.layout.partition(":")[0]] for kind in (one, two)]
-    image = "image" in [f.kind for f in formats]
-    first, second = (
-        replace(kind, layout="NCHW") if image and kind.layout == "ND" else kind
-        for kind in (one, two)
-    )
-    return type_map(first), type_map(second)
+    """Return the maps of two layouts of one tensor, as of plain arrays.
+
+    Here an axis is known by its place: channels of an image may be a batch of matrices.
+    """
+    first, second = (replace(type_map(kind), format="ND") for kind in (one, two))
+    return first, second
 
 
 def packed(kind: TensorType, array: Values) -> Values:

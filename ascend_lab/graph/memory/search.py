@@ -15,8 +15,6 @@ doi:10.1145/3623278.3624752):
 
 from __future__ import annotations
 
-import functools
-import operator
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -58,71 +56,54 @@ class _Search:
     floor: Ints  # per section, where the next buffer would stand, and a closing 0
     left: Ints  # per section, bytes still to place
     offset: Ints
-    bits: list[int]  # per buffer, its sections
     steps: int = 0
-    failed: dict[bytes, int] = field(default_factory=dict)
+    failed: set[bytes] = field(default_factory=set)
 
-    def solve(self, ids: Ints) -> int:
-        """Place buffers `ids` (sorted by birth) and return 0, or leave no trace.
-
-        On failure the result is a set of sections, as bits: over their floors, some of the
-        buffers that live there only cannot be packed, whatever happens elsewhere.
-        """
+    def solve(self, ids: Ints, lowest: int) -> bool:
+        """Place buffers `ids` (sorted by birth) at `lowest` or above, or leave no trace."""
         low, up = self.low[ids], self.up[ids]
-        at = _range_max(self.floor, low, up)
+        at = np.maximum(lowest, _range_max(self.floor, low, up))
         alive = self.alive[ids]
         ground = np.where(alive, at[:, None], FAR).min(axis=0)
-        over = (ground < FAR) & (ground + self.left > self.capacity)
-        if over.any():
-            return self._spans(ids[alive[:, int(over.argmax())]])
+        if np.any((ground < FAR) & (ground + self.left > self.capacity)):
+            return False
         state = blake2b(ids.tobytes() + ground.tobytes(), digest_size=16).digest()
         if state in self.failed:
-            return self.failed[state]
+            return False
         cuts = np.flatnonzero(low[1:] >= np.maximum.accumulate(up)[:-1]) + 1
-        blame = self._apart(np.split(ids, cuts)) if len(cuts) else self._branch(ids, at)
-        if blame and len(self.failed) < MOST_STATES:
-            self.failed[state] = blame
-        return blame
+        solved = self._apart(np.split(ids, cuts), lowest) if len(cuts) else self._branch(ids, at)
+        if not solved and len(self.failed) < MOST_STATES:
+            self.failed.add(state)
+        return solved
 
-    def _spans(self, ids: Ints) -> int:
-        """Return the sections in which one of the buffers lives."""
-        return functools.reduce(operator.or_, (self.bits[i] for i in ids))
-
-    def _apart(self, parts: Sequence[Ints]) -> int:
+    def _apart(self, parts: Sequence[Ints], lowest: int) -> bool:
         """Solve sets of buffers that never live together."""
         saved = self.floor.copy(), self.left.copy()
-        for part in parts:
-            if blame := self.solve(part):
-                self.floor[:], self.left[:] = saved
-                return blame
-        return 0
+        if all(self.solve(part, lowest) for part in parts):
+            return True
+        self.floor[:], self.left[:] = saved
+        return False
 
-    def _branch(self, ids: Ints, at: Ints) -> int:
-        """Try each buffer that can be next where the lowest end is possible."""
+    def _branch(self, ids: Ints, at: Ints) -> bool:
+        """Try each buffer that can be next, the lowest first, then by preference."""
         self.steps -= 1
         if self.steps < 0 or time.perf_counter() > self.deadline_s:
             raise _OutOfStepsError
-        end = at + self.size[ids]
-        first = int(end.argmin())
-        meets = (self.low[ids] < self.up[ids[first]]) & (self.up[ids] > self.low[ids[first]])
-        next_ones = np.flatnonzero(meets & (at < end[first]))
-        blame = self._spans(ids[next_ones])
-        for k in next_ones[np.lexsort((self.rank[ids[next_ones]], at[next_ones]))]:
-            i = ids[k]
+        fits_below = int((at + self.size[ids]).min())
+        for k in np.lexsort((self.rank[ids], at)):
+            if at[k] >= fits_below:
+                break
+            i, rest = ids[k], np.delete(ids, k)
             section = slice(self.low[i], self.up[i])
             saved = self.floor[section].copy()
-            self.floor[section] = end[k]
+            self.floor[section] = at[k] + self.size[i]
             self.left[section] -= self.size[i]
             self.offset[i] = at[k]
-            failed = self.solve(np.delete(ids, k)) if len(ids) > 1 else 0
-            if not failed:
-                return 0
+            if not len(rest) or self.solve(rest, int(at[k])):
+                return True
             self.floor[section] = saved
             self.left[section] += self.size[i]
-            if not failed & self.bits[i]:
-                return failed  # this buffer is not to blame, so the others will not help
-            blame |= failed
-        return blame
+        return False
 
 
 def pack(
@@ -149,7 +130,7 @@ def pack(
             search.rank, search.steps = rank, steps
             search.floor[:], search.left[:] = 0, left
             try:
-                if search.solve(np.arange(len(order))):
+                if not search.solve(np.arange(len(order)), 0):
                     return None
             except _OutOfStepsError:
                 continue
@@ -168,9 +149,8 @@ def _start(order: Sequence[Buffer], capacity_bytes: int, deadline_s: float) -> _
     alive = (low[:, None] <= section) & (section < up[:, None])
     floor = np.zeros(len(times), np.int64)
     left = size @ alive
-    bits = [(1 << int(b)) - (1 << int(a)) for a, b in zip(low, up, strict=True)]
     rank, offset = np.arange(len(order)), np.zeros(len(order), np.int64)
-    return _Search(low, up, size, alive, capacity_bytes, deadline_s, rank, floor, left, offset, bits)
+    return _Search(low, up, size, alive, capacity_bytes, deadline_s, rank, floor, left, offset)
 
 
 def _rounds(search: _Search, seed: int) -> Iterator[tuple[NDArray[Any], int]]:

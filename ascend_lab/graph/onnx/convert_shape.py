@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.ir import Fill
+from ascend_lab.graph.onnx.composed.whole import wrapped
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.known import recast, reshaped, transposed
 from ascend_lab.graph.onnx.registry import Result, converter
@@ -140,8 +141,8 @@ def cast_to(ctx: Context, elem: str) -> Result:
         if elem == "int64":
             ctx.unsupported("whole numbers of 32 bits", "a cast to int64", "cast to int32")
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
-    if elem not in ("int32", "int64"):
-        ctx.unsupported("a cast that cannot overflow", f"{x.elem} to {elem}")
+    if elem in ("int8", "uint8"):
+        return wrapped(ctx, value, dtype)
     return renamed(ctx, ctx.cast(value, dtype))
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ascend_lab.graph.builder import GraphBuilder, Value
 from ascend_lab.graph.ir import Constant, Data, Node, TensorType
 
@@ -79,6 +81,8 @@ class Builder(GraphBuilder):
 
     def copy(self, value: Value, name: str) -> Value:
         """Return the same tensor under a name of its own: an output that no node writes."""
+        if not value.type.elements:  # nothing to copy, and reshape takes no empty tensor
+            return self.lasting(np.zeros(value.shape), value.type, name)
         title = self._title(name)
         self._types[name] = value.type
         attrs = {"shape": value.shape}

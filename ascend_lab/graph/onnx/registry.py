@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.errors import InputError
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.tensors import EVERY, Tensor
 
@@ -57,6 +58,8 @@ def converter(
 
     def register(convert: Convert) -> Convert:
         for name in names:
+            if name in CONVERTERS:
+                raise InputError("an operator without converter", name, "register it once")
             CONVERTERS[name] = Converter(name, convert, least, most, **how)
         return convert
 

@@ -2,5 +2,16 @@
 
 from ascend_lab.graph.tiling.plan import Step, Tile, Tiled, peak_bytes, tile_graph
 from ascend_lab.graph.tiling.run import evaluate_tiled
+from ascend_lab.graph.tiling.timing import TiledTimeline, simulate_tiled, tile_for
 
-__all__ = ["Step", "Tile", "Tiled", "evaluate_tiled", "peak_bytes", "tile_graph"]
+__all__ = [
+    "Step",
+    "Tile",
+    "Tiled",
+    "TiledTimeline",
+    "evaluate_tiled",
+    "peak_bytes",
+    "simulate_tiled",
+    "tile_for",
+    "tile_graph",
+]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.builder import given_attrs
-from ascend_lab.graph.infer import operator_of, verify
+from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Graph, Node, TensorType
 from ascend_lab.ops.slicing import Cut, Range, SliceRules, cut
 
@@ -141,7 +141,7 @@ def tile_graph_of(region: Region, rows: Walk, cols: Walk, name: str) -> Graph:
     used = {n for node in work.nodes for n in node.inputs} | set(outs)
     constants = {n: c for n, c in region.graph.constants.items() if n in used}
     inputs = region.graph.inputs
-    return verify(Graph(name, inputs, outs, tuple(work.nodes), work.types, constants))
+    return Graph(name, inputs, outs, tuple(work.nodes), work.types, constants)
 
 
 class _TileBuilder:

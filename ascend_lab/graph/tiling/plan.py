@@ -14,6 +14,7 @@ from itertools import accumulate, product
 
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.graph.edit import pruned
+from ascend_lab.graph.infer import verify
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.tiling.cuts import (
     AXES,
@@ -30,6 +31,8 @@ from ascend_lab.ops.slicing import Range
 
 Box = tuple[Range, Range]
 """Rows and columns."""
+INNER_ENDS = 4
+"""Most places tried where a tiled part may end, but for the first and the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +224,11 @@ def _parts(
 def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
     """Return the part from `start`, past `last`, at most to `end`, that computes least again.
 
-    It ends behind the last large node, or where the fewest bytes cross.
+    It ends behind the last large node, or where few bytes cross.
     """
     weights, alive = weight_bytes(graph), spans(graph)
     found, least = list[_Part](), list[int]()
-    narrow = min(range(last + 1, end + 1), key=lambda stop: _crossing(graph, alive, start, stop))
-    for stop in {last + 1, narrow}:
+    for stop in _ends(graph, alive, start, range(last + 1, end + 1)):
         own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
         before = {
             n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
@@ -248,12 +250,21 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     return min(found, key=lambda part: (_extra(part.step), part.stop))
 
 
-def _crossing(graph: Graph, alive: Mapping[str, Range], start: int, stop: int) -> int:
-    """Return the bytes written from node `start` on and needed at node `stop` or behind it."""
-    found = (
-        n for n, (a, b) in alive.items() if start <= a < stop and (b >= stop or n in graph.outputs)
-    )
-    return sum(graph.types[n].size_bytes for n in found if n not in graph.inputs)
+def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: range) -> list[int]:
+    """Return the first of the stops and the last, and some at which fewer bytes cross than near.
+
+    What crosses is written from node `start` on and needed at the stop or behind it.
+    """
+
+    def crossing(stop: int) -> int:
+        found = (n for n, (a, b) in alive.items() if start <= a < stop)
+        needed = (n for n in found if alive[n][1] >= stop or n in graph.outputs)
+        return sum(graph.types[n].size_bytes for n in needed if n not in graph.inputs)
+
+    cost = [crossing(stop) for stop in stops]
+    low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
+    inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
+    return sorted({stops[0], *inner, stops[-1]})
 
 
 # -- how many tiles -------------------------------------------------------------------------------
@@ -262,28 +273,26 @@ class Grid:
 
     def __init__(self, region: Region, room: int, pixels: int | None) -> None:
         self.region, self.room, self.pixels = region, room, pixels
-        shapes = [region.graph.types[n].shape for n in region.graph.outputs]
-        self.most = [max(s[axis] for s in shapes) for axis in AXES]
-        self.cache: dict[tuple[int, int], list[Walk]] = {}
+        sizes = [t.shape for t in map(region.graph.types.get, region.graph.outputs) if t]
+        self.most = [len(region.bounds(a, max(s[a] for s in sizes))) for a in AXES]
+        self.cache: dict[tuple[int, int], Walk | None] = {}
 
-    def walks(self, axis: int, count: int) -> list[Walk]:
-        """Return the walks of about `count` tiles along an axis; [] if one reads padding only."""
+    def largest(self, axis: int, count: int) -> Walk | None:
+        """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
         if (axis, count) not in self.cache:
+            bounds = self.region.bounds(axis, count)
+            some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
             try:
-                bounds = self.region.bounds(axis, count)
-                found = [walk(self.region, axis, wanted) for wanted in bounds]
-            except ShapeError:
-                found = []
+                found = max((walk(self.region, axis, bounds[i]) for i in some), key=_length)
+            except ShapeError:  # a tile would read padding only
+                found = None
             self.cache[axis, count] = found
         return self.cache[axis, count]
 
     def tile(self, rows: int, cols: int) -> Graph | None:
         """Return the tile that computes most in a grid; None if the grid is none."""
-        row, col = self.walks(2, rows), self.walks(3, cols)
-        if not row or not col:
-            return None
-        most = max(row, key=_length), max(col, key=_length)
-        return tile_graph_of(self.region, *most, "tile")
+        row, col = self.largest(2, rows), self.largest(3, cols)
+        return tile_graph_of(self.region, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
         """Return the bytes of a tile of the finest grid there is."""
@@ -298,16 +307,17 @@ class Grid:
         return not self.pixels or max(_pixels(tile, n) for n in tile.nodes) <= self.pixels
 
     def least(self) -> Step | None:
-        """Return the step with the fewest tiles that fit, of those the one with the least work."""
+        """Return the step with the fewest tiles that fit, of those with the shortest borders."""
         best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
-        rows = 1
+        rows = 1 if self.fits(*self.most) else best
         while rows <= min(self.most[0], best):
             cols = self.columns(rows, min(self.most[1], best // rows))
             if cols and rows * cols <= best:
                 found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
                 best = rows * cols
             rows = max(rows + 1, rows * 9 // 8)
-        return min((self.step(*grid) for grid in found), key=_extra, default=None)
+        high, wide = self.most
+        return self.step(*min(found, key=lambda g: g[0] * wide + g[1] * high)) if found else None
 
     def columns(self, rows: int, most: int) -> int:
         """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
@@ -323,15 +333,16 @@ class Grid:
         """Return a grid as a step: tiles with equal keys share a graph."""
         graph, kinds, tiles = self.region.graph, list[Graph](), list[Tile]()
         known: dict[object, int] = {}
-        own = [
-            [(w, w.key(graph)) for w in self.walks(a, n)]
-            for a, n in zip(AXES, (rows, cols), strict=True)
-        ]
+        own = []
+        for axis, count in zip(AXES, (rows, cols), strict=True):
+            walks = [walk(self.region, axis, wanted) for wanted in self.region.bounds(axis, count)]
+            own.append([(w, w.key(graph)) for w in walks])
         for (row, row_key), (col, col_key) in product(*own):
             key = (row_key, col_key)
             if key not in known:
                 known[key] = len(kinds)
-                kinds.append(tile_graph_of(self.region, row, col, f"{graph.name}.tile{len(kinds)}"))
+                name = f"{graph.name}.tile{len(kinds)}"
+                kinds.append(verify(tile_graph_of(self.region, row, col, name)))
             reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
             writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
             tiles.append(Tile(known[key], reads, writes))

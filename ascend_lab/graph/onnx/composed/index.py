@@ -8,7 +8,7 @@ from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, counting, reshaped_to, table
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
-from ascend_lab.graph.onnx.tensors import ANY, ELEMENTS, FLOATS, NUMBERS, Tensor
+from ascend_lab.graph.onnx.tensors import ANY, FLOATS, NUMBERS
 
 _COMPARED = (*NUMBERS, "int8", "uint8")
 
@@ -57,28 +57,6 @@ def _hardmax(ctx: Context) -> Value:
     places = counting(ctx, x.shape[axis], axis, len(x.shape))
     hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return reshaped_to(ctx, hot, shape)
-
-
-@converter("Trilu", inputs=(1, 2), attrs={"upper": 1})
-def _trilu(ctx: Context) -> Value:
-    x, k = ctx.input(0), int(ctx.scalar(1)) if ctx.has(1) else 0
-    if len(x.shape) < 2:
-        ctx.unsupported("matrices", str(x.shape))
-    rows, columns = np.ogrid[: x.shape[-2], : x.shape[-1]]
-    kept = columns >= rows + k if ctx.attr("upper") else columns <= rows + k
-    zero = table(ctx, 0, x.type.dtype, "zero")
-    return ctx.emit("select", table(ctx, kept, x.type.dtype, "kept"), x, zero)
-
-
-@converter("EyeLike", attrs={"dtype": None, "k": 0})
-def _eye(ctx: Context) -> Tensor:
-    shape, given = ctx.shape(0), ctx.attr("dtype")
-    if len(shape) != 2:
-        ctx.unsupported("a matrix", str(shape))
-    if given is not None and given not in ELEMENTS:
-        ctx.unsupported("a numeric dtype", str(given))
-    elem = ctx.elem(0) if given is None else ELEMENTS[given][0]
-    return ctx.known(np.eye(*shape, k=ctx.attr("k")), elem)
 
 
 @converter("Compress", inputs=2, types=(ANY, ("bool",)), attrs={"axis": None})

@@ -162,8 +162,11 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> No
     whole = how in ("align_corners", "half_pixel_symmetric", CROP)
     if whole and abs(change.scale * change.size - change.out) > 2.0**-12:
         ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.size))
-    if how == CROP and change.scale == 1 and (change.start, change.end) != (0, 1):
-        ctx.unsupported("a crop that changes the size", str(change.size))
+    ends = np.minimum(np.abs(at), np.abs(at - (change.size - 1)))
+    edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
+    kept = change.scale == 1 and (change.start, change.end) != (0, 1)
+    if how == CROP and (nearest or kept or edge):
+        ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
     half = 0.5 if nearest.startswith("round") else 0.0
     tie = np.abs(at + half - np.rint(at + half)) < 2.0**-16
     if nearest and tie.any() and change.scale * 2.0**12 % 1:

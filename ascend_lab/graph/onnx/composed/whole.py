@@ -40,6 +40,14 @@ def modulo(ctx: Context, x: Value, y: Value) -> Value:
     return chosen(ctx, other, ctx.emit("add", rest, y), rest)
 
 
+def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
+    """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
+    half = table(ctx, 128 if dtype == "int8" else 0, "int32", "half")
+    raised = ctx.emit("add", ctx.cast(x, "int32"), half)
+    low = ctx.emit("and", raised, table(ctx, 255, "int32", "byte"))
+    return ctx.cast(ctx.emit("sub", low, half), dtype)
+
+
 @converter("BitwiseXor", inputs=2, types=(BITS,), since=18)
 def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""

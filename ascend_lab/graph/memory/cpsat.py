@@ -1,0 +1,51 @@
+"""The same question put to CP-SAT, the constraint solver of OR-tools, where that is installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from ascend_lab.graph.memory.buffers import Buffer
+from ascend_lab.graph.memory.heuristics import Offsets
+
+
+def cpsat_available() -> bool:
+    """Return whether OR-tools is installed (`pip install ascend-lab[exact]`)."""
+    return find_spec("ortools") is not None
+
+
+def pack_cpsat(
+    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
+) -> Offsets | None:
+    """Return offsets within the capacity, or None when there are none, with one thread.
+
+    Buffers are rectangles, time by address, that must not overlap; a redundant constraint says
+    that at no time they need more than the capacity. Raises TimeoutError without an answer.
+    """
+    from ortools.sat.python import cp_model
+
+    unit = math.gcd(*(b.size_bytes for b in buffers)) or 1
+    rows = capacity_bytes // unit
+    model = cp_model.CpModel()
+    starts, spans, lives, demands = [], [], [], []
+    for b in buffers:
+        size, life = b.size_bytes // unit, b.upper - b.lower
+        if size > rows:
+            return None
+        starts.append(model.new_int_var(0, rows - size, f"{b.id}"))
+        spans.append(model.new_fixed_size_interval_var(starts[-1], size, f"address {b.id}"))
+        lives.append(model.new_fixed_size_interval_var(b.lower, life, f"time {b.id}"))
+        demands.append(size)
+    model.add_no_overlap_2d(lives, spans)
+    model.add_cumulative(lives, demands, rows)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise TimeoutError(f"no answer within {time_limit_s} s")
+    return {b.id: solver.value(at) * unit for b, at in zip(buffers, starts, strict=True)}
