@@ -56,8 +56,9 @@ class PreparedModel(BackendRep):
         feed = self._named(inputs)
         imported = self._imported(feed)
         graph = imported.graph
+        given = {name: _narrow(name, feed[name]) for name in graph.inputs}
         try:
-            found = evaluate(graph, {name: feed[name] for name in graph.inputs})
+            found = evaluate(graph, given)
         except GraphError as error:  # a sound graph, but an index outside its tensor
             raise UnsupportedError(error.needed, error.got, error.remedy) from error
         values = [_typed(found[name], imported.output_types[name]) for name in self.outputs]
@@ -65,7 +66,7 @@ class PreparedModel(BackendRep):
         return made
 
     def _named(self, inputs: Any) -> dict[str, Values]:
-        """Return the inputs by name, as arrays; whole numbers must fit in 32 bits."""
+        """Return the inputs by name, as arrays."""
         if isinstance(inputs, Mapping):
             named = dict(inputs)
         else:
@@ -174,12 +175,16 @@ def _is_open(entry: onnx.ValueInfoProto) -> bool:
 
 
 def _array(name: str, value: Any) -> Values:
-    """Return an input as an array; refuse sequences, optionals and numbers beyond 32 bits."""
+    """Return an input as an array; refuse sequences and optionals."""
     if isinstance(value, onnx.TensorProto):
         value = numpy_helper.to_array(value)
     if not isinstance(value, np.ndarray | np.generic | int | float):
         raise UnsupportedError(f"input {name}: a tensor", type(value).__name__, "pass an array")
-    array = np.asarray(value)
+    return np.asarray(value)
+
+
+def _narrow(name: str, array: Values) -> Values:
+    """Return an input of the graph, whose whole numbers have 32 bits."""
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
         return array
     low, high = int(array.min()), int(array.max())

@@ -135,6 +135,7 @@ SCALAR = {
     "leaky_relu": lambda x: x if x > 0 else 0.01 * x,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "tanh": math.tanh,
+    "erf": math.erf,
     "gelu": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "softplus": lambda x: math.log(1 + math.exp(x)),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ascend_lab import dsl
 from ascend_lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
 from ascend_lab.checks.chapter10 import (
-    copies,
+    draw_network,
     fused_gradient,
     gain,
+    mish_rule,
+    network,
+    proposals,
     shifted_program,
     tanh_gradient,
 )
@@ -19,6 +23,9 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.figures.crossings import crossings, operations
 from ascend_lab.figures.fusing import chain_kernels, fig_chain_lengths, fig_fusion, fig_levels
+from ascend_lab.graph import compile_stages, simulate_graph
+from ascend_lab.graph.fusion import Count, fusion_rule, parse_switches, rules_restored
+from ascend_lab.graph.fusion.split_conflict import Points, case_graph
 from ascend_lab.isa import parse_program
 from ascend_lab.sim import simulate_kernel
 
@@ -118,9 +125,30 @@ def test_long_chains_lose_in_a_small_ub_only():
     assert faster(4, 6) > 1 > faster(4, 29)
 
 
-def test_copies_cross_at_four_additions():
-    more = [k for k in range(1, 20) if copies(k, 2**30, 2**16)[1] > copies(k, 2**30, 2**16)[0]]
-    assert more == list(range(5, 20))
+def test_the_convolution_before_mish_has_two_readers_so_no_chain_rule_matches():
+    graph = network("c=conv(x) s=softplus(c) t=tanh(s) y=mul(c,t) -> y")
+    whole = compile_stages(graph, A910).fused
+    off = compile_stages(graph, A910, switches=parse_switches("AutomaticUbFusion:off")).fused
+    assert list(whole.counts) == ["AutomaticUbFusion"]
+    assert off.counts == {}
+    with rules_restored():
+        fusion_rule("ConvMish")(mish_rule)
+        own = compile_stages(graph, A910, switches=parse_switches("AutomaticUbFusion:off")).fused
+    assert own.counts == {"ConvMish": Count(1, 1)}
+    assert own.groups == whole.groups
+
+
+def test_a_rule_for_all_three_saves_launches_only():
+    graph = case_graph(Points(8192, 2, 512, 512))
+    apart = compile_stages(graph, A910)
+    with rules_restored():
+        fusion_rule("AllThree")(lambda g, n: g.nodes if n.op == "reduce_max" else None)
+        together = compile_stages(graph, A910)
+    one, three = (simulate_graph(s.compiled).operators for s in (together, apart))
+    assert (len(one), len(three)) == (1, 3)
+    cycles = sum(op.timeline.cycles for op in three)
+    assert one[0].timeline.cycles >= cycles
+    assert one[0].timeline.total_cycles < sum(op.timeline.total_cycles for op in three)
 
 
 # -- checks ----------------------------------------------------------------------------------------
@@ -132,15 +160,54 @@ def test_the_closed_form_is_asked_for():
     assert not check_ex_10_1(lambda inputs: None).passed
 
 
-def test_copies_are_counted_with_their_last_tiles():
-    assert check_ex_10_3(copies).passed
+def naive(graph, node):
+    """The rule the chapter shows."""
+    chain = [node]
+    for op in ("softplus", "tanh", "mul"):
+        chain += [n for n in graph.readers[chain[-1].output] if n.op == op]
+    return chain if [n.op for n in chain] == ["conv2d", "softplus", "tanh", "mul"] else None
 
-    def smooth(length, tensor_bytes, ub_bytes):
-        return 18 * length * tensor_bytes / ub_bytes, 2 * (
-            length + 2
-        ) ** 2 * tensor_bytes / ub_bytes
 
-    assert not check_ex_10_3(smooth).passed
+def test_a_rule_must_neither_miss_nor_meddle():
+    assert check_ex_10_3(mish_rule).passed
+    assert check_ex_10_3(mish_rule).subject is mish_rule
+    good = "c=conv(x) s=softplus(c) t=tanh(s) y=mul(t,c)"
+    assert proposals(mish_rule, f"{good} -> y") == [["c", "s", "t", "y"]]
+    assert proposals(mish_rule, f"{good} -> y s") == []
+    assert proposals(naive, f"{good} -> y s") == [["c", "s", "t", "y"]]
+
+    def one_way(graph, node):
+        chain = mish_rule(graph, node)
+        return chain if chain and chain[3].inputs[0] == chain[0].output else None
+
+    def any_outputs(graph, node):
+        return mish_rule(replace(graph, outputs=()), node)
+
+    def any_factor(graph, node):
+        chain = naive(graph, node)
+        return chain if chain and len(graph.readers[node.output]) == 2 else None
+
+    for wrong in (naive, one_way, any_outputs, any_factor, lambda graph, node: None):
+        result = check_ex_10_3(wrong)
+        assert not result.passed
+        assert "expected [" in str(result)
+    assert "expected your function" in str(check_ex_10_3(None))
+
+
+@pytest.mark.parametrize("rule", [mish_rule, naive])
+def test_the_compiler_takes_what_the_good_rule_proposes_and_nothing_else(rule):
+    """The good rule's proposals are taken whole; of some of the naive one's a part is."""
+    rng, matches, whole = np.random.default_rng(3), 0, 0
+    for _ in range(25):
+        line = draw_network(rng)["network"]
+        with rules_restored():
+            fusion_rule("Mine")(rule)
+            only = parse_switches("ALL:off\nMine:on")
+            fused = compile_stages(network(line), A910, passes=(), switches=only).fused
+        matches += fused.counts.get("Mine", Count()).match_times
+        whole += [len(group) for group in fused.groups].count(4)
+    assert whole > 5
+    assert (matches == whole) is (rule is mish_rule)
 
 
 def test_the_schedule_check_tells_what_is_wrong():

@@ -195,6 +195,26 @@ def narrowed(rng):
     return "Cast", [x], {"to": int(rng.choice([TensorProto.INT8, TensorProto.UINT8]))}
 
 
+EQUATIONS = (
+    "ij,jk->ik", "bij,bjk->bik", "bhqd,bhkd->bhqk", "ij->ji", "ij->", "ij,ij->", "i,j->ij",
+    "bi,ij,bj->b", "...ij,...jk->...ik", "b...i,ij->b...j", "ij,jk", "ba", "bc,cd,de->be",
+    "bhwc,hkc->bhwk", "i,i->i", "abc,cd->abd", "ijk,ilm->jklm", "...i->...",
+)  # fmt: skip
+
+
+def named_sum(rng):
+    equation = EQUATIONS[rng.integers(len(EQUATIONS))]
+    sizes = {letter: int(rng.integers(1, 5)) for letter in "abcdehijklmqw"}
+    dots = tuple(int(n) for n in rng.integers(1, 4, rng.integers(0, 3)))
+    arrays = []
+    for term in equation.partition("->")[0].split(","):
+        before, _, after = term.partition("...")
+        middle = dots if "..." in term else ()
+        shape = (*(sizes[c] for c in before), *middle, *(sizes[c] for c in after))
+        arrays.append(floats(rng, *shape))
+    return "Einsum", arrays, {"equation": equation}
+
+
 def fourier(rng):
     n, inverse = int(rng.integers(2, 12)), int(rng.integers(2))
     onesided = 0 if inverse else int(rng.integers(2))
@@ -247,7 +267,7 @@ def attention(rng):
 CASES = (
     arg, top_k, trilu, cumulated, gather_elements, gather_nd, scatter_elements, scatter_nd,
     compress, reverse_sequence, recurrent, quantised, whole_product, whole_convolution, quotient,
-    bytes_, narrowed, fourier, pooled, dilated_average, normal, log_sum, attention,
+    bytes_, narrowed, named_sum, fourier, pooled, dilated_average, normal, log_sum, attention,
 )  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from test_onnx_composed import floats, model_of, run_theirs, shape_of, whole
 from ascend_lab import onnx_backend
 from ascend_lab.errors import UnsupportedError
 
-SEEDS = range(40)
+SEEDS = range(8)
+REFUSED = ("needs no output_padding", "a cast to int64")
+"""What refusals of these random cases may say: few of them are refused."""
 AUTO = ("NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
@@ -57,8 +59,9 @@ def conv_transpose(rng):
 def pool(rng):
     x = image(rng)
     attrs = window(rng, x.ndim - 2) | {"ceil_mode": int(flag(rng))}
-    if attrs["auto_pad"] != "NOTSET":
+    if attrs["auto_pad"] != "NOTSET":  # where ONNX Runtime fails for steps beyond the kernel
         attrs["ceil_mode"] = 0
+        attrs["strides"] = [min(attrs["strides"][0], k) for k in attrs["kernel_shape"]]
     if flag(rng):
         return "MaxPool", [x], attrs
     return "AveragePool", [x], attrs | {"count_include_pad": int(flag(rng))}
@@ -124,22 +127,26 @@ def where(rng):
     return "Where", [condition, x, y], {}
 
 
-def unary(rng):
-    op, attrs = [
-        ("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("LeakyRelu", {"alpha": 1.5}), ("Elu", {"alpha": 2.0}),
-        ("Selu", {}), ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}),
-        ("HardSwish", {}), ("Softplus", {}), ("Softsign", {}), ("ThresholdedRelu", {"alpha": 0.3}),
-        ("Gelu", {}), ("Gelu", {"approximate": "tanh"}), ("Mish", {}), ("Sigmoid", {}), ("Tanh", {}),
-        ("Erf", {}), ("Round", {}), ("Floor", {}), ("Ceil", {}), ("Sign", {}), ("Abs", {}), ("Neg", {}),
-        ("Exp", {}), ("Reciprocal", {}), ("Sinh", {}), ("Cosh", {}), ("Shrink", {"lambd": 0.3, "bias": 0.1}),
-        ("IsNaN", {}), ("IsInf", {"detect_negative": 0}), ("Identity", {}), ("Dropout", {}),
-        ("GlobalMaxPool", {}), ("GlobalAveragePool", {}), ("Flatten", {"axis": 2}), ("Size", {}),
-        ("LRN", {"size": 3, "alpha": 0.1}), ("LRN", {"size": 4, "beta": 0.5, "bias": 2.0}),
-        ("DepthToSpace", {"blocksize": 2}), ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}),
-        ("SpaceToDepth", {"blocksize": 2}), ("MeanVarianceNormalization", {}),
-        ("LpNormalization", {"axis": 1, "p": 1}), ("Transpose", {"perm": [2, 0, 3, 1]}),
-        ("Softmax", {"axis": 1}), ("LogSoftmax", {"axis": -2}), ("Hardmax", {"axis": 2}),
-    ][rng.integers(47)]  # fmt: skip
+UNARY = (
+    ("Relu", {}), ("LeakyRelu", {"alpha": 0.2}), ("LeakyRelu", {"alpha": 1.5}), ("Selu", {}),
+    ("Elu", {"alpha": 2.0}), ("Celu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3}),
+    ("HardSwish", {}), ("Softplus", {}), ("Softsign", {}), ("ThresholdedRelu", {"alpha": 0.3}),
+    ("Gelu", {}), ("Gelu", {"approximate": "tanh"}), ("Mish", {}), ("Sigmoid", {}), ("Tanh", {}),
+    ("Erf", {}), ("Round", {}), ("Floor", {}), ("Ceil", {}), ("Sign", {}), ("Abs", {}),
+    ("Neg", {}), ("Exp", {}), ("Reciprocal", {}), ("Sinh", {}), ("Cosh", {}),
+    ("Shrink", {"lambd": 0.3, "bias": 0.1}), ("IsNaN", {}), ("IsInf", {"detect_negative": 0}),
+    ("Identity", {}), ("Dropout", {}), ("GlobalMaxPool", {}), ("GlobalAveragePool", {}),
+    ("Flatten", {"axis": 2}), ("Size", {}), ("LRN", {"size": 3, "alpha": 0.1}),
+    ("LRN", {"size": 5, "beta": 0.5, "bias": 2.0}), ("DepthToSpace", {"blocksize": 2}),
+    ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}), ("SpaceToDepth", {"blocksize": 2}),
+    ("MeanVarianceNormalization", {}), ("LpNormalization", {"axis": 1, "p": 1}),
+    ("Transpose", {"perm": [2, 0, 3, 1]}), ("Softmax", {"axis": 1}), ("LogSoftmax", {"axis": -2}),
+    ("Hardmax", {"axis": 2}),
+)  # fmt: skip
+
+
+def unary(rng, at=None):
+    op, attrs = UNARY[rng.integers(len(UNARY)) if at is None else at]
     x = floats(rng, 2, 4, 4, 6) * np.float32(2)
     if op.startswith("Is"):
         x.ravel()[:3] = (np.nan, np.inf, -np.inf)
@@ -169,7 +176,7 @@ def padded(rng):
 
 
 def pieces(rng):
-    shape = (*shape_of(rng, 0, 2), int(rng.integers(3, 9)))
+    shape = (*shape_of(rng, 0, 2), int(rng.choice([3, 5, 6, 8])))
     if flag(rng):
         return "Split", [floats(rng, *shape)], {"axis": -1, "num_outputs": 3}
     first = int(rng.integers(1, shape[-1] - 1))
@@ -210,21 +217,26 @@ def marked(rng):
 
 
 def limited(rng):
-    x, bound = floats(rng, 3, 4), np.array(0.5, np.float32)
+    x, low, high = floats(rng, 3, 4), np.array(-0.5, np.float32), np.array(0.5, np.float32)
     if flag(rng):
         return "Clip", [whole(rng, -9, 9, (5,), np.int32), np.array(-3, np.int32)], {}
-    return "Clip", [x, -bound, bound] if flag(rng) else [x, bound], {}
+    return "Clip", [x, low, high] if flag(rng) else [x, low], {}
 
 
 def converted(rng):
     kinds = [TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL, TensorProto.INT8,
              TensorProto.UINT8, TensorProto.FLOAT16, TensorProto.INT64]  # fmt: skip
-    x = [floats(rng, 9) * 50, whole(rng, -99, 99, (9,)), whole(rng, 0, 2, (9,), np.bool_),
-         whole(rng, -99, 99, (9,), np.int8), whole(rng, 0, 255, (9,), np.uint8)][rng.integers(5)]  # fmt: skip
+    x = [
+        (floats(rng, 9) * 50).astype(np.float32),
+        whole(rng, -99, 99, (9,)),
+        whole(rng, 0, 2, (9,), np.bool_),
+        whole(rng, -99, 99, (9,), np.int8),
+        whole(rng, 0, 255, (9,), np.uint8),
+    ][rng.integers(5)]
     target = kinds[rng.integers(len(kinds))]
     if x.dtype == np.float32 and target == TensorProto.UINT8:
         x = np.abs(x)
-    return "Cast", [x.astype(np.float32) if x.dtype == np.float64 else x], {"to": int(target)}
+    return "Cast", [x], {"to": int(target)}
 
 
 def normalised(rng):
@@ -250,20 +262,73 @@ def counted(rng):
 
 CASES = (
     conv, conv_transpose, pool, gemm, matmul, reduction, arithmetic, comparison, logic, where,
-    unary, cut, padded, pieces, moved, picked, marked, limited, converted, normalised, counted,
+    cut, padded, pieces, moved, picked, marked, limited, converted, normalised, counted,
 )  # fmt: skip
+
+
+def agree(op, arrays, attrs, opset=23):
+    """Raise unless both compute the same."""
+    model = model_of(op, arrays, attrs, opset)
+    wanted = run_theirs(model, arrays)
+    got = onnx_backend.run_model(model, arrays)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_an_imported_operator_agrees_with_onnx_runtime(make, seed):
     op, arrays, attrs = make(np.random.default_rng(seed))
-    model = model_of(op, arrays, attrs)
-    wanted = run_theirs(model, arrays)
     try:
-        got = onnx_backend.run_model(model, arrays)
+        agree(op, arrays, attrs)
     except UnsupportedError as error:
-        pytest.skip(str(error))
-    for ours, theirs in zip(got, wanted, strict=True):
-        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
+        if not any(text in str(error) for text in REFUSED):
+            raise
+
+
+@pytest.mark.parametrize("at", range(len(UNARY)), ids=lambda at: UNARY[at][0])
+def test_functions_of_one_tensor_agree_with_onnx_runtime(at):
+    agree(*unary(np.random.default_rng(at), at))
+
+
+# (first opset, last opset) of a form of an operator that newer ones replaced
+OLD = (
+    (7, 12, "Squeeze", [(1, 3, 1)], {"axes": [0]}),
+    (7, 12, "Unsqueeze", [(3, 2)], {"axes": [0, 2]}),
+    (7, 12, "Softmax", [(2, 3, 4)], {"axis": 1}),
+    (7, 12, "Softmax", [(2, 3, 4)], {}),
+    (7, 12, "LogSoftmax", [(2, 3, 4)], {"axis": -1}),
+    (7, 12, "Hardmax", [(2, 3, 4)], {}),
+    (7, 10, "Clip", [(3, 4)], {"min": -0.5, "max": 0.25}),
+    (7, 9, "Slice", [(5, 6)], {"starts": [1, -4], "ends": [9, -1], "axes": [0, 1]}),
+    (7, 10, "Pad", [(3, 4)], {"pads": [1, 0, 0, 2], "value": 2.0}),
+    (7, 10, "Pad", [(3, 4)], {"pads": [1, 0, 0, 2], "mode": "reflect"}),
+    (7, 8, "Upsample", [(1, 2, 3, 4)], {"scales": [1.0, 1.0, 2.0, 3.0]}),
+    (9, 9, "Upsample", [(1, 1, 3, 4), np.array([1, 1, 2, 2], "f4")], {"mode": "linear"}),
+    (10, 10, "Resize", [(1, 1, 3, 4), np.array([1, 1, 2, 2], "f4")], {}),
+    (7, 12, "ReduceSum", [(2, 3, 4)], {"axes": [0, 2], "keepdims": 0}),
+    (7, 17, "ReduceMax", [(2, 3, 4)], {"axes": [1]}),
+    (7, 17, "ReduceL2", [(2, 3, 4)], {"axes": [-1]}),
+    (7, 12, "Split", [(6, 2)], {"axis": 0, "split": [1, 2, 3]}),
+    (7, 11, "Dropout", [(3, 4)], {"ratio": 0.9}),
+    (7, 13, "BatchNormalization", [(2, 3, 4, 4), (3,), (3,), (3,), np.ones(3, "f4")], {}),
+    (7, 12, "ArgMax", [(3, 4)], {"axis": -1}),
+    (7, 10, "Gemm", [(2, 3), (3, 4), (4,)], {}),
+    (7, 9, "AveragePool", [(1, 2, 7, 6)], {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}),
+    (8, 9, "MaxPool", [(1, 2, 7, 6)], {"kernel_shape": [3, 2], "strides": [2, 2]}),
+    (7, 14, "PRelu", [(2, 3, 4), (3, 1)], {}),
+    (9, 10, "Scatter", [(3, 4), np.array([[1, 0, 2, 0]]), (1, 4)], {}),
+    (7, 12, "Flatten", [(2, 3, 4)], {"axis": 2}),
+    (7, 13, "RNN", [(2, 1, 3), (1, 2, 3), (1, 2, 2)], {"hidden_size": 2}),
+    (18, 20, "GroupNormalization", [(2, 6, 3, 3), (3,), (3,)], {"num_groups": 3}),
+    (17, 19, "DFT", [(1, 6, 2, 1)], {"axis": 1, "onesided": 1}),
+)
+
+
+@pytest.mark.parametrize(("first", "last", "op", "given", "attrs"), OLD)
+def test_old_forms_of_operators_agree_with_onnx_runtime(first, last, op, given, attrs):
+    rng = np.random.default_rng(0)
+    arrays = [floats(rng, *shape) if isinstance(shape, tuple) else shape for shape in given]
+    for opset in {first, last}:
+        agree(op, arrays, attrs, opset)

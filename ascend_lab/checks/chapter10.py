@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -124,7 +125,8 @@ def check_ex_10_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     more = ("y=mul(c,t) r=relu(s) -> y r", "y=mul(c,t) r=relu(c) -> y r", "y=mul(t,t) -> y")
     edges = [{"network": f"{start} {end}"} for end in (*ends, *more)]
     reference = partial(proposals, mish_rule)
-    return check_against("ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed)
+    found = check_against("ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed)
+    return replace(found, subject=fn)
 
 
 # -- the gradient of tanh --------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AscendLabError, GraphError, InputError, TypeMismatchError
 from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.layout import FORMATS
 from ascend_lab.ops.operator import REQUIRED, Operator
 from ascend_lab.ops.registry import get
 from ascend_lab.ops.slicing import elementwise_rules
@@ -88,6 +89,8 @@ def _check_type(graph: Graph, name: str) -> None:
     if found.dtype not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
         raise GraphError(f"{name}: one of {known}", found.dtype, "cast it")
+    if found.layout.partition(":")[0] not in FORMATS:
+        raise GraphError(f"{name}: one of {', '.join(FORMATS)}", found.layout, "name a layout")
 
 
 def _check_node(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:

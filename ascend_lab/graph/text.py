@@ -30,9 +30,11 @@ LONGEST = 64
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
 _NAME = r'(?:[A-Za-z_][\w.]*|"(?:[^"\\]|\\.)*")'
 _TYPE = r"\w+\[[\d, ]*\](?:@\w+(?::\d+)?)?"
-_HEAD = re.compile(rf"graph ({_NAME}) \((.*)\) -> \((.*)\) \{{$")
 _TYPED = re.compile(rf"({_NAME}): ({_TYPE})")
-_NODE = re.compile(rf"(\w+)\((.*?)\)(?: \{{(.*)\}})? ({_NAME})$")
+_NAMES = rf"(?:{_NAME}(?:, {_NAME})*)?"
+_INPUTS = rf"(?:{_NAME}: {_TYPE}(?:, {_NAME}: {_TYPE})*)?"
+_HEAD = re.compile(rf"graph ({_NAME}) \(({_INPUTS})\) -> \(({_NAMES})\) \{{$")
+_NODE = re.compile(rf"(\w+)\(({_NAMES})\)(?: \{{(.*)\}})? ({_NAME})$")
 
 
 def to_text(graph: Graph) -> str:
@@ -67,12 +69,13 @@ def _typed(graph: Graph, name: str) -> str:
 def _data(constant: Constant) -> str:
     data = constant.data
     if isinstance(data, Fill):
-        return f"fill({data.value!r})"
+        return f"fill({_literal(data.value)})"
     if isinstance(data, Seeded):
-        return f"seeded({data.seed}, {data.scale!r}, {data.mean!r})"
+        return f"seeded({data.seed}, {_literal(data.scale)}, {_literal(data.mean)})"
     if constant.type.elements > LONGEST:
         return "data"
-    return json.dumps(constant.array().ravel().astype(np.float64).tolist()).replace(".0,", ",")
+    numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
+    return numbers.replace(".0,", ",").replace("-0,", "-0.0,")
 
 
 def from_text(text: str, data: Mapping[str, NDArray[Any]] | None = None) -> Graph:
@@ -86,8 +89,7 @@ def from_text(text: str, data: Mapping[str, NDArray[Any]] | None = None) -> Grap
     if head is None or rows[-1][1] != "}":
         raise GraphError('graph "name" (inputs) -> (outputs) { ... }', text[:40], "see to_text")
     reader = _Reader(data or {})
-    reader.types(head[2])
-    inputs = tuple(reader.known)
+    inputs = reader.types(head[2])
     for number, line in rows[1:-1]:
         try:
             reader.line(line)
@@ -125,7 +127,10 @@ class _Reader:
 
     def types(self, text: str) -> tuple[str, ...]:
         found = [(_plain(name), _type(kind)) for name, kind in _TYPED.findall(text)]
-        self.known.update(found)
+        for name, kind in found:
+            if name in self.known:
+                raise GraphError("every name once", f"{name} twice", "rename one")
+            self.known[name] = kind
         return tuple(name for name, _ in found)
 
     def line(self, line: str) -> None:
@@ -163,5 +168,6 @@ def _attrs(text: str) -> dict[str, Any]:
     if not text:
         return {}
     call = ast.parse(f"dict({text})", mode="eval").body
-    assert isinstance(call, ast.Call)
+    if not isinstance(call, ast.Call):
+        raise ValueError("key = literal, ...")
     return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}

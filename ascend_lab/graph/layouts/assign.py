@@ -9,22 +9,25 @@ never converted back: the tensor it came from is still there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.layouts.padding import BLOCK, Bounds, dirties_columns, padding_after
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 from ascend_lab.graph.lower.matrices import operand_layouts
 
-IMAGES = (*CONVOLUTIONS, "conv_transpose2d", "max_pool2d", "avg_pool2d")
+CUBE_IMAGES = (*CONVOLUTIONS, "conv_transpose2d")
+IMAGES = (*CUBE_IMAGES, "max_pool2d", "avg_pool2d")
 FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
 ELEMENTWISE = frozenset((
     "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
     "leaky_relu", "max", "min", "mul", "muls", "neg", "relu", "relu6", "sigmoid", "silu",
     "softplus", "square", "sub", "tanh",
 ))  # fmt: skip
-"""Operators whose results stay finite where padding holds zeros or what zeros became."""
+"""Operators that work lane by lane, and make a finite number of a zero."""
 
 
 def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
@@ -46,6 +49,8 @@ class _Assigner:
         self.nodes: list[Node] = []
         self.types = dict(graph.types)
         self.forms: dict[str, dict[str, str]] = {}
+        self.padding: dict[str, Bounds] = {}
+        self.dirty: set[str] = set()
         for name in (*graph.inputs, *graph.constants):
             self.forms[name] = {graph.types[name].layout: name}
 
@@ -61,21 +66,41 @@ class _Assigner:
         forms = self.forms[name]
         if self.is_constant(name) or layout in forms:
             return forms.get(layout, name)
-        source = next(iter(forms.values()))
+        forms[layout] = self.converted(name, next(iter(forms.values())), layout)
+        return forms[layout]
+
+    def converted(self, name: str, source: str, layout: str) -> str:
+        """Append a conversion of one form of a tensor; return the new form's name."""
         new = f"{name}.{layout}"
+        while new in self.types:
+            new = f"{new}_"
         self.types[new] = replace(self.types[name], layout=layout)
         self.nodes.append(Node(new, "trans_data", (source,), (new,), {"layout": layout}))
-        forms[layout] = new
         return new
+
+    def clean(self, name: str) -> None:
+        """Replace the fractals of a tensor by a copy with zeros in the padding."""
+        forms = self.forms[name]
+        forms["FRACTAL_NZ"] = self.converted(name, forms["FRACTAL_NZ"], "FRACTAL_NZ")
+        self.dirty.remove(name)
 
     def add(self, node: Node) -> None:
         """Append a node, operands converted to what it reads."""
         reads, writes = self.choose(node)
+        cube = node.op in (*PRODUCTS, "flash_attention")
+        for name, layout in zip(node.inputs, reads, strict=True):
+            if cube and layout == "FRACTAL_NZ" and name in self.dirty:
+                self.clean(name)
+        if node.op in PRODUCTS and dirties_columns(self.graph, node):
+            self.dirty.add(node.output)
         given = tuple(self.convert(n, to) for n, to in zip(node.inputs, reads, strict=True))
         self.nodes.append(replace(node, inputs=given))
         for name in node.outputs:
             self.types[name] = replace(self.types[name], layout=writes)
             self.forms[name] = {writes: name}
+        if writes == "NC1HWC0" and node.op not in (*ELEMENTWISE, *CUBE_IMAGES):
+            ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
+            self.padding[node.output] = min(a for a, _ in ends), max(b for _, b in ends)
 
     def choose(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layout of each operand and of the results."""
@@ -108,7 +133,8 @@ class _Assigner:
         if any(DTYPE_BYTES[t.dtype] == 1 for t in types):
             return "ND"
         if node.op in ELEMENTWISE:
-            return layout if self.fits(node, layout, outs[0]) else "ND"
+            fits = self.fits(node, layout, outs[0]) and self.stays_finite(node, layout)
+            return layout if fits else "ND"
         if layout != "NC1HWC0":
             return "ND"
         if node.op in FOLLOWING_IMAGES:
@@ -131,6 +157,14 @@ class _Assigner:
             elif len(kind.shape) != 4 or (kind.shape[1] != out.shape[1]):
                 return False
         return len(out.shape) == rank
+
+    def stays_finite(self, node: Node, layout: str) -> bool:
+        """Tell whether the channels that pad an image's last block stay finite; note bounds."""
+        if layout != "NC1HWC0" or self.graph.types[node.output].shape[1] % BLOCK == 0:
+            return True
+        low, high = padding_after(self.graph, node, self.padding)
+        self.padding[node.output] = low, high
+        return math.isfinite(low) and math.isfinite(high)
 
     def cuts_blocks(self, node: Node, given: Sequence[str]) -> bool:
         """Tell whether a join or cut of images works on whole channel blocks."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ascend_lab.graph.edit import Editor
 from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.lower.stored import maps_between
+from ascend_lab.graph.lower.stored import maps_between, type_map
 from ascend_lab.layout import AddressMap
 
 
 def cancel_trans_data(graph: Graph) -> Graph:
     """Return the graph with chains of conversions shortened, and equal ones merged.
 
-    x -> A -> B becomes x -> B, and x itself where B is the layout of x.
+    x -> A -> B becomes x -> B, and x itself where B is the layout of x and has no padding, which
+    there and back fills with zeros.
     """
     edit = Editor(graph)
     seen: dict[tuple[str, str], str] = {}
@@ -24,7 +25,7 @@ def cancel_trans_data(graph: Graph) -> Graph:
             if before is None or before.op != "trans_data":
                 break
             source = edit.resolve(before.inputs[0])
-        if edit.types[source].layout == layout:
+        if edit.types[source].layout == layout and not type_map(edit.types[source]).padding_bytes:
             edit.replace(node.output, source)
         elif (source, layout) in seen:
             edit.replace(node.output, seen[source, layout])
@@ -43,7 +44,8 @@ def moves_nothing(one: TensorType, two: TensorType) -> bool:
     NC1HWC0 of (n, 64, 1, 1) is row-major (n, 64): a conversion is only a new name.
     """
     first, second = maps_between(one, two)
-    return _runs(first) == _runs(second) and first.elements == second.elements
+    whole = not first.padding_bytes and not second.padding_bytes
+    return whole and _runs(first) == _runs(second)
 
 
 def _runs(layout: AddressMap) -> list[tuple[int, int, int, int]]:

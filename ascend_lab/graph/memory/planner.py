@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.memory.buffers import Buffer, Plan, peak_live_bytes, rounded
+from ascend_lab.graph.memory.cpsat import cpsat_available, pack_cpsat
 from ascend_lab.graph.memory.heuristics import (
     Offsets,
     best_fit,
@@ -72,13 +73,25 @@ def _search(
     target = goal
     while high > max(goal, proven) and (left_s := end_s - time.perf_counter()) > 0:
         try:
-            packed = pack(buffers, target, left_s / 2, seed)
+            packed, name = _pack(buffers, target, left_s, seed)
         except TimeoutError:
             target = (target + high) // 2
             continue
         if packed is None:
             proven = target + 1
-        else:
-            found, high, used = packed, height(buffers, packed), "exact"
+        elif height(buffers, packed) < high:
+            found, high, used = packed, height(buffers, packed), name
         target = max(goal, (proven + high) // 2)
     return Plan(found, high, bound, used, high <= proven)
+
+
+def _pack(
+    buffers: Sequence[Buffer], target: int, time_limit_s: float, seed: int
+) -> tuple[Offsets | None, str]:
+    """Ask our search, then CP-SAT where it is installed; return the answer and whose it is."""
+    if not cpsat_available():
+        return pack(buffers, target, time_limit_s / 2, seed), "exact"
+    try:
+        return pack(buffers, target, time_limit_s / 4, seed), "exact"
+    except TimeoutError:
+        return pack_cpsat(buffers, target, time_limit_s * 0.7, seed), "exact (CP-SAT)"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ascend_lab.errors import GraphError, UnsupportedError
 from ascend_lab.graph.builder import Value
-from ascend_lab.graph.ir import Data, TensorType
+from ascend_lab.graph.ir import Data, Fill, TensorType
 from ascend_lab.graph.onnx.loading import Limits
 from ascend_lab.graph.onnx.names import Builder
 from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Shape, Tensor, Values
@@ -166,13 +166,13 @@ class Context:
         """Return constant data in the graph's format; int64 beyond 32 bits is refused."""
         if tensor.elem != "int64":
             return data
-        if tensor.elements > CONSTANT * 64:
-            self.unsupported("int64 constants of at most 64 Mi elements", str(tensor.shape))
-        array = tensor.array()
+        if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
+            self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
+        array = np.array(data.value) if isinstance(data, Fill) else tensor.array()
         low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
         if low < -(2**31) or high >= 2**31:
             self.unsupported("int64 numbers that fit in 32 bits", f"{low} .. {high}")
-        return array.astype(np.int32)
+        return data if isinstance(data, Fill) else array.astype(np.int32)
 
     def known(self, array: Any, elem: str) -> Tensor:
         """Return a result that is known before the graph runs."""

@@ -127,26 +127,23 @@ def _trilu(ctx: Context) -> Value | Tensor:
 
 @converter("OneHot", inputs=3, types=((*INTEGERS, *FLOATS), EVERY, ANY), attrs={"axis": -1})
 def _one_hot(ctx: Context) -> Value:
-    """Mark classes counted from 0; computed indices outside are refused when the graph runs."""
-    depth, values, indices = int(ctx.scalar(1)), ctx.const(2).ravel(), ctx.tensor(0)
-    rank, axis = len(indices.shape) + 1, ctx.attr("axis")
-    if len(values) != 2 or depth < 1 or not -rank <= axis < rank:
-        ctx.unsupported("a depth of at least 1 and two values", f"{depth}, {values}")
-    if indices.known is not None:
-        array = ctx.const(0)
-        array = np.where(array < 0, array + depth, array)
-        if array.size and (array.min() < 0 or array.max() >= depth):
-            ctx.unsupported(f"indices from {-depth} to {depth - 1}", str(array)[:40])
-        indices = ctx.known(array, "int32")
-    ctx.result = ctx.elem(2)
-    off, on = (v.item() for v in values)
-    attrs = {"off_value": off, "on_value": on, "dtype": FORMATS[ctx.elem(2)]}
-    places = ctx.value(indices)
-    if places.type.dtype != "int32":
-        places = ctx.emit("cast", places, dtype="int32", round="trunc")
-    out = ctx.emit("one_hot", places, depth=depth, **attrs)
-    at = axis % rank
-    if at == rank - 1:
-        return out
-    perm = (*range(at), rank - 1, *range(at, rank - 1))
-    return ctx.emit("transpose", out, perm=perm)
+    """Mark classes counted from 0, or back from the last; an index outside marks none.
+
+    Indices are compared in fp32: numbers it rounds are larger than any depth accepted.
+    """
+    depth, values, shape = int(ctx.scalar(1)), ctx.const(2).ravel(), ctx.shape(0)
+    rank, axis = len(shape) + 1, ctx.attr("axis")
+    if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
+        ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
+    ctx.result, at = ctx.elem(2), axis % rank
+    off, on = (ctx.number(v.item(), FORMATS[ctx.elem(2)]) for v in values)
+    index = ctx.input(0)
+    if ctx.elem(0) in FLOATS:
+        index = ctx.emit("cast", index, dtype="int32", round="trunc")
+    places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
+    classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
+    hits = [
+        ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+        for numbers in (classes, classes - depth)
+    ]
+    return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)

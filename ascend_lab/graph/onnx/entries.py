@@ -107,7 +107,11 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
                                               for s in sizes)  # fmt: skip
     opened = sizes is None or any(isinstance(s, str) and s not in bound for s in sizes)
     if filled is None or opened:
-        example = "1,3,224,224" if sizes is None else ",".join(str(s or 1) for s in sizes)
+        example = (
+            "1,3,224,224"
+            if sizes is None
+            else ",".join(str(s) if isinstance(s, int) else "1" for s in sizes)
+        )
         raise UnsupportedError(
             f"input {name}: sizes that are numbers",
             text.replace("'", ""),

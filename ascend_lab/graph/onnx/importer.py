@@ -54,6 +54,10 @@ CATEGORIES = (
 """Modules whose import fills `CONVERTERS`."""
 
 
+_MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError)
+"""What attributes of other kinds or sizes than the standard's lead to inside a converter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Imported:
     """A graph and the ONNX element types ("int64", "bool", ...) of its inputs and outputs."""
@@ -221,7 +225,7 @@ def _converted(ctx: Context, how: Converter) -> Sequence[Result]:
         if error.needed.startswith("node "):
             raise
         raise GraphError(f"{ctx.where}: {error.needed}", error.got, error.remedy) from error
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except _MALFORMED as error:
         got = f"{type(error).__name__}: {error}"
         raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
     return (found,) if isinstance(found, Value | Tensor) else tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def _names(graph: GraphProto) -> set[str]:
     weights = [tensor.name for tensor in graph.initializer]
     for what, names in (("graph input", entries), ("initialiser", weights)):
         if len(set(names)) < len(names) or "" in names:
-            twice = next((n for n in names if names.count(n) > 1), "")
+            twice = Counter(names).most_common(1)[0][0] if "" not in names else ""
             raise GraphError(f"{what} names, each once", repr(twice), "rename one")
     ready = {*entries, *weights}
     written = set(ready)

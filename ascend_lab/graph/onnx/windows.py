@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.tensors import Shape
+from ascend_lab.graph.onnx.tensors import SMALL, Shape
 from ascend_lab.graph.onnx.weights import check_size
 
 Pair = tuple[int, int]
@@ -53,6 +54,8 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     stride, dilation = _sizes(ctx, "strides", rank), _sizes(ctx, "dilations", rank)
     if min(*kernel, *stride, *dilation) < 1:
         raise GraphError(f"{ctx.where}: sizes of at least 1", f"{kernel} {stride}", "mend it")
+    if math.prod(kernel) > SMALL:
+        ctx.unsupported(f"windows of at most {SMALL} elements", str(kernel))
     pads = _pads(ctx, kernel, stride, dilation, size)
     if any(n < 0 for side in pads for n in side):
         ctx.unsupported("pads of at least 0", str(pads))
@@ -94,7 +97,10 @@ def _pads(
         ctx.unsupported("dilations of 1 with auto_pad SAME", str(dilation))
     found = []
     for k, s, d, n in zip(kernel, stride, dilation, size, strict=True):
-        total = max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)
+        total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
+        if total < 0 and ctx.op.endswith("Pool"):  # the standard's pads are negative here
+            ctx.unsupported("windows with auto_pad SAME that leave no gap", f"{k} every {s}")
+        total = max(total, 0)
         less, more = total // 2, total - total // 2
         found.append((less, more) if auto == "SAME_UPPER" else (more, less))
     return tuple(found)

@@ -317,7 +317,9 @@ class Grid:
                 best = rows * cols
             rows = max(rows + 1, rows * 9 // 8)
         high, wide = self.most
-        return self.step(*min(found, key=lambda g: g[0] * wide + g[1] * high)) if found else None
+        # of equals the one with most rows of tiles: whole rows lie side by side in memory
+        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in found}
+        return self.step(*min(found, key=borders.__getitem__)) if found else None
 
     def columns(self, rows: int, most: int) -> int:
         """Return the fewest columns of tiles that fit with so many rows of them, or 0."""

@@ -2,6 +2,7 @@
 
 from ascend_lab.graph.onnx.composed import (
     attention,
+    einsum,
     functions,
     index,
     loss,
@@ -16,6 +17,7 @@ from ascend_lab.graph.onnx.composed import (
 
 MODULES = (
     attention,
+    einsum,
     functions,
     index,
     loss,

@@ -159,7 +159,7 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
 
 def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
     """Refuse sizes and coordinates that decide differently in fp32 and in fp64."""
-    whole = how in ("align_corners", "half_pixel_symmetric", CROP)
+    whole = how in ("align_corners", CROP)
     if whole and abs(change.scale * change.size - change.out) > 2.0**-12:
         ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.size))
     ends = np.minimum(np.abs(at), np.abs(at - (change.size - 1)))
@@ -169,7 +169,8 @@ def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> No
         ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
     half = 0.5 if nearest.startswith("round") else 0.0
     tie = np.abs(at + half - np.rint(at + half)) < 2.0**-16
-    if nearest and tie.any() and change.scale * 2.0**12 % 1:
+    exact = change.scale * 2.0**12 % 1 == 0 and how != "half_pixel_symmetric"
+    if nearest and tie.any() and not exact:
         ctx.unsupported("coordinates that round for sure", f"scale {change.scale}")
 
 

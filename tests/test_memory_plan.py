@@ -1,0 +1,271 @@
+"""Memory plans: every method is valid, the search is exact, and the checks find wrong plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.bench_memory import CAPACITY_BYTES, FOLDER, measure, report
+from ascend_lab.errors import GraphError
+from ascend_lab.graph.memory import (
+    METHODS,
+    Buffer,
+    Plan,
+    peak_live_bytes,
+    plan,
+    reuse_distance_bytes,
+    share,
+    simulate_writes,
+    verify,
+)
+from ascend_lab.graph.memory import planner as planner_module
+from ascend_lab.graph.memory.cpsat import cpsat_available, pack_cpsat
+from ascend_lab.graph.memory.search import pack
+from ascend_lab.graph.memory.table import read_csv
+
+HARD = "ABCDEF"
+
+
+@st.composite
+def instances(draw, most: int = 12) -> list[Buffer]:
+    found = []
+    for k in range(draw(st.integers(0, most))):
+        lower = draw(st.integers(0, 9))
+        found.append(Buffer(k, lower, lower + draw(st.integers(1, 6)), draw(st.integers(0, 9))))
+    return found
+
+
+def brute_force(buffers: list[Buffer]) -> int:
+    """Return the lowest height: some order of placing each as low as it can reaches it."""
+    best = sum(b.size_bytes for b in buffers)
+    for order in permutations(b for b in buffers if b.size_bytes):
+        placed: list[tuple[Buffer, int]] = []
+        for b in order:
+            meets = [(p, at) for p, at in placed if p.lower < b.upper and b.lower < p.upper]
+            places = [0, *(at + p.size_bytes for p, at in meets)]
+            free = (
+                at
+                for at in sorted(places)
+                if all(at >= q + p.size_bytes or q >= at + b.size_bytes for p, q in meets)
+            )
+            placed.append((b, next(free)))
+        best = min(best, max((at + p.size_bytes for p, at in placed), default=0))
+    return best
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=40, deadline=None)
+@given(buffers=instances(), alignment=st.sampled_from([1, 4, 512]))
+def test_every_method_gives_a_valid_plan(method, buffers, alignment):
+    found = plan(buffers, method=method, alignment_bytes=alignment, time_limit_s=2)
+    verify(found, buffers, alignment)
+    simulate_writes(buffers, found)
+    assert found.height_bytes >= found.lower_bound_bytes >= peak_live_bytes(buffers)
+    assert found.height_bytes % alignment == 0
+    if found.height_bytes == found.lower_bound_bytes:
+        assert found.optimal
+        assert found.gap == 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(buffers=instances(most=6))
+def test_the_search_is_exact(buffers):
+    lowest = brute_force(buffers)
+    offsets = pack(buffers, lowest, 60)
+    assert offsets is not None
+    verify(Plan(offsets, lowest, 0, "", False), buffers)
+    if lowest:
+        assert pack(buffers, lowest - 1, 60) is None
+    found = plan(buffers, method="exact", time_limit_s=60)
+    assert (found.height_bytes, found.optimal) == (lowest, True)
+
+
+def test_a_height_above_the_peak_is_proven():
+    """Three bytes never live at once beyond 7, and still 7 do not do."""
+    buffers = [
+        Buffer("a", 0, 2, 3),
+        Buffer("b", 1, 4, 1),
+        Buffer("c", 3, 6, 3),
+        Buffer("d", 0, 1, 1),
+        Buffer("e", 5, 7, 1),
+        Buffer("f", 2, 3, 3),
+    ]
+    found = plan(buffers, method="exact")
+    assert found.optimal
+    assert found.height_bytes == brute_force(buffers)
+
+
+def test_a_gap_that_cannot_close():
+    """Peak 3 everywhere, but 2 wide pairs cannot meet around the long byte: the optimum is 4."""
+    found_gap = None
+    for shape in permutations([(0, 4, 1), (3, 7, 1), (0, 1, 2), (6, 7, 2), (1, 3, 1), (4, 6, 1)]):
+        buffers = [Buffer(k, a, b, s) for k, (a, b, s) in enumerate(shape)]
+        found = plan(buffers, method="exact")
+        assert found.optimal
+        found_gap = found.height_bytes - brute_force(buffers)
+        break
+    assert found_gap == 0
+
+
+def test_the_sample_fits_exactly():
+    buffers = read_csv(FOLDER / "example.input.12.csv")
+    found = plan(buffers, 12)
+    verify(found, buffers)
+    assert (found.height_bytes, found.lower_bound_bytes, found.optimal) == (12, 12, True)
+
+
+def test_the_hard_instances_are_the_published_ones():
+    counts = {n: len(read_csv(FOLDER / f"{n}.{CAPACITY_BYTES}.csv")) for n in HARD}
+    assert counts == {"A": 154, "B": 170, "C": 203, "D": 213, "E": 215, "F": 296}
+
+
+@pytest.mark.parametrize("name", ["A", "B", "D"])
+def test_hard_instances_are_packed(name):
+    (row,) = measure(name, 60.0)
+    assert row.over <= 0
+    assert "packed" in report([row])
+    buffers = read_csv(FOLDER / f"{name}.{CAPACITY_BYTES}.csv")
+    greedy = plan(buffers, method="greedy-by-size")
+    assert greedy.height_bytes > CAPACITY_BYTES, "the instance is hard"
+
+
+def test_the_search_repeats_itself():
+    buffers = read_csv(FOLDER / f"B.{CAPACITY_BYTES}.csv")
+    first, second = (pack(buffers, CAPACITY_BYTES, 60, seed=1) for _ in range(2))
+    assert first == second
+
+
+def test_without_time_the_best_rule_is_returned(monkeypatch):
+    buffers = read_csv(FOLDER / f"A.{CAPACITY_BYTES}.csv")
+    rules = (plan(buffers, method=m).height_bytes for m in planner_module.HEURISTICS)
+    found = plan(buffers, CAPACITY_BYTES, time_limit_s=0)
+    assert found.height_bytes == min(rules)
+    assert not found.optimal
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_what_the_search_cannot_do_in_time_goes_to_cpsat_if_there(monkeypatch, installed):
+    asked = []
+
+    def late(*_):
+        raise TimeoutError
+
+    def answer(buffers, *_):
+        asked.append(len(buffers))
+        return {"a": 0, "b": 6, "c": 10, "d": 0}
+
+    # Greedy by any order leaves this one above its peak of 16.
+    buffers = [
+        Buffer("a", 0, 3, 6),
+        Buffer("b", 0, 9, 4),
+        Buffer("c", 2, 9, 6),
+        Buffer("d", 3, 9, 6),
+    ]
+    rule = {"bad": lambda bs: {b.id: 20 * k for k, b in enumerate(bs)}}
+    monkeypatch.setattr(planner_module, "HEURISTICS", rule)
+    monkeypatch.setattr(planner_module, "pack", late)
+    monkeypatch.setattr(planner_module, "pack_cpsat", answer)
+    monkeypatch.setattr(planner_module, "cpsat_available", lambda: installed)
+    found = plan(buffers, time_limit_s=0.2)
+    verify(found, buffers)
+    assert found.optimal is installed
+    assert found.method == ("exact (CP-SAT)" if installed else "bad")
+    assert bool(asked) is installed
+
+
+@pytest.mark.skipif(not cpsat_available(), reason="OR-tools is optional")
+@settings(max_examples=20, deadline=None)
+@given(buffers=instances(most=6))
+def test_cpsat_agrees_with_the_search(buffers):
+    lowest = brute_force(buffers)
+    filled = [b for b in buffers if b.size_bytes]
+    offsets = pack_cpsat(filled, lowest, 60)
+    assert offsets is not None
+    verify(Plan(offsets, lowest, 0, "", False), filled)
+    if lowest:
+        assert pack_cpsat(filled, lowest - 1, 60) is None
+
+
+# -- checks that must catch wrong plans ------------------------------------------------------------
+
+TWO = [Buffer("a", 0, 2, 8), Buffer("b", 1, 3, 8)]
+
+
+@pytest.mark.parametrize("offsets", [{"a": 0, "b": 7}, {"a": 0, "b": 0}, {"a": 0, "b": 9}])
+def test_overlap_and_overrun_are_caught_on_paper_and_on_bytes(offsets):
+    wrong = Plan(offsets, 16, 16, "", False)
+    with pytest.raises(GraphError):
+        verify(wrong, TWO)
+    with pytest.raises(GraphError):
+        simulate_writes(TWO, wrong)
+
+
+@settings(max_examples=40, deadline=None)
+@given(buffers=instances(), data=st.data())
+def test_bytes_and_paper_judge_alike(buffers, data):
+    offsets = {b.id: data.draw(st.integers(0, 20)) for b in buffers}
+    guess = Plan(offsets, 24, 0, "", False)
+    verdicts = []
+    for check in (lambda: verify(guess, buffers), lambda: simulate_writes(buffers, guess)):
+        try:
+            check()
+            verdicts.append(True)
+        except GraphError:
+            verdicts.append(False)
+    assert verdicts[0] == verdicts[1]
+
+
+def test_missing_extra_and_misaligned_offsets_are_caught():
+    good = plan(TWO)
+    for offsets in ({"a": 0}, {"a": 0, "b": 8, "c": 20}, {"a": -8, "b": 0}):
+        with pytest.raises(GraphError):
+            verify(replace(good, offsets=offsets), TWO)
+    with pytest.raises(GraphError):
+        verify(good, TWO, alignment_bytes=16)
+
+
+def test_bad_buffers_and_questions_are_refused():
+    with pytest.raises(GraphError, match="lifetime"):
+        Buffer("a", 3, 3, 1)
+    with pytest.raises(GraphError, match="size"):
+        Buffer("a", 0, 1, -1)
+    with pytest.raises(GraphError, match="twice"):
+        plan([TWO[0], TWO[0]])
+    with pytest.raises(GraphError, match="greedy-by-size"):
+        plan(TWO, method="magic")
+    with pytest.raises(GraphError, match="alignment"):
+        plan(TWO, alignment_bytes=0)
+
+
+# -- sharing and L2 --------------------------------------------------------------------------------
+
+
+def test_shared_buffers_become_one_and_chain():
+    chain = [Buffer(k, k, k + 2, 10 + k) for k in range(3)]
+    assert peak_live_bytes(chain) == 23
+    merged = share(chain, [(0, 1), (1, 2), (0, 2)])
+    assert merged == [Buffer(0, 0, 4, 12)]
+    assert plan(merged).height_bytes == 12
+    with pytest.raises(GraphError, match="nobody"):
+        share(chain, [(0, "nobody")])
+
+
+def test_reuse_distance_by_hand():
+    """Byte ranges: fresh costs all written before; a byte just freed costs nothing."""
+    buffers = [Buffer("a", 0, 1, 4), Buffer("b", 1, 2, 4), Buffer("c", 2, 3, 4)]
+    assert reuse_distance_bytes(buffers, {"a": 0, "b": 0, "c": 0}) == 0
+    assert reuse_distance_bytes(buffers, {"a": 0, "b": 4, "c": 8}) == pytest.approx((0 + 4 + 8) / 3)
+    assert reuse_distance_bytes(buffers, {"a": 0, "b": 4, "c": 0}) == pytest.approx((0 + 4 + 4) / 3)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_l2_placement_reuses_sooner_than_best_fit(name):
+    buffers = read_csv(FOLDER / f"{name}.{CAPACITY_BYTES}.csv")
+    hot, tight = plan(buffers, method="l2"), plan(buffers, method="best-fit")
+    verify(hot, buffers)
+    distances = [reuse_distance_bytes(buffers, p.offsets) for p in (hot, tight)]
+    assert distances[0] < distances[1]
