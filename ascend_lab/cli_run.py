@@ -146,10 +146,12 @@ def _check_size(graph: Graph) -> None:
 
 
 def in_type(values: Any, kind: str) -> Any:
-    """Return an array in the ONNX element type of an output: int64 and bool come back."""
+    """Return an array in the ONNX element type of an output."""
+    from ascend_lab.graph.onnx.tensors import NUMPY
+
     if kind == "bool":
         return np.asarray(values) != 0
-    return np.asarray(values).astype(np.int64) if kind == "int64" else np.asarray(values)
+    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
 
 
 def _summary(array: Any) -> dict[str, Any]:

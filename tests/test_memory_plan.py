@@ -262,7 +262,7 @@ def test_reuse_distance_by_hand():
     assert reuse_distance_bytes(buffers, {"a": 0, "b": 4, "c": 0}) == pytest.approx((0 + 4 + 4) / 3)
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("name", ["A", "B"])
 def test_l2_placement_reuses_sooner_than_best_fit(name):
     buffers = read_csv(FOLDER / f"{name}.{CAPACITY_BYTES}.csv")
     hot, tight = plan(buffers, method="l2"), plan(buffers, method="best-fit")

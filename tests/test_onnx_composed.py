@@ -190,6 +190,11 @@ def bytes_(rng):
     return op, [np.where(x == low, 1, x).astype(kind), y], {}
 
 
+def shifted(rng):
+    x, y = whole(rng, 0, 256, (4, 1), np.uint8), whole(rng, 0, 8, (1, 7), np.uint8)
+    return "BitShift", [x, y], {"direction": str(rng.choice(["LEFT", "RIGHT"]))}
+
+
 def narrowed(rng):
     x = whole(rng, -1000, 1000, (50,), np.int32)
     return "Cast", [x], {"to": int(rng.choice([TensorProto.INT8, TensorProto.UINT8]))}
@@ -267,7 +272,7 @@ def attention(rng):
 CASES = (
     arg, top_k, trilu, cumulated, gather_elements, gather_nd, scatter_elements, scatter_nd,
     compress, reverse_sequence, recurrent, quantised, whole_product, whole_convolution, quotient,
-    bytes_, narrowed, named_sum, fourier, pooled, dilated_average, normal, log_sum, attention,
+    bytes_, shifted, narrowed, named_sum, fourier, pooled, dilated_average, normal, log_sum, attention,
 )  # fmt: skip
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_onnx_export import run_onnx
 
-from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
+from ascend_lab.graph import GraphBuilder, evaluate, random_inputs, zoo
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
 
@@ -122,3 +123,33 @@ def test_random_graphs_survive_export_and_import(graph, seed):
     for name, value in evaluate(graph, feed).items():
         scale = max(1.0, float(np.abs(value).max()))
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=RTOL * scale)
+
+
+# Networks of the zoo, the transformers with fewer layers and words
+NETWORKS = (
+    ("squeezenet", {}),
+    ("mobilenet_v2", {}),
+    ("mobilenet_v3_large", {}),
+    ("shufflenet_v2", {}),
+    ("efficientnet_b0", {}),
+    ("inception_v1", {}),
+    ("mobilevit_block", {}),
+    ("bert_base", {"layers": 1, "vocabulary": 500, "length": 32}),
+    ("gpt2_small", {"layers": 1, "vocabulary": 500, "length": 32}),
+    ("vit_b16", {"layers": 1}),
+)
+
+
+@pytest.mark.parametrize(("name", "size"), NETWORKS, ids=lambda value: str(value)[:20])
+def test_networks_agree_with_onnx_runtime_before_and_after_the_way_back(name, size):
+    """fp32 sums of up to thousands of products: 1e-5 of the largest output."""
+    graph = zoo.build(name, **size)
+    model = export_onnx(graph)
+    feed = random_inputs(graph)
+    wanted = run_onnx(model, feed)
+    again = import_onnx(model)
+    assert (again.inputs, again.outputs) == (graph.inputs, graph.outputs)
+    for found in (evaluate(graph, feed), evaluate(again, feed)):
+        for key, value in wanted.items():
+            limit = 1e-5 * float(np.abs(value).max())
+            np.testing.assert_allclose(found[key], value, rtol=0, atol=limit)

@@ -11,7 +11,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, GraphError, ShapeError
 from ascend_lab.figures import fig_owners
 from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.fusion.common_split import common_split
+from ascend_lab.graph.fusion import common_split
 from ascend_lab.graph.fusion.split_conflict import (
     Cost,
     apart_kernels,

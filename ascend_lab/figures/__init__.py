@@ -67,6 +67,10 @@ FIGURES: dict[str, str] = {
     "fig_dispatch": "graph_ir",
     "fig_network": "graph_ir",
     "fig_passes": "rewrites",
+    "fig_arena": "packing",
+    "fig_arenas": "packing",
+    "fig_arena_traffic": "packing",
+    "fig_plans": "packing",
 }
 
 

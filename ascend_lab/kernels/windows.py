@@ -6,8 +6,8 @@ of one output row). A strip needs only some columns of the image: that is for wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from math import gcd
 
 from ascend_lab.kernels.conv_shape import ConvShape
@@ -87,44 +87,47 @@ class Run:
 def runs_of(
     shape: ConvShape, tile: int, first: int, last: int, *, strip: bool = False
 ) -> list[Run]:
-    """Group pixel tiles first..last-1 of an image into runs that differ by a shift only."""
+    """Group pixel tiles first..last-1 of an image into runs that differ by a shift only.
+
+    Only borders cut windows off, so blocks between two that differ by a shift do so as well.
+    """
     ow, side = shape.out_hw[1], tile * FRACTAL
-    tiles = list(_tiles(shape, tile, first, last, strip))
     period = up(ow, side) if strip else ow // gcd(side, ow)
     down = 1 if strip else period * side // ow
     shift = down * shape.strides[0]
+    at = cache(partial(_tile, shape, tile, strip))
+
+    def repeats(i: int, k: int) -> bool:
+        """Tell whether the block of a period at tile i comes again k periods further."""
+        block = range(i, i + period)
+        return all(at(t + k * period)[1] == at(t)[1].moved(k * shift) for t in block)
+
     runs: list[Run] = []
-    i = 0
-    while i < len(tiles):
-        count, block = 1, tiles[i : i + period]
-        while True:
-            after = tiles[i + count * period : i + (count + 1) * period]
-            moved = [w.moved(count * shift) for _, w in block]
-            if len(after) < period or [w for _, w in after] != moved:
-                break
-            count += 1
+    i = first
+    while i < last:
+        count, most = 1, (last - i) // period
+        while count < most:
+            middle = (count + most + 1) // 2
+            count, most = (middle, most) if repeats(i, middle - 1) else (count, middle - 1)
         if count > 1:
-            runs.append(Run(count, tuple(block), shift, down * ow))
+            runs.append(Run(count, tuple(map(at, range(i, i + period))), shift, down * ow))
             i += count * period
         else:
-            runs.append(Run(1, (tiles[i],), 0, 0))
+            runs.append(Run(1, (at(i),), 0, 0))
             i += 1
     return runs
 
 
-def _tiles(
-    shape: ConvShape, tile: int, first: int, last: int, strip: bool
-) -> Iterator[tuple[int, Window]]:
-    """Yield (first pixel, window) of tiles first..last-1; a flat tile rounds its pixels up."""
+def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window]:
+    """Return (first pixel, window) of tile t of an image; a flat tile rounds its pixels up."""
     oh, ow = shape.out_hw
     side, each = tile * FRACTAL, up(ow, tile * FRACTAL)
-    for t in range(first, last):
-        if strip:
-            row, at = t // each, t % each * side
-            pixel, pixels = row * ow + at, min(side, ow - at)
-        else:
-            pixel, pixels = t * side, min(side, oh * ow - t * side)
-        yield pixel, window_of(shape, pixel, pixels, strip=strip)
+    if strip:
+        row, at = t // each, t % each * side
+        pixel, pixels = row * ow + at, min(side, ow - at)
+    else:
+        pixel, pixels = t * side, min(side, oh * ow - t * side)
+    return pixel, window_of(shape, pixel, pixels, strip=strip)
 
 
 def rows_of(pixel: int, pixels: int, ow: int) -> list[tuple[int, int, int]]:

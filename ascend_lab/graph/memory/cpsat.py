@@ -26,12 +26,16 @@ def pack_cpsat(
     """
     from ortools.sat.python import cp_model
 
-    unit = math.gcd(*(b.size_bytes for b in buffers)) or 1
+    filled = [b for b in buffers if b.size_bytes]
+    offsets: Offsets = {b.id: 0 for b in buffers}
+    if not filled:
+        return offsets
+    unit = math.gcd(*(b.size_bytes for b in filled))
     rows = capacity_bytes // unit
-    section = {t: k for k, t in enumerate(sorted({t for b in buffers for t in (b.lower, b.upper)}))}
+    section = {t: k for k, t in enumerate(sorted({t for b in filled for t in (b.lower, b.upper)}))}
     model = cp_model.CpModel()
     starts, spans, lives, widths = [], [], [], []
-    for b in buffers:
+    for b in filled:
         size, width = b.size_bytes // unit, section[b.upper] - section[b.lower]
         if size > rows:
             return None
@@ -51,4 +55,5 @@ def pack_cpsat(
         return None
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise TimeoutError(f"no answer within {time_limit_s} s")
-    return {b.id: solver.value(at) * unit for b, at in zip(buffers, starts, strict=True)}
+    found = {b.id: solver.value(at) * unit for b, at in zip(filled, starts, strict=True)}
+    return offsets | found

@@ -13,38 +13,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.memory.buffers import Buffer, aligned, peak_live_bytes
-from ascend_lab.graph.memory.heuristics import Offsets
+from ascend_lab.graph.memory.heuristics import Offsets, by_start
 
 UNITS = 1 << 20
 """Most units memory is cut into; the unit grows before the number does."""
-NEVER = -1
 
 
 def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     """Place in order of birth, each buffer over the free bytes that were freed last on average.
 
     Heights up to (1 + slack) times the peak of live bytes are free to choose from; where no place
-    is left below, the lowest free one above it.
+    is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
+    pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
     """
     unit = _unit_bytes(buffers)
-    limit = max(1, int(peak_live_bytes(buffers) * (1 + slack)) // unit)
-    freed = np.full(limit, NEVER, np.int64)  # when each unit was freed
+    limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
+    freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
     live = np.zeros(limit, np.int64)
     offsets: Offsets = {}
-    count = {b.id: aligned(b.size_bytes, unit) // unit for b in buffers}
-    for clock, (is_birth, b) in enumerate(_events(buffers)):
+    written = 0
+    for is_birth, b in _events(buffers):
+        count = aligned(b.size_bytes, unit) // unit
         if not is_birth:
             start = offsets[b.id] // unit
-            live[start : start + count[b.id]] = 0
-            freed[start : start + count[b.id]] = clock
+            live[start : start + count], freed[start : start + count] = 0, written
             continue
-        start = _hottest(freed[:limit], live[:limit], count[b.id])
+        start = _hottest(freed, live, count)
         if start < 0:
-            freed = np.append(freed, np.full(count[b.id], NEVER))
-            live = np.append(live, np.zeros(count[b.id], np.int64))
-            start = _hottest(np.zeros_like(freed), live, count[b.id])
-        live[start : start + count[b.id]] = 1
+            start = int(live.nonzero()[0].max(initial=-1)) + 1  # grow from the highest in use
+            more = np.zeros(start + count - len(live), np.int64)
+            freed, live = np.append(freed, more), np.append(live, more)
+        live[start : start + count] = 1
         offsets[b.id] = start * unit
+        written += b.size_bytes
     return offsets
 
 
@@ -76,9 +77,10 @@ def _unit_bytes(buffers: Sequence[Buffer]) -> int:
 
 def _events(buffers: Sequence[Buffer]) -> list[tuple[bool, Buffer]]:
     """Return deaths and births in order of time; at one time deaths come first."""
-    events = [(b.upper, False, k) for k, b in enumerate(buffers)]
-    events += [(b.lower, True, k) for k, b in enumerate(buffers)]
-    return [(is_birth, buffers[k]) for _, is_birth, k in sorted(events)]
+    order = by_start(buffers)
+    events = [(b.upper, False, k) for k, b in enumerate(order)]
+    events += [(b.lower, True, k) for k, b in enumerate(order)]
+    return [(is_birth, order[k]) for _, is_birth, k in sorted(events)]
 
 
 def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:

@@ -50,6 +50,8 @@ class Context:
     """Element type of the outputs; a converter may set it."""
     limits: Limits
     folder: Path | None = None
+    rebatch: tuple[int, int] | None = None
+    """The batch the model fixes, and the one it is imported with instead."""
 
     @property
     def where(self) -> str:

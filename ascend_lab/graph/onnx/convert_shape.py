@@ -38,6 +38,8 @@ def _reshape(ctx: Context) -> Result:
     if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)) and keep:
         ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(wanted))
     sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(wanted)]
+    if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
+        sizes[0] = ctx.rebatch[1]
     if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
         ctx.unsupported("sizes of at least 0 and one -1", str(wanted))
     if -1 in sizes:

@@ -89,16 +89,19 @@ def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
 
 
 def _batched(found: Mapping[str, Sizes], batch: int) -> dict[str, Sizes]:
-    """Return the sizes with open first ones set to the batch."""
-    heads = [sizes[0] for sizes in found.values() if sizes]
-    if not any(isinstance(head, str) or head == batch for head in heads):
-        raise InputError(
-            f"an input whose first size is open, to make it {batch}", str(heads), "drop --batch"
-        )
+    """Return the sizes with open first ones set to the batch, or else fixed ones that agree."""
+    old = fixed_batch(found)
     return {
-        name: (batch, *sizes[1:]) if sizes and isinstance(sizes[0], str) else sizes
+        name: (batch, *sizes[1:]) if sizes and (isinstance(sizes[0], str) or old) else sizes
         for name, sizes in found.items()
     }
+
+
+def fixed_batch(found: Mapping[str, Sizes]) -> int:
+    """Return the first size that a model fixes for all its inputs alike, or 0."""
+    heads = {sizes[0] for sizes in found.values() if sizes}
+    head = heads.pop() if len(heads) == 1 else 0
+    return head if isinstance(head, int) else 0
 
 
 def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -> Shape:

@@ -26,7 +26,13 @@ from ascend_lab.graph.onnx import (
 )
 from ascend_lab.graph.onnx.attributes import attributes, find, title
 from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.entries import element_of, pinned_shapes, pinned_tensor, sizes_of
+from ascend_lab.graph.onnx.entries import (
+    element_of,
+    fixed_batch,
+    pinned_shapes,
+    pinned_tensor,
+    sizes_of,
+)
 from ascend_lab.graph.onnx.fold import folded
 from ascend_lab.graph.onnx.loading import Limits, load, opset_of
 from ascend_lab.graph.onnx.names import Builder
@@ -77,7 +83,9 @@ def import_onnx(
 ) -> Graph:
     """Return an ONNX model as a graph; names and formats are the model's, int64 is int32.
 
-    `shapes` and `batch` pin symbolic sizes of inputs, `pinned` gives inputs a fixed value. Raises
+    `shapes` and `batch` pin symbolic sizes of inputs, `pinned` gives inputs a fixed value. A batch
+    also replaces a first size that the model fixes; constant reshapes that begin with the old one
+    then begin with the new. Raises
     `InputError` for a file that is no sound model, `GraphError` for a malformed graph,
     `UnsupportedError` for an operator, a case of one, or a type that is not supported.
     """
@@ -120,6 +128,7 @@ class _Importer:
         reserved |= {entry.name for entry in (*self.proto.input, *self.proto.output)}
         self.net = Builder(self.proto.name or "model", reserved)
         self.types: dict[str, str] = {}
+        self.rebatch: tuple[int, int] | None = None
         self.read = {name for node in self.nodes for name in node.input}
         self.read |= {entry.name for entry in self.proto.output}
 
@@ -138,6 +147,8 @@ class _Importer:
                 sizes = sizes_of(entry)
                 self.tensors[name] = pinned_tensor(name, elems[name], sizes, pinned[name])
         free = [entry for entry in entries if entry.name not in pinned]
+        old = fixed_batch({entry.name: sizes_of(entry) for entry in free})
+        self.rebatch = (old, batch) if batch and old and not shapes else None
         open_shapes = {n: s for n, s in shapes.items() if n not in pinned}
         for name, shape in pinned_shapes(free, open_shapes, batch, self.limits).items():
             value = self.net.input(name, shape, FORMATS[elems[name]])
@@ -151,7 +162,7 @@ class _Importer:
         ctx = Context(
             how.op, title(node), self.opset, self.net, inputs, attributes(node, how),
             len(node.output), how.result or next((t.elem for t in inputs if t), ""), self.limits,
-            self.folder,
+            self.folder, self.rebatch,
         )  # fmt: skip
         start = self.net.node_count
         results = _converted(ctx, how)

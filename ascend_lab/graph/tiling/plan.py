@@ -31,6 +31,9 @@ from ascend_lab.ops.slicing import Range
 
 Box = tuple[Range, Range]
 """Rows and columns."""
+CONVOLVE = ("conv2d", "conv_transpose2d", "depthwise_conv2d")
+BALANCE = 256
+"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
 INNER_ENDS = 4
 """Most places tried where a tiled part may end, but for the first and the last."""
 
@@ -78,8 +81,9 @@ class Tiled:
 
 
 def work(graph: Graph) -> int:
-    """Return the multiply-accumulates of a graph and the elements it writes."""
-    return macs(graph) + sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
+    """Return what a graph costs in multiply-accumulates, elements written at their balance."""
+    written = sum(graph.types[n].elements for node in graph.nodes for n in node.outputs)
+    return macs(graph) + BALANCE * written
 
 
 def _sum(step: Step, count: Callable[[Graph], int]) -> int:
@@ -88,8 +92,9 @@ def _sum(step: Step, count: Callable[[Graph], int]) -> int:
 
 
 def _extra(step: Step) -> int:
-    """Return the work that tiles do again."""
-    return _sum(step, work) - work(step.graph)
+    """Return the cost of tiles: what they compute again and the copies in and out."""
+    copied = _sum(step, lambda g: sum(g.types[n].elements for n in (*g.inputs, *g.outputs)))
+    return _sum(step, work) - work(step.graph) + BALANCE * copied
 
 
 # -- bytes ----------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ def peak_bytes(graph: Graph) -> int:
 def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
     """Return the graph as steps whose peak is within a limit; tiles only where it must.
 
-    `most_pixels` bounds the rows times columns (times images) of what one kernel writes.
+    `most_pixels` bounds the pixels, of all images together, that one convolution writes.
     Raises `CapacityError` that says which node does not fit and why it cannot be tiled.
     """
     graph = pruned(graph)
@@ -160,9 +165,9 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
 
 
 def _pixels(graph: Graph, node: Node) -> int:
-    """Return the pixels of all images of the largest result of a node; 0 if it is no image."""
-    shapes = [t.shape for t in graph.out_types(node)]
-    return max((s[0] * s[2] * s[3] for s in shapes if len(s) == 4), default=0)
+    """Return the pixels of all images that a convolution writes; 0 for other operators."""
+    n, _, h, w = graph.types[node.output].shape if node.op in CONVOLVE else (0,) * 4
+    return n * h * w
 
 
 def _whole(graph: Graph, start: int, end: int) -> list[Step]:

@@ -12,6 +12,7 @@ from ascend_lab.graph.onnx.composed import (
     resize,
     scatter,
     signal,
+    state,
     whole,
 )
 
@@ -27,6 +28,7 @@ MODULES = (
     resize,
     scatter,
     signal,
+    state,
     whole,
 )
 """Modules whose import registers converters."""

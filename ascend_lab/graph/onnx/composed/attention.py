@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.graph.builder import Value
-from ascend_lab.graph.onnx.composed.parts import chosen, reshaped_to, table
+from ascend_lab.graph.onnx.composed.parts import chosen, part, reshaped_to, table
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Values
@@ -180,14 +180,14 @@ def _rotary(ctx: Context) -> Value:
     if turned % 2 or turned > d:
         ctx.unsupported(f"an even rotary_embedding_dim up to {d}", str(turned))
     cos, sin = (_angles(ctx, i, (n, s, turned // 2)) for i in (1, 2))
-    front = _part(ctx, x, 0, turned)
+    front = part(ctx, x, -1, 0, turned)
     if ctx.attr("interleaved"):
         pairs = reshaped_to(ctx, front, (n, h, s, turned // 2, 2))
         a, b = (
-            reshaped_to(ctx, _part(ctx, pairs, i, i + 1), (n, h, s, turned // 2)) for i in (0, 1)
+            reshaped_to(ctx, part(ctx, pairs, -1, i, i + 1), (n, h, s, turned // 2)) for i in (0, 1)
         )
     else:
-        a, b = _part(ctx, front, 0, turned // 2), _part(ctx, front, turned // 2, turned)
+        a, b = part(ctx, front, -1, 0, turned // 2), part(ctx, front, -1, turned // 2, turned)
     real = ctx.emit("sub", ctx.emit("mul", a, cos), ctx.emit("mul", b, sin))
     imaginary = ctx.emit("add", ctx.emit("mul", a, sin), ctx.emit("mul", b, cos))
     if ctx.attr("interleaved"):
@@ -196,18 +196,10 @@ def _rotary(ctx: Context) -> Value:
     else:
         out = ctx.emit("concat", real, imaginary, axis=-1)
     if turned < d:
-        out = ctx.emit("concat", out, _part(ctx, x, turned, d), axis=-1)
+        out = ctx.emit("concat", out, part(ctx, x, -1, turned, d), axis=-1)
     if len(shape) == 3:
         out = reshaped_to(ctx, ctx.emit("transpose", out, perm=(0, 2, 1, 3)), shape)
     return out
-
-
-def _part(ctx: Context, x: Value, begin: int, end: int) -> Value:
-    """Return a range of the last axis."""
-    lead = x.shape[:-1]
-    if (begin, end) == (0, x.shape[-1]):
-        return x
-    return ctx.emit("slice", x, begin=(*(0 for _ in lead), begin), end=(*lead, end))
 
 
 def _angles(ctx: Context, i: int, wanted: Shape) -> Value:

@@ -61,3 +61,13 @@ def axis_mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
     if last:
         return back
     return ctx.emit("transpose", back, perm=tuple(int(i) for i in np.argsort((*order, axis))))
+
+
+def part(ctx: Context, x: Value, axis: int, begin: int, end: int) -> Value:
+    """Return a range of one axis."""
+    axis %= len(x.shape)
+    if (begin, end) == (0, x.shape[axis]):
+        return x
+    low = tuple(begin if i == axis else 0 for i in range(len(x.shape)))
+    high = tuple(end if i == axis else n for i, n in enumerate(x.shape))
+    return ctx.emit("slice", x, begin=low, end=high)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ascend_lab.graph.builder import Value
-from ascend_lab.graph.onnx.composed.parts import reshaped_to, table
+from ascend_lab.graph.onnx.composed.parts import part, reshaped_to, table
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import FLOATS
@@ -79,15 +79,6 @@ class _Layer:
 
 
 Cell = Callable[[_Layer, Value, States], States]
-
-
-def part(ctx: Context, x: Value, axis: int, begin: int, end: int) -> Value:
-    """Return a range of one axis."""
-    if (begin, end) == (0, x.shape[axis]):
-        return x
-    low = tuple(begin if i == axis else 0 for i in range(len(x.shape)))
-    high = tuple(end if i == axis else n for i, n in enumerate(x.shape))
-    return ctx.emit("slice", x, begin=low, end=high)
 
 
 def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:

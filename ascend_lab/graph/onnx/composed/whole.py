@@ -6,6 +6,8 @@ Products and sums wrap at 32 bits, which leaves differences of near numbers exac
 
 from __future__ import annotations
 
+import numpy as np
+
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.composed.parts import chosen, table
 from ascend_lab.graph.onnx.context import Context
@@ -53,3 +55,25 @@ def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""
     x, y = ctx.input(0), ctx.input(1)
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
+
+
+@converter("BitShift", inputs=2, types=(BITS,), attrs={"direction": ""}, since=11)
+def _shift(ctx: Context) -> Value:
+    """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
+    x, y = ctx.input(0, "int32"), ctx.input(1, "int32")
+    left, dtype = ctx.attr("direction") == "LEFT", ctx.input(0).type.dtype
+    if not left and ctx.attr("direction") != "RIGHT":
+        ctx.unsupported("direction LEFT or RIGHT", str(ctx.attr("direction")))
+    most = (32 if dtype == "int32" else 8) - (1 if left or dtype != "int32" else 2)
+    powers = (2 ** np.arange(most + 1, dtype=np.int64)).astype(np.int32)
+    places = ctx.emit("clip", y, low=0, high=most)
+    power = ctx.emit("gather", table(ctx, powers, "int32", "powers"), places, axis=0)
+    zero = table(ctx, 0, "int32", "zero")
+    if left:
+        moved, sign = ctx.emit("mul", x, power), zero
+    else:
+        moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
+        sign = ctx.emit("neg", ctx.emit("less", x, zero))
+    inside = ctx.emit("equal", y, places)
+    found = chosen(ctx, inside, moved, sign)
+    return found if dtype == "int32" else wrapped(ctx, found, dtype)

@@ -1,0 +1,142 @@
+"""`ascend-lab plan-memory` and its CSV form: the contract, exit codes, and every bad file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.bench_memory import FOLDER
+from ascend_lab.cli import main
+from ascend_lab.errors import InputError
+from ascend_lab.graph.memory import Buffer, Plan, table, verify
+from ascend_lab.graph.memory.table import read_csv, write_csv
+
+SAMPLE = FOLDER / "example.input.12.csv"
+KEYS = {"height_bytes", "lower_bound_bytes", "capacity_bytes", "fits", "gap", "method", "offsets"}
+
+
+def run(capsys, *arguments: object) -> tuple[int, str, str]:
+    code = main(["plan-memory", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_keeps_the_contract(capsys):
+    code, out, err = run(capsys, SAMPLE, "--capacity", 12, "--time-limit", 5, "--json", "-")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert data.keys() >= KEYS
+    assert (data["height_bytes"], data["lower_bound_bytes"], data["fits"]) == (12, 12, True)
+    verify(Plan(data["offsets"], 12, 12, data["method"], True), read_csv(SAMPLE))
+
+
+def test_a_plan_that_does_not_fit_says_so_and_is_still_given(capsys):
+    code, out, _ = run(capsys, SAMPLE, "--capacity", 11)
+    assert code == 1
+    assert "NOT packed into the capacity of 11" in out
+    code, out, _ = run(capsys, SAMPLE, "--capacity", 11, "--json", "-")
+    data = json.loads(out)
+    assert (code, data["fits"], data["height_bytes"]) == (1, False, 12)
+
+
+def test_alignment_method_and_file_are_used(capsys, tmp_path):
+    target = tmp_path / "plan.json"
+    arguments = ("--alignment", 512, "--method", "greedy-by-start", "--json", target)
+    code, out, _ = run(capsys, SAMPLE, *arguments)
+    data = json.loads(target.read_text("utf-8"))
+    assert (code, out, data["method"], data["height_bytes"]) == (0, "", "greedy-by-start", 1536)
+    assert all(offset % 512 == 0 for offset in data["offsets"].values())
+
+
+def test_no_buffers_need_no_bytes(capsys, tmp_path):
+    file = tmp_path / "none.csv"
+    file.write_text("id,lower,upper,size\n")
+    code, out, _ = run(capsys, file, "--capacity", 0, "--json", "-")
+    assert (code, json.loads(out)["height_bytes"], json.loads(out)["offsets"]) == (0, 0, {})
+
+
+BAD = {
+    "": "header",
+    "id,lower,upper\na,0,1\n": "header",
+    "a,0,1,5\n": "header",
+    "id,lower,upper,size\na,0,1\n": "line 2",
+    "id,lower,upper,size\na,0,1,5,6\n": "line 2",
+    "id,lower,upper,size\na,0,1,5\nb,0,1,-5\n": "line 3",
+    "id,lower,upper,size\na,2,2,5\n": "line 2",
+    "id,lower,upper,size\na,3,2,5\n": "line 2",
+    "id,lower,upper,size\na,0,1,5\n\na,0,1,5\n": "line 4",
+    "id,lower,upper,size\na,0,1,5.5\n": "'5.5'",
+    "id,lower,upper,size\na,0,x,5\n": "'x'",
+    "id,lower,upper,size\na,0,1,\n": "''",
+    "id,lower,upper,size\na,0,1," + "9" * 5000 + "\n": "line 2",
+    "id,lower,upper,size\na,0,1,9223372036854775807\n": "line 2",
+    'id,lower,upper,size\n"a,0,1,5\n': "CSV",
+    "id,lower,upper,size\na,0,1,5\x00\n": "line 2",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_files_are_one_line(capsys, tmp_path, text):
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+    code, out, err = run(capsys, file, "--capacity", 10, "--json", "-")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("ascend-lab: ")
+    assert BAD[text] in err
+    assert len(err) < 400
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--capacity", -1),
+        ("--capacity", "many"),
+        ("--time-limit", "nan"),
+        ("--time-limit", -1),
+        ("--alignment", 0),
+        ("--method", "magic"),
+        ("--seed", -1),
+    ],
+)
+def test_bad_arguments_are_one_line(capsys, arguments):
+    code, out, err = run(capsys, SAMPLE, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert arguments[0] in err
+
+
+def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "MOST_FILE_BYTES", 1000)
+    monkeypatch.setattr(table, "MOST_ROWS", 3)
+    huge, long, noise = (tmp_path / name for name in ("huge", "long", "noise"))
+    huge.write_text("id,lower,upper,size\n" * 100)
+    long.write_text("id,lower,upper,size\n" + "".join(f"{k},0,1,1\n" for k in range(4)))
+    noise.write_bytes(bytes(range(256)))
+    for file in (tmp_path / "absent", tmp_path, huge, long, noise):
+        code, out, err = run(capsys, file)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=120))
+def test_noise_is_read_or_refused(tmp_path_factory, data):
+    file = tmp_path_factory.getbasetemp() / "noise.csv"
+    file.write_bytes(b"id,lower,upper,size\n" + data)
+    try:
+        buffers = read_csv(file)
+    except InputError as error:
+        assert str(file) in str(error)
+    else:
+        assert all(b.upper > b.lower and b.size_bytes >= 0 for b in buffers)
+
+
+def test_csv_round_trip_keeps_odd_names_and_any_column_order(tmp_path):
+    file = tmp_path / "b.csv"
+    buffers = [Buffer('x, "y"', -3, 4, 0), Buffer("z", 0, 1, 7)]
+    write_csv(file, buffers)
+    assert read_csv(file) == buffers
+    file.write_text("size,id,upper,lower\r\n7,z,1,0\r\n")
+    assert read_csv(file) == buffers[1:]
