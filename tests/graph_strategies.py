@@ -19,6 +19,8 @@ SIDES = (1, 2, 3, 5, 7)
 COLUMNS = (1, 5, 16, 17, 32, 33)
 ROWS = (1, 2, 5, 16, 17)
 LANE_WISE = ("relu", "abs", "neg", "adds", "muls", "clip", "max", "min", "add", "sub", "mul")
+SMOOTH = ("tanh", "sigmoid", "gelu", "silu", "hard_swish", "softmax", "exp")
+"""Operators whose results are no whole numbers; all are bounded by their operands, or by 8."""
 LARGEST = 20_000
 """Most elements of a tensor."""
 
@@ -26,11 +28,11 @@ LARGEST = 20_000
 class Net:
     """A graph under construction, its random choices, and the values that may be read next."""
 
-    def __init__(self, draw, whole=True):
+    def __init__(self, draw, smooth=False):
         self.draw = draw
         self.net = GraphBuilder("random", "fp16")
         self.values = []
-        self.whole = whole
+        self.smooth = smooth
         self.seed = draw(st.integers(0, 99))
 
     def pick(self, choices):
@@ -64,6 +66,12 @@ class Net:
         other = self.operand(x)
         found = getattr(self.net, op)(*((x, other) if self.draw(st.booleans()) else (other, x)))
         return self.bounded(found) if op == "mul" else found
+
+    def smooth_lane(self, x):
+        op = self.pick(SMOOTH)
+        if op == "softmax":
+            return self.net.softmax(x, axis=-1)
+        return getattr(self.net, op)(self.net.clip(x, low=-2.0, high=2.0) if op == "exp" else x)
 
     def operand(self, x):
         """A tensor that broadcasts to x: a constant, another tensor, or a fold of x itself."""
@@ -160,7 +168,7 @@ class Net:
         """Append one or two nodes behind a tensor, mostly the newest."""
         x = self.values[-1] if self.draw(st.integers(0, 3)) else self.pick(self.values)
         ways = [self.lane_wise, self.lane_wise, self.shape_anew, self.turn, self.join, self.cut]
-        ways += [self.fold]
+        ways += [self.fold] + [self.smooth_lane] * (6 if self.smooth else 0)
         if len(x.shape) == 4:
             ways += [self.convolution] * 4 + [self.pooling] * 2
         if len(x.shape) >= 2:
@@ -171,7 +179,17 @@ class Net:
 @st.composite
 def whole_graphs(draw, most=6):
     """A graph in fp16 that computes whole numbers and halves, all small."""
-    net = Net(draw)
+    return finished(draw, Net(draw), most)
+
+
+@st.composite
+def smooth_graphs(draw, most=6):
+    """A graph in fp16 with exponentials among the rest."""
+    return finished(draw, Net(draw, smooth=True), most)
+
+
+def finished(draw, net, most):
+    """Inputs, a few steps, outputs."""
     for i in range(draw(st.integers(1, 2))):
         if draw(st.booleans()):
             shape = (net.pick((1, 2)), net.pick(CHANNELS), net.pick(SIDES), net.pick(SIDES))

@@ -76,6 +76,13 @@ def along_axis(draw):
 
 
 @st.composite
+def lrn(draw):
+    x = draw(shape(least=2))
+    size = draw(st.integers(1, min(7, 2 * x[1] + 1)))
+    return (x,), {"size": size, "alpha": draw(st.sampled_from((1e-4, 0.5, 2.0)))}
+
+
+@st.composite
 def norm(draw, count):
     x = draw(shape())
     axis = draw(st.integers(0, len(x) - 1))
@@ -319,6 +326,7 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "embedding": embedding,
     "scatter_update": rows,
     "scatter_add": rows,
+    "lrn": lrn,
     "one_hot": one_hot,
     "max_pool2d": pool,
     "avg_pool2d": lambda: pool(average=True),

@@ -272,7 +272,8 @@ def attention(rng):
 CASES = (
     arg, top_k, trilu, cumulated, gather_elements, gather_nd, scatter_elements, scatter_nd,
     compress, reverse_sequence, recurrent, quantised, whole_product, whole_convolution, quotient,
-    bytes_, shifted, narrowed, named_sum, fourier, pooled, dilated_average, normal, log_sum, attention,
+    bytes_, shifted, narrowed, named_sum, fourier, pooled, dilated_average, normal, log_sum,
+    attention,
 )  # fmt: skip
 
 

@@ -129,6 +129,15 @@ def test_softmax_and_layer_norm_by_rows():
     close(ops.get("rms_norm").reference(x, np.ones(9)), np.array(rms))
 
 
+def test_lrn_by_neighbours():
+    op = ops.get("lrn")
+    (x,) = verify.sample(op, ((2, 7, 3),), "fp64", {"size": 4}, 3)
+    got = op.reference(x, size=4, alpha=0.5, beta=0.75, bias=2.0)
+    for n, c, i in np.ndindex(x.shape):
+        near = [x[n, k, i] ** 2 for k in range(c - 1, c + 3) if 0 <= k < 7]
+        assert got[n, c, i] == pytest.approx(x[n, c, i] / (2 + 0.5 / 4 * sum(near)) ** 0.75)
+
+
 def test_softmax_does_not_overflow():
     x = np.array([[60000.0, -60000.0, 60000.0]], np.float16)
     np.testing.assert_array_equal(ops.get("softmax").reference(x), [[0.5, 0, 0.5]])

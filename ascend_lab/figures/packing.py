@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from ascend_lab.chip import load_chip
@@ -130,12 +132,12 @@ def _verdict(plan: Plan) -> str:
     return f"{plan.height_bytes / 2**20:.1f} MiB, +{plan.gap:.0%}"
 
 
-def _legend() -> list[Patch]:
+def _legend() -> list[Artist]:
     """Explain the two kinds of rectangles and the line."""
     return [
         Patch(facecolor=SKY, edgecolor=INK, label="read by the next task only"),
         Patch(facecolor=ORANGE, edgecolor=INK, hatch="//", label="waits longer"),
-        Patch(facecolor="none", edgecolor=VERMILLION, linestyle="--", label="most live bytes"),
+        Line2D([], [], color=VERMILLION, linestyle="--", linewidth=1.4, label="most live bytes"),
     ]
 
 

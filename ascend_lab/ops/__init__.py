@@ -17,6 +17,7 @@ from ascend_lab.ops import elementwise as elementwise
 from ascend_lab.ops import flash as flash
 from ascend_lab.ops import indexing as indexing
 from ascend_lab.ops import joining as joining
+from ascend_lab.ops import local_response as local_response
 from ascend_lab.ops import matmul as matmul
 from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise

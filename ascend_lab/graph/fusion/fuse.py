@@ -16,12 +16,10 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
 from ascend_lab.graph.fusion.automatic import automatic_groups
-from ascend_lab.graph.fusion.rules import RULES
+from ascend_lab.graph.fusion.rules import AUTOMATIC, RULES
 from ascend_lab.graph.fusion.switches import Switches
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import piece_of
-
-AUTOMATIC = "AutomaticUbFusion"
 
 
 @dataclass(frozen=True, slots=True)

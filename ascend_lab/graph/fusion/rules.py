@@ -20,6 +20,8 @@ from ascend_lab.graph.lower import PRODUCTS
 from ascend_lab.graph.lower.rearrange import MOVES
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
+AUTOMATIC = "AutomaticUbFusion"
+"""The name of fusion by dominators, which comes after all rules."""
 LONGEST = 29
 """Elementwise operators in one group at most (AutomaticUbFusion of GE)."""
 
@@ -41,7 +43,7 @@ def fusion_rule(name: str) -> Callable[[Match], Match]:
 
     Raises `InputError` if there is a rule of that name.
     """
-    if any(rule.name == name for rule in RULES):
+    if name == AUTOMATIC or any(rule.name == name for rule in RULES):
         raise InputError("a new rule name", name, "choose another, or switch the old one off")
 
     def register(match: Match) -> Match:

@@ -96,16 +96,8 @@ def _lrn(ctx: Context) -> Value:
     x, size = ctx.input(0), ctx.attr("size")
     if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
         ctx.unsupported("a size from 1 to about twice the channels", f"{size} on {x.shape}")
-    n, c = x.shape[:2]
-    column = ctx.emit("square", x)
-    column = ctx.emit("reshape", column, shape=(n, 1, c, math.prod(x.shape[2:])))
-    pad = (((size - 1) // 2, size // 2), (0, 0))
-    mean = ctx.emit(
-        "avg_pool2d", column, kernel=(size, 1), stride=1, pad=pad, count_include_pad=True
-    )
-    scaled = ctx.emit("muls", ctx.emit("reshape", mean, shape=x.shape), number=ctx.attr("alpha"))
-    total = ctx.emit("adds", scaled, number=ctx.attr("bias"))
-    return ctx.emit("div", x, ctx.emit("pow", total, ctx.number(ctx.attr("beta"), x.type.dtype)))
+    names = ("alpha", "beta", "bias")
+    return ctx.emit("lrn", x, size=size, **{name: ctx.attr(name) for name in names})
 
 
 @converter("Softmax", "LogSoftmax", types=(FLOATS,), attrs={"axis": None})

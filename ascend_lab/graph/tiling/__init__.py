@@ -1,6 +1,8 @@
 """Huge inputs: feature maps that exceed the device memory are computed tile by tile, with halos."""
 
-from ascend_lab.graph.tiling.plan import Step, Tile, Tiled, peak_bytes, tile_graph
+from ascend_lab.graph.tiling.bytes import peak_bytes
+from ascend_lab.graph.tiling.grid import Step, Tile
+from ascend_lab.graph.tiling.plan import Tiled, tile_graph
 from ascend_lab.graph.tiling.run import evaluate_tiled
 from ascend_lab.graph.tiling.timing import TiledTimeline, simulate_tiled, tile_for
 

@@ -10,50 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
 
-from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.errors import CapacityError
 from ascend_lab.graph.edit import pruned
-from ascend_lab.graph.infer import verify
-from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.tiling.cuts import (
-    AXES,
-    Region,
-    Walk,
-    obstacle,
-    part_of,
-    tile_graph_of,
-    walk,
-    whole_inputs,
-)
+from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.tiling.bytes import live_bytes, pixels, spans, weight_bytes
+from ascend_lab.graph.tiling.cuts import Region, obstacle, part_of, whole_inputs
+from ascend_lab.graph.tiling.grid import Grid, Step
 from ascend_lab.graph.zoo.counts import macs
 from ascend_lab.ops.slicing import Range
 
-Box = tuple[Range, Range]
-"""Rows and columns."""
-CONVOLVE = ("conv2d", "conv_transpose2d", "depthwise_conv2d")
 BALANCE = 256
 """Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
 INNER_ENDS = 4
 """Most places tried where a tiled part may end, but for the first and the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """One run of a kind: the part of every image it reads, and of every output it writes."""
-
-    kind: int
-    reads: Mapping[str, Box]
-    writes: Mapping[str, Box]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Consecutive nodes: run as they are, or, with tiles, as one of `kinds` for every tile."""
-
-    graph: Graph
-    kinds: tuple[Graph, ...] = ()
-    tiles: tuple[Tile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,44 +67,6 @@ def _extra(step: Step) -> int:
     return _sum(step, work) - work(step.graph) + BALANCE * copied
 
 
-# -- bytes ----------------------------------------------------------------------------------------
-def weight_bytes(graph: Graph) -> int:
-    """Return the bytes of all constants that nodes read."""
-    read = {name for node in graph.nodes for name in node.inputs}
-    return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
-
-
-def spans(graph: Graph) -> dict[str, Range]:
-    """Return, for every activation, the first and the last node that needs it to be there."""
-    found = dict.fromkeys(graph.inputs, (0, 0))
-    for i, node in enumerate(graph.nodes):
-        found.update((name, (i, i)) for name in node.outputs)
-        for name in node.inputs:
-            if name in found:
-                found[name] = (found[name][0], i)
-    end = len(graph.nodes) - 1
-    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
-    return found
-
-
-def live_bytes(graph: Graph) -> list[int]:
-    """Return the bytes of the activations that exist while each node runs, its own included."""
-    change = [0] * (len(graph.nodes) + 1)
-    for name, (first, last) in spans(graph).items():
-        size = graph.types[name].size_bytes
-        change[first] += size
-        change[last + 1] -= size
-    return list(accumulate(change))[:-1] if graph.nodes else [0]
-
-
-def peak_bytes(graph: Graph) -> int:
-    """Return the most bytes alive along the nodes in order: activations, and all weights.
-
-    Every node writes a tensor of its own: fusion, in-place results and views save some of it.
-    """
-    return weight_bytes(graph) + max(live_bytes(graph))
-
-
 # -- which part -----------------------------------------------------------------------------------
 def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None) -> Tiled:
     """Return the graph as steps whose peak is within a limit; tiles only where it must.
@@ -147,7 +79,7 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     live = live_bytes(graph)
     large = [
         i for i, node in enumerate(graph.nodes)
-        if live[i] > room or _pixels(graph, node) > (most_pixels or _pixels(graph, node))
+        if live[i] > room or pixels(graph, node) > (most_pixels or pixels(graph, node))
     ]  # fmt: skip
     chosen: list[_Part] = []
     for start, end in _runs(graph, large):
@@ -162,12 +94,6 @@ def tile_graph(graph: Graph, limit_bytes: int, *, most_pixels: int | None = None
     inside = {i for part in chosen for i in range(part.start, part.stop)}
     peaks = [n for i, n in enumerate(live) if i not in inside] + [p.peak_bytes for p in chosen]
     return Tiled(graph, tuple(steps), limit_bytes, weight_bytes(graph) + max(peaks))
-
-
-def _pixels(graph: Graph, node: Node) -> int:
-    """Return the pixels of all images that a convolution writes; 0 for other operators."""
-    n, _, h, w = graph.types[node.output].shape if node.op in CONVOLVE else (0,) * 4
-    return n * h * w
 
 
 def _whole(graph: Graph, start: int, end: int) -> list[Step]:
@@ -270,91 +196,3 @@ def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: range) ->
     low = [stops[i] for i in range(1, len(cost) - 1) if cost[i - 1] > cost[i] <= cost[i + 1]]
     inner = low[:: -(-len(low) // INNER_ENDS)] if low else []
     return sorted({stops[0], *inner, stops[-1]})
-
-
-# -- how many tiles -------------------------------------------------------------------------------
-class Grid:
-    """The grids of tiles of a region, and which of them fit into `room` bytes."""
-
-    def __init__(self, region: Region, room: int, pixels: int | None) -> None:
-        self.region, self.room, self.pixels = region, room, pixels
-        sizes = [t.shape for t in map(region.graph.types.get, region.graph.outputs) if t]
-        self.most = [len(region.bounds(a, max(s[a] for s in sizes))) for a in AXES]
-        self.cache: dict[tuple[int, int], Walk | None] = {}
-
-    def largest(self, axis: int, count: int) -> Walk | None:
-        """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
-        if (axis, count) not in self.cache:
-            bounds = self.region.bounds(axis, count)
-            some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
-            try:
-                found = max((walk(self.region, axis, bounds[i]) for i in some), key=_length)
-            except ShapeError:  # a tile would read padding only
-                found = None
-            self.cache[axis, count] = found
-        return self.cache[axis, count]
-
-    def tile(self, rows: int, cols: int) -> Graph | None:
-        """Return the tile that computes most in a grid; None if the grid is none."""
-        row, col = self.largest(2, rows), self.largest(3, cols)
-        return tile_graph_of(self.region, row, col, "tile") if row and col else None
-
-    def smallest(self) -> int:
-        """Return the bytes of a tile of the finest grid there is."""
-        tile = self.tile(*self.most)
-        return max(live_bytes(tile)) if tile else 0
-
-    def fits(self, rows: int, cols: int) -> bool:
-        """Tell whether the tiles of a grid fit into memory and their results into kernels."""
-        tile = self.tile(rows, cols)
-        if tile is None or max(live_bytes(tile)) > self.room:
-            return False
-        return not self.pixels or max(_pixels(tile, n) for n in tile.nodes) <= self.pixels
-
-    def least(self) -> Step | None:
-        """Return the step with the fewest tiles that fit, of those with the shortest borders."""
-        best, found = self.most[0] * self.most[1] + 1, list[tuple[int, int]]()
-        rows = 1 if self.fits(*self.most) else best
-        while rows <= min(self.most[0], best):
-            cols = self.columns(rows, min(self.most[1], best // rows))
-            if cols and rows * cols <= best:
-                found = [g for g in found if g[0] * g[1] == rows * cols] + [(rows, cols)]
-                best = rows * cols
-            rows = max(rows + 1, rows * 9 // 8)
-        high, wide = self.most
-        # of equals the one with most rows of tiles: whole rows lie side by side in memory
-        borders = {g: (g[0] * wide + g[1] * high, -g[0]) for g in found}
-        return self.step(*min(found, key=borders.__getitem__)) if found else None
-
-    def columns(self, rows: int, most: int) -> int:
-        """Return the fewest columns of tiles that fit with so many rows of them, or 0."""
-        low, high = 1, most
-        if most < 1 or not self.fits(rows, most):
-            return 0
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.fits(rows, middle) else (middle + 1, high)
-        return high
-
-    def step(self, rows: int, cols: int) -> Step:
-        """Return a grid as a step: tiles with equal keys share a graph."""
-        graph, kinds, tiles = self.region.graph, list[Graph](), list[Tile]()
-        known: dict[object, int] = {}
-        own = []
-        for axis, count in zip(AXES, (rows, cols), strict=True):
-            walks = [walk(self.region, axis, wanted) for wanted in self.region.bounds(axis, count)]
-            own.append([(w, w.key(graph)) for w in walks])
-        for (row, row_key), (col, col_key) in product(*own):
-            key = (row_key, col_key)
-            if key not in known:
-                known[key] = len(kinds)
-                name = f"{graph.name}.tile{len(kinds)}"
-                kinds.append(verify(tile_graph_of(self.region, row, col, name)))
-            reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
-            writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
-            tiles.append(Tile(known[key], reads, writes))
-        return Step(graph, tuple(kinds), tuple(tiles))
-
-
-def _length(walked: Walk) -> int:
-    return sum(high - low for low, high in walked.need.values())

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.evaluate import Values, checked_inputs, evaluate
-from ascend_lab.graph.tiling.plan import Box, Step, Tiled
+from ascend_lab.graph.tiling.grid import Box, Step
+from ascend_lab.graph.tiling.plan import Tiled
 from ascend_lab.ops.formats import numpy_type
 
 

@@ -19,7 +19,8 @@ from ascend_lab.graph.fusion import Fused, Switches, fuse, unfused
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.pipeline import Front
-from ascend_lab.graph.tiling.plan import Box, Step, Tiled, tile_graph
+from ascend_lab.graph.tiling.grid import Box, Step
+from ascend_lab.graph.tiling.plan import Tiled, tile_graph
 
 KERNEL_PIXELS = 2**24
 """Most pixels of a feature map that one convolution computes: rows of its matrix product."""

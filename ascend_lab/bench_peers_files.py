@@ -1,0 +1,118 @@
+"""A network as the files other simulators read: part of `lab.py bench --peers`.
+
+SCALE-Sim reads a table with a row a layer; its loader drops what follows the last comma of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto, helper
+
+from ascend_lab.graph import Graph, Node, zoo
+from ascend_lab.graph.infer import operator_of
+from ascend_lab.graph.onnx.export import export_onnx
+from ascend_lab.graph.passes import run_passes
+from ascend_lab.graph.zoo.counts import node_macs
+from ascend_lab.ops.shapes import pair
+
+HEADER = (
+    "Layer name, IFMAP Height, IFMAP Width, Filter Height, Filter Width, Channels, "
+    "Num Filter, Strides,"
+)
+CONFIG = """\
+[general]
+run_name = scalesim
+[run_presets]
+InterfaceBandwidth = CALC
+UseRamulatorTrace = False
+[architecture_presets]
+ArrayHeight = 64
+ArrayWidth = 64
+IfmapSramSzkB = 64
+FilterSramSzkB = 64
+OfmapSramSzkB = 256
+IfmapOffset = 0
+FilterOffset = 10000000
+OfmapOffset = 20000000
+Dataflow = os
+ReadRequestBuffer = 32
+WriteRequestBuffer = 32
+[layout]
+IfmapCustomLayout = False
+FilterCustomLayout = False
+IfmapSRAMBankBandwidth = 10
+IfmapSRAMBankNum = 10
+IfmapSRAMBankPort = 2
+FilterSRAMBankBandwidth = 10
+FilterSRAMBankNum = 10
+FilterSRAMBankPort = 2
+[sparsity]
+SparsitySupport = false
+"""
+"""SCALE-Sim's settings: one cube's multipliers; it names offsets and layouts even if unused."""
+
+
+def layer_row(graph: Graph, node: Node) -> str:
+    """Return a convolution or matrix product as a row of SCALE-Sim's, or "" if it has no form.
+
+    The format has neither batches, groups, dilation nor padding, and one stride. SCALE-Sim rounds
+    the windows up: the input is given as the (outputs - 1) * stride + filter lines they read.
+    """
+    out = graph.types[node.output].shape
+    if node.op in ("matmul", "gemm") and len(out) == 2:
+        inner = node_macs(graph, node) // (out[0] * out[1])
+        return f"{out[0]}, {inner}, 1, {inner}, 1, {out[1]}, 1,"
+    if node.op != "conv2d":
+        return ""
+    options = operator_of(node.op).settings(node.attrs)
+    strides, spread = (pair(name, options[name]) for name in ("stride", "dilation"))
+    filters, channels, *window = graph.types[node.inputs[1]].shape
+    plain = out[0] == 1 and options["groups"] == 1 and spread == (1, 1)
+    if not plain or strides[0] != strides[1]:
+        return ""
+    lines, columns = ((n - 1) * strides[0] + k for n, k in zip(out[2:], window, strict=True))
+    sizes: list[Any] = [lines, columns, *window, channels, filters, strides[0]]
+    return ", ".join(map(str, sizes)) + ","
+
+
+def topology(graph: Graph) -> str:
+    """Return SCALE-Sim's table of a graph's layers; layers that have no form are left out."""
+    rows = [row for node in graph.nodes if (row := layer_row(graph, node))]
+    # names are numbers: SCALE-Sim reads one with DP in it as depthwise
+    return "\n".join([HEADER, *(f"{k}, {row}" for k, row in enumerate(rows)), ""])
+
+
+def folded(graph: Graph) -> Graph:
+    """Return the graph with its batch norms folded into convolutions, else as it is."""
+    return run_passes(graph, ["ConvBatchnormFusionPass"])[0]
+
+
+def model_of(graph: Graph) -> ModelProto:
+    """Return the graph as an ONNX model whose convolutions state their windows.
+
+    The standard lets the weights' shape tell; ZigZag fails without the attribute.
+    """
+    model = export_onnx(graph)
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Conv" and all(a.name != "kernel_shape" for a in node.attribute):
+            window = shapes[node.input[1]][2:]
+            node.attribute.append(helper.make_attribute("kernel_shape", window))
+    return model
+
+
+def write_files(network: str, settings: dict[str, int], folder: Path) -> None:
+    """Write a model of the zoo for every tool, and `about.json`: its nodes and macs."""
+    graph = folded(zoo.build(network, **settings))
+    (folder / "model.onnx").write_bytes(model_of(graph).SerializeToString())
+    texts = {
+        "scalesim.topology": topology(graph),
+        "scalesim.layout": "Layer name,\n",
+        "scalesim.config": CONFIG,
+        "about.json": json.dumps({"nodes": len(graph.nodes), "macs": zoo.macs(graph)}),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, "utf-8")
