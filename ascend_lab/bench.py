@@ -19,6 +19,7 @@ import numpy as np
 
 from ascend_lab import bench_graph as graphs
 from ascend_lab import bench_operators as operators
+from ascend_lab import bench_peers as peers
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.kernels.gemm_batch import time_tilings
@@ -241,7 +242,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lab.py bench", description=__doc__)
     parser.add_argument("--json", metavar="F", help="also write the figures to F")
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
+    parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
+    parser.add_argument("--peer-limit", type=float, default=1200.0, metavar="S", help="seconds")
     arguments = parser.parse_args(argv)
+    if arguments.peers:
+        return peers.report(arguments.peer_limit, arguments.json)
     benches = [
         bench_simulate,
         bench_candidates,

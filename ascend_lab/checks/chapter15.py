@@ -186,7 +186,11 @@ def check_ex_15_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
             "sizes": size8,
             "outputs": ["a", "b"],
         },
-        {"nodes": [("a", "neg", ("x",)), ("b", "add", ("a", "a"))], "sizes": size8, "outputs": "b"},
+        {
+            "nodes": [("a", "neg", ("x",)), ("b", "add", ("a", "a"))],
+            "sizes": size8,
+            "outputs": ["b"],
+        },
     ]
     return check_property("ex_15_3", fn, _pairs_judge, draw_nodes, edge_cases=edges, seed=seed)
 

@@ -97,7 +97,7 @@ register(
             Example(((1, 1, 1, 1),), {"size": 1}),
             Example(((1, 16, 4, 4),), {"size": 5}),
             Example(((2, 7, 5, 3),), {"size": 3, "alpha": 0.5, "bias": 2.0}),
-            Example(((1, 17, 33, 1),), {"size": 4, "alpha": 1.0, "beta": 0.5}),
+            Example(((1, 17, 33, 1),), {"size": 7, "alpha": 1.0, "beta": 0.5}),
         ),
         # exp(-beta ln(total)): the errors of both functions add up
         tolerances=rounded(fp32_ulps=24, atol=2.0**-20),
