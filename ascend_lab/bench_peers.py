@@ -19,12 +19,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_lab.bench_peers_files import write_files
-from ascend_lab.chip import Chip, load_chip
+from ascend_lab.bench_peers_files import one_core
 
 FOLDER = Path(__file__).parent.parent / "_build" / "peers"
-NETWORKS = {"small": ("squeezenet", {"size": 112}), "whole": ("resnet50", {"size": 224})}
-"""Networks of the zoo by role; SCALE-Sim takes a second for about 4000 of its cycles."""
+NETWORKS = ("squeezenet", "resnet50")
+"""A small and a large network of the zoo, one image of 224 x 224."""
 LIMIT_S = 1200.0
 OURS = "ascend_lab"
 
@@ -179,13 +178,11 @@ def environment(peer: Peer, folder: Path = FOLDER) -> Path:
     install += ["--disable-pip-version-check", *peer.pins]
     for command in ([sys.executable, "-m", "venv", str(home)], install):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, env=_variables())
-            said = "" if done.returncode == 0 else done.stderr + done.stdout
-        except OSError as error:
-            said = str(error)
-        if said:
-            reason = last_line(said)[:160]
-            raise PeerSkippedError(f"{peer.name} cannot be installed here ({reason})")
+            subprocess.run(command, capture_output=True, text=True, env=_variables(), check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = str(getattr(error, "stderr", "")) + str(getattr(error, "stdout", ""))
+            reason = (last_line(said) or str(error))[:160]
+            raise PeerSkippedError(f"{peer.name} cannot be installed here ({reason})") from error
     stamp.write_text("\n".join(peer.pins), "utf-8")
     return python
 
@@ -222,9 +219,19 @@ def row_of(network: str, tool: str, macs_per_cycle: int, about: dict[str, int], 
             cycles, covered = counts_of(run.output)
     except (ValueError, KeyError, IndexError) as error:
         problem = f"no result: {error}"[:160]
-    spent = (run.time_s, run.cpu_s, run.memory_bytes)
-    whole = (about["nodes"], about["macs"])
-    return Row(network, tool, macs_per_cycle, cycles, covered, *whole, *spent, problem)
+    return Row(
+        network,
+        tool,
+        macs_per_cycle,
+        cycles,
+        covered,
+        about["nodes"],
+        about["macs"],
+        run.time_s,
+        run.cpu_s,
+        run.memory_bytes,
+        problem,
+    )
 
 
 def table(rows: list[Row]) -> str:
@@ -248,32 +255,13 @@ def table(rows: list[Row]) -> str:
 # --- the comparison ---------------------------------------------------------------------------
 
 
-def one_core() -> Chip:
-    """Return Ascend310 with one of its two cores: 4096 multiply-accumulates a cycle."""
-    return dataclasses.replace(load_chip("Ascend310"), core_count=1)
-
-
-def time_ours(folder: Path) -> dict[str, int]:
-    """Return cycles (without and of launches) and nodes of a model file on one core."""
-    from ascend_lab.graph import compile_stages, simulate_graph
-    from ascend_lab.graph.onnx import import_onnx
-
-    graph = import_onnx(folder / "model.onnx")
-    times = simulate_graph(compile_stages(graph, one_core()).compiled).operators
-    launches = sum(op.timeline.launch_cycles for op in times)
-    cycles = sum(op.timeline.cycles for op in times)
-    return {"cycles": cycles, "launch_cycles": launches, "covered": len(graph.nodes)}
-
-
-def bench_network(
-    network: str, settings: dict[str, int], peers: dict[Peer, Path], limit_s: float
-) -> list[Row]:
+def bench_network(network: str, peers: dict[Peer, Path], limit_s: float) -> list[Row]:
     """Run us and the peers on one network, one after another; return a row each."""
     folder = FOLDER / network
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    itself = [sys.executable, "-m", "ascend_lab.bench_peers"]
-    subprocess.run([*itself, "write", network, json.dumps(settings), str(folder)], check=True)
+    itself = [sys.executable, "-m", "ascend_lab.bench_peers_files"]
+    subprocess.run([*itself, "write", network, str(folder)], check=True)
     about = json.loads((folder / "about.json").read_text("utf-8"))
     run = measure([*itself, "time", str(folder)], limit_s, folder / "ours.log")
     rows = [row_of(network, OURS, one_core().macs_per_cycle("fp16"), about, run)]
@@ -296,8 +284,8 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
         except PeerSkippedError as error:
             print(f"skipped: {error}", flush=True)
     rows: list[Row] = []
-    for network, settings in NETWORKS.values():
-        rows += bench_network(network, settings, peers, limit_s)
+    for network in NETWORKS:
+        rows += bench_network(network, peers, limit_s)
         print("\n" + table(rows) + "\n", flush=True)
     print(
         f"ascend_lab: Ascend310 with one core, fp16, from the same ONNX file as ZigZag; {NETWORKS}"
@@ -309,11 +297,3 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
         text = json.dumps([dataclasses.asdict(row) for row in rows], indent=2)
         Path(json_file).write_text(text, "utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    verb, *words = sys.argv[1:]
-    if verb == "write":
-        write_files(words[0], json.loads(words[1]), Path(words[2]))
-    else:
-        print(json.dumps(time_ours(Path(words[0]))))

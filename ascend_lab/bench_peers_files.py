@@ -1,18 +1,23 @@
-"""A network as the files other simulators read: part of `lab.py bench --peers`.
+"""A network as the files other simulators read, and timed by ours: part of `lab.py bench --peers`.
 
+A process each: `python -m ascend_lab.bench_peers_files write NETWORK FOLDER`, or `time FOLDER`.
 SCALE-Sim reads a table with a row a layer; its loader drops what follows the last comma of a row.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto, helper
 
-from ascend_lab.graph import Graph, Node, zoo
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.graph import Graph, Node, compile_stages, simulate_graph, zoo
 from ascend_lab.graph.infer import operator_of
+from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
 from ascend_lab.graph.passes import run_passes
 from ascend_lab.graph.zoo.counts import node_macs
@@ -104,9 +109,9 @@ def model_of(graph: Graph) -> ModelProto:
     return model
 
 
-def write_files(network: str, settings: dict[str, int], folder: Path) -> None:
+def write_files(network: str, folder: Path) -> None:
     """Write a model of the zoo for every tool, and `about.json`: its nodes and macs."""
-    graph = folded(zoo.build(network, **settings))
+    graph = folded(zoo.build(network))
     (folder / "model.onnx").write_bytes(model_of(graph).SerializeToString())
     texts = {
         "scalesim.topology": topology(graph),
@@ -116,3 +121,27 @@ def write_files(network: str, settings: dict[str, int], folder: Path) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
+
+
+def one_core() -> Chip:
+    """Return Ascend310 with one of its two cores: 4096 multiply-accumulates a cycle."""
+    return dataclasses.replace(load_chip("Ascend310"), core_count=1)
+
+
+def time_model(file: Path) -> dict[str, int]:
+    """Return the cycles (without and of launches) of a model file on one core, and its nodes.
+
+    Every node is timed, alone or fused: what cannot be raises a typed error.
+    """
+    graph = import_onnx(file)
+    times = simulate_graph(compile_stages(graph, one_core()).compiled).operators
+    launches = sum(op.timeline.launch_cycles for op in times)
+    cycles = sum(op.timeline.cycles for op in times)
+    return {"cycles": cycles, "launch_cycles": launches, "covered": len(graph.nodes)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write_files(sys.argv[2], Path(sys.argv[3]))
+    else:
+        print(json.dumps(time_model(Path(sys.argv[2]) / "model.onnx")))

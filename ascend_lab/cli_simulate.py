@@ -26,6 +26,9 @@ def add_simulate(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--fusion-switch", metavar="F", help="a fusion_switch.cfg file")
     verb.add_argument("--fusion-result", metavar="F", help="write fusion_result.json to F")
     verb.add_argument("--no-fusion", action="store_true", help="one kernel for every operator")
+    verb.add_argument(
+        "--memory-limit", type=int, metavar="BYTES", help="device memory (default: the chip's)"
+    )
     verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
     verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
     verb.set_defaults(run=lambda arguments: _simulate(arguments, emit))
@@ -33,32 +36,42 @@ def add_simulate(verbs: Any, emit: Emit) -> None:
 
 def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
     from ascend_lab.chip import load_chip
-    from ascend_lab.graph import compile_stages, simulate_graph
     from ascend_lab.graph.fusion import read_switches
+    from ascend_lab.graph.pipeline import front_stages
+    from ascend_lab.graph.tiling import simulate_within
     from ascend_lab.graph.trace import write_network_trace, write_text
 
     chip = load_chip(arguments.chip)
     switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else None
     graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
-    stages = compile_stages(
-        graph, chip, dtype=arguments.dtype, fusion=not arguments.no_fusion, switches=switches
+    front = front_stages(graph, chip, dtype=arguments.dtype, switches=switches)
+    fusion = not arguments.no_fusion
+    times, fused = simulate_within(
+        front, chip, arguments.memory_limit, fusion=fusion, switches=switches
     )
-    times = simulate_graph(stages.compiled)
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
-        write_text(arguments.fusion_result, stages.fusion_result())
+        write_text(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
     return 0
 
 
 def table(times: NetworkTimeline, nodes: int) -> str:
     """Return the operators as a table, and the totals."""
+    from ascend_lab.graph.tiling import TiledTimeline
+
     chip = times.chip
     head = f"{times.name} on {chip.name}: {nodes} nodes, {len(times.operators)} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
-    lines += [_line(op, times.time_s) for op in times.operators]
+    if isinstance(times, TiledTimeline):
+        lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
+                        f"memory ask: {times.halo_overhead:.2%} of the multiply-accumulates twice; "
+                        "time and bytes of a kernel are of all its runs")  # fmt: skip
+        lines += [_line(op, times.time_s, count) for op, count in times.repeated()]
+    else:
+        lines += [_line(op, times.time_s) for op in times.operators]
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
         f"total {times.time_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
@@ -68,14 +81,15 @@ def table(times: NetworkTimeline, nodes: int) -> str:
     return "\n".join(lines)
 
 
-def _line(op: OperatorTime, total_s: float) -> str:
+def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
     t = op.timeline
-    name = f"{op.name} ({op.type})"
+    name = f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}"
     if len(name) > LONGEST:
         name = f"...{name[3 - LONGEST :]}"
     moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
     return (
-        f"{name:{LONGEST}} {op.time_s * 1e6:9.2f} {op.time_s / total_s:6.1%} {t.bound_by:>8} "
-        f"{op.cube_utilisation:5.0%} {moved / 1e6:8.3f} {t.memory_bytes / 1e6:8.3f} "
+        f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
+        f"{t.bound_by:>8} {op.cube_utilisation:5.0%} {moved * count / 1e6:8.3f} "
+        f"{t.memory_bytes * count / 1e6:8.3f} "
         f"{t.l2_hit_rate:5.0%}"
     )

@@ -19,9 +19,8 @@ from ascend_lab.ops.formats import format_of
 # Training writes parameters; ONNX's optimisers are a preview domain of their own.
 WITHOUT_FORM = {"sgd_momentum", "adam"}
 WHOLE = ("int8", "int32")
-# ONNX Runtime has no CPU kernel: bf16 nearly anywhere, ScatterND sums in fp16, LRN but of images.
+# ONNX Runtime has no CPU kernel: bf16 nearly anywhere, ScatterND sums in fp16.
 NOT_RUN = {("scatter_add", "fp16")}
-ONLY_IMAGES = {"lrn"}  # what the standard defines for any tensor with channels
 
 
 def run_onnx(model, feed):
@@ -59,8 +58,8 @@ def cases():
 def test_the_exported_operator_computes_the_same(name, dtype):
     operator = ops.get(name)
     for example in operator.examples:
-        if name in ONLY_IMAGES and len(example.shapes[0]) != 4:
-            continue
+        if name == "lrn" and example.attrs["size"] % 2 == 0:
+            continue  # ONNX Runtime takes odd sizes only
         attrs = dict(example.attrs)
         arrays = verify.sample(operator, example.shapes, dtype, attrs)
         graph, feed = one_node(name, arrays, attrs)

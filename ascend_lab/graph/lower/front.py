@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ascend_lab.chip import Chip
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.lower.images import lower_conv, lower_deconv
 from ascend_lab.graph.lower.matrices import lower_product
@@ -23,6 +24,8 @@ def lower(piece: Piece, chip: Chip) -> Lowered:
     check(piece, chip)
     nodes = piece.graph.nodes
     op = nodes[0].op
+    if op in (*CONVOLUTIONS, *PRODUCTS):
+        _refuse_packed_twice(piece)
     if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
         return lower_moves(piece, chip)
     if op == "trans_data":
@@ -38,6 +41,15 @@ def lower(piece: Piece, chip: Chip) -> Lowered:
         if found is not None:
             return found
     return lower_vector(piece, chip)
+
+
+def _refuse_packed_twice(piece: Piece) -> None:
+    """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
+    first, *rest = piece.graph.nodes
+    later = {name for node in rest for name in node.inputs}
+    again = sorted(piece.constants.intersection(first.inputs) & later)
+    if again:
+        raise UnsupportedError("a constant packed in one way", piece.names[again[0]], "cut here")
 
 
 def check(piece: Piece, chip: Chip) -> None:

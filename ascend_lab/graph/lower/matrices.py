@@ -31,24 +31,29 @@ def operand_layouts(node: Node) -> tuple[str, str]:
 
 
 def lower_product(piece: Piece, chip: Chip) -> Lowered:
-    """Return the product at the head of a piece, the rest as its epilogue."""
+    """Return the product at the head of a piece, the rest as its epilogue.
+
+    The second operand of a product of a tensor with itself is called "name.b": a constant is packed
+    once for each side.
+    """
     node = piece.graph.nodes[0]
-    types = [piece.type(n) for n in node.inputs]
-    for name, kind, layout in zip(node.inputs, types, operand_layouts(node), strict=True):
-        if kind.layout != layout and name not in piece.constants:
-            raise UnsupportedError(f"{piece.names[name]} in {layout}", kind.layout, "convert it")
-    forms: dict[str, Form] = {
-        name: partial(packed, TensorType(kind.shape, kind.dtype, layout))
-        for name, kind, layout in zip(node.inputs, types, operand_layouts(node), strict=True)
-        if name in piece.constants
-    }
+    (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
+    names = (a, f"{b}.b") if a == b else (a, b)
+    forms: dict[str, Form] = {}
+    for name, kind, layout in zip(names, types, operand_layouts(node), strict=True):
+        own = name.partition(".")[0]
+        if own in piece.constants:
+            forms[name] = partial(packed, TensorType(kind.shape, kind.dtype, layout))
+        elif kind.layout != layout:
+            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
     if len(types[0].shape) == len(types[1].shape) == 2 and not node.attr("trans_a", False):
-        return _plain(piece, node, chip, forms)
-    return _batched(piece, chip, forms)
+        return _plain(piece, names, chip, forms)
+    return _batched(piece, names, chip, forms)
 
 
-def _plain(piece: Piece, node: Node, chip: Chip, forms: dict[str, Form]) -> Lowered:
+def _plain(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
     """Return a product of two matrices by the hand-written kernel."""
+    node = piece.graph.nodes[0]
     (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
     dtype = piece.type(node.inputs[0]).dtype
     epilogue, last = None, out.dtype
@@ -59,8 +64,8 @@ def _plain(piece: Piece, node: Node, chip: Chip, forms: dict[str, Form]) -> Lowe
         more = operand_forms(epilogue, piece, _main(out))
     shape = GemmShape(m, k, out.shape[1], dtype, last)
     launch = gemm_launch(shape, chip, epilogue=epilogue)
-    names = {"a": node.inputs[0], "b": node.inputs[1], "c": piece.graph.outputs[-1]}
-    return Lowered(Kernel("matmul", (renamed(launch, names),)), {**forms, **more})
+    own = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
+    return Lowered(Kernel("matmul", (renamed(launch, own),)), {**forms, **more})
 
 
 def _main(out: TensorType) -> TensorType:
@@ -102,20 +107,14 @@ def _bias(piece: Piece, node: Node) -> str:
     return others[0] if read_once and channel else ""
 
 
-def _batched(piece: Piece, chip: Chip, forms: dict[str, Form]) -> Lowered:
+def _batched(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
     """Return a batch of products by the default schedule; nothing but a ReLU may follow."""
     graph = piece.graph
     if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
         raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
-    node, *rest = graph.nodes
-    a, b = node.inputs
-    kinds = {a: piece.type(a), b: piece.type(b)}
-    if a == b:  # a product of a tensor with itself reads it twice
-        b = f"{a}.b"
-        kinds[b], node = kinds[a], replace(node, inputs=(a, b))
-        forms = {**forms, b: forms[a]} if a in forms else forms
+    kinds = {n: piece.type(n.partition(".")[0]) for n in names}
     tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
-    plain = TensorType(piece.output.shape, piece.output.dtype)
-    found = expressions((node, *rest), tensors, plain)
+    nodes = (replace(graph.nodes[0], inputs=names), *graph.nodes[1:])
+    found = expressions(nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
     out = te.renamed(found[graph.outputs[-1]], graph.outputs[-1])
     return Lowered(te.lower(te.auto_schedule(out, chip)), forms)

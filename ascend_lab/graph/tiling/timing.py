@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.compiled import compile_tasks
+from ascend_lab.errors import CapacityError
+from ascend_lab.graph.compiled import Compiled, compile_tasks
 from ascend_lab.graph.fusion import Fused, Switches, fuse, unfused
 from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.lifetimes import constant_bytes, lifetimes
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.pipeline import Front
+from ascend_lab.graph.pipeline import Front, finish_stages
 from ascend_lab.graph.tiling.grid import Box, Step
 from ascend_lab.graph.tiling.plan import Tiled, tile_graph
 
@@ -59,6 +62,43 @@ def tile_for(front: Front, chip: Chip, limit_bytes: int | None = None) -> Tiled:
     """
     limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
     return tile_graph(front.laid_out, limit, most_pixels=KERNEL_PIXELS)
+
+
+def simulate_within(
+    front: Front,
+    chip: Chip,
+    limit_bytes: int | None = None,
+    *,
+    fusion: bool = True,
+    switches: Switches | None = None,
+) -> tuple[NetworkTimeline, Fused]:
+    """Time a network whole where it fits the chip's memory, or a limit, else in tiles.
+
+    Returns the fusion report too. Raises `CapacityError` if neither fits.
+    """
+    limit = chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
+    try:
+        tiled = tile_for(front, chip, limit)
+        if tiled.tile_count:
+            times = simulate_tiled(tiled, chip, fusion=fusion, switches=switches)
+            return times, times.fused
+        problem = None
+    except CapacityError as error:
+        problem = error
+    stages = finish_stages(front, chip, fusion=fusion, switches=switches)
+    if problem and planned_bytes(stages.compiled) > limit:  # fusion may have saved what lacked
+        raise problem
+    return simulate_graph(stages.compiled), stages.fused
+
+
+def planned_bytes(compiled: Compiled) -> int:
+    """Return the most bytes alive while a compiled network runs, constants included."""
+    change: Counter[int] = Counter()
+    for life in lifetimes(compiled):
+        change[life.first] += life.size_bytes
+        change[life.last + 1] -= life.size_bytes
+    live = accumulate(change[i] for i in range(len(compiled.tasks)))
+    return sum(constant_bytes(compiled).values()) + max(live, default=0)
 
 
 def simulate_tiled(
