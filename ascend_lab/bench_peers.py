@@ -170,7 +170,8 @@ def environment(peer: Peer, folder: Path = FOLDER) -> Path:
     """
     home = folder / peer.name.lower()
     python, stamp = home / "bin" / "python", home / "pins.txt"
-    if stamp.exists() and stamp.read_text("utf-8") == "\n".join(peer.pins):
+    wanted = "\n".join(peer.pins)
+    if python.exists() and stamp.exists() and stamp.read_text("utf-8") == wanted:
         return python
     print(f"installing {' '.join(peer.pins)} into {home}", flush=True)
     shutil.rmtree(home, ignore_errors=True)
@@ -183,7 +184,7 @@ def environment(peer: Peer, folder: Path = FOLDER) -> Path:
             said = str(getattr(error, "stderr", "")) + str(getattr(error, "stdout", ""))
             reason = (last_line(said) or str(error))[:160]
             raise PeerSkippedError(f"{peer.name} cannot be installed here ({reason})") from error
-    stamp.write_text("\n".join(peer.pins), "utf-8")
+    stamp.write_text(wanted, "utf-8")
     return python
 
 
@@ -220,17 +221,17 @@ def row_of(network: str, tool: str, macs_per_cycle: int, about: dict[str, int], 
     except (ValueError, KeyError, IndexError) as error:
         problem = f"no result: {error}"[:160]
     return Row(
-        network,
-        tool,
-        macs_per_cycle,
-        cycles,
-        covered,
-        about["nodes"],
-        about["macs"],
-        run.time_s,
-        run.cpu_s,
-        run.memory_bytes,
-        problem,
+        network=network,
+        tool=tool,
+        macs_per_cycle=macs_per_cycle,
+        cycles=cycles,
+        covered=covered,
+        nodes=about["nodes"],
+        macs=about["macs"],
+        time_s=run.time_s,
+        cpu_s=run.cpu_s,
+        memory_bytes=run.memory_bytes,
+        problem=problem,
     )
 
 

@@ -14,15 +14,15 @@ from ascend_lab.graph import Fill, evaluate, from_text, random_inputs
 from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
 
 LIGHT_MODELS = {
-    "bvlc_alexnet": (36, 60_965_226),
+    "bvlc_alexnet": (22, 60_965_224),
     "densenet121": (668, 8_146_152),
-    "inception_v1": (156, 6_998_554),
+    "inception_v1": (142, 6_998_552),
     "inception_v2": (371, 11_234_792),
     "resnet50": (176, 25_610_152),
     "shufflenet": (203, 1_420_152),
     "squeezenet": (67, 1_235_496),
     "vgg19": (44, 143_667_240),
-    "zfnet512": (36, 87_250_538),
+    "zfnet512": (22, 87_250_536),
 }
 """Nodes of the graph and numbers in its weights."""
 RUN = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")
