@@ -79,10 +79,11 @@ PEERS = (
 NOTES = """\
 Not comparable: the machines. Only ascend_lab models vector work, queues, flags and launches, on
 one core with all of the chip's memory rate; its cycles leave launches out, as the others have none.
-ZigZag's machine has a quarter of the multipliers; its "64KB" input memories hold 65536 bits, 8 KB.
-SCALE-Sim's CALC assumes all the bandwidth wanted: its buffers never stall; no padding, so strided
-inputs are trimmed to what windows read. Neither times pooling, additions or activations.
-Utilisation: multiply-accumulates of the whole network / (cycles x MAC/cycle)."""
+Numbers take two bytes here, one byte in the others. ZigZag's machine has a quarter of the
+multipliers; its "64KB" input memories hold 65536 bits, 8 KB. SCALE-Sim's CALC assumes all the
+bandwidth wanted: its buffers never stall; it has no padding, so strided inputs are trimmed to what
+windows read. Neither times pooling, additions or activations.
+use: multiply-accumulates of the network / (cycles x MAC/cycle); s, CPU s, MB: of a cold process."""
 
 
 class PeerSkippedError(Exception):
@@ -163,7 +164,7 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def environment(peer: Peer, folder: Path = FOLDER) -> Path:
+def environment(peer: Peer, folder: Path) -> Path:
     """Return the interpreter of a peer's environment, made on first use.
 
     Raises `PeerSkippedError` where it cannot be made: no network, no wheel for this Python.
@@ -281,7 +282,7 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
     peers = {}
     for peer in PEERS:
         try:
-            peers[peer] = environment(peer)
+            peers[peer] = environment(peer, FOLDER)
         except PeerSkippedError as error:
             print(f"skipped: {error}", flush=True)
     rows: list[Row] = []

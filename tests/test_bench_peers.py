@@ -27,7 +27,7 @@ def small_net() -> Graph:
     y = net.relu(net.conv2d(x, net.weight((32, 16, 3, 3)), pad=1, stride=2))
     y = net.conv2d(y, net.weight((32, 16, 1, 1)), groups=2)
     y = net.conv2d(y, net.weight((32, 32, 3, 3)), dilation=2, pad=2)
-    y = net.reshape(y, (1, 800))
+    y = net.reshape(y, shape=(1, 800))
     net.output(net.matmul(y, net.weight((800, 10))))
     return net.build()
 
@@ -114,7 +114,7 @@ def test_the_table_has_use_coverage_and_ratio() -> None:
     broken = peers.row_of("net", "ZigZag", 1024, ABOUT, run("Traceback\nValueError: no\n", 1))
     assert ours.utilisation == 0.5
     lines = peers.table([ours, slow, broken]).splitlines()
-    assert lines[1].split() == "net ascend_lab 4096 200 50% 5/5 10.0 8.0 2 1x".split()
+    assert " ".join(lines[1].split()) == "net ascend_lab 4096 200 50% 5/5 10.0 8.0 2 1x"
     assert lines[2].split()[3:7] == ["-", "-", "0/5", ">10.0"]
     assert lines[2].endswith(">1x  stopped at the limit of 10 s")
     assert lines[3].endswith("failed (1): ValueError: no")

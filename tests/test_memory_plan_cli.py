@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -125,12 +126,8 @@ def test_files_that_are_absent_huge_long_or_no_text(capsys, tmp_path, monkeypatc
 def test_noise_is_read_or_refused(tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "noise.csv"
     file.write_bytes(b"id,lower,upper,size\n" + data)
-    try:
-        buffers = read_csv(file)
-    except InputError as error:
-        assert str(file) in str(error)
-    else:
-        assert all(b.upper > b.lower and b.size_bytes >= 0 for b in buffers)
+    with suppress(InputError):  # any other error fails the test
+        assert all(b.upper > b.lower and b.size_bytes >= 0 for b in read_csv(file))
 
 
 def test_csv_round_trip_keeps_odd_names_and_any_column_order(tmp_path):
