@@ -124,9 +124,6 @@ class Row:
         return self.macs / (self.cycles * self.macs_per_cycle) if self.cycles else 0.0
 
 
-# --- running ----------------------------------------------------------------------------------
-
-
 def measure(command: list[str], limit_s: float, log: Path) -> Run:
     """Run a command to its end or to the limit, its output into `log`.
 
@@ -189,9 +186,6 @@ def environment(peer: Peer, folder: Path) -> Path:
     return python
 
 
-# --- what the tools say -----------------------------------------------------------------------
-
-
 def counts_of(output: str) -> tuple[int, int]:
     """Return (cycles, layers covered) that a run printed; raise `ValueError` if it did not.
 
@@ -252,9 +246,6 @@ def table(rows: list[Row]) -> str:
         line += f"{f'{more}{ratio:.0f}x' if ratio else '-':>13}"
         lines.append(line + (f"  {r.problem}" if r.problem else ""))
     return "\n".join(lines)
-
-
-# --- the comparison ---------------------------------------------------------------------------
 
 
 def bench_network(network: str, peers: dict[Peer, Path], limit_s: float) -> list[Row]:

@@ -285,6 +285,20 @@ def test_attention_of_ragged_lengths(chip, n):
     assert_close(net.build(), {"x": half(2, n, 32)}, chip, share=1e-2)
 
 
+@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("n", [5, 40])
+def test_one_kernel_of_attention_on_operands_with_dirty_padding(n, chip):
+    """Rows that pad keys and values hold halves and fifties; the kernel must not count them."""
+    net = GraphBuilder("flash", "fp16")
+    x = net.input("x", (n, 32))
+    q, k = (net.sigmoid(net.matmul(x, net.constant(half(32, 16) / 4))) for _ in range(2))
+    v = net.adds(net.matmul(x, net.constant(half(32, 16) / 4)), number=50.0)
+    both = net.matmul(q, k, trans_b=True), net.matmul(k, q, trans_b=True)
+    net.output(net.attention(q, k, v), net.attention(*both, v))
+    laid = assert_close(net.build(), {"x": half(n, 32)}, chip)
+    assert sum(node.op == "flash_attention" for node in laid.nodes) == 2
+
+
 def test_softmax_of_ragged_rows_between_products():
     net = GraphBuilder("net", "fp16")
     x = net.input("x", (5, 17))

@@ -274,8 +274,8 @@ def test_the_fewest_tiles_that_fit(share):
 
 def test_too_small_a_memory_says_what_the_smallest_tile_needs():
     graph = stack()
-    with pytest.raises(CapacityError, match=r"stack: at least \d+ B .* got 40000 B") as found:
-        tile_graph(graph, 40_000)
+    with pytest.raises(CapacityError, match=r"stack: at least \d+ B .* got 36000 B") as found:
+        tile_graph(graph, 36_000)
     needed = int(found.value.needed.split("at least ")[1].split()[0])
     assert tile_graph(graph, needed).peak_bytes <= needed
     with pytest.raises(CapacityError):
@@ -362,9 +362,9 @@ def test_what_fits_only_when_fused_is_not_refused():
 
 
 def test_a_remote_sensing_image_on_the_smallest_chip():
-    """10000 x 10000 pixels through the first stage of ResNet-50: 8 GB do not hold its maps."""
+    """10000 x 10000 pixels through the first block of ResNet-50: 8 GB do not hold its maps."""
     whole = zoo.build("resnet50", size=10_000)
-    graph = pruned(replace(whole, outputs=("layer1.1.relu",)))
+    graph = pruned(replace(whole, outputs=("layer1.0.relu",)))
     front = front_stages(graph, CHIP)
     memory = CHIP.device_memory.size_bytes
     assert peak_bytes(front.laid_out) > memory
@@ -372,24 +372,28 @@ def test_a_remote_sensing_image_on_the_smallest_chip():
     assert times.tiles >= 2
     assert times.peak_bytes <= memory
     assert 0.0 < times.halo_overhead < 0.02
-    slowest = macs(graph) / (CHIP.peak_ops_per_s("fp16") / 2)
-    assert slowest < times.time_s < 10 * slowest
+    least = macs(graph) / (CHIP.peak_ops_per_s("fp16") / 2)
+    least_moved = graph.types["stem.relu"].size_bytes / CHIP.device_memory.rate_bytes_per_s
+    assert least + least_moved < times.time_s < 60.0
 
 
 def test_the_command_line_tiles_by_itself(tmp_path, capsys):
     model = tmp_path / "small.onnx"
-    onnx.save(export_onnx(zoo.build("squeezenet", size=96)), model)
+    graph = zoo.build("squeezenet", size=96)
+    onnx.save(export_onnx(graph), model)
+    laid_out = front_stages(graph, CHIP).laid_out
+    limit = peak_bytes(laid_out) - 100_000
     base = ["simulate", str(model), "--chip", "Ascend310"]
     assert main([*base, "--json", "-"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert "tiles" not in whole
-    assert main([*base, "--memory-limit", "3500000", "--json", "-"]) == 0
+    assert main([*base, "--memory-limit", str(limit), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tiles"] >= 2
     assert found["halo_overhead"] >= 0.0
-    assert found["peak_bytes"] <= found["limit_bytes"] == 3_500_000
+    assert found["peak_bytes"] <= found["limit_bytes"] == limit
     assert found["time_s"] > whole["time_s"]
-    assert main([*base, "--memory-limit", "3500000"]) == 0
+    assert main([*base, "--memory-limit", str(limit)]) == 0
     assert f"in {found['tiles']} tiles" in capsys.readouterr().out
     assert main([*base, "--memory-limit", "1000"]) == 2
     assert "device memory" in capsys.readouterr().err

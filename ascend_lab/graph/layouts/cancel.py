@@ -16,25 +16,24 @@ def cancel_trans_data(graph: Graph) -> Graph:
     """
     edit = Editor(graph)
     seen: dict[tuple[str, str], str] = {}
+    origin: dict[str, str] = {}
     for node in edit:
         if node.op != "trans_data":
             continue
-        source, layout = node.inputs[0], str(node.attr("layout"))
-        while True:
-            before = graph.producers.get(source)
-            if before is None or before.op != "trans_data":
-                break
-            source = edit.resolve(before.inputs[0])
-        if edit.types[source].layout == layout and not type_map(edit.types[source]).padding_bytes:
+        first, layout = node.inputs[0], str(node.attr("layout"))
+        source = origin.get(first, first)
+        kind, made = edit.types[source], node.output
+        if kind.layout == layout and not type_map(kind).padding_bytes:
             edit.replace(node.output, source)
-        elif (source, layout) in seen:
-            edit.replace(node.output, seen[source, layout])
-        elif source != node.inputs[0]:
-            new = edit.insert("trans_data", (source,), {"layout": layout}, node.name)
-            edit.replace(node.output, new)
-            seen[source, layout] = new
-        else:
-            seen[source, layout] = node.output
+            continue
+        if (source, layout) in seen:
+            made = seen[source, layout]
+            edit.replace(node.output, made)
+        elif source != first:
+            made = edit.insert("trans_data", (source,), {"layout": layout}, node.name)
+            edit.replace(node.output, made)
+        seen[source, layout] = made
+        origin[made] = source
     return edit.finish()
 
 

@@ -92,6 +92,6 @@ def _pack(
     if not cpsat_available():
         return pack(buffers, target, time_limit_s / 2, seed), "exact"
     try:
-        return pack(buffers, target, time_limit_s / 4, seed), "exact"
+        return pack(buffers, target, time_limit_s / 8, seed), "exact"
     except TimeoutError:
-        return pack_cpsat(buffers, target, time_limit_s * 0.7, seed), "exact (CP-SAT)"
+        return pack_cpsat(buffers, target, time_limit_s * 0.85, seed), "exact (CP-SAT)"

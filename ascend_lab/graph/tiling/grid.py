@@ -62,9 +62,9 @@ class Grid:
         return tile_graph_of(self.region, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
-        """Return the bytes of a tile of the finest grid there is."""
+        """Return the bytes of a tile of the finest grid; too many if its tiles read padding only."""
         tile = self.tile(*self.most)
-        return max(live_bytes(tile)) if tile else 0
+        return max(live_bytes(tile)) if tile else self.room + 1
 
     def fits(self, rows: int, cols: int) -> bool:
         """Tell whether the tiles of a grid fit into memory and their results into kernels."""

@@ -1,0 +1,302 @@
+"""A compiled network on the clock: sums, L2 between kernels, traces, lifetimes, linear growth."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from graph_strategies import whole_graphs
+from hypothesis import given, settings
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import (
+    GraphBuilder,
+    compile_stages,
+    compiled,
+    from_text,
+    network,
+    run_compiled,
+    simulate_graph,
+)
+from ascend_lab.graph.lifetimes import (
+    Lifetime,
+    constant_bytes,
+    lifetimes,
+    owners,
+    tensor_bytes,
+    workspaces,
+)
+from ascend_lab.graph.trace import network_events, write_network_trace, write_text
+
+TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
+
+
+def stages_of(graph, chip=TOY, **how):
+    return compile_stages(graph, chip, passes=(), **how)
+
+
+def timed(graph, chip=TOY, **how):
+    return simulate_graph(stages_of(graph, chip, **how).compiled)
+
+
+def small_net(channels=16, side=8):
+    """A residual block and a classifier."""
+    net = GraphBuilder("block", "fp16")
+    x = net.input("x", (1, channels, side, side))
+    y = net.relu(net.conv2d(x, net.weight((channels, channels, 3, 3)), pad=1))
+    y = net.add(net.conv2d(y, net.weight((channels, channels, 3, 3)), pad=1), x)
+    y = net.reshape(net.global_avg_pool(y), shape=(1, channels))
+    net.output(net.matmul(y, net.weight((channels, 10))))
+    return net.build()
+
+
+# -- totals ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("fusion", [True, False])
+def test_a_network_is_the_sum_of_its_kernels(chip, fusion):
+    stages = stages_of(small_net(), chip, fusion=fusion)
+    times = simulate_graph(stages.compiled)
+    real = [task for task in stages.compiled.tasks if task.lowered is not None]
+    assert [op.name for op in times.operators] == [task.name for task in real]
+    assert times.time_s == sum(op.time_s for op in times.operators)
+    assert times.macs == sum(op.timeline.macs for op in times.operators)
+    assert sum(times.by_type().values()) == pytest.approx(times.time_s)
+    assert list(times.by_type().values()) == sorted(times.by_type().values(), reverse=True)
+    launches_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
+    assert 0 < launches_s < times.time_s
+    assert times.memory_bytes == times.written_back_bytes + sum(
+        op.timeline.memory_bytes for op in times.operators
+    )
+
+
+def test_json_contract():
+    found = json.loads(json.dumps(timed(small_net(), A910).summary()))
+    assert found.keys() == {"name", "chip", "time_s", "operators", "totals"}
+    keys = {"name", "type", "time_s", "bound_by", "cube_utilisation", "bytes", "l2_hit_rate"}
+    for row in found["operators"]:
+        assert row.keys() >= keys
+        assert row["time_s"] > 0 and 0 <= row["l2_hit_rate"] <= 1 and row["bytes"]
+    assert found["time_s"] == pytest.approx(sum(row["time_s"] for row in found["operators"]))
+    totals = found["totals"]
+    assert totals["kernels"] == len(found["operators"]) and totals["energy_j"] > 0
+    assert totals["launch_time_s"] < found["time_s"] and totals["macs"] > 0
+
+
+@settings(max_examples=25)
+@given(graph=whole_graphs())
+def test_bounds_hold_in_random_networks(graph):
+    for chip in (TOY, B910):
+        stages = stages_of(graph, chip)
+        times = simulate_graph(stages.compiled)
+        for op in times.operators:
+            assert 0 <= op.cube_utilisation <= 1 and op.time_s > 0
+            assert 0 <= op.timeline.l2_hit_rate <= 1
+            assert all(0 <= share <= 1 for share in op.timeline.busy.values())
+        assert 0 <= times.l2_hit_rate <= 1
+        again = simulate_graph(stages.compiled)
+        assert again.summary() == times.summary()
+
+
+@pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda chip: chip.name)
+def test_memory_traffic_is_at_least_what_must_cross(chip):
+    """Weights and inputs come in once at least, outputs go out."""
+    graph = small_net(32, 16)
+    stages = stages_of(graph, chip)
+    times = simulate_graph(stages.compiled)
+    weights = sum(constant_bytes(stages.compiled).values())
+    ends = sum(stages.laid_out.types[n].size_bytes for n in ("x", *stages.laid_out.outputs))
+    assert weights > 0
+    assert times.memory_bytes >= weights + ends
+
+
+def test_utilisation_by_hand():
+    """One product of 1024 cubed: macs / (cores x macs a cycle x cycles, launch included)."""
+    net = GraphBuilder("product", "fp16")
+    net.output(net.matmul(net.input("a", (1024, 1024)), net.weight((1024, 1024))))
+    op = next(op for op in timed(net.build(), A910).operators if op.type == "matmul")
+    whole = A910.core_count * A910.macs_per_cycle("fp16")
+    assert op.timeline.macs == 1024**3
+    assert op.cube_utilisation == 1024**3 / (whole * op.timeline.total_cycles)
+    assert 0.02 < op.cube_utilisation < 1
+
+
+# -- L2 -------------------------------------------------------------------------------------------
+def readers(rows, chip=A910, count=3):
+    """Time kernels that read the same tensor one after another."""
+    net = GraphBuilder("readers", "fp16")
+    x = net.input("x", (rows, 1024))
+    net.output(*(net.reduce_max(x, axis=1) for _ in range(count)))
+    return [op.timeline for op in timed(net.build(), chip, fusion=False).operators]
+
+
+def test_the_second_reader_finds_a_tensor_in_l2():
+    first, *others = readers(256)
+    assert first.l2_hit_rate == 0 and [t.l2_hit_rate for t in others] == [1, 1]
+    assert first.memory_bytes >= 256 * 1024 * 2 > others[0].memory_bytes
+    assert all(t.cycles <= first.cycles for t in others)
+
+
+def test_a_tensor_larger_than_l2_is_read_from_memory_again():
+    rows = 4 * A910.l2_bytes // 2048 if hasattr(A910, "l2_bytes") else 65_536
+    times = readers(rows, count=2)
+    assert times[1].l2_hit_rate < 0.05
+    assert times[1].memory_bytes >= 0.95 * rows * 2048
+
+
+def test_an_activation_is_warm_for_its_reader_and_weights_are_cold():
+    net = GraphBuilder("chain", "fp16")
+    x = net.input("x", (256, 256))
+    y = net.matmul(x, net.weight((256, 256)))
+    net.output(net.matmul(net.softmax(y), net.weight((256, 256))))
+    ops = {op.name: op.timeline for op in timed(net.build(), A910, fusion=False).operators}
+    assert ops["softmax"].l2_hit_rate == 1
+    assert ops["matmul_1"].memory_bytes >= 256 * 256 * 2
+    assert ops["matmul_1"].l2_hit_rate < 1
+
+
+def test_views_take_no_time():
+    net = GraphBuilder("views", "fp16")
+    x = net.input("x", (4, 6))
+    y = net.neg(net.reshape(net.reshape(x, shape=(24,)), shape=(2, 12)))
+    net.output(net.reshape(y, shape=(4, 6)))
+    stages = stages_of(net.build())
+    assert [t.op for t in stages.compiled.tasks] == ["reshape", "reshape", "neg", "reshape"]
+    assert [op.type for op in simulate_graph(stages.compiled).operators] == ["neg"]
+
+
+# -- growth ---------------------------------------------------------------------------------------
+def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
+    """Equal blocks are lowered and timed once, however many there are."""
+    calls = {"lower": 0, "time": 0}
+    lower, time_launch = compiled.lower, network.time_launch
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    monkeypatch.setattr(compiled, "lower", counted("lower", lower))
+    monkeypatch.setattr(network, "time_launch", counted("time", time_launch))
+    found = []
+    for depth in (100, 500):
+        compiled._LOWERED.clear()
+        network._TIMES.clear()
+        calls.update(lower=0, time=0)
+        net = GraphBuilder("deep", "fp16")
+        x = net.input("x", (1, 16, 6, 6))
+        for _ in range(depth):
+            x = net.relu(net.conv2d(x, net.constant(np.ones((16, 16, 1, 1), np.float16))))
+        net.output(x)
+        times = timed(net.build())
+        assert len(times.operators) == depth + 2  # and two conversions
+        found.append((calls["lower"], calls["time"]))
+    assert found[0] == found[1] and max(found[0]) <= 12
+
+
+# -- traces ---------------------------------------------------------------------------------------
+def test_trace_rows_do_not_overlap(tmp_path):
+    times = timed(small_net(), A910)
+    write_network_trace(times, tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(rows.values())[:2] == ["launch", "kernel"] and len(rows) > 4
+    for tid in rows:
+        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == tid)
+        ends = [end for _, end in own[:-1]]
+        assert own
+        assert all(start >= end - 1e-6 for (start, _), end in zip(own[1:], ends, strict=True)), (
+            rows[tid]
+        )
+    end = max(e["ts"] + e["dur"] for e in spans)
+    assert end == pytest.approx(times.time_s * 1e6)
+    kernels = [e for e in spans if rows[e["tid"]] == "kernel"]
+    assert [e["name"] for e in kernels] == [op.name for op in times.operators]
+    assert network_events(times) == events
+
+
+def test_files_that_cannot_be_written(tmp_path):
+    with pytest.raises(InputError, match="a file that can be written"):
+        write_text(tmp_path, "x")
+    with pytest.raises(InputError, match="missing"):
+        write_network_trace(timed(small_net()), tmp_path / "missing" / "t.json")
+
+
+# -- lifetimes ------------------------------------------------------------------------------------
+CHAIN = """graph g (x: fp16[64, 8], i: fp16[4]) -> (d, b) {
+  k: fp16[8] = fill(2.0)
+  a: fp16[64, 8] = transpose(x) {perm = (0, 1)} a
+  b: fp16[64, 8] = mul(a, k) b
+  v: fp16[8, 64] = reshape(b) {shape = (8, 64)} v
+  c: fp16[8, 64] = softmax(v) c
+  d: fp16[64, 8] = transpose(c) d
+}
+"""
+
+
+def test_lifetimes_by_hand():
+    stages = stages_of(from_text(CHAIN), fusion=False)
+    assert [t.name for t in stages.compiled.tasks] == ["a", "b", "v", "c", "d"]
+    found = {life.name: life for life in lifetimes(stages.compiled)}
+    assert owners(stages.compiled) == {"v": "b"}
+    assert found["x"] == Lifetime("x", 0, 0, 1024)
+    assert found["i"] == Lifetime("i", 0, 0, 8)
+    assert found["a"] == Lifetime("a", 0, 1, 1024)
+    assert found["b"] == Lifetime("b", 1, 4, 1024)  # an output, read as v
+    assert found["c"] == Lifetime("c", 3, 4, 1024)
+    assert found["d"] == Lifetime("d", 4, 4, 1024)
+    assert "k" not in found and "v" not in found
+    assert constant_bytes(stages.compiled) == {"k": 16}
+
+
+def test_workspaces_live_inside_their_kernel():
+    """A softmax of rows too long for one core's buffer writes what it needs in between."""
+    net = GraphBuilder("g", "fp16")
+    x = net.input("x", (2, 3, 40, 8))
+    net.output(net.batch_norm_training(x, net.fill((3,), 1.0), net.fill((3,), 0.0),
+                                       net.fill((3,), 0.0), net.fill((3,), 1.0))[0])  # fmt: skip
+    stages = stages_of(net.build(), B910)
+    inner = {t.name: workspaces(t) for t in stages.compiled.tasks if workspaces(t)}
+    assert inner
+    spans = {life.name: life for life in lifetimes(stages.compiled)}
+    sizes = tensor_bytes(stages.compiled)
+    for place, task in enumerate(stages.compiled.tasks):
+        for name in workspaces(task):
+            assert (spans[name].first, spans[name].last) == (place, place)
+            assert name.startswith(f"{task.name}/") and sizes[name] == spans[name].size_bytes > 0
+
+
+@settings(max_examples=30)
+@given(graph=whole_graphs())
+def test_every_read_falls_into_a_lifetime(graph):
+    found = stages_of(graph).compiled
+    spans = {life.name: life for life in lifetimes(found)}
+    own = owners(found)
+    for place, task in enumerate(found.tasks):
+        for name in (*task.reads, *task.writes, *workspaces(task)):
+            if name not in found.graph.constants and own.get(name, name) in spans:
+                life = spans[own.get(name, name)]
+                assert life.first <= place <= life.last, name
+            else:
+                assert own.get(name, name) in found.graph.constants, name
+    end = len(found.tasks) - 1
+    for name in found.graph.outputs:
+        if own.get(name, name) in spans and found.tasks:
+            assert spans[own.get(name, name)].last == end
+
+
+# -- values ---------------------------------------------------------------------------------------
+def test_run_compiled_names_outputs_as_the_model_does():
+    graph = small_net()
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.standard_normal((1, 16, 8, 8))}
+    found = run_compiled(graph, inputs, TOY)
+    assert found.keys() == set(graph.outputs)
+    with pytest.raises(InputError, match="--dtype fp16, bf16, int8; got fp64"):
+        run_compiled(graph, inputs, TOY, dtype="fp64")
+    with pytest.raises(InputError, match="missing"):
+        run_compiled(graph, {}, TOY)
