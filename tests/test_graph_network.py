@@ -77,7 +77,8 @@ def test_json_contract():
     keys = {"name", "type", "time_s", "bound_by", "cube_utilisation", "bytes", "l2_hit_rate"}
     for row in found["operators"]:
         assert row.keys() >= keys
-        assert row["time_s"] > 0 and 0 <= row["l2_hit_rate"] <= 1 and row["bytes"]
+        assert row["time_s"] > 0 and 0 <= row["l2_hit_rate"] <= 1
+        assert all(n > 0 for n in row["bytes"].values())
     assert found["time_s"] == pytest.approx(sum(row["time_s"] for row in found["operators"]))
     totals = found["totals"]
     assert totals["kernels"] == len(found["operators"]) and totals["energy_j"] > 0
@@ -139,7 +140,7 @@ def test_the_second_reader_finds_a_tensor_in_l2():
 
 
 def test_a_tensor_larger_than_l2_is_read_from_memory_again():
-    rows = 4 * A910.l2_bytes // 2048 if hasattr(A910, "l2_bytes") else 65_536
+    rows = 4 * A910.l2.size_bytes // 2048
     times = readers(rows, count=2)
     assert times[1].l2_hit_rate < 0.05
     assert times[1].memory_bytes >= 0.95 * rows * 2048
@@ -150,7 +151,8 @@ def test_an_activation_is_warm_for_its_reader_and_weights_are_cold():
     x = net.input("x", (256, 256))
     y = net.matmul(x, net.weight((256, 256)))
     net.output(net.matmul(net.softmax(y), net.weight((256, 256))))
-    ops = {op.name: op.timeline for op in timed(net.build(), A910, fusion=False).operators}
+    found = timed(net.build(), A910, fusion=False).operators
+    ops = {op.name.partition(".")[0]: op.timeline for op in found if op.type != "trans_data"}
     assert ops["softmax"].l2_hit_rate == 1
     assert ops["matmul_1"].memory_bytes >= 256 * 256 * 2
     assert ops["matmul_1"].l2_hit_rate < 1
@@ -205,13 +207,11 @@ def test_trace_rows_do_not_overlap(tmp_path):
     spans = [e for e in events if e["ph"] == "X"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert list(rows.values())[:2] == ["launch", "kernel"] and len(rows) > 4
-    for tid in rows:
+    for tid, row in rows.items():
         own = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == tid)
         ends = [end for _, end in own[:-1]]
         assert own
-        assert all(start >= end - 1e-6 for (start, _), end in zip(own[1:], ends, strict=True)), (
-            rows[tid]
-        )
+        assert all(start >= end - 1e-6 for (start, _), end in zip(own[1:], ends, strict=True)), row
     end = max(e["ts"] + e["dur"] for e in spans)
     assert end == pytest.approx(times.time_s * 1e6)
     kernels = [e for e in spans if rows[e["tid"]] == "kernel"]
@@ -254,11 +254,11 @@ def test_lifetimes_by_hand():
 
 
 def test_workspaces_live_inside_their_kernel():
-    """A softmax of rows too long for one core's buffer writes what it needs in between."""
+    """Batch norm in training folds on all cores first: sums pass through device memory."""
     net = GraphBuilder("g", "fp16")
     x = net.input("x", (2, 3, 40, 8))
-    net.output(net.batch_norm_training(x, net.fill((3,), 1.0), net.fill((3,), 0.0),
-                                       net.fill((3,), 0.0), net.fill((3,), 1.0))[0])  # fmt: skip
+    parts = [net.constant(np.ones(3, np.float32)) for _ in range(4)]
+    net.output(net.batch_norm_training(x, *parts)[0])
     stages = stages_of(net.build(), B910)
     inner = {t.name: workspaces(t) for t in stages.compiled.tasks if workspaces(t)}
     assert inner

@@ -148,7 +148,9 @@ def inner_output():
     net = GraphBuilder("inner_output")
     x, scale = net.input("x", (1, 4, 15, 15)), net.input("scale", (1, 4, 1, 1))
     y = net.mul(x, scale)
-    z = net.conv2d(y, net.constant(whole_numbers((4, 4, 5, 5), 3, 1)), dilation=2, pad=((2, 3), (4, 1)))
+    z = net.conv2d(
+        y, net.constant(whole_numbers((4, 4, 5, 5), 3, 1)), dilation=2, pad=((2, 3), (4, 1))
+    )
     column = net.constant(whole_numbers((4, 1, 1), 4))
     net.output(y, net.add(z, column))
     return net.build()

@@ -175,31 +175,33 @@ def _listed(axes: object) -> list[Axes]:
 # -- what L2 makes of it --------------------------------------------------------------------------
 @styled
 def fig_arena_traffic(
-    batches: Sequence[int],
-    heights: Mapping[str, Sequence[float]],
-    moved: Mapping[str, Sequence[float]],
+    sizes: Sequence[float], moved: Mapping[str, Sequence[float]], heights: Mapping[str, float]
 ) -> LabFigure:
-    """Draw MiB of memory per plan (left) and MiB through the memory interface (right) over batches.
+    """Draw MiB through the memory interface per plan, over the MiB of L2.
 
-    The L2 of the Ascend910A is a line on the left; `moved` may have one more series than `heights`.
+    A dotted line stands where L2 is as large as the plan is high; `heights` may miss plans.
+    Raises `InputError` for series of other lengths than `sizes`.
     """
-    l2 = load_chip(CHIP).l2.size_bytes / 2**20
-    fig, axes = new_figure(ncols=2, height_in=2.9)
-    styles = {name: (PALETTE[i], "osD^v"[i % 5]) for i, name in enumerate(moved)}
-    for ax, series in zip(axes, (heights, moved), strict=True):
-        for name, values in series.items():
-            colour, marker = styles[name]
-            ax.plot(batches, values, color=colour, marker=marker, label=name)
-        ax.set_xlabel("images in a batch")
-        ax.set_xticks(batches)
-        ax.set_ylim(0)
-    axes[0].axhline(l2, color=INK, linestyle=":")
-    axes[0].text(batches[0], l2, "L2", va="bottom")
-    axes[0].set_title("memory for activations (MiB)")
-    axes[1].set_title("to and from device memory (MiB)")
-    axes[1].legend()
-    last = f"{batches[0]} to {batches[-1]} images"
-    told = "; ".join(f"{n} {v[0]:.1f} to {v[-1]:.1f}" for n, v in heights.items())
-    bytes_told = "; ".join(f"{n} {' '.join(f'{x:.0f}' for x in v)}" for n, v in moved.items())
-    alt = f"From {last}, MiB for activations: {told}; L2 has {l2:.0f}. MiB moved: {bytes_told}."
-    return finish(fig, alt=alt)
+    if not moved or any(len(values) != len(sizes) for values in moved.values()):
+        got = ", ".join(f"{name}: {len(values)}" for name, values in moved.items())
+        raise InputError(f"series of {len(sizes)} values", got or "none")
+    fig, ax = new_figure(height_in=3.3)
+    for i, (name, values) in enumerate(moved.items()):
+        colour = PALETTE[i % len(PALETTE)]
+        ax.plot(sizes, values, color=colour, marker="osD^v"[i % 5], label=name)
+        if name in heights:
+            ax.axvline(heights[name], color=colour, linestyle=":", linewidth=1.2)
+            top = ax.get_xaxis_transform()
+            ax.text(heights[name], 1.0, f"{heights[name]:.0f}", transform=top, ha="center")
+    ax.set_xticks(sizes)
+    ax.set_xlabel("size of L2 (MiB)")
+    ax.set_ylabel("to and from memory (MiB)")
+    ax.set_ylim(0)
+    ax.legend(loc="lower left")
+    told = "; ".join(
+        f"{name} {', '.join(f'{value:.0f}' for value in values)}"
+        + (f", {heights[name]:.1f} MiB high" if name in heights else "")
+        for name, values in moved.items()
+    )
+    steps = ", ".join(f"{size:g}" for size in sizes)
+    return finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")

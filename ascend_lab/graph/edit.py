@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ascend_lab.errors import GraphError
@@ -104,26 +104,37 @@ class Editor:
 def ordered(graph: Graph) -> Graph:
     """Return the graph with its nodes in an order in which each reads what is there.
 
-    The order given is kept where it is one. Raises `GraphError` naming the nodes of a cycle.
+    Nodes stay in the order given, a node that is read too early moves in front of its first
+    reader. Raises `GraphError` naming the nodes of a cycle.
     """
-    ready = set(graph.inputs) | set(graph.constants)
-    sound = True
+    done: dict[str, Node] = {}
     for node in graph.nodes:
-        sound = sound and ready.issuperset(node.inputs)
-        ready.update(node.outputs)
-    if sound:
+        _place(graph, node, done)
+    if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
         return graph
-    before = {
-        node.name: [graph.producers[n].name for n in node.inputs if n in graph.producers]
-        for node in graph.nodes
-    }
-    try:
-        names = list(TopologicalSorter(before).static_order())
-    except CycleError as error:
-        loop = " -> ".join(error.args[1])
-        raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge") from error
-    found = {node.name: node for node in graph.nodes}
-    return replace(graph, nodes=tuple(found[name] for name in names))
+    return replace(graph, nodes=tuple(done.values()))
+
+
+def _place(graph: Graph, node: Node, done: dict[str, Node]) -> None:
+    """Append a node to `done`, what it reads before it."""
+    ahead = [node]
+    open_: dict[str, None] = {}
+    while ahead:
+        current = ahead[-1]
+        made = (graph.producers.get(name) for name in current.inputs)
+        missing = [n for n in made if n is not None and n.name not in done]
+        if current.name in done or not missing:
+            done.setdefault(current.name, current)
+            open_.pop(current.name, None)
+            ahead.pop()
+            continue
+        open_[current.name] = None
+        for before in reversed(missing):
+            if before.name in open_:
+                names = list(open_)
+                loop = " -> ".join([*names[names.index(before.name) :], before.name])
+                raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge")
+            ahead.append(before)
 
 
 def pruned(graph: Graph) -> Graph:

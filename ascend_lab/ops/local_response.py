@@ -37,7 +37,8 @@ def _total(x: Values, size: int, alpha: float, bias: float) -> Values:
     """Return bias + alpha / size times the sum of x^2 over the neighbour channels."""
     around = [(0, 0), _sides(size), *((0, 0) for _ in x.shape[2:])]
     square = np.pad(x * x, around)
-    found: Values = sum(square[:, i : i + x.shape[1]] for i in range(size)) * (alpha / size) + bias
+    near = np.sum([square[:, i : i + x.shape[1]] for i in range(size)], axis=0)
+    found: Values = near * (alpha / size) + bias
     return found
 
 

@@ -62,7 +62,7 @@ class Grid:
         return tile_graph_of(self.region, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
-        """Return the bytes of a tile of the finest grid; too many if its tiles read padding only."""
+        """Return the bytes of a tile of the finest grid; too many if it reads only padding."""
         tile = self.tile(*self.most)
         return max(live_bytes(tile)) if tile else self.room + 1
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph.edit import pruned
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.tiling.bytes import live_bytes, pixels, spans, weight_bytes
+from ascend_lab.graph.tiling.bytes import live_bytes, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.tiling.cuts import Region, obstacle, part_of, whole_inputs
 from ascend_lab.graph.tiling.grid import Grid, Step
 from ascend_lab.graph.zoo.counts import macs
@@ -173,8 +173,9 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
         least.append(weights + resident + grid.smallest())
     if not found:
         raise CapacityError(
-            f"{graph.name}: at least {min(least)} B of device memory for the smallest tiles of "
-            f"{graph.nodes[start].name} .. {graph.nodes[last].name}, {weights} B of it weights",
+            f"{graph.name}: at least {min(*least, peak_bytes(graph))} B of device memory for "
+            f"{graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
+            f"tiles, {weights} B of it weights",
             f"{limit} B",
             "use a chip with more memory or a smaller input",
         )
