@@ -95,7 +95,7 @@ def fig_arenas(
     for ax in axes.reshape(len(chosen), -1)[-1]:
         ax.set_xlabel("task")
     fig.legend(handles=_legend(), loc="outside lower center", ncols=3)
-    alt = f"Plans as rectangles, and how far they end above the live bytes: {'; '.join(told)}."
+    alt = f"Heights of plans, and how far above the most live bytes: {'; '.join(told)}."
     return finish(fig, alt=alt)
 
 
@@ -119,7 +119,7 @@ def fig_arena(
     bound = plan.lower_bound_bytes / 2**20
     alt = (
         f"{len(plan.offsets)} activations of {name}, batch {batch}, placed by {method}, {sharing}: "
-        f"{_verdict(plan)} above the {bound:.1f} MiB that live at the peak."
+        f"{_verdict(plan)}. At the peak {bound:.1f} MiB are alive."
     )
     return finish(fig, alt=alt)
 
@@ -129,7 +129,8 @@ def _planned(compiled: Compiled, method: str, in_place: bool) -> Plan:
 
 
 def _verdict(plan: Plan) -> str:
-    return f"{plan.height_bytes / 2**20:.1f} MiB, +{plan.gap:.0%}"
+    above = f"+{plan.gap:.0%}" if plan.height_bytes > plan.lower_bound_bytes else "the bound"
+    return f"{plan.height_bytes / 2**20:.1f} MiB, {above}"
 
 
 def _legend() -> list[Artist]:

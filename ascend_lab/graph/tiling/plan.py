@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ascend_lab.errors import CapacityError
 from ascend_lab.graph.edit import pruned
 from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.layouts.assign import ELEMENTWISE
 from ascend_lab.graph.tiling.bytes import live_bytes, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.tiling.cuts import Region, obstacle, part_of, whole_inputs
 from ascend_lab.graph.tiling.grid import Grid, Step
@@ -155,11 +156,13 @@ def _parts(
 def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int | None) -> _Part:
     """Return the part from `start`, past `last`, at most to `end`, that computes least again.
 
-    It ends behind the last large node, or where few bytes cross.
+    It ends behind the last large node, or where few bytes cross, and never in front of an
+    elementwise node, which is fused with what it follows.
     """
     weights, alive = weight_bytes(graph), spans(graph)
     found, least = list[_Part](), list[int]()
-    for stop in _ends(graph, alive, start, range(last + 1, end + 1)):
+    stops = [s for s in range(last + 1, end) if graph.nodes[s].op not in ELEMENTWISE]
+    for stop in _ends(graph, alive, start, [*stops, end]):
         own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
         before = {
             n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
@@ -182,7 +185,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     return min(found, key=lambda part: (_extra(part.step), part.stop))
 
 
-def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: range) -> list[int]:
+def _ends(graph: Graph, alive: Mapping[str, Range], start: int, stops: Sequence[int]) -> list[int]:
     """Return the first of the stops and the last, and some at which fewer bytes cross than near.
 
     What crosses is written from node `start` on and needed at the stop or behind it.

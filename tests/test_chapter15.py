@@ -1,0 +1,354 @@
+"""The figures and checks of the chapter on memory planning, and what its prose claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from ascend_lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
+from ascend_lab.checks.chapter15 import (
+    IN_PLACE,
+    by_size,
+    draw_lives,
+    draw_nodes,
+    pairs_in_place,
+    peak,
+    run_shared,
+    trap,
+)
+from ascend_lab.errors import GraphError, InputError
+from ascend_lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
+from ascend_lab.figures.packing import network
+from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, simulate_graph
+from ascend_lab.graph.memory import (
+    HEURISTICS,
+    Buffer,
+    Plan,
+    peak_live_bytes,
+    plan,
+    simulate_writes,
+    verify,
+)
+from ascend_lab.graph.memory.table import read_csv
+from ascend_lab.graph.passes import topological_order
+from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
+from ascend_lab.graph.zoo import build
+
+MiB = 2**20
+TOY = [
+    Buffer(name, *life)
+    for name, life in zip(
+        "abcdef", [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)], strict=True
+    )
+]
+EIGHT = [
+    Buffer(name, *life)
+    for name, life in zip(
+        "abcdefgh",
+        [(0, 1, 3), (0, 4, 1), (1, 3, 2), (1, 5, 1), (3, 6, 1), (3, 4, 1), (4, 5, 2), (5, 6, 3)],
+        strict=True,
+    )
+]
+INSTANCES = Path(__file__).parent / "data" / "minimalloc"
+
+
+# -- what the prose claims -------------------------------------------------------------------------
+def test_the_toy_is_as_worked_by_hand():
+    start, size = (plan(TOY, method=f"greedy-by-{name}") for name in ("start", "size"))
+    assert [start.offsets[name] for name in "abcdef"] == [0, 2, 5, 6, 0, 1]
+    assert [size.offsets[name] for name in "abcdef"] == [3, 0, 6, 0, 6, 0]
+    assert (start.height_bytes, size.height_bytes, size.lower_bound_bytes) == (12, 7, 7)
+    assert sum(b.size_bytes for b in TOY) == 16
+
+
+def test_eight_buffers_need_a_byte_more_than_ever_live():
+    live = [sum(b.size_bytes for b in EIGHT if b.lower <= t < b.upper) for t in range(6)]
+    assert live == [4] * 6
+    best = plan(EIGHT, method="exact", time_limit_s=60)
+    assert (best.height_bytes, best.lower_bound_bytes, best.optimal) == (5, 4, True)
+    # without the search: all offsets within four bytes, none of them sound
+    places = [range(5 - b.size_bytes) for b in EIGHT]
+    pairs = [
+        (i, k)
+        for k in range(8)
+        for i in range(k)
+        if EIGHT[i].lower < EIGHT[k].upper and EIGHT[k].lower < EIGHT[i].upper
+    ]
+    size = [b.size_bytes for b in EIGHT]
+    assert not any(
+        all(at[i] + size[i] <= at[k] or at[k] + size[k] <= at[i] for i, k in pairs)
+        for at in product(*places)
+    )
+
+
+def own_addresses(buffers):
+    ends = list(accumulate(-(-b.size_bytes // 512) * 512 for b in buffers))
+    offsets = {b.id: at for b, at in zip(buffers, [0, *ends[:-1]], strict=True)}
+    return Plan(offsets, ends[-1], peak_live_bytes(buffers), "apart", False)
+
+
+def test_resnet_in_a_small_arena_spares_memory_two_bytes_of_three():
+    resnet = network("resnet50", 8)
+    buffers = buffers_of(resnet)
+    best = plan_network(resnet, time_limit_s=60)
+    start = plan_network(resnet, "greedy-by-start")
+    assert best.optimal
+    assert best.height_bytes == peak_live_bytes(buffers) < 30 * MiB
+    assert 1.3 < start.height_bytes / best.height_bytes < 1.36
+    l2 = resnet.chip.l2.size_bytes
+    assert best.height_bytes * 9 / 8 < l2 < best.height_bytes * 10 / 8
+    assert best.height_bytes < l2 < start.height_bytes
+    runs = [simulate_graph(resnet, p) for p in (own_addresses(buffers), start, best)]
+    apart, birth, low = (run.memory_bytes for run in runs)
+    assert low < apart / 3
+    assert 0.55 < birth / apart < 0.62
+    assert max(run.time_s for run in runs) < 1.01 * min(run.time_s for run in runs)
+    spent = [run.summary()["totals"]["energy_j"] for run in runs]
+    assert spent[2] < 0.85 * spent[0]
+
+
+def test_placing_for_l2_helps_and_harms():
+    def moved(name, batch, method, in_place):
+        compiled = network(name, batch)
+        plan = plan_network(compiled, method, in_place=in_place, time_limit_s=60)
+        return simulate_graph(compiled, plan).memory_bytes
+
+    start, hot, low = (moved("resnet50", 8, m, True) for m in ("greedy-by-start", "l2", "best of"))
+    assert low < hot < 0.8 * start
+    assert 0.84 < moved("unet", 1, "l2", True) / moved("unet", 1, "best of", True) < 0.88
+    assert moved("unet", 1, "l2", False) > moved("unet", 1, "best of", False)
+
+
+def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
+    resnet = build("resnet50")
+    chip = network("unet", 1).chip
+    apart, fused = (
+        compile_stages(resnet, chip, fusion=fusion).compiled for fusion in (False, True)
+    )
+    assert len(in_place_pairs(apart)) > 60
+    assert len(in_place_pairs(fused)) == 1
+    peaks = {
+        (name, flag): plan_network(compiled, "best-fit", in_place=flag).lower_bound_bytes
+        for name, compiled in (("apart", apart), ("fused", fused))
+        for flag in (False, True)
+    }
+    assert peaks["apart", True] == peaks["fused", False] == peaks["fused", True]
+    assert 0.74 < peaks["apart", True] / peaks["apart", False] < 0.78
+    higher = [
+        name
+        for name in HEURISTICS
+        if plan_network(network("unet", 1), name, in_place=True).height_bytes
+        > plan_network(network("unet", 1), name, in_place=False).height_bytes
+    ]
+    assert higher == ["greedy-by-start", "best-fit"]
+
+
+def test_published_instances_fit_only_by_search():
+    for letter in "AB":
+        buffers = read_csv(INSTANCES / f"{letter}.1048576.csv")
+        assert min(plan(buffers, method=name).gap for name in HEURISTICS) > 0.25
+        assert plan(buffers, method="exact", time_limit_s=120).height_bytes == MiB
+
+
+def test_depth_first_finishes_a_branch_before_the_next():
+    net = GraphBuilder("branches")
+    x, parts = net.input("x", (1, 16, 16, 16)), []
+    for _ in range(3):
+        wide = net.conv2d(x, net.weight((256, 16, 1, 1)))
+        parts.append(net.conv2d(wide, net.weight((16, 256, 1, 1))))
+    net.output(net.add(net.add(*parts[:2]), parts[2], name="y"))
+    chip = network("unet", 1).chip
+    breadth, depth = (
+        peak_live_bytes(buffers_of(compile_graph(topological_order(net.build(), mode), chip)))
+        for mode in ("bfs", "dfs")
+    )
+    assert depth < 0.75 * breadth
+
+
+def test_a_plan_for_lives_too_short_is_caught_unless_its_lives_are_believed():
+    early = [replace(b, upper=max(b.lower + 1, b.upper - 1)) for b in TOY]
+    wrong = plan(early)
+    assert wrong.height_bytes < peak_live_bytes(TOY)
+    for check in (lambda: verify(wrong, TOY), lambda: simulate_writes(TOY, wrong)):
+        with pytest.raises(GraphError, match=r"overlap|overwritten|outside"):
+            check()
+    verify(wrong, early)
+    simulate_writes(early, wrong)
+
+
+# -- the figures -----------------------------------------------------------------------------------
+def rectangles(ax):
+    return [p.get_bbox().bounds for p in ax.patches if isinstance(p, Rectangle)]
+
+
+def test_small_plans_are_drawn_as_they_are():
+    plans = {name: plan(TOY, method=name) for name in ("greedy-by-size", "greedy-by-start")}
+    figure = fig_plans(TOY, plans)
+    for ax, found in zip(figure.axes, plans.values(), strict=True):
+        wanted = [(b.lower, found.offsets[b.id], b.upper - b.lower, b.size_bytes) for b in TOY]
+        assert rectangles(ax) == wanted
+        assert [text.get_text() for text in ax.texts] == list("abcdef")
+        assert ax.get_ylim()[1] > found.height_bytes
+    assert "greedy-by-size needs 7: a at 3" in figure.alt_text
+    assert len(fig_plans(TOY, {"one": plans["greedy-by-size"]}).axes) == 1
+    with pytest.raises(InputError, match="at least one plan"):
+        fig_plans(TOY, {})
+
+
+def test_arenas_show_every_activation():
+    figure = fig_arenas({"resnet50": 8}, ("greedy-by-size", "best of"))
+    buffers = buffers_of(network("resnet50", 8))
+    found = plan_network(network("resnet50", 8), "greedy-by-size", in_place=False)
+    left, right = figure.axes
+    assert len(rectangles(left)) == len(rectangles(right)) == len(buffers)
+    tops = [low + size for _, low, _, size in rectangles(left)]
+    assert max(tops) == pytest.approx(found.height_bytes / MiB)
+    assert "by greedy-by-size 31.1 MiB, +11%" in figure.alt_text
+    assert "by best of 28.0 MiB, the bound" in figure.alt_text
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_arena_follows_its_settings(in_place):
+    figure = fig_arena("unet", "greedy-by-start", 1, in_place)
+    found = plan_network(network("unet", 1), "greedy-by-start", in_place=in_place)
+    tops = [low + size for _, low, _, size in rectangles(figure.axes[0])]
+    assert max(tops) == pytest.approx(found.height_bytes / MiB)
+    assert f"{found.height_bytes / MiB:.1f} MiB" in figure.alt_text
+    with pytest.raises(InputError, match="a method: best of"):
+        fig_arena("unet", "by magic", 1)
+
+
+def test_traffic_is_drawn_over_the_size_of_l2():
+    moved = {"apart": [9.0, 8.0, 8.0], "best of": [9.0, 4.0, 3.0]}
+    figure = fig_arena_traffic([8, 16, 32], moved, {"best of": 14.0})
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    for name, values in moved.items():
+        assert list(lines[name].get_xdata()) == [8, 16, 32]
+        assert list(lines[name].get_ydata()) == values
+    assert [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2] == [
+        [14.0, 14.0]
+    ]
+    assert "best of 9, 4, 3, 14.0 MiB high" in figure.alt_text
+    with pytest.raises(InputError, match="series of 2 values"):
+        fig_arena_traffic([8, 16], moved, {})
+
+
+# -- the checks ------------------------------------------------------------------------------------
+def test_the_references_agree_with_the_planner():
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        lives = draw_lives(rng)["lives"]
+        buffers = [Buffer(i, *life) for i, life in enumerate(lives)]
+        assert peak(lives) == peak_live_bytes(buffers)
+        offsets = by_size(lives)
+        high = max(at + life[2] for at, life in zip(offsets, lives, strict=True))
+        verify(Plan(dict(enumerate(offsets)), high, 0, "mine", False), buffers)
+    for ratio in (1.05, 1.3, 1.9, 1.99):
+        buffers = [Buffer(i, *life) for i, life in enumerate(trap(ratio))]
+        start, size = (plan(buffers, method=f"greedy-by-{name}") for name in ("start", "size"))
+        assert size.optimal
+        assert start.height_bytes >= ratio * size.height_bytes
+
+
+def test_right_answers_pass_and_mistakes_do_not():
+    def closed(lives):
+        return max((sum(s for a, b, s in lives if a <= t <= b) for t, _, _ in lives), default=0)
+
+    def in_order(lives):
+        found = plan([Buffer(i, *x) for i, x in enumerate(lives)], method="greedy-by-start")
+        return [found.offsets[i] for i in range(len(lives))]
+
+    def smallest_first(lives):
+        turned = by_size([(a, b, 100 - s) for a, b, s in lives])
+        return [int(at) for at in turned]
+
+    def stacked(lives):
+        return [sum(s for _, _, s in lives[:i]) for i in range(len(lives))]
+
+    def mild(ratio):
+        return [(0, 1, 2), (0, 2, 1), (1, 2, 3)]
+
+    right = [
+        (check_ex_15_1, peak),
+        (check_ex_15_2, by_size),
+        (check_ex_15_3, pairs_in_place),
+        (check_ex_15_4, trap),
+    ]
+    wrong = [
+        (check_ex_15_1, closed),
+        (check_ex_15_1, lambda lives: sum(s for _, _, s in lives)),
+        (check_ex_15_2, in_order),
+        (check_ex_15_2, smallest_first),
+        (check_ex_15_2, stacked),
+        (check_ex_15_4, mild),
+        (check_ex_15_4, lambda ratio: []),
+        (check_ex_15_4, lambda ratio: [(0, 1, 1)] * 11),
+        (check_ex_15_4, lambda ratio: [(1, 1, 1)]),
+    ]
+    for seed in range(4):
+        for check, answer in right:
+            assert check(answer, seed=seed), check(answer, seed=seed)
+        for check, answer in wrong:
+            assert not check(answer, seed=seed)
+    for check, _ in right:
+        assert not check(None)
+
+
+def careless(*, inputs=False, later=False, outputs=False, sizes=False, operators=False):
+    """Return the reference without one of its conditions."""
+
+    def pairs(nodes, given, wanted):
+        made, found = {name for name, _, _ in nodes}, []
+        for i, (name, op, reads) in enumerate(nodes):
+            after = {r for _, _, others in nodes[i + 1 :] for r in others}
+            free = [
+                r
+                for r in reads
+                if (inputs or r in made)
+                and (later or r not in after)
+                and (outputs or r not in wanted)
+                and (sizes or given[r] == given[name])
+            ]
+            if free and (operators or op in IN_PLACE):
+                found.append((free[0], name))
+        return found
+
+    return pairs
+
+
+@pytest.mark.parametrize("condition", ["inputs", "later", "outputs", "sizes", "operators"])
+def test_each_condition_for_working_in_place_is_checked(condition):
+    for seed in range(4):
+        assert check_ex_15_3(careless(), seed=seed)
+        found = check_ex_15_3(careless(**{condition: True}), seed=seed)
+        assert not found
+        assert "wrong values" in found.message or "differ in size" in found.message
+
+
+def test_sharing_too_little_or_nonsense_is_not_enough():
+    def all_but_one(nodes, sizes, outputs):
+        return pairs_in_place(nodes, sizes, outputs)[1:]
+
+    for seed in range(4):
+        assert "expected 1 more" in check_ex_15_3(all_but_one, seed=seed).message
+    assert "does not read" in check_ex_15_3(lambda *a: [("b", "a")]).message
+    assert "list of pairs" in check_ex_15_3(lambda *a: [1]).message
+    assert not check_ex_15_3(lambda *a: 2 * pairs_in_place(*a))
+
+
+def test_shared_memory_runs_as_separate_memory_where_it_is_safe():
+    rng = np.random.default_rng(3)
+    for _ in range(40):
+        case = draw_nodes(rng)
+        nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
+        pairs = pairs_in_place(nodes, sizes, outputs)
+        shared, wrong = run_shared(nodes, sizes, pairs)
+        apart, none = run_shared(nodes, sizes, [])
+        assert wrong == none == ""
+        assert all(shared[target] is shared[source] for source, target in pairs)
+        assert all(np.array_equal(shared[name], apart[name]) for name in outputs)
