@@ -231,19 +231,20 @@ def row_of(network: str, tool: str, macs_per_cycle: int, about: dict[str, int], 
 
 
 def table(rows: list[Row]) -> str:
-    """Return the rows as text; times and ratios of stopped runs are lower bounds."""
+    """Return the rows, ours of each network among them, as text; ">" marks lower bounds."""
     ours = {row.network: row for row in rows if row.tool == OURS}
     heads = f"{'MAC/cycle':>10}{'cycles':>11}{'use':>6}{'nodes':>9}{'s':>9}{'CPU s':>8}{'MB':>7}"
-    lines = [f"{'network':<11}{'tool':<11}{heads}{'time / ours':>13}"]
+    lines = [f"{'network':<11}{'tool':<11}{heads}{'s / ours':>10}{'CPU / ours':>12}"]
     for r in rows:
         more = ">" if r.problem.startswith("stopped") else ""
         cycles = f"{r.cycles:,}" if r.cycles else "-"
         line = f"{r.network:<11}{r.tool:<11}{r.macs_per_cycle:>10}{cycles:>11}"
         line += f"{r.utilisation:>6.0%}" if r.cycles else f"{'-':>6}"
         line += f"{f'{r.covered}/{r.nodes}':>9}{f'{more}{r.time_s:.1f}':>9}{r.cpu_s:>8.1f}"
-        line += f"{r.memory_bytes / 1e6:>7.0f}"
-        ratio = r.time_s / ours[r.network].time_s if r.network in ours else 0.0
-        line += f"{f'{more}{ratio:.0f}x' if ratio else '-':>13}"
+        us = ours[r.network]
+        ratios = r.time_s / us.time_s, r.cpu_s / us.cpu_s
+        line += f"{r.memory_bytes / 1e6:>7.0f}{f'{more}{ratios[0]:.0f}x':>10}"
+        line += f"{f'{more}{ratios[1]:.0f}x':>12}"
         lines.append(line + (f"  {r.problem}" if r.problem else ""))
     return "\n".join(lines)
 
@@ -280,9 +281,7 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
     for network in NETWORKS:
         rows += bench_network(network, peers, limit_s)
         print("\n" + table(rows) + "\n", flush=True)
-    print(
-        f"ascend_lab: Ascend310 with one core, fp16, from the same ONNX file as ZigZag; {NETWORKS}"
-    )
+    print(f"{OURS}: Ascend310 with one core, fp16; it reads the ONNX file that ZigZag reads")
     for peer in peers:
         print(f"{peer.name}: {peer.configuration}")
     print(NOTES)

@@ -39,6 +39,8 @@ TOP = (
     "bench_operators",
     "bench_graph",
     "bench_memory",
+    "bench_peers",
+    "bench_peers_files",
 )
 """Nothing imports these but themselves and each other."""
 

@@ -1,5 +1,6 @@
 """The comparison with other simulators: files written, answers read, peers skipped; none is run."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -111,12 +112,13 @@ def test_a_tool_that_ends_well_without_a_report_has_no_result(said: str) -> None
 def test_the_table_has_use_coverage_and_ratio() -> None:
     ours = peers.row_of("net", peers.OURS, 4096, ABOUT, run('{"cycles": 200, "covered": 5}'))
     slow = peers.row_of("net", "SCALE-Sim", 4096, ABOUT, run(REPORT, over_limit=True, code=-9))
+    slow = dataclasses.replace(slow, time_s=30.0, cpu_s=16.0)
     broken = peers.row_of("net", "ZigZag", 1024, ABOUT, run("Traceback\nValueError: no\n", 1))
     assert ours.utilisation == 0.5
     lines = peers.table([ours, slow, broken]).splitlines()
-    assert " ".join(lines[1].split()) == "net ascend_lab 4096 200 50% 5/5 10.0 8.0 2 1x"
-    assert lines[2].split()[3:7] == ["-", "-", "0/5", ">10.0"]
-    assert lines[2].endswith(">1x  stopped at the limit of 10 s")
+    assert " ".join(lines[1].split()) == "net ascend_lab 4096 200 50% 5/5 10.0 8.0 2 1x 1x"
+    assert lines[2].split()[3:7] == ["-", "-", "0/5", ">30.0"]
+    assert lines[2].endswith(">3x         >2x  stopped at the limit of 10 s")
     assert lines[3].endswith("failed (1): ValueError: no")
 
 

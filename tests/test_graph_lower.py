@@ -381,6 +381,18 @@ def test_weights_that_are_computed():
     assert "FRACTAL_Z" in {kind.layout for kind in laid.types.values()}
 
 
+@pytest.mark.parametrize("fusion", [True, False])
+def test_casts_in_blocks(fusion):
+    """To fp32 and back, and to the format that is there already: a copy of whole blocks."""
+    net = GraphBuilder("net", "fp16")
+    y = net.conv2d(net.input("x", (1, 3, 4, 5)), net.constant(whole(9, 3, 1, 1)))
+    wide = net.muls(net.cast(net.cast(y, dtype="fp16"), dtype="fp32"), number=0.5)
+    net.output(net.conv2d(net.cast(wide, dtype="fp16"), net.constant(whole(2, 9, 1, 1))), wide)
+    for chip in NAMES:
+        _, wanted, got = compiled_values(net.build(), {"x": whole(1, 3, 4, 5)}, chip, fusion=fusion)
+        assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
+
+
 def test_images_and_matrices_of_the_same_tensor():
     """A product over the planes of an image, and a convolution of what it leaves."""
     net = GraphBuilder("net", "fp16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +84,21 @@ def lowered_once(piece: Piece, chip: Chip) -> Lowered:
     """Return the kernel of a piece, from memory if an equal one was lowered for an equal chip."""
     key = (piece.key, id(chip))
     if key not in _LOWERED:
-        _LOWERED[key] = (chip, lower(piece, chip))
+        found = lower(piece, chip)
+        _check_sizes(piece, found)
+        _LOWERED[key] = (chip, found)
     return _LOWERED[key][1]
+
+
+def _check_sizes(piece: Piece, lowered: Lowered) -> None:
+    """Raise `GraphError` if a kernel reads or writes more or less than a tensor's layout stores."""
+    own = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
+    for buffer in lowered.kernel.tensors:
+        if buffer.name in own:
+            stored = math.prod(piece.type(buffer.name).stored_shape)
+            if stored != buffer.elements:
+                what = f"{buffer.elements} elements of {piece.names[buffer.name]}"
+                raise GraphError(what, str(stored), "lower it for the tensor's layout")
 
 
 def timed_once(kernel: Kernel, chip: Chip) -> int:
@@ -128,14 +142,9 @@ def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str
     for buffer in task.lowered.kernel.tensors:
         base = buffer.name.partition(".")[0]
         if base in task.piece.graph.inputs:
-            value = _stored(task, compiled, buffer.name, task.value(buffer.name), live)
-            if value.size != buffer.elements:
-                raise GraphError(
-                    f"{task.name}: {buffer.elements} elements of {task.value(buffer.name)}",
-                    str(value.size),
-                    "lower it for the tensor's layout",
-                )
-            tensors[buffer.name] = value
+            tensors[buffer.name] = _stored(
+                task, compiled, buffer.name, task.value(buffer.name), live
+            )
     memory = execute(task.lowered.kernel, tensors, compiled.chip)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 

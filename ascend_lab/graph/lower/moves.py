@@ -71,6 +71,8 @@ def blocked(
     """
     shapes = [t.shape or (1,) for t in types]
     attrs = dict(settings)
+    if node.op == "cast":
+        shapes = [t.stored_shape or (1,) for t in types]
     if node.op not in ALONG_CHANNELS or types[0].layout == "ND":
         return attrs, shapes
     if types[0].layout != "NC1HWC0":
