@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from onnx import ModelProto, helper
-
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Graph, Node, compile_stages, simulate_graph, zoo
 from ascend_lab.graph.infer import operator_of
@@ -95,24 +93,10 @@ def folded(graph: Graph) -> Graph:
     return run_passes(graph, ["ConvBatchnormFusionPass"])[0]
 
 
-def model_of(graph: Graph) -> ModelProto:
-    """Return the graph as an ONNX model whose convolutions state their windows.
-
-    The standard lets the weights' shape tell; ZigZag fails without the attribute.
-    """
-    model = export_onnx(graph)
-    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Conv" and all(a.name != "kernel_shape" for a in node.attribute):
-            window = shapes[node.input[1]][2:]
-            node.attribute.append(helper.make_attribute("kernel_shape", window))
-    return model
-
-
 def write_files(network: str, folder: Path) -> None:
     """Write a model of the zoo for every tool, and `about.json`: its nodes and macs."""
     graph = folded(zoo.build(network))
-    (folder / "model.onnx").write_bytes(model_of(graph).SerializeToString())
+    (folder / "model.onnx").write_bytes(export_onnx(graph).SerializeToString())
     texts = {
         "scalesim.topology": topology(graph),
         "scalesim.layout": "Layer name,\n",

@@ -13,6 +13,7 @@ from ascend_lab import bench_peers as peers
 from ascend_lab import bench_peers_files as files
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.graph.onnx.export import export_onnx
 
 REPORT = """\
 LayerID, Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %,
@@ -76,7 +77,7 @@ def test_a_residual_network_is_folded_and_every_product_has_a_row() -> None:
 
 def test_convolutions_in_the_model_state_their_windows(tmp_path: Path) -> None:
     graph = small_net()
-    model = files.model_of(graph)
+    model = export_onnx(graph)
     convolutions = [node for node in model.graph.node if node.op_type == "Conv"]
     stated = [
         list(a.ints) for node in convolutions for a in node.attribute if a.name == "kernel_shape"

@@ -84,6 +84,7 @@ def _convolution(site: Site) -> Result:
     a = site.attrs
     attrs = _window(
         site,
+        kernel_shape=site.given[1].shape[2:],
         strides=pair("stride", a["stride"]),
         dilations=pair("dilation", a["dilation"]),
         group=a.get("groups", site.shape[1]),
