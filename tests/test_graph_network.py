@@ -168,6 +168,26 @@ def test_views_take_no_time():
     assert [op.type for op in simulate_graph(stages.compiled).operators] == ["neg"]
 
 
+def test_networks_without_a_kernel():
+    """Inputs, constants and views of them as outputs: no time, and the values they have."""
+    net = GraphBuilder("nothing", "fp16")
+    x, c = net.input("x", (4,)), net.constant(np.arange(4).astype(np.float16))
+    net.output(x, c)
+    for _ in range(2):
+        stages = stages_of(net.build())
+        times = simulate_graph(stages.compiled)
+        assert times.time_s == times.l2_hit_rate == len(times.operators) == 0
+        assert [e["ph"] for e in network_events(times)] == ["M"] * 3
+        found = compiled.run_tasks(stages.compiled, {"x": np.ones(4)})
+        assert [v.sum() for v in found.values()] == [4, 6] * (len(found) // 2)
+        net.output(net.reshape(x, shape=(2, 2)), net.reshape(c, shape=(2, 2)))
+
+
+def test_an_output_asked_for_twice():
+    graph = from_text("graph g (x: fp16[4]) -> (y, y) {\n y: fp16[4] = neg(x) y\n}")
+    assert run_compiled(graph, {"x": np.ones(4)}, TOY)["y"].tolist() == [-1] * 4
+
+
 # -- growth ---------------------------------------------------------------------------------------
 def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     """Equal blocks are lowered and timed once, however many there are."""

@@ -39,7 +39,7 @@ def lifetimes(compiled: Compiled) -> list[Lifetime]:
     """Return the lifetimes of all activations, workspaces of kernels included."""
     graph, owner = compiled.graph, owners(compiled)
     sizes = tensor_bytes(compiled)
-    end = len(compiled.tasks) - 1
+    end = max(len(compiled.tasks) - 1, 0)
     span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
     for i, task in enumerate(compiled.tasks):
         for name in (*task.writes, *workspaces(task)):
