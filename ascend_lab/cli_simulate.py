@@ -67,7 +67,7 @@ def table(times: NetworkTimeline, nodes: int) -> str:
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
     if isinstance(times, TiledTimeline):
         lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
-                        f"memory ask: {times.halo_overhead:.2%} of the multiply-accumulates twice; "
+                        f"memory ask: {times.halo_share:.2%} of the multiply-accumulates twice; "
                         "time and bytes of a kernel are of all its runs")  # fmt: skip
         lines += [_line(op, times.time_s, count) for op, count in times.repeated()]
     else:

@@ -139,7 +139,9 @@ class Net:
 
     def product(self, x):
         """A product with weights, or of two activations: columns ragged, rows ragged."""
-        ways = ["weights", "square", "gram"]
+        ways = ["weights"]
+        ways += ["square"] if math.prod(x.shape[:-1]) <= 200 else []
+        ways += ["gram"] if math.prod(x.shape[:-2]) * x.shape[-1] <= 200 else []
         mates = [v for v in self.values if len(v.shape) == len(x.shape) == 2]
         by_rows = [v for v in mates if v.shape[0] == x.shape[1]]
         ways += ["other"] if by_rows else []

@@ -14,10 +14,13 @@ from email.parser import Parser
 from importlib.metadata import distributions
 from pathlib import Path
 
+import numpy as np
 import pytest
 from packaging.specifiers import SpecifierSet
 
 import ascend_lab
+from ascend_lab.graph import GraphBuilder
+from ascend_lab.graph.onnx.export import save_onnx
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -102,7 +105,7 @@ def test_the_metadata_ask_for_ranges_not_pins(wheel: Path) -> None:
         "tqdm",
     }
     assert not any("==" in line for line in needed)
-    assert set(metadata.get_all("Provides-Extra", [])) == {"fast", "book", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"fast", "exact", "book", "dev"}
 
 
 def test_the_installed_package_is_the_wheels(scripts: Path) -> None:
@@ -136,19 +139,33 @@ def test_what_the_readme_shows_runs(scripts: Path, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
+    shutil.copytree(ROOT / "tests" / "data", tmp_path / "tests" / "data")
+    write_model(tmp_path)
     lines = re.findall(r"^ascend-lab (.+)$", text, re.MULTILINE)
-    assert {line.split()[0] for line in lines} == {"chips", "gemm", "conv", "op", "run-kernel"}
+    assert {line.split()[0] for line in lines} == {
+        "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory",
+    }  # fmt: skip
     for line in lines:
         assert run(scripts / "ascend-lab", *line.split(), cwd=tmp_path)
-    assert (tmp_path / "gemm.json").exists()
-    (program,) = re.findall(r"^```python\n(from .+?)^```", text, re.MULTILINE | re.DOTALL)
-    (operator,) = re.findall(r"^```python\n(import .+?)^```", text, re.MULTILINE | re.DOTALL)
-    assert "KernelTimeline(y: 1 phases" in run(python_in(scripts), "-c", operator)
-    assert "bound_by" in program
-    assert re.match(r"\d+ \w+ \{", run(python_in(scripts), "-c", program))
+    assert all((tmp_path / name).exists() for name in ("gemm.json", "network.json", "outputs.npz"))
+    programs = re.findall(r"^```python\n((?:from|import) .+?)^```", text, re.MULTILINE | re.DOTALL)
+    said = [run(python_in(scripts), "-c", program) for program in programs]
+    assert len(said) == 3
+    assert re.match(r"\d+ \w+ \{", said[0])
+    assert "KernelTimeline(y: 1 phases" in said[1]
+    assert "TbeConv" in said[2]
     (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)
     kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
     assert textwrap.indent(heart, "    ") in kernel
+
+
+def write_model(folder: Path) -> None:
+    """Write the model.onnx and inputs.npz that the README's command lines name."""
+    net = GraphBuilder("small")
+    x = net.input("x", (1, 3, 8, 8))
+    net.output(net.relu(net.conv2d(x, net.weight((4, 3, 3, 3)), pad=1)))
+    save_onnx(net.build(), folder / "model.onnx")
+    np.savez(folder / "inputs.npz", x=np.ones((1, 3, 8, 8), np.float32))
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.0", "3.13.0"])

@@ -224,11 +224,11 @@ def test_models_within_a_small_memory(name):
 
 def test_overhead_counts_what_tiles_compute_again():
     graph = zoo.build("unet", size=256, width=2)
-    assert tile_graph(graph, peak_bytes(graph)).halo_overhead == 0.0
+    assert tile_graph(graph, peak_bytes(graph)).halo_share == 0.0
     (step,) = cut_into(graph, 2, 1).steps
     tiled = Tiled(graph, (step,), 0, 0)
     again = sum(macs(step.kinds[t.kind]) for t in step.tiles) / macs(graph) - 1
-    assert tiled.halo_overhead == pytest.approx(again)
+    assert tiled.halo_share == pytest.approx(again)
     assert 0.05 < again < 1.0  # two halves, each with the rows that the other's edge looks at
 
 
@@ -373,7 +373,7 @@ def test_a_remote_sensing_image_on_the_smallest_chip():
     times, _ = simulate_within(front, CHIP)
     assert times.tiles >= 2
     assert times.peak_bytes <= memory
-    assert 0.0 < times.halo_overhead < 0.02
+    assert 0.0 < times.halo_share < 0.02
     least = macs(graph) / (CHIP.peak_ops_per_s("fp16") / 2)
     least_moved = graph.types["stem.relu"].size_bytes / CHIP.device_memory.rate_bytes_per_s
     assert least + least_moved < times.time_s < 60.0
@@ -392,7 +392,7 @@ def test_the_command_line_tiles_by_itself(tmp_path, capsys):
     assert main([*base, "--memory-limit", str(limit), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["tiles"] >= 2
-    assert found["halo_overhead"] >= 0.0
+    assert found["halo_share"] >= 0.0
     assert found["peak_bytes"] <= found["limit_bytes"] == limit
     assert found["time_s"] > whole["time_s"]
     assert main([*base, "--memory-limit", str(limit)]) == 0

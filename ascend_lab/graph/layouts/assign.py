@@ -91,8 +91,10 @@ class _Assigner:
         for name, layout in zip(node.inputs, reads, strict=True):
             if cube and layout == "FRACTAL_NZ" and name in self.dirty:
                 self.clean(name)
-        if node.op in PRODUCTS and dirties_columns(self.graph, node):
-            self.dirty.add(node.output)
+        if node.op in PRODUCTS:
+            written = self.layouts(node.inputs[1])[0]
+            if dirties_columns(self.graph, node, written):
+                self.dirty.add(node.output)
         given = tuple(self.convert(n, to) for n, to in zip(node.inputs, reads, strict=True))
         self.nodes.append(replace(node, inputs=given))
         for name in node.outputs:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.lower.rows import ROW_WISE
 from ascend_lab.ops.formats import round_to
 
 BLOCK = 16
@@ -51,13 +52,14 @@ def _bounds(graph: Graph, name: str, out: TensorType, known: Mapping[str, Bounds
     return float(values.min()), float(values.max())
 
 
-def dirties_columns(graph: Graph, node: Node) -> bool:
+def dirties_columns(graph: Graph, node: Node, written: str) -> bool:
     """Tell whether a product may leave numbers, not zeros, in the columns that pad its result.
 
-    Its columns are the rows of b when b is read transposed, and rows that pad what an elementwise
-    node or a product wrote hold anything.
+    Its columns are the rows of b when b is read transposed. What was `written` in fractals holds
+    anything in rows that pad it; row-wise operators may yet be moved there.
     """
     b = node.inputs[1]
-    written = graph.producers.get(b)
+    maker = graph.producers.get(b)
+    fractal = written == "FRACTAL_NZ" or (maker is not None and maker.op in ROW_WISE)
     ragged = graph.types[b].shape[-2] % BLOCK != 0
-    return bool(node.attr("trans_b", False)) and ragged and written is not None
+    return bool(node.attr("trans_b", False)) and ragged and fractal

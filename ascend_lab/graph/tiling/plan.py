@@ -42,7 +42,7 @@ class Tiled:
         return sum(len(step.tiles) for step in self.steps)
 
     @property
-    def halo_overhead(self) -> float:
+    def halo_share(self) -> float:
         """Multiply-accumulates computed again as a share of the network's: tiled / whole - 1.
 
         Of a network without any it is the share of elements.

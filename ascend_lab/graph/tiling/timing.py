@@ -34,7 +34,7 @@ class TiledTimeline(NetworkTimeline):
     """The times of a tiled network; `operators` repeats what runs for every tile."""
 
     tiles: int
-    halo_overhead: float
+    halo_share: float
     peak_bytes: int
     limit_bytes: int
     fused: Fused
@@ -51,7 +51,7 @@ class TiledTimeline(NetworkTimeline):
             for op, count in self.repeated()
         ]
         sizes = {"peak_bytes": self.peak_bytes, "limit_bytes": self.limit_bytes}
-        tiles = {"tiles": self.tiles, "halo_overhead": self.halo_overhead}
+        tiles = {"tiles": self.tiles, "halo_share": self.halo_share}
         return {**NetworkTimeline.summary(self), "operators": rows, **tiles, **sizes}
 
 
@@ -114,7 +114,7 @@ def simulate_tiled(
         tuple(work.operators),
         work.written_back_bytes,
         tiled.tile_count,
-        tiled.halo_overhead,
+        tiled.halo_share,
         tiled.peak_bytes,
         tiled.limit_bytes,
         Fused((), work.counts),

@@ -20,9 +20,9 @@ CROP = "tf_crop_and_resize"
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """How one axis changes: sizes, the scale the model states, the part of it to keep."""
+    """How one axis changes: lengths, the scale the model states, the part of it to keep."""
 
-    size: int
+    length: int
     out: int
     scale: float
     start: float = 0.0
@@ -30,11 +30,11 @@ class _Axis:
 
     def coordinates(self, how: str) -> Values:
         """Return where each output element lies on the input axis, by the standard's formulas."""
-        at, wanted = np.arange(self.out, dtype=np.float64), self.scale * self.size
+        at, wanted = np.arange(self.out, dtype=np.float64), self.scale * self.length
         centred: Values = (at + 0.5) / self.scale - 0.5
-        last = self.size - 1
+        last = self.length - 1
         if how == "half_pixel_symmetric":
-            return centred + self.size / 2 * (1 - self.out / wanted)
+            return centred + self.length / 2 * (1 - self.out / wanted)
         if how == "align_corners":
             return at * (last / (wanted - 1)) if self.out > 1 else at * 0
         if how == "asymmetric":
@@ -139,17 +139,17 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
     rank = len(x.shape)
     outside = np.zeros((1,) * rank, bool)
     for axis, change in changes.items():
-        if how != CROP and change.out == change.size and change.scale == 1:
+        if how != CROP and change.out == change.length and change.scale == 1:
             continue
         at = change.coordinates(how)
         _sure(ctx, change, at, how, "" if mixes else attrs["nearest_mode"])
         if how == CROP:
-            beyond = (at < 0) | (at > change.size - 1)
+            beyond = (at < 0) | (at > change.length - 1)
             outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
         if mixes:
             x = axis_mixed(ctx, x, axis, _weights(at, change, attrs))
         else:
-            rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.size - 1)
+            rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.length - 1)
             x = ctx.emit("gather", x, table(ctx, rows, "int32", "rows"), axis=axis)
     if not outside.any():
         return x
@@ -160,9 +160,9 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
 def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
     """Refuse sizes and coordinates that decide differently in fp32 and in fp64."""
     whole = how in ("align_corners", CROP)
-    if whole and abs(change.scale * change.size - change.out) > 2.0**-12:
-        ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.size))
-    ends = np.minimum(np.abs(at), np.abs(at - (change.size - 1)))
+    if whole and abs(change.scale * change.length - change.out) > 2.0**-12:
+        ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.length))
+    ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
     edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
     kept = change.scale == 1 and (change.start, change.end) != (0, 1)
     if how == CROP and (nearest or kept or edge):
@@ -179,14 +179,14 @@ def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
     cubic = attrs["mode"] == "cubic"
     squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
     reach = math.ceil((2 if cubic else 1) / squeeze) + 1
-    result = np.zeros((len(at), change.size))
+    result = np.zeros((len(at), change.length))
     for row, x in enumerate(at):
         places = math.floor(x) + np.arange(-reach, reach + 2)
         distance = np.abs(places - x) * squeeze
         share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
         if attrs["exclude_outside"]:
-            share = np.where((places >= 0) & (places < change.size), share, 0.0)
-        np.add.at(result[row], np.clip(places, 0, change.size - 1), share / share.sum())
+            share = np.where((places >= 0) & (places < change.length), share, 0.0)
+        np.add.at(result[row], np.clip(places, 0, change.length - 1), share / share.sum())
     return result
 
 
