@@ -91,6 +91,12 @@ def _run(arguments: argparse.Namespace, emit: Emit) -> int:
         f"min {row['min']:.6g}  max {row['max']:.6g}  mean {row['mean']:.6g}"
         for name, row in rows.items()
     ]
+    if arguments.compiled and not all(
+        np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
+    ):
+        lines.append(
+            "  not finite: numbers left what fp16 holds (65504); compare without --compiled"
+        )
     emit(arguments.json, rows, "\n".join(lines))
     return 0
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_run import add_shapes, import_with, shapes_of
+from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
     from ascend_lab.graph import NetworkTimeline, OperatorTime
+    from ascend_lab.graph.fusion import Switches
 
 Emit = Callable[[str | None, Any, str], None]
 LONGEST = 44
@@ -42,8 +45,14 @@ def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
     from ascend_lab.graph.trace import write_network_trace, write_text
 
     chip = load_chip(arguments.chip)
+    if arguments.memory_limit is not None and arguments.memory_limit < 1:
+        raise InputError(
+            "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
+        )
     switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else None
     graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+    if switches and (unknown := unknown_names(switches)):
+        print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
     front = front_stages(graph, chip, dtype=arguments.dtype, switches=switches)
     fusion = not arguments.no_fusion
     times, fused = simulate_within(
@@ -55,6 +64,15 @@ def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
         write_text(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
     return 0
+
+
+def unknown_names(switches: Switches) -> list[str]:
+    """Return the names of a switch file that no pass and no rule has here."""
+    from ascend_lab.graph.fusion.rules import AUTOMATIC, RULES
+    from ascend_lab.graph.passes import PASSES
+
+    known = {"ALL", AUTOMATIC, *PASSES, *(rule.name for rule in RULES)}
+    return sorted({name for _, name in switches.named} - known)
 
 
 def table(times: NetworkTimeline, nodes: int) -> str:
@@ -76,7 +94,8 @@ def table(times: NetworkTimeline, nodes: int) -> str:
     lines.append(
         f"total {times.time_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
         f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
-        f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC"
+        f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
+        "(zeros that pad included)"
     )
     return "\n".join(lines)
 

@@ -109,6 +109,11 @@ class GraphBuilder:
         def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
             return self.add_node(found, *inputs, name=name, **attrs)
 
+        operator = operator_of(found)
+        append.__name__ = found
+        append.__doc__ = (
+            f"{operator.summary}\n\nInputs {operator.inputs}, attributes {operator.attrs}."
+        )
         return append
 
     def output(self, *values: Value) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compiled import Compiled, compile_tasks, run_tasks
@@ -50,17 +50,20 @@ class Stages:
 
 def compile_stages(
     graph: Graph,
-    chip: Chip,
+    chip: Chip | str,
     *,
     dtype: str = "fp16",
     passes: Sequence[str] = DEFAULT,
     fusion: bool = True,
     switches: Switches | None = None,
 ) -> Stages:
-    """Return the graph after every stage; raises a typed error naming the node at fault.
+    """Return the graph after every stage on a chip, given as a `Chip` or by name.
+
+    Raises a typed error naming the node at fault.
 
     `switches` turn passes (scope GraphFusion) and fusion rules (UBFusion) off by name.
     """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
     front = front_stages(graph, chip, dtype=dtype, passes=passes, switches=switches)
     return finish_stages(front, chip, fusion=fusion, switches=switches)
 
@@ -92,7 +95,7 @@ def finish_stages(
     return Stages(front.matches, front.rewritten, graph, fused, compiled)
 
 
-def compile_graph(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Compiled:
+def compile_graph(graph: Graph, chip: Chip | str, *, dtype: str = "fp16") -> Compiled:
     """Return a graph compiled with all passes and fusion rules; raises as `compile_stages`."""
     return compile_stages(graph, chip, dtype=dtype).compiled
 
@@ -107,7 +110,7 @@ def in_format(graph: Graph, dtype: str) -> Graph:
 
 
 def run_compiled(
-    graph: Graph, inputs: Mapping[str, Any], chip: Chip, *, dtype: str = "fp16"
+    graph: Graph, inputs: Mapping[str, Any], chip: Chip | str, *, dtype: str = "fp16"
 ) -> dict[str, NDArray[Any]]:
     """Return the outputs that a graph's kernels compute on a chip: for small graphs.
 

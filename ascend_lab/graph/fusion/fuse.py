@@ -16,7 +16,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
 from ascend_lab.graph.fusion.automatic import automatic_groups
-from ascend_lab.graph.fusion.rules import AUTOMATIC, RULES
+from ascend_lab.graph.fusion.rules import AUTOMATIC, RULES, Rule
 from ascend_lab.graph.fusion.switches import Switches
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import piece_of
@@ -71,11 +71,22 @@ def fuse(graph: Graph, chip: Chip, switches: Switches | None = None) -> Fused:
         if on(rule.name):
             for node in graph.nodes:
                 if node.name not in work.taken:
-                    work.propose(rule.name, rule.match(graph, node) or ())
+                    work.propose(rule.name, proposal(rule, graph, node))
     if on(AUTOMATIC):
         for group in automatic_groups(graph, list(work.taken)):
             work.propose(AUTOMATIC, group)
     return Fused(work.in_order(), work.counts)
+
+
+def proposal(rule: Rule, graph: Graph, node: Node) -> Sequence[Node]:
+    """Return what a rule proposes; raise `InputError` naming it if that is no list of nodes."""
+    found = rule.match(graph, node)
+    if found is None:
+        return ()
+    if not isinstance(found, list | tuple) or not all(isinstance(n, Node) for n in found):
+        needed = f"{rule.name}: a list of nodes of the graph, or None"
+        raise InputError(needed, repr(found)[:60], "return node objects, not names")
+    return found
 
 
 class _Fuser:
@@ -111,8 +122,10 @@ class _Fuser:
 
     def pays(self, group: tuple[Node, ...]) -> bool:
         """Tell whether a group becomes one kernel no slower than its nodes apart."""
+        if len(piece_of(self.graph, group).graph.outputs) != 1:
+            return False
         together = self.cycles(group)
-        if together is None or len(piece_of(self.graph, group).graph.outputs) != 1:
+        if together is None:
             return False
         apart = [self.cycles((node,)) for node in group]
         return all(c is not None for c in apart) and together <= sum(c for c in apart if c)

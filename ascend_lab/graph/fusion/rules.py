@@ -41,6 +41,9 @@ RULES: list[Rule] = []
 def fusion_rule(name: str) -> Callable[[Match], Match]:
     """Register a function `match(graph, node) -> nodes or None` as the rule of highest priority.
 
+    The graph is the one after passes, with layouts (`Stages.laid_out`): a sigmoid and a product
+    may have become a silu there. Rules are asked in order of priority, node by node; nodes that an
+    earlier rule took are not proposed again. A proposal may take effect in parts.
     Raises `InputError` if there is a rule of that name.
     """
     if name == AUTOMATIC or any(rule.name == name for rule in RULES):

@@ -42,7 +42,7 @@ def read_switches(path: str | Path) -> Switches:
 
 def parse_switches(text: str) -> Switches:
     """Return the switches of a text in either form."""
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith(("{", "[")):
         return Switches(_from_json(text))
     found: dict[tuple[str, str], bool] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -53,13 +53,15 @@ def parse_switches(text: str) -> Switches:
 
 
 def _from_json(text: str) -> dict[tuple[str, str], bool]:
+    form = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
     try:
-        scopes = json.loads(text)["Switch"]
-        items = [(s, n, v) for s, names in scopes.items() for n, v in names.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}', str(error), "mend the JSON"
-        ) from error
+        whole = json.loads(text)
+    except ValueError as error:
+        raise InputError(form, str(error), "mend the JSON") from error
+    scopes = whole.get("Switch") if isinstance(whole, dict) else None
+    if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
+        raise InputError(form, text.strip()[:60], "mend the JSON")
+    items = [(s, n, v) for s, names in scopes.items() for n, v in names.items()]
     wrong = next((s for s, _, _ in items if s not in SCOPES), None)
     if wrong is not None:
         raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")

@@ -61,11 +61,14 @@ def pinned_shapes(
     if batch is not None and batch < 1:
         raise InputError("a batch of at least 1", str(batch), "check --batch")
     found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
+    for name, shape in shapes.items():
+        if batch is not None and tuple(shape)[:1] != (batch,):
+            raise InputError(f"{name}: a first size of {batch}", str(shape), "drop --batch")
     if batch is not None:
         found = _batched(found, batch)
     bound: dict[str, int] = {}
     for name, sizes in stated.items():
-        for symbol, size in zip(sizes or (), found[name] or (), strict=True):
+        for symbol, size in zip(sizes or (), found[name] or (), strict=False):
             if not symbol or isinstance(symbol, int) or isinstance(size, str):
                 continue
             if bound.setdefault(symbol, size) != size:

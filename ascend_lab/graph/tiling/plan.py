@@ -176,7 +176,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
         least.append(weights + resident + grid.smallest())
     if not found:
         raise CapacityError(
-            f"{graph.name}: at least {min(*least, peak_bytes(graph))} B of device memory for "
+            f"{graph.name}: about {min(*least, peak_bytes(graph))} B of device memory for "
             f"{graph.nodes[start].name} .. {graph.nodes[last].name} whole or in the smallest "
             f"tiles, {weights} B of it weights",
             f"{limit} B",
