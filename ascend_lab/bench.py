@@ -283,7 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
     print(validation_table(validation_rows()))
     if arguments.json:
-        rows = [{"name": f.name, "measured": f.measured, "met": f.met} for f in figures]
+        rows = [
+            {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}
+            for f in figures
+        ]
         Path(arguments.json).write_text(json.dumps(rows, indent=2), "utf-8")
     return 1 if any(f.met is False for f in figures) else 0
 
