@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.dsl.views import Dims, Memory, View, coalesce, row_major, with_dims
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, c0_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
 
 
 @dataclass(slots=True)
@@ -204,6 +204,9 @@ def _rows(
     """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
     axis, count = rows
     c0 = max(c0_of(v.dtype) for v in views)
+    if _whole_blocks(views, axis, last):
+        _block_rows(unit, op, views, rows, last)
+        return
     for at, part in unit.parts(count, unit.builder.chip.max_repeat):
         down = [v.moved(axis, at) for v in views]
         for start, width in _chunks(unit, last, lanes, c0 if any(v.blocks for v in views) else 1):
@@ -215,6 +218,39 @@ def _rows(
                 )
                 moved.append((here, (part, width)))
             _instruction(unit, op, moved)
+
+
+def _whole_blocks(views: Sequence[View], axis: int, last: int) -> bool:
+    """True if a row is one 32-byte block in every operand, and rows lie at whole blocks."""
+    return all(
+        last == c0_of(v.dtype)
+        and v.strides[-1] == 1
+        and not v.blocks
+        and not v.strides[axis] % last
+        for v in views
+    )
+
+
+def _block_rows(
+    unit: Unit, op: Op, views: Sequence[View], rows: tuple[int, int], last: int
+) -> None:
+    """Rows of one block each: a repeat takes as many as it has blocks."""
+    axis, count = rows
+    each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
+    whole = count // each
+
+    def emit(at: Affine | int, repeats: int, blocks: int) -> None:
+        regions = []
+        for v in views:
+            step = v.strides[axis]
+            sizes, strides = (repeats, blocks, last), (step * blocks, step, 1)
+            regions.append(v.memory.region(v.offset + at * step, sizes, strides))
+        _vector(unit, op, regions)
+
+    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat) if whole else ():
+        emit(at * each, repeats, each)
+    if count % each:
+        emit(whole * each, 1, count % each)
 
 
 def _chunks(unit: Unit, last: int, lanes: int, block: int) -> Iterator[tuple[Affine | int, int]]:
@@ -239,6 +275,10 @@ def _instruction(unit: Unit, op: Op, operands: list[tuple[View, tuple[int, ...]]
         else:
             region = view.memory.region(view.offset, (repeats, lanes), (view.strides[0], 1))
         regions.append(region)
+    _vector(unit, op, regions)
+
+
+def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
     unit.builder.vector(
         op.name,
         *regions,
