@@ -253,7 +253,7 @@ def symbolic(path):
 def test_bad_arguments_and_arrays_end_in_one_line_and_code_2(tmp_path, capsys):
     path, arrays = symbolic(tmp_path / "m.onnx"), tmp_path / "in.npz"
     assert "NAME:sizes" in refused(capsys, "run", path, "--input-shape", "1,2")
-    assert "--chip" in refused(capsys, "run", path, "--batch", 1, "--compiled")
+    assert "Nochip" in refused(capsys, "run", path, "--batch", 1, "--compiled", "--chip", "Nochip")
     assert "seed" in refused(capsys, "run", path, "--batch", 1, "--seed", -1)
     for data in (b"", b"PK\x03\x04 no archive", b"\x93NUMPY"):
         arrays.write_bytes(data)
