@@ -24,6 +24,7 @@ from ascend_lab.graph import (
     evaluate,
     evaluate_all,
     random_inputs,
+    run_compiled,
     run_tasks,
     verify,
 )
@@ -628,3 +629,18 @@ def test_nodes_that_nobody_needs_are_not_compiled():
     assert [t.op for t in stages.compiled.tasks] == ["neg"]
     found = run_tasks(stages.compiled, {"x": np.ones(4, np.float16)})
     assert {name: value[0] for name, value in found.items()} == {"neg": -1, "x": 1}
+
+
+def test_an_operator_registered_anew_is_lowered_anew():
+    chip, old = load_chip("Toy"), ops.get("relu")
+    net = GraphBuilder("own", "fp16")
+    x = net.input("x", (32,))
+    net.output(net.relu(x))
+    graph, inputs = net.build(), {"x": np.full(32, -3, np.float16)}
+    assert run_compiled(graph, inputs, chip)["relu"].max() == 0
+    ops.register(replace(ops.get("abs"), name="relu"), replace=True)
+    try:
+        assert run_compiled(graph, inputs, chip)["relu"].max() == 3
+    finally:
+        ops.register(old, replace=True)
+    assert run_compiled(graph, inputs, chip)["relu"].max() == 0

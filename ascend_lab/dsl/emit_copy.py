@@ -80,8 +80,3 @@ def _elements(unit: Unit, views: list[View], counts: list[int]) -> None:
             moved = v.moved(0, index)
             inner.append(View(v.memory, v.dtype, moved.offset, v.strides[1:]))
         _elements(unit, inner, counts[1:])
-
-
-def is_ragged(sizes: Sequence[int], dtype: str) -> bool:
-    """True if rows of a box are not whole 32-byte blocks."""
-    return sizes[-1] % c0_of(dtype) != 0

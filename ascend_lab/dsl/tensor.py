@@ -125,10 +125,6 @@ class Tensor:
         found = [e.tensor for e in leaves(self.body.expr) if isinstance(e, Load)]
         return tuple(dict.fromkeys(found))
 
-    def op_input(self, number: int) -> Tensor:
-        """Return the input `number`."""
-        return self.inputs[number]
-
 
 def _index(value: Any) -> Affine:
     if isinstance(value, Axis):

@@ -200,6 +200,7 @@ def fig_dispatch(
         ax.set_ylim(1.5, -0.5)
         ax.set_xlim(0, longest_us * 1.01)
     axes[-1].set_xlabel("time in µs")
+    fig.suptitle(name)
     parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
     alt = f"{name} of {len(times_s)} kernels; time and share in which the device works"
     return finish(fig, alt=f"{alt}: {'; '.join(parts)}.")

@@ -133,7 +133,7 @@ def fig_passes(
     axes[0].set_yticks(range(len(rows)), [row[0] for row in rows])
     axes[0].invert_yaxis()
     often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
-    fig.suptitle(f"{name}, {order} order, {often}")
+    fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
     last = rows[-1]
     told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
     alt = (

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, GraphError
 from ascend_lab.graph.evaluate import checked_inputs
+from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.layouts import moves_nothing
 from ascend_lab.graph.lower import Lowered, Piece, lower, packed, piece_of
-from ascend_lab.graph.lower.stored import type_map
 from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.sim import execute, simulate_kernel
@@ -25,8 +25,8 @@ Values = NDArray[Any]
 _TIMED: dict[tuple[int, int], tuple[Kernel, Chip, int]] = {}
 VIEWS = ("reshape",)
 """Operators that move nothing: row-major memory knows no shape."""
-_LOWERED: dict[tuple[str, int], tuple[Chip, Lowered]] = {}
-"""Kernels by piece and identity of the chip, which is kept so that no other takes its place."""
+_LOWERED: dict[tuple[str, tuple[int, ...]], tuple[Lowered, Sequence[object]]] = {}
+"""Kernels by piece and identity of chip and operators, kept so that no others take their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,17 @@ def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
 
 
 def lowered_once(piece: Piece, chip: Chip) -> Lowered:
-    """Return the kernel of a piece, from memory if an equal one was lowered for an equal chip."""
-    key = (piece.key, id(chip))
+    """Return the kernel of a piece, from memory if an equal one was lowered for the chip.
+
+    Operators count by identity: one that was registered anew is lowered anew.
+    """
+    parts = (chip, *(operator_of(node.op) for node in piece.graph.nodes))
+    key = (piece.key, tuple(map(id, parts)))
     if key not in _LOWERED:
         found = lower(piece, chip)
         _check_sizes(piece, found)
-        _LOWERED[key] = (chip, found)
-    return _LOWERED[key][1]
+        _LOWERED[key] = (found, parts)
+    return _LOWERED[key][0]
 
 
 def _check_sizes(piece: Piece, lowered: Lowered) -> None:
@@ -128,9 +132,7 @@ def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values
     for name in graph.outputs:
         kind = graph.types[name]
         flat = live[name] if name in live else packed(kind, graph.constants[name].array())
-        found[name] = (flat if kind.layout == "ND" else unpack(type_map(kind), flat)).reshape(
-            kind.shape
-        )
+        found[name] = (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)
     return found
 
 

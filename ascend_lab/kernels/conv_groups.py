@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.gemm_schedule import FRACTAL
 
 
 def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:
@@ -28,14 +26,3 @@ def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]
             kernel[g * k : (g + 1) * k, g * c : (g + 1) * c] = weight[first : first + k]
         dense.append(kernel)
     return dense
-
-
-def dense_share(shape: ConvShape) -> float:
-    """Return the useful share of the products the cube makes, zeros and padding counted as waste.
-
-    1 is reached by a convolution without groups whose channels fill their blocks.
-    """
-    bundle = bundles_of(shape)
-    blocks = (bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1
-    made = blocks * c0_of(shape.dtype) * FRACTAL
-    return shape.c // shape.groups * shape.k / made

@@ -8,7 +8,7 @@ data: `cut` turns it into the input ranges of one piece, whoever cuts - cores, L
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -194,12 +194,6 @@ def elementwise_rules(
     same = all(shape == out for shape in shapes)
     pattern: Pattern = "Reduce" if kept else "Elemwise" if same else "ElemwiseBroadcast"
     return SliceRules(pattern, axes)
-
-
-def with_joins(rules: SliceRules, joins: Mapping[int, tuple[int, ...]]) -> SliceRules:
-    """Return the rules with the join axes of some output axes replaced."""
-    axes = tuple(replace(r, joins=joins[r.axis]) if r.axis in joins else r for r in rules.axes)
-    return replace(rules, axes=axes)
 
 
 _COMBINE: Mapping[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ascend_lab.graph.edit import Editor
 from ascend_lab.graph.ir import Graph, TensorType
-from ascend_lab.graph.lower.stored import maps_between, type_map
+from ascend_lab.graph.lower.stored import maps_between
 from ascend_lab.layout import AddressMap
 
 
@@ -23,7 +23,7 @@ def cancel_trans_data(graph: Graph) -> Graph:
         first, layout = node.inputs[0], str(node.attr("layout"))
         source = origin.get(first, first)
         kind, made = edit.types[source], node.output
-        if kind.layout == layout and not type_map(kind).padding_bytes:
+        if kind.layout == layout and not kind.map.padding_bytes:
             edit.replace(node.output, source)
             continue
         if (source, layout) in seen:

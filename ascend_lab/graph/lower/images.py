@@ -15,7 +15,7 @@ from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, Values
-from ascend_lab.graph.lower.stored import packed, type_map
+from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import ConvShape, DeconvShape, conv_launch, depthwise_launch, pack_deconv
@@ -149,7 +149,7 @@ def conv_epilogue(
     first = piece.type(node.output)
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     main = replace(first, layout="NC1HWC0", dtype="fp16")
-    stored = type_map(main).piece_shape
+    stored = main.map.piece_shape
     sums = te.placeholder(stored, "fp16" if vector else wide, "sums")
     known, operands = operands_of(piece, nodes, main)
     y = narrow(sums, first.dtype) if chip.combined or vector else sums
@@ -179,7 +179,7 @@ def operands_of(
             raise UnsupportedError(
                 "operands per element, or constants per channel", got, "cut here"
             )
-        stored = channels(main) if channel else type_map(main).piece_shape
+        stored = channels(main) if channel else main.map.piece_shape
         known[name] = te.placeholder(stored, kind.dtype, name)
         operands[known[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
     return known, operands
@@ -193,7 +193,7 @@ def channel_axis(main: TensorType) -> int:
 def channels(main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of one number per channel."""
     axis = channel_axis(main)
-    return tuple(p.count if p.axis == axis else 1 for p in type_map(main).pieces)
+    return tuple(p.count if p.axis == axis else 1 for p in main.map.pieces)
 
 
 def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:

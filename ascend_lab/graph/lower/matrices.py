@@ -13,7 +13,7 @@ from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
 from ascend_lab.graph.lower.images import channels, is_channel, operand_forms, operands_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
-from ascend_lab.graph.lower.stored import packed, type_map
+from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmShape, gemm_launch
@@ -80,7 +80,7 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     """
     out = piece.type(node.output)
     main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
-    sums = te.placeholder(type_map(main).piece_shape, wide, "sums")
+    sums = te.placeholder(main.map.piece_shape, wide, "sums")
     nodes = piece.graph.nodes[1:]
     known, operands = operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, out.dtype)

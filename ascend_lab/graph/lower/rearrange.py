@@ -16,7 +16,6 @@ from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import TensorType
 from ascend_lab.graph.lower.piece import Lowered, Piece
-from ascend_lab.graph.lower.stored import type_map
 from ascend_lab.isa import Kernel
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.launch import maps_launch
@@ -67,7 +66,7 @@ def lower_moves(piece: Piece, chip: Chip) -> Lowered:
 
 def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
     """Return the pieces of each axis, largest step first; refuse layouts that pad."""
-    layout = type_map(kind)
+    layout = kind.map
     if layout.padding_bytes:
         raise UnsupportedError("whole blocks", str(kind), "convert it on its own")
     return [layout.of_axis(i) for i in range(len(layout.shape))]

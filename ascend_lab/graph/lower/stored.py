@@ -20,17 +20,12 @@ from ascend_lab.layout import AddressMap, pack
 Values = NDArray[Any]
 
 
-def type_map(kind: TensorType) -> AddressMap:
-    """Return the address map of a tensor's type."""
-    return kind.map
-
-
 def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:
     """Return the maps of two layouts of one tensor, as of plain arrays.
 
     Here an axis is known by its place: channels of an image may be a batch of matrices.
     """
-    first, second = (replace(type_map(kind), format="ND") for kind in (one, two))
+    first, second = (replace(kind.map, format="ND") for kind in (one, two))
     return first, second
 
 
@@ -38,20 +33,18 @@ def packed(kind: TensorType, array: Values) -> Values:
     """Return a logical array as it lies in memory, flat."""
     if kind.layout == "ND":
         return np.ascontiguousarray(array).reshape(-1)
-    return pack(type_map(kind), array).reshape(-1)
+    return pack(kind.map, array).reshape(-1)
 
 
 def beside(shape: Sequence[int], main: TensorType) -> tuple[int, ...]:
     """Return the stored shape of an operand of logical `shape` beside a tensor of type `main`."""
     sizes = _aligned(shape, main)
-    return tuple(
-        p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in type_map(main).pieces
-    )
+    return tuple(p.count if sizes[p.axis] == main.shape[p.axis] else 1 for p in main.map.pieces)
 
 
 def pack_beside(array: Values, main: TensorType) -> Values:
     """Return an operand's elements in the order of `beside`; padding is zero."""
-    layout = type_map(main)
+    layout = main.map
     sizes = _aligned(array.shape, main)
     array = array.reshape(sizes)
     pads, split, place = [], [], []
