@@ -292,6 +292,11 @@ def do_bench(arguments: list[str]) -> int:
     return python("-m", "ascend_lab.bench", *arguments)
 
 
+def do_bank(arguments: list[str]) -> int:
+    """Tune the model zoo and write the built-in knowledge bank (hours; it can be stopped)."""
+    return python("-m", "ascend_lab.presets", *arguments)
+
+
 def do_lint(arguments: list[str]) -> int:
     """Run ruff and mypy."""
     if run_lint() != 0:
@@ -314,6 +319,7 @@ VERBS = {
     "notebooks": do_notebooks,
     "serve": do_serve,
     "bench": do_bench,
+    "bank": do_bank,
     "lint": do_lint,
     "clean": do_clean,
 }

@@ -1,4 +1,4 @@
-"""The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate.
+"""The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate, ...
 
 Errors are one line on stderr and exit code 2.
 """
@@ -18,8 +18,10 @@ from typing import Any, NoReturn
 from ascend_lab import __version__
 from ascend_lab.cli_memory import add_plan_memory
 from ascend_lab.cli_ops import add_op
+from ascend_lab.cli_replay import add_replay
 from ascend_lab.cli_run import add_run
 from ascend_lab.cli_simulate import add_simulate
+from ascend_lab.cli_subgraph import add_subgraph
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -68,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add_run(verbs, _emit)
     add_simulate(verbs, _emit)
     add_plan_memory(verbs, _emit)
+    add_replay(verbs, _emit)
+    add_subgraph(verbs, _emit)
     return parser
 
 

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_aoe_use import add_tuned, check_fits, chip_of, is_tuned, with_tuned
 from ascend_lab.cli_run import add_shapes, import_with, shapes_of
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
     from ascend_lab.graph import NetworkTimeline, OperatorTime
-    from ascend_lab.graph.fusion import Switches
+    from ascend_lab.graph.fusion import Fused, Switches
+    from ascend_lab.graph.pipeline import Front
 
 Emit = Callable[[str | None, Any, str], None]
 LONGEST = 44
@@ -32,19 +35,18 @@ def add_simulate(verbs: Any, emit: Emit) -> None:
     verb.add_argument(
         "--memory-limit", type=int, metavar="BYTES", help="device memory (default: the chip's)"
     )
+    add_tuned(verb)
     verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
     verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
     verb.set_defaults(run=lambda arguments: _simulate(arguments, emit))
 
 
 def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
-    from ascend_lab.chip import load_chip
     from ascend_lab.graph.fusion import read_switches
     from ascend_lab.graph.pipeline import front_stages
-    from ascend_lab.graph.tiling import simulate_within
     from ascend_lab.graph.trace import write_network_trace, write_text
 
-    chip = load_chip(arguments.chip)
+    chip = chip_of(arguments)
     if arguments.memory_limit is not None and arguments.memory_limit < 1:
         raise InputError(
             "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
@@ -54,16 +56,29 @@ def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
     if switches and (unknown := unknown_names(switches)):
         print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
     front = front_stages(graph, chip, dtype=arguments.dtype, switches=switches)
-    fusion = not arguments.no_fusion
-    times, fused = simulate_within(
-        front, chip, arguments.memory_limit, fusion=fusion, switches=switches
-    )
+    times, fused = _timed(arguments, front, chip, switches)
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         write_text(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
     return 0
+
+
+def _timed(
+    arguments: argparse.Namespace, front: Front, chip: Chip, switches: Switches | None
+) -> tuple[NetworkTimeline, Fused]:
+    """Return the times with default or tuned kernels, and the fusion report."""
+    from ascend_lab.graph import simulate_graph
+    from ascend_lab.graph.pipeline import finish_stages
+    from ascend_lab.graph.tiling import simulate_within
+
+    limit, fusion = arguments.memory_limit, not arguments.no_fusion
+    if not is_tuned(arguments):
+        return simulate_within(front, chip, limit, fusion=fusion, switches=switches)
+    stages = finish_stages(front, chip, fusion=fusion, switches=switches)
+    check_fits(stages.compiled, limit)
+    return simulate_graph(with_tuned(stages.compiled, arguments, arguments.dtype)), stages.fused
 
 
 def unknown_names(switches: Switches) -> list[str]:

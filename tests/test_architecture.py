@@ -23,6 +23,7 @@ ORDER = (
     "dsl",
     "ops",
     "graph",
+    "aoe",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = (
@@ -41,6 +42,11 @@ TOP = (
     "bench_memory",
     "bench_peers",
     "bench_peers_files",
+    "bench_search",
+    "cli_aoe",
+    "cli_replay",
+    "cli_subgraph",
+    "presets",
 )
 """Nothing imports these but themselves and each other."""
 

@@ -27,6 +27,7 @@ from ascend_lab.sim import (
     simulate,
 )
 from ascend_lab.sim import reference as reference_engine
+from ascend_lab.sim.walked import is_short, run_walked
 
 TOY = load_chip("Toy")
 needs_numba = pytest.mark.skipif(not numba_available(), reason="Numba is not installed")
@@ -49,7 +50,8 @@ def assert_engines_agree(launch, chip):
 @given(kernels())
 def test_fast_equals_reference_on_random_kernels(case):
     program, chip = case
-    run_fast(compiled(program, chip))  # legal kernels never need the fallback
+    code = compiled(program, chip)  # legal kernels never need the fallback
+    assert run_fast(code) == run_walked(code) == run_reference(code)[0]
     assert_engines_agree(program, chip)
 
 
@@ -73,6 +75,15 @@ def test_fast_equals_reference_on_random_matrix_products(case):
 def test_fast_equals_reference_on_convolutions(chip_name, sizes):
     chip = load_chip(chip_name)
     assert_engines_agree(conv_launch(ConvShape(*sizes), chip), chip)
+
+
+def test_short_programs_are_walked_and_long_ones_are_not():
+    short, long = (
+        compiled(gemm_launch(GemmShape(n, n, n), TOY).parts[0].program) for n in (64, 512)
+    )
+    assert is_short(short) and not is_short(long)
+    for code in (short, long):
+        assert run_walked(code) == run_fast(code)
 
 
 @needs_numba

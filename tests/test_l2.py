@@ -143,8 +143,19 @@ def test_odd_tensors_never_hold_more_than_fits(case, size, piece):
     assert l2.touch([Access("x", 3, size // 2, False)]).hits == {"x": 1.0}
     for accesses in case:
         assert all(0 <= share <= 1 for share in l2.touch(accesses).hits.values())
-        assert l2.held_bytes == sum(b - a for a, b, _, _ in l2._pieces.values()) <= size
-        assert all(a <= c <= d <= b for a, b, c, d in l2._pieces.values())
+        ranges = [r for held in l2._pieces.values() for r in held]
+        assert l2.held_bytes == sum(b - a for a, b, _, _ in ranges) <= size
+        assert all(a <= c <= d <= b for a, b, c, d in ranges)
+
+
+def test_what_lies_between_two_tensors_of_a_piece_is_no_hit():
+    """Tensors of one piece, the outer two touched: the one between was never read."""
+    l2 = L2(1 << 20, 1 << 18)
+    outer = [Access("x", 0, 4096, False), Access("z", 1 << 16, 4096, False)]
+    l2.touch(outer)
+    assert l2.touch([Access("y", 1 << 14, 4096, False)]).hits == {"y": 0.0}
+    assert l2.touch(outer).hits == {"x": 1.0, "z": 1.0}
+    assert l2.held_bytes == 3 * 4096
 
 
 @settings(max_examples=60)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from ascend_lab.errors import PathError
 
@@ -117,6 +117,11 @@ class Chip:
     def __repr__(self) -> str:
         """Return the name; `ascend-lab chips NAME` prints the numbers."""
         return f"Chip({self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle read-only views as dictionaries: a chip travels to worker processes."""
+        values = (getattr(self, f.name) for f in fields(self))
+        return Chip, tuple(dict(v) if isinstance(v, Mapping) else v for v in values)
 
     def path(self, src: str, dst: str) -> Path:
         """Return the path src -> dst; raise `PathError` naming the paths that do exist."""

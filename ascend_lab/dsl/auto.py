@@ -24,16 +24,22 @@ from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import AscendLabError, ProgramError, ScheduleError
+from ascend_lab.kernels.gemm_schedule import GemmSchedule
 
 Way = Callable[[Schedule, Phase], Schedule]
 
 
-def auto_schedule(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Schedule:
-    """Return the default schedule of one or several outputs on a chip."""
+def auto_schedule(
+    outputs: Tensor | Sequence[Tensor], chip: Chip | str, tiling: GemmSchedule | None = None
+) -> Schedule:
+    """Return the default schedule of one or several outputs on a chip.
+
+    Products are tiled by the best tiling in closed form, or by the one given.
+    """
     schedule, phases = fuse_stages(create_schedule(outputs, chip))
     for phase in phases:
         if schedule.state.stage(phase.root).is_cube:
-            schedule = schedule_product(schedule, phase.root)
+            schedule = schedule_product(schedule, phase.root, tiling)
         else:
             schedule = _first_that_lowers(schedule, phase)
     return schedule

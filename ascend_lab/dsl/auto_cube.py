@@ -21,7 +21,7 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     for axis in batch:
         count *= axis.extent
     shape = GemmShape(sizes["m"], sizes["k"], sizes["n"], s.state.find(a).dtype, stage.dtype)
-    tiling = tiling or default_schedule(shape, _share_of(s.chip, count))
+    tiling = tiling or default_schedule(shape, share_of(s.chip, count))
     drained = name
     if s.chip.combined:
         s = steps.cache_write(s, name, "UB")
@@ -37,7 +37,7 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     return _inner(s, sums, sizes, tiling, left[1:], right[1:])
 
 
-def _share_of(chip: Chip, batch: int) -> Chip:
+def share_of(chip: Chip, batch: int) -> Chip:
     """Return the cores, and the share of the memories, that one product of a batch has."""
     whole = chip.core_count
     cores = (

@@ -192,14 +192,14 @@ def arrange(
     """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
     name = phase.root
     s, bound, loops, tiles = _cut_axes(s, phase, rows, widths, folds, plain)
-    s, inner, rest = _fold_loops(s, name, folds)
+    s, inner, rest = fold_loops(s, name, folds)
     s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
     for loop in bound:
         s = steps.bind(s, name, loop)
     s = steps.vectorise(s, name, tiles[0])
     host = [*bound, *loops]
     if phase.tiles or phase.outputs:
-        s = _attach(s, phase, host, folds)
+        s = attach_tiles(s, phase, host, folds)
     for each in (name, *phase.outputs):
         s = steps.double_buffer(s, each)
     return s
@@ -244,7 +244,7 @@ def _cut_axes(
     return s, bound, loops, tiles
 
 
-def _fold_loops(
+def fold_loops(
     s: Schedule, name: str, folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
     """Split the fold axes of a stage that are walked in parts; return loops and tile loops."""
@@ -259,7 +259,9 @@ def _fold_loops(
     return s, loops, tiles
 
 
-def _attach(s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int]) -> Schedule:
+def attach_tiles(
+    s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int], depth: int = 2
+) -> Schedule:
     """Compute tiles and further outputs in the innermost loop of the root."""
     if not host:
         leaf = s.state.stage(phase.root).loops[0].name
@@ -268,12 +270,12 @@ def _attach(s: Schedule, phase: Phase, host: list[str], folds: Mapping[str, int]
     for name in reversed(phase.outputs):
         s = steps.compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
-        s, loops, tiles = _fold_loops(s, name, folds)
+        s, loops, tiles = fold_loops(s, name, folds)
         if loops:
             data = [a.name for a in s.state.stage(name).axes]
             s = steps.reorder(s, name, *loops, *data, *tiles)
             s = steps.vectorise(s, name, data[0])
-        s = steps.double_buffer(s, name)
+        s = steps.double_buffer(s, name, depth)
         s = steps.compute_at(s, name, phase.root, host[-1])
     return s
 

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, GraphError
+from ascend_lab.graph.aliases import CUTTING, view_nodes
 from ascend_lab.graph.evaluate import checked_inputs
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.layouts import moves_nothing
-from ascend_lab.graph.lower import Lowered, Piece, lower, packed, piece_of
+from ascend_lab.graph.layouts.runs import cut_offsets
+from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed, piece_of
 from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.sim import execute, simulate_kernel
 
 Values = NDArray[Any]
 _TIMED: dict[tuple[int, int], tuple[Kernel, Chip, int]] = {}
-VIEWS = ("reshape",)
-"""Operators that move nothing: row-major memory knows no shape."""
-_LOWERED: dict[tuple[str, tuple[int, ...]], tuple[Lowered, Sequence[object]]] = {}
+REMEMBERED = 4096
+"""Kernels and times remembered: more than a large network has."""
+Key = TypeVar("Key", bound=Hashable)
+Kept = TypeVar("Kept")
+_LOWERED: dict[tuple[Hashable, ...], tuple[Lowered, Sequence[object]]] = {}
 """Kernels by piece and identity of chip and operators, kept so that no others take their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel of a network, or a view, whose kernel is None: a new name for the same bytes."""
+    """One kernel of a network, or a view, whose kernel is None: new names for the same bytes."""
 
     name: str
     op: str
@@ -80,18 +83,37 @@ def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
     return Task(group[-1].name, label, tuple(n.name for n in group), piece, lowered)
 
 
-def lowered_once(piece: Piece, chip: Chip) -> Lowered:
+def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
+    """Return the network with the kernels of some pieces, by `Piece.key`, as a tuner chose."""
+    chip = compiled.chip
+    tasks = tuple(
+        replace(task, lowered=lowered_once(task.piece, chip, choices[task.piece.key]))
+        if task.lowered is not None and task.piece.key in choices
+        else task
+        for task in compiled.tasks
+    )
+    return replace(compiled, tasks=tasks)
+
+
+def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
     """Return the kernel of a piece, from memory if an equal one was lowered for the chip.
 
     Operators count by identity: one that was registered anew is lowered anew.
     """
     parts = (chip, *(operator_of(node.op) for node in piece.graph.nodes))
-    key = (piece.key, tuple(map(id, parts)))
+    key = (piece.key, choice, tuple(map(id, parts)))
     if key not in _LOWERED:
-        found = lower(piece, chip)
+        found = lower(piece, chip, choice)
         _check_sizes(piece, found)
-        _LOWERED[key] = (found, parts)
+        keep(_LOWERED, key, (found, parts))
     return _LOWERED[key][0]
+
+
+def keep(memory: dict[Key, Kept], key: Key, value: Kept) -> None:
+    """Remember a value; of more than `REMEMBERED` the oldest is forgotten."""
+    if len(memory) >= REMEMBERED:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 def _check_sizes(piece: Piece, lowered: Lowered) -> None:
@@ -109,16 +131,13 @@ def timed_once(kernel: Kernel, chip: Chip) -> int:
     """Return the cycles of a kernel on cold L2, launch included, from memory if timed before."""
     key = (id(kernel), id(chip))
     if key not in _TIMED:
-        _TIMED[key] = (kernel, chip, simulate_kernel(kernel, chip).total_cycles)
+        keep(_TIMED, key, (kernel, chip, simulate_kernel(kernel, chip).total_cycles))
     return _TIMED[key][2]
 
 
 def is_view(graph: Graph, node: Node) -> bool:
-    """Tell whether a node only renames bytes: a reshape of row-major memory, or a conversion."""
-    types = (*graph.in_types(node)[:1], *graph.out_types(node))
-    if node.op == "trans_data":
-        return moves_nothing(types[0], types[1])
-    return node.op in VIEWS and all(t.layout == "ND" for t in types)
+    """Tell whether a node only names bytes anew and needs no kernel; see `graph.aliases`."""
+    return node.name in view_nodes(graph)
 
 
 def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
@@ -138,8 +157,7 @@ def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values
 
 def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
     if task.lowered is None:
-        source = task.reads[0]
-        return {task.writes[0]: _stored(task, compiled, task.piece.graph.inputs[0], source, live)}
+        return _named_anew(task, compiled, live)
     tensors = dict(task.lowered.extra)
     for buffer in task.lowered.kernel.tensors:
         base = buffer.name.partition(".")[0]
@@ -149,6 +167,20 @@ def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str
             )
     memory = execute(task.lowered.kernel, tensors, compiled.chip)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
+
+
+def _named_anew(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
+    """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
+    node = compiled.graph.node(task.name)
+    given = [live[n] if n in live else _stored(task, compiled, "", n, live) for n in node.inputs]
+    if node.op not in CUTTING:
+        return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
+    found = {}
+    for name, offset in zip(node.outputs, cut_offsets(compiled.graph, node) or (), strict=True):
+        kind = compiled.graph.types[name]
+        first = offset // DTYPE_BYTES[kind.dtype]
+        found[name] = given[0][first : first + math.prod(kind.stored_shape)]
+    return found
 
 
 def _stored(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from ascend_lab.ops.formats import numpy_type
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
+_map = lru_cache(4096)(address_map)
 CUBE_LAYOUTS = ("NC1HWC0", "FRACTAL_NZ")
 """Layouts in which the cube's results lie."""
 
@@ -56,7 +57,7 @@ class TensorType:
         name, _, lanes = self.layout.partition(":")
         wide = "16" if DTYPE_BYTES[self.dtype] == 4 and name in CUBE_LAYOUTS else lanes
         c0 = int(wide) if wide else None
-        return address_map(name, self.shape or (1,), self.dtype, c0=c0)
+        return _map(name, self.shape or (1,), self.dtype, c0=c0)
 
     @property
     def size_bytes(self) -> int:

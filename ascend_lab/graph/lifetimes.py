@@ -1,7 +1,8 @@
 """When each tensor of a compiled network is needed, and how many bytes it takes.
 
 Task i writes and reads at time i. A tensor lives from the task that writes it to the last that
-reads it; inputs from the start, outputs to the end. A view is its source under another name.
+reads it; inputs from the start, outputs to the end. A view is bytes of its source; what is joined
+without a copy lives, from the first part written, as the whole.
 Constants have memory of their own and are not planned.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ascend_lab.graph.aliases import Alias, aliases
 from ascend_lab.graph.compiled import Compiled, Task
 
 ALIGN_BYTES = 512
@@ -25,14 +27,14 @@ class Lifetime:
     size_bytes: int
 
 
+def aliases_of(compiled: Compiled) -> Mapping[str, Alias]:
+    """Return, for every tensor without memory of its own, where it lies in another."""
+    return aliases(compiled.graph, {t.nodes[0] for t in compiled.tasks if t.lowered is None})
+
+
 def owners(compiled: Compiled) -> dict[str, str]:
-    """Return, for every tensor, the tensor whose memory it is."""
-    found: dict[str, str] = {}
-    for task in compiled.tasks:
-        if task.lowered is None:
-            source = task.reads[0]
-            found[task.writes[0]] = found.get(source, source)
-    return found
+    """Return, for every tensor without memory of its own, the tensor whose memory it is."""
+    return {name: alias.owner for name, alias in aliases_of(compiled).items()}
 
 
 def lifetimes(compiled: Compiled) -> list[Lifetime]:

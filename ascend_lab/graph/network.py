@@ -9,24 +9,24 @@ so that memory used again is found warm.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.compiled import Compiled, Task
+from ascend_lab.graph.compiled import Compiled, Task, keep
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
 from ascend_lab.isa import Launch
 from ascend_lab.sim import DeviceMemory, KernelTimeline, Timeline, Traffic, analyse
-from ascend_lab.sim.l2 import accesses_of
+from ascend_lab.sim.l2 import Access, accesses_of
 from ascend_lab.sim.simulate import time_launch
 
 PLAN = "greedy-by-size"
 """How memory is planned unless a plan is given: close to the least, and found at once."""
 _TRAFFIC: dict[tuple[int, int], tuple[Launch, Chip, Traffic]] = {}
 """By identity; launch and chip are kept so that no other object takes their place."""
-_TIMES: dict[tuple[Hashable, ...], Timeline] = {}
+_TIMES: dict[tuple[Hashable, ...], tuple[Launch, Chip, Timeline]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,39 @@ class NetworkTimeline:
         }
 
 
-def simulate_graph(compiled: Compiled, plan: Plan | None = None) -> NetworkTimeline:
-    """Time a compiled network, its activations where the plan says (default: `plan_network`)."""
+def simulate_graph(
+    compiled: Compiled, plan: Plan | None = None, *, written: Sequence[str] = ()
+) -> NetworkTimeline:
+    """Time a compiled network, its activations where the plan says (default: `plan_network`).
+
+    L2 starts empty, or as writing some inputs, in the order given, leaves it.
+    """
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     memory = DeviceMemory.of(compiled.chip)
+    for name in written:
+        memory.l2.touch([Access(name, *places[name], is_write=True)])
     real = (task for task in compiled.tasks if task.lowered is not None)
     times = tuple(_timed(task, compiled.chip, memory, places) for task in real)
     return NetworkTimeline(compiled.graph.name, compiled.chip, times, memory.l2.flush())
+
+
+def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:
+    """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
+    places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
+    memory = DeviceMemory.of(compiled.chip)
+    found = []
+    for task in compiled.tasks:
+        hits: dict[str, float] = {}
+        kernel = task.lowered.kernel if task.lowered else None
+        if kernel is not None:
+            own = memory.at({b.name: places[task.value(b.name)] for b in kernel.tensors})
+            addresses = own.addresses(kernel.tensors)
+            for launch in kernel.phases:
+                accesses = accesses_of(launch, _traffic(launch, compiled.chip), addresses)
+                for name, share in own.l2.touch(accesses).hits.items():
+                    hits.setdefault(name, share)
+        found.append(hits)
+    return tuple(found)
 
 
 def _timed(
@@ -156,13 +182,18 @@ def _phase(
 
     Equal blocks of a network are one launch, and meet L2 in the same state again and again.
     """
-    place = (id(launch), id(chip))
-    if place not in _TRAFFIC:
-        _TRAFFIC[place] = (launch, chip, analyse(launch, chip))
-    traffic = _TRAFFIC[place][2]
+    traffic = _traffic(launch, chip)
     outcome = memory.l2.touch(accesses_of(launch, traffic, addresses))
-    key = (*place, tuple(outcome.hits.items()), outcome.write_back_bytes)
+    key = (id(launch), id(chip), tuple(outcome.hits.items()), outcome.write_back_bytes)
     if key not in _TIMES:
         warmed = traffic.warmed(outcome.hits, outcome.write_back_bytes)
-        _TIMES[key] = time_launch(launch, chip, warmed)
-    return _TIMES[key]
+        keep(_TIMES, key, (launch, chip, time_launch(launch, chip, warmed)))
+    return _TIMES[key][2]
+
+
+def _traffic(launch: Launch, chip: Chip) -> Traffic:
+    """Return the traffic of a launch, from memory if it was analysed before."""
+    place = (id(launch), id(chip))
+    if place not in _TRAFFIC:
+        keep(_TRAFFIC, place, (launch, chip, analyse(launch, chip)))
+    return _TRAFFIC[place][2]

@@ -13,6 +13,7 @@ from ascend_lab.graph.compiled import Compiled, Task
 from ascend_lab.graph.fusion.automatic import ELEMENTWISE, kind_of
 from ascend_lab.graph.lifetimes import (
     ALIGN_BYTES,
+    aliases_of,
     constant_bytes,
     lifetimes,
     owners,
@@ -53,7 +54,8 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
         for name in task.reads:
             source = owner.get(name, name)
             free = source in last and last[source] == i and source not in graph.inputs
-            if free and target not in owner and sizes[source] == sizes[target]:
+            same = sizes[source] == sizes[target] == sizes[name]
+            if free and target not in owner and same:
                 pairs.append((source, target))
                 break
     return pairs
@@ -69,7 +71,6 @@ def _is_elementwise(task: Task, compiled: Compiled) -> bool:
 
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations by `offsets`, constants behind them."""
-    owner = owners(compiled)
     sizes = {life.name: life.size_bytes for life in lifetimes(compiled)}
     found = {name: (offsets[name], size) for name, size in sizes.items()}
     top = max((low + size for low, size in found.values()), default=0)
@@ -77,5 +78,8 @@ def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, 
         top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
         found[name] = (top, size)
         top += size
-    found.update({view: found[owner[view]] for view in owner if owner[view] in found})
+    for name, alias in aliases_of(compiled).items():
+        if alias.owner in found:
+            low = found[alias.owner][0] + alias.offset_bytes
+            found[name] = (low, compiled.graph.types[name].size_bytes)
     return found

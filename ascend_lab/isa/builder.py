@@ -64,15 +64,15 @@ class Queue:
         self.members.append(buffer)
         return buffer
 
-    def _step(self, what: str) -> Tile:
+    def _step(self, what: str) -> int:
         self.builder.emit(self.flags[what])
         slot = self.counts[what]
         self.counts[what] = slot + 1
-        return Tile(self.buffer, slot)
+        return slot
 
     def alloc(self) -> Tile:
         """Wait (on the producer) for an empty slot and return it."""
-        return self._step("alloc")
+        return Tile(self.buffer, self._step("alloc"))
 
     def hand(self) -> None:
         """Pass the slot from the producer to the pipe in between (`via`), which enqueues it."""
@@ -86,7 +86,7 @@ class Queue:
 
     def dequeue(self) -> Tile:
         """Wait (on the consumer) for a full slot and return it."""
-        return self._step("dequeue")
+        return Tile(self.buffer, self._step("dequeue"))
 
     def free(self) -> None:
         """Give the slot back to the producer."""
@@ -105,6 +105,12 @@ class KernelBuilder:
         self._queues: list[Queue] = []
         self._used_bytes: dict[str, int] = {}
         self._used_ids: dict[tuple[str, str], int] = {}
+
+    def restart(self) -> None:
+        """Begin another program on the same buffers and queues, once one is finished."""
+        self._params, self._body = [], []
+        for queue in self._queues:
+            queue.counts = dict.fromkeys(queue.counts, 0)
 
     # -- memory ---------------------------------------------------------------------------------
     def tensor(self, name: str, dtype: str, elements: int) -> Buffer:
@@ -194,24 +200,27 @@ class KernelBuilder:
         """Repeat what is written inside; queues must be left as full as they were found."""
         opened = OpenLoop(Loop(name, count, ()), [], {})
         outer, self._body = self._body, opened.body
-        before = [q.counts.copy() for q in self._queues]
+        before = [tuple(q.counts.values()) for q in self._queues]
         yield var(name)
         self._body = outer
-        before += [dict.fromkeys(q.counts, 0) for q in self._queues[len(before) :]]
+        before += [(0, 0, 0, 0)] * (len(self._queues) - len(before))
         for queue, start in zip(self._queues, before, strict=True):
-            if queue.counts == start:
+            now = tuple(queue.counts.values())
+            if now == start:
                 continue
-            steps = {k: n - start[k] for k, n in queue.counts.items()}
-            if len(set(steps.values())) != 1:
+            step = now[0] - start[0]
+            if any(n - s != step for n, s in zip(now, start, strict=True)):
+                steps = zip(queue.counts, now, start, strict=True)
                 raise SyncError(
                     f"loop {name}: as many alloc, enqueue, dequeue and free of {queue.buffer.name}",
-                    str(steps),
+                    str({key: n - s for key, n, s in steps}),
                     "pair them inside the loop body",
                 )
             for buffer in (queue.buffer, *queue.members):
-                opened.steps[place_of(buffer)] = steps["alloc"]
-            for key, step in steps.items():
-                queue.counts[key] = start[key] + step * opened.loop.count
+                opened.steps[place_of(buffer)] = step
+            further = step * (opened.loop.count - 1)
+            for key, count in zip(queue.counts, now, strict=True):
+                queue.counts[key] = count + further
         self._body.append(opened)
 
     def emit(self, instruction: Instruction) -> None:

@@ -74,16 +74,16 @@ def _check_names(program: Program) -> None:
     names = [b.name for b in program.buffers]
     if len(set(names)) != len(names):
         raise ProgramError(f"{program.name}: one name per buffer", str(sorted(names)), "rename")
+    _check_loops(program.name, program.body, frozenset(name for name, _ in program.params))
 
-    def visit(nodes: tuple[Node, ...], outer: frozenset[str]) -> None:
-        for node in nodes:
-            if isinstance(node, Loop):
-                if node.var in outer:
-                    raise ProgramError(
-                        f"{program.name}: a new name for a loop inside {', '.join(sorted(outer))}",
-                        node.var,
-                        "the inner loop would hide the outer one",
-                    )
-                visit(node.body, outer | {node.var})
 
-    visit(program.body, frozenset(name for name, _ in program.params))
+def _check_loops(name: str, nodes: tuple[Node, ...], outer: frozenset[str]) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            if node.var in outer:
+                raise ProgramError(
+                    f"{name}: a new name for a loop inside {', '.join(sorted(outer))}",
+                    node.var,
+                    "the inner loop would hide the outer one",
+                )
+            _check_loops(name, node.body, outer | {node.var})

@@ -12,6 +12,7 @@ from typing import SupportsIndex, cast
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import ProgramError
 
+NAME = re.compile(r"[\w.]+")
 Ranges = Mapping[str, int]
 """Trip count of every loop variable in scope."""
 
@@ -131,11 +132,12 @@ class Buffer:
 
     def __post_init__(self) -> None:
         """Check name, counts and number format; fill in the default slot pitch."""
-        if not re.fullmatch(r"[\w.]+", self.name):
+        if not NAME.fullmatch(self.name):
             raise ProgramError("a buffer name of letters, digits, _ and .", repr(self.name), "mend")
         for field in ("elements", "slots", "address", "slot_bytes"):
-            count = whole(getattr(self, field), f"buffer {self.name}: {field}")
-            object.__setattr__(self, field, count)
+            if type(getattr(self, field)) is not int:
+                count = whole(getattr(self, field), f"buffer {self.name}: {field}")
+                object.__setattr__(self, field, count)
         if self.dtype not in DTYPE_BYTES:
             raise ProgramError(
                 f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
@@ -217,6 +219,17 @@ class Region:
                 f"sizes {self.sizes}, strides {self.strides}",
                 "check the tile shape",
             )
+
+    def turned(self, by: Affine) -> Region:
+        """Return the region `by` slots further."""
+        # What is checked stays as it is: a program writes thousands of these.
+        other, put = object.__new__(Region), object.__setattr__
+        put(other, "buffer", self.buffer)
+        put(other, "offset", self.offset)
+        put(other, "sizes", self.sizes)
+        put(other, "strides", self.strides)
+        put(other, "slot", (self.slot + by).modulo(self.buffer.slots))
+        return other
 
     @property
     def space(self) -> str:

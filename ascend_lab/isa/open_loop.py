@@ -51,8 +51,6 @@ def closed(
 
 
 def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
-    turn = turns.get(place_of(region.buffer))
-    if turn is None or region.buffer.slots == 1:
-        return region
-    slot = region.slot + turn
-    return Region(region.buffer, region.offset, region.sizes, region.strides, slot)
+    buffer = region.buffer
+    turn = turns.get((buffer.space, buffer.address)) if buffer.slots > 1 else None
+    return region if turn is None else region.turned(turn)

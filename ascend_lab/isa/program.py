@@ -132,29 +132,13 @@ class Program:
     def instructions(self) -> list[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
         out: list[tuple[Instruction, int]] = []
-
-        def visit(nodes: tuple[Node, ...], times: int) -> None:
-            for node in nodes:
-                if isinstance(node, Loop):
-                    visit(node.body, times * node.count)
-                else:
-                    out.append((node, times))
-
-        visit(self.body, 1)
+        _count(self.body, 1, out)
         return out
 
     def scoped(self) -> list[tuple[Instruction, dict[str, int]]]:
         """Return each static instruction with the trip counts of the loops around it."""
         out: list[tuple[Instruction, dict[str, int]]] = []
-
-        def visit(nodes: tuple[Node, ...], ranges: dict[str, int]) -> None:
-            for node in nodes:
-                if isinstance(node, Loop):
-                    visit(node.body, {**ranges, node.var: node.count})
-                else:
-                    out.append((node, ranges))
-
-        visit(self.body, dict(self.params))
+        _scope(self.body, dict(self.params), out)
         return out
 
     @property
@@ -178,6 +162,26 @@ class Program:
         from ascend_lab.isa.text import format_program
 
         return format_program(self)
+
+
+# Functions of their own: one that calls itself from inside a method would keep the program alive
+# until the garbage collector comes round.
+def _count(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int]]) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            _count(node.body, times * node.count, out)
+        else:
+            out.append((node, times))
+
+
+def _scope(
+    nodes: tuple[Node, ...], ranges: dict[str, int], out: list[tuple[Instruction, dict[str, int]]]
+) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            _scope(node.body, {**ranges, node.var: node.count}, out)
+        else:
+            out.append((node, ranges))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ two images. Tiles that see the same window of rows (only moved) are one loop. Gr
 until they fill channel blocks; each bundle is a product of its own.
 
 Where one stage holds all channel blocks, rows stay in L1 for all output channels of their pixels;
-where moreover a core has one tile of output channels, weights stay for all its pixels.
+where moreover a core has one tile of output channels, weights stay for all its pixels. In order
+"nm" it is the other way round: weights stay for all pixels, rows where there is one pixel tile.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ascend_lab.kernels.conv_tile import (
     tile,
 )
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
-from ascend_lab.kernels.epilogue_emit import held_channels
+from ascend_lab.kernels.epilogue_emit import Channels, held_channels
 from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
@@ -62,12 +63,16 @@ def conv_launch(
     job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
     parts: list[Part] = []
+    kernels: dict[int, Conv] = {}
     for share, share_ids in _shares(bundles_of(shape), schedule).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
         for piece in pieces:
             for col_size, col_ids in by_size(cols).items():
                 counts = (col_ids[-1] + 1, share_ids[-1] + 1)
-                program = _program(job, piece, (share, col_size), cols[0], counts)
+                if col_size not in kernels:
+                    kernels[col_size] = job.kernel(col_size)
+                conv = kernels[col_size]
+                program = _program(conv, job, piece, (share, col_size), cols[0], counts)
                 binds = [
                     _binding(program, {"row": i, "down": d, "col": c, "share": s})
                     for i, d in zip(piece.images, piece.downs, strict=True)
@@ -102,6 +107,11 @@ class _Job:
     def per_image(self) -> int:
         return tiles_per_image(self.shape, self.tile, strip=self.strip)
 
+    def kernel(self, n_own: int) -> Conv:
+        """Allocate the buffers of a core that owns `n_own` output blocks."""
+        more = (self.place, self.strip, self.epilogue)
+        return new_conv(self.shape, self.schedule, self.chip, n_own, *more)
+
 
 @dataclass(frozen=True, slots=True)
 class _Share:
@@ -133,11 +143,16 @@ def _shares(bundle: Bundles, schedule: GemmSchedule) -> dict[_Share, list[int]]:
 
 
 def _program(
-    job: _Job, piece: RowShare, own: tuple[_Share, int], col_pitch: int, counts: tuple[int, int]
+    conv: Conv,
+    job: _Job,
+    piece: RowShare,
+    own: tuple[_Share, int],
+    col_pitch: int,
+    counts: tuple[int, int],
 ) -> Program:
     share, n_own = own
-    conv = new_conv(job.shape, job.schedule, job.chip, n_own, job.place, job.strip, job.epilogue)
     k, bundle = conv.builder, bundles_of(job.shape)
+    k.restart()
     image = k.param("row", max(piece.images) + 1) * piece.image_pitch
     down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else Affine()
     col = k.param("col", counts[0]) * col_pitch
@@ -161,27 +176,75 @@ def _bundle(
     n_own: int,
 ) -> None:
     """All output tiles of one bundle on one core; `base`: images, rows and blocks before it."""
-    k, tile_n = conv.builder, min(job.schedule.base_n // FRACTAL, n_own)
-    once = conv.c1_stage >= bundle.c1
     n = (base[2], n_own)
-    with (
-        held_channels(conv.finish, n, bundle.index * bundles_of(job.shape).n1, None) as channels,
-        held_weights(conv, bundle, n, once and n_own <= tile_n) as weights,
-    ):
-        held = Held(weights, channels)
-        for image, first, last in _images(k, tiles, job.per_image):
+    walk = _Walk(conv, job, tiles, bundle, base[:2], n)
+    with held_channels(conv.finish, n, walk.blocks_before, None) as channels:
+        if job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
+            _pixels_outside(walk, channels)
+        else:
+            _channels_outside(walk, channels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The output tiles of one bundle on one core; `base`: images and rows before it."""
+
+    conv: Conv
+    job: _Job
+    tiles: Tiles
+    bundle: At
+    base: tuple[Affine, Affine]
+    n: tuple[Affine, int]
+
+    @property
+    def once(self) -> bool:
+        """Whether one stage holds all channel blocks."""
+        return self.conv.c1_stage >= self.bundle.c1
+
+    @property
+    def tile_n(self) -> int:
+        return min(self.job.schedule.base_n // FRACTAL, self.n[1])
+
+    @property
+    def blocks_before(self) -> Affine:
+        return self.bundle.index * bundles_of(self.job.shape).n1
+
+    def across(self) -> Iterator[tuple[Affine, int]]:
+        """Loop over the tiles of output channels."""
+        for at, size in segments(self.conv.builder, "n", self.n[1], self.tile_n):
+            yield self.n[0] + at, size
+
+    def down(self, n: tuple[Affine, int]) -> Iterator[Where]:
+        """Loop over the tiles of pixels."""
+        k, job = self.conv.builder, self.job
+        for image, first, last in _images(k, self.tiles, job.per_image):
             for run in runs_of(job.shape, job.tile, first, last, strip=job.strip):
                 with repeat(k, "run", run.count) as turn:
                     for pixel, window in run.tiles:
-                        at = Where(base[0] + image, bundle, n, pixel, window, turn, run, base[1])
-                        _columns(conv, at, tile_n, once, held)
+                        at = self.base[0] + image
+                        yield Where(at, self.bundle, n, pixel, window, turn, run, self.base[1])
 
 
-def _columns(conv: Conv, at: Where, tile_n: int, once: bool, held: Held) -> None:
-    """The tiles of one group of pixels, one per tile of output channels; `once`: rows stay."""
-    with held_rows(conv, at, once) as rows:
-        for n_at, n_size in segments(conv.builder, "n", at.n[1], tile_n):
-            tile(conv, replace(at, n=(at.n[0] + n_at, n_size)), rows, held)
+def _pixels_outside(walk: _Walk, channels: Channels | None) -> None:
+    """For each tile of pixels all output channels; rows stay, and weights where they are one."""
+    hold = walk.once and walk.n[1] <= walk.tile_n
+    with held_weights(walk.conv, walk.bundle, walk.n, hold) as weights:
+        for at in walk.down(walk.n):
+            with held_rows(walk.conv, at, walk.once) as rows:
+                for n in walk.across():
+                    tile(walk.conv, replace(at, n=n), rows, Held(weights, channels))
+
+
+def _channels_outside(walk: _Walk, channels: Channels | None) -> None:
+    """For each tile of output channels all pixels; weights stay."""
+    conv = walk.conv
+    for n in walk.across():
+        with (
+            held_channels(conv.finish, n, walk.blocks_before, channels) as held,
+            held_weights(conv, walk.bundle, n, walk.once) as weights,
+        ):
+            for at in walk.down(n):
+                tile(conv, at, None, Held(weights, held))
 
 
 def _images(k: KernelBuilder, tiles: Tiles, per_image: int) -> Iterator[tuple[Affine, int, int]]:

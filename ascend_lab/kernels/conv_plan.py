@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError
+from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, check_schedule, up
@@ -45,29 +45,43 @@ def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
 
 
 def stage_bytes(shape: ConvShape, schedule: GemmSchedule, *, strip: bool = False) -> int:
-    """L1 bytes of two stages: a window of the image and weights."""
+    """L1 bytes of the slots: windows of the image and weights."""
     c1, c0 = c1_stage(shape, schedule), c0_of(shape.dtype)
     rows, columns = window_sides(shape, schedule.base_m // FRACTAL, strip=strip)
     weights = c1 * shape.taps * up(schedule.base_n, FRACTAL) * FRACTAL * c0
-    return 2 * (c1 * rows * columns * c0 + weights) * DTYPE_BYTES[shape.dtype]
+    slots = schedule.a_l1_slots * c1 * rows * columns * c0 + schedule.b_l1_slots * weights
+    return slots * DTYPE_BYTES[shape.dtype]
 
 
 def takes_strips(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> bool:
     """Return whether pixel tiles are pieces of one row: rows three tiles long, or too long for L1.
 
     A flat tile loads whole rows; where it covers a small part of a row, most of that is not its.
+    A schedule that names the window decides.
     """
+    if schedule.window:
+        return schedule.window == "strip"
     long_rows = shape.out_hw[1] >= 2 * schedule.base_m
     return long_rows or stage_bytes(shape, schedule) > chip.buffers["L1"]
 
 
 def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
     """Raise `InputError` or `CapacityError` if the schedule does not fit the chip."""
+    if schedule.keep or schedule.bypass:
+        raise InputError(
+            "keep and bypass of '' for a convolution",
+            f"{schedule.keep!r} and {schedule.bypass!r}",
+            "what fits one stage stays in L1 by itself: raise step_k",
+        )
     check_schedule(shape.gemm, replace(schedule, step_k=1), chip)
     needed = stage_bytes(shape, schedule, strip=takes_strips(shape, schedule, chip))
     if needed > chip.buffers["L1"]:
+        slots = (schedule.a_l1_slots, schedule.b_l1_slots)
+        what = "two stages of rows and weights"
+        if slots != (2, 2):
+            what = "{} slots of rows and {} of weights".format(*slots)
         raise CapacityError(
-            f"L1 for two stages of rows and weights: {needed} bytes",
+            f"L1 for {what}: {needed} bytes",
             f"{chip.buffers['L1']} on {chip.name}",
             "use a smaller base_m, base_n or step_k",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 from ascend_lab.errors import InputError
@@ -176,6 +177,7 @@ class Bundles:
         return (self.last_c1, self.last_n1) if last else (self.c1, self.n1)
 
 
+@lru_cache(maxsize=256)
 def bundles_of(shape: ConvShape) -> Bundles:
     """Return the smallest bundles whose channels start on block borders.
 

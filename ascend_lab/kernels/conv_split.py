@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 from ascend_lab.kernels.conv_shape import ConvShape
@@ -38,7 +39,8 @@ class _Owner:
     tiles: Tiles
 
 
-def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> list[RowShare]:
+@lru_cache(maxsize=256)
+def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> tuple[RowShare, ...]:
     """Divide all pixel tiles evenly; rows of cores whose windows differ by a shift are one share.
 
     Rows that own whole images are alike, and so are those that own the same kind of piece of an
@@ -61,7 +63,7 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> l
             start = index * sizes[0]
             key, owner = ("across", start), _Owner(0, 0, (start, start + size))
         groups.setdefault(key, []).append(owner)
-    return [_share(owners, pitch or 1) for owners in groups.values()]
+    return tuple([_share(owners, pitch or 1) for owners in groups.values()])
 
 
 def _unmoved(shape: ConvShape, runs: list[Run], row: int) -> tuple[Run, ...]:

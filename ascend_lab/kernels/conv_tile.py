@@ -109,15 +109,17 @@ def new_conv(
     image, weights = stage * rows * columns * c0, stage * taps * tile_n * area
     k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
     tensors = _tensors(k, shape, place, epilogue.out_dtype if epilogue else shape.out_dtype)
+    a, b = schedule.a_l1_slots, schedule.b_l1_slots
     l1 = (
-        k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1"),
-        k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1"),
+        k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a),
+        k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b),
     )
+    a, b = schedule.a_l0_slots, schedule.b_l0_slots
     l0 = (
-        k.queue("x_l0", "L0A", dtype, tile_m * tile_k * area, src="MTE1", dst="M"),
-        k.queue("w_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M"),
+        k.queue("x_l0", "L0A", dtype, tile_m * tile_k * area, src="MTE1", dst="M", depth=a),
+        k.queue("w_l0", "L0B", dtype, tile_k * tile_n * area, src="MTE1", dst="M", depth=b),
     )
-    acc = sum_queue(k, "y_l0", ACCUMULATOR[dtype], tile_m, tile_n)
+    acc = sum_queue(k, "y_l0", ACCUMULATOR[dtype], tile_m, tile_n, schedule.c_l0_slots)
     out = None
     if chip.combined and epilogue is None:
         out = out_queue(k, shape.out_dtype, tile_m, tile_n)

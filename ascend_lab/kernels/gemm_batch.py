@@ -54,6 +54,12 @@ def time_tilings(
 
 
 def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: Tilings) -> None:
+    if widened := [s for s in schedules if s.extras]:
+        raise InputError(
+            "tilings in order mn with two slots, nothing kept",
+            str(widened[0].extras),
+            "time it with simulate(gemm_launch(...))",
+        )
     m1, k1, n1 = shape.fractals
     even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
     if chip.combined:

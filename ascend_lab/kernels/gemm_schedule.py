@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 
 FRACTAL = 16
+CHOICES: dict[str, tuple[int | str, ...]] = {
+    "order": ("mn", "nm"),
+    "keep": ("", "a", "b"),
+    "a_l1_slots": (1, 2),
+    "b_l1_slots": (1, 2),
+    "a_l0_slots": (1, 2),
+    "b_l0_slots": (1, 2),
+    "c_l0_slots": (0, 1, 2),
+    "window": ("", "flat", "strip"),
+    "bypass": ("", "a", "b", "ab"),
+}
+"""What the fields of a schedule beyond its six numbers may be; the default is the first or 2."""
+KEEP_ORDER = {"a": "mn", "b": "nm"}
 ACCUMULATOR = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSchedule:
-    """Tiling in elements: base tiles of L0, `step_k` base_k per L1 stage, a grid of cores."""
+    """Tiling in elements: base tiles of L0, `step_k` base_k per L1 stage, a grid of cores.
+
+    `order`: "mn" walks the n tiles inside each m tile, "nm" the m tiles inside each n tile (of a
+    convolution m are pixels, n output channels). `keep` (products only): "a" loads all K of an m
+    tile's rows once for all n tiles (order mn), "b" all K of an n tile's columns (order nm).
+    The slots of L1 and L0 are 2 (loads and use overlap) or 1 (they alternate, tiles may be larger);
+    c_l0_slots 0 takes two where they fit. `window` (convolutions only): "flat" or "strip" pixel
+    tiles, "" chooses. `bypass` (products only, where the chip has the path): "a", "b" or "ab" go
+    from GM straight to L0.
+    """
 
     base_m: int
     base_k: int
@@ -22,10 +45,26 @@ class GemmSchedule:
     step_k: int
     grid_rows: int
     grid_cols: int
+    order: str = "mn"
+    keep: str = ""
+    a_l1_slots: int = 2
+    b_l1_slots: int = 2
+    a_l0_slots: int = 2
+    b_l0_slots: int = 2
+    c_l0_slots: int = 0
+    window: str = ""
+    bypass: str = ""
 
-    def as_dict(self) -> dict[str, int]:
-        """Return the fields as plain data."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    def as_dict(self) -> dict[str, Any]:
+        """Return the tiling, and of the other fields those that are not the default."""
+        sizes = [f for f in fields(self) if f.default is MISSING]
+        return {f.name: getattr(self, f.name) for f in sizes} | self.extras
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Return the fields beyond the tiling that are not the default."""
+        rest = [f for f in fields(self) if f.default is not MISSING]
+        return {f.name: v for f in rest if (v := getattr(self, f.name)) != f.default}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +137,56 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         raise InputError(
             f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores), "shrink it"
         )
+    _check_choices(schedule, chip)
     for space, size in tile_bytes(shape, schedule).items():
         if size > chip.buffers[space]:
             raise CapacityError(
                 f"{space} for tile {schedule.base_m},{schedule.base_k},{schedule.base_n} "
-                f"step {schedule.step_k}: {size} bytes",
+                f"step {schedule.step_k}{_words(schedule)}: {size} bytes",
                 f"{chip.buffers[space]} on {chip.name}",
                 "halve a side of the tile",
             )
 
 
+def _words(schedule: GemmSchedule) -> str:
+    return "".join(f" {name} {value}" for name, value in schedule.extras.items())
+
+
+def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
+    """Raise `InputError` for a value that a field cannot take, or that does not go with others."""
+    for name, allowed in CHOICES.items():
+        value = getattr(schedule, name)
+        if value not in allowed:
+            known = ", ".join(repr(v) for v in allowed)
+            raise InputError(f"{name} of {known}", repr(value), "take one of these")
+    if schedule.keep and schedule.order != KEEP_ORDER[schedule.keep]:
+        raise InputError(
+            f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}',
+            repr(schedule.order),
+            "what stays in L1 belongs to the outer loop",
+        )
+    if schedule.keep and schedule.keep in schedule.bypass:
+        raise InputError(
+            "another operand to bypass L1 than the one kept there",
+            schedule.keep,
+            "drop one of both",
+        )
+    for name in schedule.bypass.upper():
+        if ("GM", "L0" + name) not in chip.paths:
+            raise InputError(f"a chip with a path from GM to L0{name}", chip.name, "stage it in L1")
+
+
 def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
-    """Bytes each buffer needs: double buffers everywhere, one tile of C at least."""
-    size = DTYPE_BYTES[shape.dtype]
-    m, k, n = schedule.base_m, schedule.base_k, schedule.base_n
+    """Bytes each buffer needs: the slots of A and B, one tile of C at least."""
+    s, size = schedule, DTYPE_BYTES[shape.dtype]
+    m, k, n = s.base_m, s.base_k, s.base_n
+    whole = shape.fractals[1] * c0_of(shape.dtype)
+    depth_a, depth_b = (
+        0 if name in s.bypass else whole if s.keep == name else k * s.step_k for name in "ab"
+    )
     return {
-        "L0A": 2 * m * k * size,
-        "L0B": 2 * k * n * size,
-        "L0C": m * n * 4,
-        "L1": 2 * (m + n) * k * schedule.step_k * size,
+        "L0A": s.a_l0_slots * m * k * size,
+        "L0B": s.b_l0_slots * k * n * size,
+        "L0C": max(s.c_l0_slots, 1) * m * n * 4,
+        "L1": (s.a_l1_slots * m * depth_a + s.b_l1_slots * n * depth_b) * size,
     }

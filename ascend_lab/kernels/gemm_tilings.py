@@ -35,13 +35,14 @@ class Tilings:
         """Return one candidate as a schedule in elements."""
         sides = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
         values = [int(getattr(self, f.name)[index]) for f in fields(self)]
-        return GemmSchedule(*(v * unit for v, unit in zip(values, sides, strict=True)))
+        m, k, n, step, rows, cols = (v * unit for v, unit in zip(values, sides, strict=True))
+        return GemmSchedule(m, k, n, step, rows, cols)
 
 
 def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
     units = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
-    names = [f.name for f in fields(GemmSchedule)]
+    names = [f.name for f in fields(GemmSchedule)][: len(units)]
     return Tilings(
         *(
             np.array([getattr(s, name) for s in schedules], np.int64) // unit

@@ -37,11 +37,14 @@ def segments(
         yield Affine(full * tile), total % tile
 
 
-def sum_queue(builder: KernelBuilder, name: str, dtype: str, tile_m: int, tile_n: int) -> Queue:
-    """Allocate L0C for tiles of sums: two slots if they fit, drained by V or by the fix pipe."""
+def sum_queue(
+    builder: KernelBuilder, name: str, dtype: str, tile_m: int, tile_n: int, slots: int = 0
+) -> Queue:
+    """Allocate L0C for tiles of sums, drained by V or by the fix pipe; 0 slots: two if they fit."""
     size = tile_m * tile_n * 256
-    depth = 2 if 2 * size * DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"] else 1
+    two = 2 * size * DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
     drain = "V" if builder.chip.combined else "FIX"
+    depth = slots or (2 if two else 1)
     return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
 
 
@@ -52,26 +55,50 @@ def out_queue(builder: KernelBuilder, dtype: str, tile_m: int, tile_n: int) -> Q
     return builder.queue("c_ub", "UB", dtype, columns * tile_m * 256, src="V", dst="MTE3")
 
 
+@dataclass(frozen=True, slots=True)
+class Fractals:
+    """Rows of fractals, one per C0 of k: from `start` on, `pitch` elements from row to row."""
+
+    memory: Tile | Buffer
+    start: Affine
+    pitch: int
+
+    def down(self, rows: Affine) -> Fractals:
+        """Return the fractals `rows` rows further."""
+        return Fractals(self.memory, self.start + rows * self.pitch, self.pitch)
+
+
 def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int, k_at: Affine) -> None:
     """(K1, M1) fractals of L1 to (M1, K1) of L0A: one load2d per row or column of fractals."""
-    area = FRACTAL * c0_of(src.buffer.dtype)
-    start = k_at * (m * area)
+    pitch = m * FRACTAL * c0_of(src.buffer.dtype)
+    feed_a(k, dst, Fractals(src, k_at * pitch, pitch), m, depth)
+
+
+def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> None:
+    """`load_a` from anywhere in L1, or in GM on chips with that path."""
+    area, memory, start = FRACTAL * c0_of(dst.buffer.dtype), src.memory, src.start
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
             to = dst.region(i * area, (m, area), (depth * area, 1))
-            k.load2d(to, src.region(start + i * (m * area), (m, area)))
+            k.load2d(to, memory.region(start + i * src.pitch, (m, area)))
         return
     with repeat(k, "fractal", m) as i:
         to = dst.region(i * (depth * area), (depth, area))
-        k.load2d(to, src.region(start + i * area, (depth, area), (m * area, 1)))
+        k.load2d(to, memory.region(start + i * area, (depth, area), (src.pitch, 1)))
 
 
 def load_b(k: KernelBuilder, dst: Tile, src: Tile, n: int, depth: int, k_at: Affine) -> None:
     """(K1, N1) fractals of L1 to the same order in L0B: one load2d per row of fractals."""
-    area = FRACTAL * c0_of(src.buffer.dtype)
+    pitch = n * FRACTAL * c0_of(src.buffer.dtype)
+    feed_b(k, dst, Fractals(src, k_at * pitch, pitch), n, depth)
+
+
+def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> None:
+    """`load_b` from anywhere in L1, or in GM on chips with that path."""
+    area = FRACTAL * c0_of(dst.buffer.dtype)
     with repeat(k, "fractal", depth) as i:
         to = dst.region(i * (n * area), (n, area))
-        k.load2d(to, src.region((k_at + i) * (n * area), (n, area)))
+        k.load2d(to, src.memory.region(src.start + i * src.pitch, (n, area)))
 
 
 @contextmanager

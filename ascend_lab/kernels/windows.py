@@ -7,7 +7,7 @@ of one output row). A strip needs only some columns of the image: that is for wi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import gcd
 
 from ascend_lab.kernels.conv_shape import ConvShape
@@ -91,6 +91,12 @@ def runs_of(
 
     Only borders cut windows off, so blocks between two that differ by a shift do so as well.
     """
+    return list(_runs(shape, tile, first, last, strip))
+
+
+@lru_cache(maxsize=1024)
+def _runs(shape: ConvShape, tile: int, first: int, last: int, strip: bool) -> tuple[Run, ...]:
+    """Return `runs_of`: cores of a launch and schedules of one tile ask for the same ones."""
     ow, side = shape.out_hw[1], tile * FRACTAL
     period = up(ow, side) if strip else ow // gcd(side, ow)
     down = 1 if strip else period * side // ow
@@ -115,7 +121,7 @@ def runs_of(
         else:
             runs.append(Run(1, (at(i),), 0, 0))
             i += 1
-    return runs
+    return tuple(runs)
 
 
 def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window]:

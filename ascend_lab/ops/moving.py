@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -110,22 +111,48 @@ def _target(x: Shape, *, shape: Any) -> Shape:
     return tuple(sizes)
 
 
+def _axis_groups(x: Shape, out: Shape) -> dict[int, tuple[int, int, int]]:
+    """Return the outermost axis of each part of `out` that whole axes of x make up.
+
+    Its value is the outermost axis of x there, and the grains in which both may be cut: (b, s, k)
+    as (b s, k) may be cut behind every s rows.
+    """
+    found: dict[int, tuple[int, int, int]] = {}
+    i = j = 0
+    while i < len(x) and j < len(out):
+        first, ends = (i, j), [i + 1, j + 1]
+        while math.prod(x[i : ends[0]]) != math.prod(out[j : ends[1]]):
+            short = math.prod(x[i : ends[0]]) > math.prod(out[j : ends[1]])
+            if ends[short] >= len((x, out)[short]):
+                return found
+            ends[short] += 1
+        while first[0] + 1 < ends[0] and x[first[0]] == 1:
+            first = first[0] + 1, first[1]
+        while first[1] + 1 < ends[1] and out[first[1]] == 1:
+            first = first[0], first[1] + 1
+        rests = math.prod(x[first[0] + 1 : ends[0]]), math.prod(out[first[1] + 1 : ends[1]])
+        both = math.lcm(*rests)
+        found[first[1]] = first[0], both // rests[0] if both else 1, both // rests[1] if both else 1
+        i, j = ends
+    return found
+
+
 def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     x, out = shapes[0], _target(shapes[0], shape=shape)
-    kept = 0
-    while kept < min(len(x), len(out)) and x[kept] == out[kept]:
-        kept += 1
-    axes = tuple(
-        AxisRule(i, "free", (Source(0, i),), (i,))
-        if i < kept
-        else AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
-        for i in range(len(out))
-    )
+    groups = _axis_groups(x, out) if elements(x) else {}
+    axes = []
+    for i, size in enumerate(out):
+        source, taken, grain = groups.get(i, (0, 1, size + 1))
+        if grain < size or grain == size == 1:
+            rule = AxisRule(i, "free", (Source(0, source, grain=taken),), (i,), grain)
+        else:
+            rule = AxisRule(i, "whole", reason="its elements lie in several input axes", joins=(i,))
+        axes.append(rule)
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
 
-    return SliceRules("Transpose", axes, adjust=adjust)
+    return SliceRules("Transpose", tuple(axes), adjust=adjust)
 
 
 register(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa.program import Event, Instruction, Loop, Node, Program
@@ -13,8 +14,7 @@ WORK, SET, WAIT = 2, 3, 4
 """Kinds of timed step; 0 and 1 are loop begin and end in the reference engine's code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One static step: its pipe, kind, event number (-1 for work) and source instruction."""
 
     pipe: int
@@ -57,16 +57,15 @@ class Compiled:
     def runs(self) -> list[int]:
         """Return how often each step runs."""
         out = [0] * len(self.steps)
-
-        def visit(nodes: Sequence[int | Nest], times: int) -> None:
-            for node in nodes:
-                if isinstance(node, Nest):
-                    visit(node.body, times * self.counts[node.loop])
-                else:
-                    out[node] += times
-
-        visit(self.tree, 1)
+        self._count(self.tree, 1, out)
         return out
+
+    def _count(self, nodes: Sequence[int | Nest], times: int, out: list[int]) -> None:
+        for node in nodes:
+            if isinstance(node, Nest):
+                self._count(node.body, times * self.counts[node.loop], out)
+            else:
+                out[node] += times
 
 
 class _Compiler:
@@ -74,6 +73,7 @@ class _Compiler:
         self.chip, self.around = chip, around
         self.pipes = {pipe: number for number, pipe in enumerate(program.pipes)}
         self.events: dict[Event, int] = {}
+        self.known: dict[int, int] = {}
         self.steps: list[Step] = []
         self.sources: list[Instruction] = []
         self.cycles: list[int] = []
@@ -98,6 +98,14 @@ class _Compiler:
                 out.append(self.instruction(node))
         return tuple(out)
 
+    def number_of(self, event: Event) -> int:
+        # The flags of a queue share one event object: its identity is found faster than its value.
+        number = self.known.get(id(event))
+        if number is None:
+            number = self.events.setdefault(event, len(self.events))
+            self.known[id(event)] = number
+        return number
+
     def step(
         self, pipe: int, kind: int, event: int, cycles: int, latency: int, energy: float = 0.0
     ) -> int:
@@ -118,7 +126,7 @@ class _Compiler:
             before = self.tail_latency[pipe] - cost.occupancy_cycles
             self.tail_latency[pipe] = max(cost.latency_cycles, before)
             return self.step(pipe, WORK, -1, cost.occupancy_cycles, 0, cost.energy_pj)
-        event, cycles = self.events.setdefault(node.event, len(self.events)), self.chip.flag_cycles
+        event, cycles = self.number_of(node.event), self.chip.flag_cycles
         if node.op == "set_flag":
             self.tail_latency[pipe] = 0
             return self.step(pipe, SET, event, cycles, self.last_latency[pipe])

@@ -2,8 +2,9 @@
 
 A write makes a piece dirty; dirty pieces are written to memory when they leave, so data that is
 overwritten while it lies in L2 never gets there. The tensors of one phase stream side by side: when
-a third of one is done, so is a third of every other. Of a piece L2 holds the bytes from the first
-to the last that was touched, so small tensors take no more room than they need.
+a third of one is done, so is a third of every other. Of a piece L2 holds what was touched, so small
+tensors take no more room than they need; neighbours become one range, dirty from the first byte
+written to the last.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ PIECES = 256
 ALIGN_BYTES = 512
 Step = tuple[float, bool, int, int, int, int]
 """Position in the phase, written or read, rank of the access, piece, first byte, end."""
+Held = tuple[int, int, int, int]
+"""A range of a piece: first byte, end, first dirty byte, end of the dirty ones (equal: clean)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class L2:
             )
         self.size_bytes, self.piece_bytes = size_bytes, piece_bytes
         self.held_bytes = 0
-        # piece: (first byte held, end, first dirty byte, end), the longest unused in front
-        self._pieces: OrderedDict[int, tuple[int, int, int, int]] = OrderedDict()
+        # the ranges held of each piece, the longest unused in front
+        self._pieces: OrderedDict[int, tuple[Held, ...]] = OrderedDict()
 
     @classmethod
     def of(cls, chip: Chip) -> L2:
@@ -86,9 +89,9 @@ class L2:
 
     def flush(self) -> int:
         """Return the dirty bytes, written to memory now; they stay in L2, clean."""
-        dirty = sum(end - low for _, _, low, end in self._pieces.values())
-        for key, (low, end, _, _) in self._pieces.items():
-            self._pieces[key] = (low, end, low, low)
+        dirty = sum(d - c for held in self._pieces.values() for _, _, c, d in held)
+        for key, held in self._pieces.items():
+            self._pieces[key] = tuple((a, b, a, a) for a, b, _, _ in held)
         return dirty
 
     def copy(self) -> L2:
@@ -138,19 +141,28 @@ class L2:
         """Use the pieces in order; add to the bytes hit per tensor, return the bytes evicted."""
         written, pieces = 0, self._pieces
         for _, is_write, rank, key, low, stop in sorted(self._steps(accesses, begin, end)):
-            a, b, c, d = pieces.pop(key, (low, low, low, low))
-            if not is_write and a < stop and low < b:
+            held = pieces.pop(key, ())
+            near = [r for r in held if r[0] <= stop + ALIGN_BYTES and low <= r[1] + ALIGN_BYTES]
+            if not is_write:
                 name = accesses[rank].name
-                hit[name] = hit.get(name, 0) + min(b, stop) - max(a, low)
-            elif is_write:
-                c, d = (min(c, low), max(d, stop)) if c < d else (low, stop)
-            self.held_bytes += max(b, stop) - min(a, low) - (b - a)
-            pieces[key] = (min(a, low), max(b, stop), c, d)
+                found = sum(max(0, min(b, stop) - max(a, low)) for a, b, _, _ in near)
+                hit[name] = hit.get(name, 0) + found
+            merged = _merged(near, low, stop, is_write)
+            self.held_bytes += merged[1] - merged[0] - sum(b - a for a, b, _, _ in near)
+            pieces[key] = (*(r for r in held if r not in near), merged)
             while self.held_bytes > self.size_bytes:
-                _, (a, b, c, d) = pieces.popitem(last=False)
-                self.held_bytes -= b - a
-                written += d - c
+                _, gone = pieces.popitem(last=False)
+                self.held_bytes -= sum(b - a for a, b, _, _ in gone)
+                written += sum(d - c for _, _, c, d in gone)
         return written
+
+
+def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
+    """Return the range that holds all of `near`, and bytes low .. stop-1."""
+    dirty = [(c, d) for _, _, c, d in near if c < d] + [(low, stop)] * is_write
+    first = min([low, *(r[0] for r in near)])
+    ends = [c for c, _ in dirty] or [first], [d for _, d in dirty] or [first]
+    return first, max([stop, *(r[1] for r in near)]), min(ends[0]), max(ends[1])
 
 
 @dataclass(frozen=True, slots=True)

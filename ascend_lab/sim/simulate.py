@@ -17,6 +17,7 @@ from ascend_lab.sim.fast import NotComposableError, run_fast
 from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.timeline import Timeline
 from ascend_lab.sim.traffic import Traffic, analyse
+from ascend_lab.sim.walked import is_short, run_walked
 
 Engine = Literal["fast", "reference"]
 
@@ -92,7 +93,7 @@ def run_cycles(compiled: Compiled, engine: Engine) -> int:
     if engine == "reference":
         return run_reference(compiled)[0]
     try:
-        return run_fast(compiled)
+        return run_walked(compiled) if is_short(compiled) else run_fast(compiled)
     except NotComposableError:
         return run_reference(compiled)[0]
 

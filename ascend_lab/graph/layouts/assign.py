@@ -16,6 +16,7 @@ from dataclasses import replace
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.ir import Graph, Node, TensorType
 from ascend_lab.graph.layouts.padding import BLOCK, Bounds, dirties_columns, padding_after
+from ascend_lab.graph.layouts.runs import cut_spans
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 from ascend_lab.graph.lower.matrices import operand_layouts
 
@@ -137,11 +138,9 @@ class _Assigner:
         if node.op in ELEMENTWISE:
             fits = self.fits(node, layout, outs[0]) and self.stays_finite(node, layout)
             return layout if fits else "ND"
-        if layout != "NC1HWC0":
-            return "ND"
-        if node.op in FOLLOWING_IMAGES:
+        if node.op in FOLLOWING_IMAGES and layout == "NC1HWC0":
             return layout
-        return layout if self.cuts_blocks(node, given) else "ND"
+        return layout if self.cuts_blocks(node, given, layout) else "ND"
 
     def fits(self, node: Node, layout: str, out: TensorType) -> bool:
         """Tell whether all operands broadcast to the result in its stored shape."""
@@ -168,15 +167,30 @@ class _Assigner:
         self.padding[node.output] = low, high
         return math.isfinite(low) and math.isfinite(high)
 
-    def cuts_blocks(self, node: Node, given: Sequence[str]) -> bool:
-        """Tell whether a join or cut of images works on whole channel blocks."""
-        if node.op not in ("concat", "split") or len(given) < len(node.inputs):
+    def cuts_blocks(self, node: Node, given: Sequence[str], layout: str) -> bool:
+        """Tell whether a join or cut works on whole blocks of a layout."""
+        if node.op not in ("concat", "slice", "split") or len(given) < len(node.inputs):
             return False
-        if any("NC1HWC0" not in self.layouts(n) for n in given):
+        if any(layout not in self.layouts(n) for n in given):
             return False
-        axis = node.attr("axis", 0) % 4
         sides = [*self.graph.in_types(node), *self.graph.out_types(node)]
-        return axis != 1 or all(t.shape[1] % 16 == 0 for t in sides)
+        cuts = cut_spans(self.graph, node) if node.op != "concat" else None
+        if layout == "FRACTAL_NZ":
+            axis = cuts[0] if cuts else node.attr("axis", 0) % len(sides[0].shape)
+            batched = axis < len(sides[0].shape) - 2 and (cuts or node.op == "concat")
+            return bool(batched) and all(t.shape[-1] % BLOCK == 0 for t in sides)
+        if node.op == "slice":
+            return self.slices_image(node)
+        axis = node.attr("axis", 0) % 4
+        return axis != 1 or all(t.shape[1] % BLOCK == 0 for t in sides)
+
+    def slices_image(self, node: Node) -> bool:
+        """Tell whether a slice takes whole blocks of channels, and skips nothing."""
+        begin, end = (node.attr(key)[1] for key in ("begin", "end"))
+        whole = self.graph.types[node.inputs[0]].shape[1]
+        steps = node.attr("step") or (1,)
+        ends = begin % BLOCK == 0 and (end % BLOCK == 0 or end >= whole)
+        return ends and begin >= 0 and end > 0 and all(n == 1 for n in steps)
 
     def finish(self) -> Graph:
         """Return the graph, its outputs row-major."""

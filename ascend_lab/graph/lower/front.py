@@ -5,6 +5,7 @@ from __future__ import annotations
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.infer import operator_of
+from ascend_lab.graph.lower.choice import Choice
 from ascend_lab.graph.lower.images import lower_conv, lower_deconv
 from ascend_lab.graph.lower.matrices import lower_product
 from ascend_lab.graph.lower.moves import lower_template, lower_trans_data
@@ -19,9 +20,14 @@ IN_PLACE = ("scatter_add", "scatter_update")
 """Templates that change an input: the expression, which copies first, is lowered instead."""
 
 
-def lower(piece: Piece, chip: Chip) -> Lowered:
-    """Return the kernel of a piece; raises a typed error if it cannot be written for the chip."""
+def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
+    """Return the kernel of a piece, by default or as a tuner chose.
+
+    Raises a typed error if it cannot be written for the chip.
+    """
     check(piece, chip)
+    if choice is not None:
+        return _chosen(piece, chip, choice)
     nodes = piece.graph.nodes
     op = nodes[0].op
     if op in (*CONVOLUTIONS, *PRODUCTS):
@@ -41,6 +47,27 @@ def lower(piece: Piece, chip: Chip) -> Lowered:
         if found is not None:
             return found
     return lower_vector(piece, chip)
+
+
+def _chosen(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
+    """Return the kernel with a given tiling, or by the steps of a given schedule."""
+    op = piece.graph.nodes[0].op
+    if choice.tiling is None:
+        return lower_vector(piece, chip, choice.steps)
+    if op in CONVOLUTIONS:
+        return lower_conv(piece, chip, choice.tiling)
+    if op in PRODUCTS:
+        return lower_product(piece, chip, choice.tiling)
+    raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
+
+
+def by_template(piece: Piece, chip: Chip) -> bool:
+    """Tell whether a single operator has a kernel written by hand for its unit."""
+    op = piece.graph.nodes[0].op
+    if op in ("trans_data", "conv_transpose2d"):
+        return True
+    single = len(piece.graph.nodes) == 1 and op not in IN_PLACE
+    return single and lower_template(piece, chip) is not None
 
 
 def _refuse_packed_twice(piece: Piece) -> None:

@@ -18,7 +18,14 @@ from ascend_lab.graph.lower.piece import Form, Lowered, Piece, Values
 from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
-from ascend_lab.kernels import ConvShape, DeconvShape, conv_launch, depthwise_launch, pack_deconv
+from ascend_lab.kernels import (
+    ConvShape,
+    DeconvShape,
+    GemmSchedule,
+    conv_launch,
+    depthwise_launch,
+    pack_deconv,
+)
 from ascend_lab.kernels.conv_groups import bundle_weights
 from ascend_lab.kernels.conv_place import dense_placement
 from ascend_lab.kernels.deconv import phases_of
@@ -45,19 +52,20 @@ def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
 _GEOMETRY = (("stride", 1), ("pad", 0), ("dilation", 1))
 
 
-def lower_conv(piece: Piece, chip: Chip) -> Lowered:
+def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
     """Return the convolution at the head of a piece, its bias and the rest as its epilogue.
 
     Where every channel is a group of its own there are two ways, on the cube with zeros between the
-    channels of a block, and on the vector unit: the faster one is taken.
+    channels of a block, and on the vector unit: the faster one is taken. A given tiling is for the
+    cube.
     """
     node = piece.graph.nodes[0]
     shape = conv_shape_of(piece, node, piece.output.dtype)
     fixed = node.inputs[1] in piece.constants
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
         _refuse_computed(piece, node.inputs[1])
-    if not fixed or not by_vector(shape):
-        return _lower_conv(piece, chip, vector=False)
+    if tiling or not fixed or not by_vector(shape):
+        return _lower_conv(piece, chip, vector=False, tiling=tiling)
     found, failure = [], None
     for vector in (True, False):
         try:
@@ -70,19 +78,30 @@ def lower_conv(piece: Piece, chip: Chip) -> Lowered:
     return min(found, key=lambda way: simulate_kernel(way.kernel, chip).cycles)
 
 
-def _lower_conv(piece: Piece, chip: Chip, *, vector: bool) -> Lowered:
-    node, out = piece.graph.nodes[0], piece.output
-    epilogue, operands = conv_epilogue(piece, node, chip, vector=vector)
-    shape = conv_shape_of(piece, node, epilogue.out_dtype if epilogue else out.dtype)
+def _lower_conv(
+    piece: Piece, chip: Chip, *, vector: bool, tiling: GemmSchedule | None = None
+) -> Lowered:
+    node = piece.graph.nodes[0]
+    shape, epilogue, operands = conv_job(piece, chip, vector=vector)
     x, weight = node.inputs[:2]
     form: Form = _depthwise_weights if vector else partial(_weights, shape)
     if vector:
         launch = depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
     else:
-        launch = conv_launch(shape, chip, place=dense_placement(shape), epilogue=epilogue)
+        launch = conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
     own = {"x": x, "weight": weight, "y": piece.graph.outputs[-1]}
     forms = {weight: form, **operands} if weight in piece.constants else operands
     return Lowered(Kernel(node.op, (renamed(launch, own),)), forms)
+
+
+def conv_job(
+    piece: Piece, chip: Chip, *, vector: bool = False
+) -> tuple[ConvShape, Epilogue | None, dict[str, Form]]:
+    """Return the convolution at the head of a piece, what follows it, and operands' forms."""
+    node = piece.graph.nodes[0]
+    epilogue, operands = conv_epilogue(piece, node, chip, vector=vector)
+    out_dtype = epilogue.out_dtype if epilogue else piece.output.dtype
+    return conv_shape_of(piece, node, out_dtype), epilogue, operands
 
 
 def _refuse_computed(piece: Piece, weight: str) -> None:

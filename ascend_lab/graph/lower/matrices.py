@@ -16,7 +16,7 @@ from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
-from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.ops.lifting import narrow
@@ -30,8 +30,8 @@ def operand_layouts(node: Node) -> tuple[str, str]:
     )
 
 
-def lower_product(piece: Piece, chip: Chip) -> Lowered:
-    """Return the product at the head of a piece, the rest as its epilogue.
+def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
+    """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
 
     The second operand of a product of a tensor with itself is called "name.b": a constant is packed
     once for each side.
@@ -46,24 +46,39 @@ def lower_product(piece: Piece, chip: Chip) -> Lowered:
             forms[name] = partial(packed, TensorType(kind.shape, kind.dtype, layout))
         elif kind.layout != layout:
             raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
-    if len(types[0].shape) == len(types[1].shape) == 2 and not node.attr("trans_a", False):
-        return _plain(piece, names, chip, forms)
-    return _batched(piece, names, chip, forms)
+    if is_plain(piece):
+        return _plain(piece, names, chip, forms, tiling)
+    return _batched(piece, names, chip, forms, tiling)
 
 
-def _plain(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
-    """Return a product of two matrices by the hand-written kernel."""
+def is_plain(piece: Piece) -> bool:
+    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
+    node = piece.graph.nodes[0]
+    ranks = [len(piece.type(n).shape) for n in node.inputs]
+    return ranks == [2, 2] and not node.attr("trans_a", False)
+
+
+def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
+    """Return the product at the head of a plain piece, and what follows it."""
     node = piece.graph.nodes[0]
     (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
-    dtype = piece.type(node.inputs[0]).dtype
-    epilogue, last = None, out.dtype
-    more = {}
-    if len(piece.graph.nodes) > 1:
-        epilogue = _epilogue(piece, node, chip)
-        last = epilogue.out_dtype
-        more = operand_forms(epilogue, piece, _main(out))
-    shape = GemmShape(m, k, out.shape[1], dtype, last)
-    launch = gemm_launch(shape, chip, epilogue=epilogue)
+    epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
+    last = epilogue.out_dtype if epilogue else out.dtype
+    return GemmShape(m, k, out.shape[1], piece.type(node.inputs[0]).dtype, last), epilogue
+
+
+def _plain(
+    piece: Piece,
+    names: tuple[str, str],
+    chip: Chip,
+    forms: dict[str, Form],
+    tiling: GemmSchedule | None,
+) -> Lowered:
+    """Return a product of two matrices by the hand-written kernel."""
+    shape, epilogue = product_job(piece, chip)
+    main = _main(piece.type(piece.graph.nodes[0].output))
+    more = operand_forms(epilogue, piece, main) if epilogue else {}
+    launch = gemm_launch(shape, chip, tiling, epilogue)
     own = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     return Lowered(Kernel("matmul", (renamed(launch, own),)), {**forms, **more})
 
@@ -107,14 +122,26 @@ def _bias(piece: Piece, node: Node) -> str:
     return others[0] if read_once and channel else ""
 
 
-def _batched(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
-    """Return a batch of products by the default schedule; nothing but a ReLU may follow."""
+def _batched(
+    piece: Piece,
+    names: tuple[str, str],
+    chip: Chip,
+    forms: dict[str, Form],
+    tiling: GemmSchedule | None,
+) -> Lowered:
+    """Return a batch of products by a schedule of primitives; at most a ReLU may follow."""
+    out = batched_output(piece, names)
+    return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
+
+
+def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
+    """Return the expression of a batch of products, its operands under `names`."""
     graph = piece.graph
+    names = names or (graph.nodes[0].inputs[0], graph.nodes[0].inputs[1])
     if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
         raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
     kinds = {n: piece.type(n.partition(".")[0]) for n in names}
     tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
     nodes = (replace(graph.nodes[0], inputs=names), *graph.nodes[1:])
     found = expressions(nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
-    out = te.renamed(found[graph.outputs[-1]], graph.outputs[-1])
-    return Lowered(te.lower(te.auto_schedule(out, chip)), forms)
+    return te.renamed(found[graph.outputs[-1]], graph.outputs[-1])

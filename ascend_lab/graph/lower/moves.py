@@ -75,19 +75,30 @@ def blocked(
         shapes = [t.stored_shape or (1,) for t in types]
     if node.op not in ALONG_CHANNELS or types[0].layout == "ND":
         return attrs, shapes
-    if types[0].layout != "NC1HWC0":
-        raise UnsupportedError(f"{node.op} on ND or NC1HWC0", types[0].layout, "convert it")
-    shapes = [t.stored_shape for t in types]
+    if types[0].layout not in ("NC1HWC0", "FRACTAL_NZ"):
+        raise UnsupportedError(f"{node.op} on ND or blocks", types[0].layout, "convert it")
+    image, shapes = types[0].layout == "NC1HWC0", [t.stored_shape for t in types]
     axis = attrs.get("axis")
     if axis is not None:
-        attrs["axis"] = axis % 4
-    if node.op == "split" and attrs["axis"] == 1:
+        attrs["axis"] = axis % len(types[0].shape)
+    if image and node.op == "split" and attrs["axis"] == 1:
         attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
-    if node.op == "slice":  # of rows and columns; all channels
-        for key, rest in (("begin", (0, 0)), ("end", shapes[0][1::3])):
-            n, _, h, w = attrs[key]
-            attrs[key] = (n, rest[0], h, w, rest[1])
+    if node.op == "slice":
+        attrs.update(_blocked_slice(attrs, types[0], shapes[0]))
     return attrs, shapes
+
+
+def _blocked_slice(
+    attrs: Mapping[str, Any], kind: TensorType, stored: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the bounds of a slice on stored axes: of images, or of batches of matrices."""
+    begin, end = list(attrs["begin"]), list(attrs["end"])
+    if kind.layout == "FRACTAL_NZ":
+        inner = len(kind.shape) - 2
+        return {"begin": (*begin[:inner], 0, 0, 0, 0), "end": (*end[:inner], *stored[inner:])}
+    last = end[1] // BLOCK if end[1] < kind.shape[1] else stored[1]
+    low, high = (begin[0], begin[1] // BLOCK), (end[0], last)
+    return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
 
 def extras(operator: Any, call: Call, kernel: Kernel) -> dict[str, Values]:

@@ -1,4 +1,4 @@
-"""Pieces for the vector unit: their operators as one tensor expression, scheduled by default.
+"""Pieces for the vector unit: their operators as one tensor expression, and its schedule.
 
 In a blocked layout the expression runs over the stored shape. That is right for elementwise work,
 whose lanes do not care where they lie, and for folds over axes that are not cut into blocks.
@@ -24,8 +24,22 @@ from ascend_lab.ops.build import own_tensor
 IMAGE_FOLDS = {"global_avg_pool": "reduce_mean", "global_max_pool": "reduce_max"}
 
 
-def lower_vector(piece: Piece, chip: Chip) -> Lowered:
-    """Return the kernel of a piece without cube operators; raises what scheduling raises."""
+def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
+    """Return the kernel of a piece without cube operators, scheduled by `steps` or by default.
+
+    Raises what scheduling raises.
+    """
+    results, forms = vector_outputs(piece)
+    schedule = te.replay(results, chip, steps) if steps else te.auto_schedule(results, chip)
+    fractal = matrices(schedule.state).keys() & {*piece.graph.inputs, *piece.graph.outputs}
+    if fractal:
+        got = str(piece.graph.nodes[0].op)
+        raise UnsupportedError("operators of the vector unit", got, "expand it")
+    return Lowered(te.lower(schedule), forms)
+
+
+def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:
+    """Return what a piece computes as tensor expressions, and how its constants are packed."""
     graph, forms = piece.graph, {}
     tensors: dict[str, te.Tensor] = {}
     main = widest(piece)
@@ -35,12 +49,7 @@ def lower_vector(piece: Piece, chip: Chip) -> Lowered:
         if form is not None:
             forms[name] = form
     outs = expressions(graph.nodes, tensors, main)
-    results = [te.renamed(own_tensor(outs[n], graph.inputs), n) for n in graph.outputs]
-    schedule = te.auto_schedule(results, chip)
-    fractal = matrices(schedule.state).keys() & {*graph.inputs, *graph.outputs}
-    if fractal:
-        raise UnsupportedError("operators of the vector unit", str(graph.nodes[0].op), "expand it")
-    return Lowered(te.lower(schedule), forms)
+    return [te.renamed(own_tensor(outs[n], graph.inputs), n) for n in graph.outputs], forms
 
 
 def widest(piece: Piece) -> TensorType:

@@ -1,0 +1,1 @@
+"""Tuners: spaces of schedules, searches over them, and how far from optimal they end."""

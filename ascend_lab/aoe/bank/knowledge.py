@@ -1,0 +1,132 @@
+"""What is known, from both banks: the custom one of the user first, then the built-in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeVar
+
+from ascend_lab.aoe.bank.builtin import BUILTIN_FILE, builtin_entries, find_builtin, short
+from ascend_lab.aoe.bank.errors import SURVIVABLE, BankError
+from ascend_lab.aoe.bank.records import MODEL_VERSION, BankEntry, BankKey
+from ascend_lab.aoe.bank.store import Store, Written, nearest
+from ascend_lab.aoe.trace import Trial
+
+Origin = Literal["custom", "builtin"]
+_T = TypeVar("_T")
+
+
+class Knowledge:
+    """Both banks, open until `close()` or the end of a `with`.
+
+    A custom bank that cannot be written, is on a full disk or held by another process does not stop
+    a tuning run: results stay in memory, in `unsaved`, and `warnings` says why. A file that is no
+    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide.
+    """
+
+    def __init__(
+        self, custom: str | Path | None = None, builtin: Path | None = BUILTIN_FILE
+    ) -> None:
+        """Open the bank file `custom` (made if missing); None keeps results in memory only."""
+        self.warnings: list[str] = []
+        self.unsaved: dict[BankKey, BankEntry] = {}
+        self._builtin = builtin
+        self._store: Store | None = None
+        if custom is not None:
+            self._store = self._surviving(lambda: Store(custom), None)
+
+    def close(self) -> None:
+        """Close the custom bank."""
+        if self._store is not None:
+            self._store.close()
+
+    def __enter__(self) -> Knowledge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
+        """Return the entry of exactly this key and the bank it is from, custom first.
+
+        Entries of another `MODEL_VERSION` are none: their cycles mean something else.
+        """
+        custom = self._custom(key)
+        if custom is not None and custom.model_version == MODEL_VERSION:
+            return custom, "custom"
+        builtin = find_builtin(key, self._builtin) if self._builtin else None
+        if builtin is not None and builtin.model_version == MODEL_VERSION:
+            return builtin, "builtin"
+        return None
+
+    def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
+        """Return up to `count` entries of like shapes, as suggestions for where to start.
+
+        Those of the built-in bank carry a digest in place of their problem.
+        """
+        store, known = self._store, dict(self.unsaved)
+        if store is not None:
+            none: list[BankEntry] = []
+            near = self._surviving(lambda: store.nearest(key, features, count), none)
+            known = {entry.key: entry for entry in near} | known
+        shorts = {short(k) for k in (*known, key)}
+        builtin = builtin_entries(self._builtin) if self._builtin else {}
+        others = [entry for k, entry in builtin.items() if k not in shorts]
+        return nearest([*known.values(), *others], key, features, count)
+
+    def keep(self, entry: BankEntry) -> Written:
+        """Write `entry` to the custom bank if it is new there or better, and say which.
+
+        If the bank cannot be written the entry stays in `unsaved`, is found there for as long as
+        this object lives, and a warning is added.
+        """
+        store = self._store
+        if store is not None:
+            written = self._surviving(lambda: store.put(entry), None)
+            if written is not None:
+                return written
+        old = self._custom(entry.key)
+        if not entry.better_than(old):
+            return "reserved"
+        self.unsaved[entry.key] = entry
+        return "update" if old else "add"
+
+    def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
+        """Keep trials of a running search in the custom bank, if it can be written."""
+        store, kept = self._store, tuple(trials)
+        if store is not None:
+            self._surviving(lambda: store.save_trials(run_id, kept), None)
+
+    def trials(self, run_id: str) -> tuple[Trial, ...]:
+        """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
+        store = self._store
+        return self._surviving(lambda: store.trials(run_id), ()) if store else ()
+
+    def forget_trials(self, run_id: str) -> None:
+        """Delete the trials of a search that is finished."""
+        store = self._store
+        if store is not None:
+            self._surviving(lambda: store.forget_trials(run_id), None)
+
+    def _custom(self, key: BankKey) -> BankEntry | None:
+        """Return the entry of the custom bank, or of the memory that stands in for it."""
+        store, unsaved = self._store, self.unsaved.get(key)
+        stored = self._surviving(lambda: store.get(key), None) if store else None
+        if stored is None or unsaved is None:
+            return stored or unsaved
+        return unsaved if unsaved.better_than(stored) else stored
+
+    def _surviving(self, action: Callable[[], _T], otherwise: _T) -> _T:
+        """Return what `action` does, or `otherwise` and a warning if the bank is out of reach."""
+        try:
+            return action()
+        except BankError as error:
+            if error.reason not in SURVIVABLE:
+                raise
+            text = f"{error}; tuning goes on, results are not stored in the bank"
+            if text not in self.warnings:
+                self.warnings.append(text)
+            return otherwise

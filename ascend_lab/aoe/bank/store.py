@@ -1,0 +1,215 @@
+"""A bank in one file: best entries by key, and the trials of searches that are still running."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ascend_lab.aoe.bank.connect import connect
+from ascend_lab.aoe.bank.errors import BankError, explained
+from ascend_lab.aoe.bank.jsonl import read_lines, write_lines
+from ascend_lab.aoe.bank.records import (
+    BankEntry,
+    BankKey,
+    better,
+    canonical,
+    from_line,
+    to_line,
+)
+from ascend_lab.aoe.space import Point
+from ascend_lab.aoe.trace import Trial
+
+FILE_NAME = "knowledge.db"
+
+Written = Literal["add", "update", "reserved"]
+"""A new key; a better entry under a known key; or what was there stays."""
+
+
+class Store:
+    """A knowledge bank file, open until `close()` or the end of a `with`.
+
+    Two processes may hold and write one file at once. Every method raises `BankError`. To be used
+    by the thread and the process that opened it.
+    """
+
+    def __init__(self, file: str | Path, create: bool = True) -> None:
+        """Open `file`; make it if it is missing and `create`."""
+        self.file = Path(file)
+        self._con = connect(self.file, create)
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        self._con.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- entries -----------------------------------------------------------------------------------
+
+    def get(self, key: BankKey) -> BankEntry | None:
+        """Return the entry of exactly this key, or None."""
+        rows = self._read("SELECT line FROM entries WHERE digest = ?", key.digest)
+        found = self._entry(rows[0][0]) if rows else None
+        return found if found is not None and found.key == key else None
+
+    def entries(self) -> tuple[BankEntry, ...]:
+        """Return all entries, in an order that depends on their keys only."""
+        rows = self._read("SELECT line FROM entries ORDER BY kind, op, chip, digest")
+        return tuple(self._entry(line) for (line,) in rows)
+
+    def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
+        """Return up to `count` entries of like problems of the same operator and chip."""
+        query = "SELECT line FROM entries WHERE kind = ? AND op = ? AND chip = ?"
+        rows = self._read(query, key.kind, key.op, key.chip)
+        return nearest((self._entry(line) for (line,) in rows), key, features, count)
+
+    def put(self, entry: BankEntry) -> Written:
+        """Store `entry` if its key is new or it is better than what is there, and say which."""
+        with self._writing(durable=True):
+            old = self.get(entry.key)
+            if not entry.better_than(old):
+                return "reserved"
+            self._replace(entry)
+        return "update" if old else "add"
+
+    def merge(self, other: Store) -> dict[Written, int]:
+        """Take over every entry of `other` that is new or better; all of them or none."""
+        return self._take(other.entries())
+
+    def export_jsonl(self, file: str | Path) -> int:
+        """Write all entries to `file`, one JSON object a line; return how many."""
+        entries = self.entries()
+        write_lines(file, entries)
+        return len(entries)
+
+    def import_jsonl(self, file: str | Path) -> dict[Written, int]:
+        """Take over the entries of `file` that are new or better; none if a line is wrong."""
+        return self._take(read_lines(file))
+
+    # -- trials of running searches ----------------------------------------------------------------
+
+    def save_trial(
+        self, run_id: str, number: int, point: Point, cost: float, note: str = ""
+    ) -> None:
+        """Keep one trial of the search `run_id` (see `save_trials`)."""
+        self.save_trials(run_id, (Trial(number, point, cost, note),))
+
+    def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
+        """Keep trials, at once and cheaply: they survive a killed process.
+
+        Only a power cut may lose the last ones, and it loses nothing else.
+        """
+        rows = [(run_id, t.number, _point_text(t), float(t.cost), t.note) for t in trials]
+        with self._writing(durable=False):
+            self._con.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
+
+    def trials(self, run_id: str) -> tuple[Trial, ...]:
+        """Return the trials kept for `run_id`, by number."""
+        query = "SELECT number, point, cost, note FROM trials WHERE run_id = ? ORDER BY number"
+        rows = self._read(query, run_id)
+        return tuple(Trial(n, _tuples(json.loads(point)), c, note) for n, point, c, note in rows)
+
+    def forget_trials(self, run_id: str) -> None:
+        """Delete the trials of a search that is finished."""
+        with self._writing(durable=False):
+            self._con.execute("DELETE FROM trials WHERE run_id = ?", (run_id,))
+
+    # -- the file ----------------------------------------------------------------------------------
+
+    def check(self) -> tuple[str, ...]:
+        """Read the whole file and return what is wrong with it; empty if it is sound."""
+        rows = self._read("PRAGMA integrity_check")
+        return tuple(text for (text,) in rows if text != "ok")
+
+    def _take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
+        """Keep the better one of each key, in one transaction; count what happened."""
+        counts: Counter[Written] = Counter()
+        with self._writing(durable=True):
+            for entry in entries:
+                old = self.get(entry.key)
+                if old is not None and better(old, entry) == old:
+                    counts["reserved"] += 1
+                    continue
+                self._replace(entry)
+                counts["update" if old else "add"] += 1
+        return {"add": counts["add"], "update": counts["update"], "reserved": counts["reserved"]}
+
+    def _replace(self, entry: BankEntry) -> None:
+        key = entry.key
+        row = (key.digest, key.kind, key.op, key.chip, to_line(entry))
+        self._con.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
+
+    def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with explained(self.file, "reading"):
+            return self._con.execute(query, values).fetchall()
+
+    def _entry(self, line: str) -> BankEntry:
+        try:
+            return from_line(line)
+        except BankError as error:
+            remedy = "move the file away and start with a new bank"
+            raise BankError("damaged", f"reading {self.file}: {error}", "", remedy) from None
+
+    @contextmanager
+    def _writing(self, durable: bool) -> Iterator[None]:
+        """One short transaction; `durable` waits for the disk, so that a power cut keeps it too."""
+        with explained(self.file, "writing to"):
+            self._con.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self._con.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._con.execute("COMMIT")
+            except BaseException:
+                if self._con.in_transaction:  # a full disk has ended it already
+                    self._con.execute("ROLLBACK")
+                raise
+
+
+def nearest(
+    entries: Iterable[BankEntry], key: BankKey, features: Sequence[float], count: int
+) -> list[BankEntry]:
+    """Return the `count` entries closest to `features`, closest first, `key` itself left out.
+
+    Distance = sum of squared differences of log2 sizes. Among equals, the same chip numbers and
+    then the closest number of cores come first. Same kind, operator and chip name only.
+    """
+    alike = [
+        e
+        for e in entries
+        if (e.key.kind, e.key.op, e.key.chip) == (key.kind, key.op, key.chip)
+        and len(e.features) == len(features)
+        and e.key != key
+    ]
+
+    def distance(entry: BankEntry) -> tuple[float, bool, int, str]:
+        squares = sum((a - b) ** 2 for a, b in zip(entry.features, features, strict=True))
+        cores = abs(entry.key.core_count - key.core_count)
+        return squares, entry.key.chip_digest != key.chip_digest, cores, entry.key.problem
+
+    return sorted(alike, key=distance)[:count]
+
+
+def _point_text(trial: Trial) -> str:
+    """Return the point as JSON; it must be made of numbers, text, None and tuples."""
+    if math.isnan(trial.cost):
+        raise BankError("record", "a trial's cost as a number or infinity", "nan")
+    try:
+        return canonical(trial.point)
+    except (TypeError, ValueError) as error:
+        raise BankError("record", "a point of plain values", str(error)) from None
+
+
+def _tuples(data: Any) -> Any:
+    """Return JSON data with every list as a tuple, as in a point."""
+    return tuple(_tuples(item) for item in data) if isinstance(data, list) else data

@@ -1,0 +1,77 @@
+"""Certified lower bounds on the simulated cycles of every tiling of a space.
+
+Three of them, each tighter and dearer than the last: closed forms for the whole table; a walk
+through the kernels of some tilings, side by side; the simulator itself. None ends before memory has
+moved its bytes, and the host's launch is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+
+import numpy as np
+
+from ascend_lab.aoe.cube.after import After, after_of
+from ascend_lab.aoe.cube.conv_work import conv_job
+from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.pipes import closed_bounds, turns_of
+from ascend_lab.aoe.cube.table import Array, Columns
+from ascend_lab.aoe.cube.walk import Walk
+from ascend_lab.aoe.cube.work import Floats, Job, gemm_job
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+
+TURNS = 1024
+"""Turns of the cube that a walk follows; what remains then counts by the busiest pipe."""
+
+
+class Bounds:
+    """Lower bounds for the rows of a table; the loads and sums are computed once."""
+
+    def __init__(self, measure: CubeMeasure, table: Columns) -> None:
+        """Prepare the rows of `table`."""
+        shape, chip = measure.shape, measure.chip
+        if isinstance(shape, ConvShape):
+            self.job: Job = conv_job(shape, chip, table, measure.warm)
+        else:
+            self.job = gemm_job(shape, chip, table, measure.warm)
+        self.after: After = after_of(self.job, measure.epilogue, shape.out_dtype, measure.warm)
+        self.least = _memory_cycles(self.job, self.after, measure.warm)
+        self.launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
+
+    @cached_property
+    def closed(self) -> Floats:
+        """The bounds in closed form, for all rows."""
+        core = closed_bounds(self.job, self.after)
+        return np.maximum(core, self.least) + self.launch_cycles
+
+    def walked(self, rows: Array) -> Floats:
+        """Return tighter bounds of some rows, by walking through their kernels."""
+        order = np.argsort(self.turns[rows], kind="stable")
+        out = np.zeros(len(rows))
+        for part in np.array_split(order, max(1, len(order) // 2048)):
+            walk = Walk(self.job.take(rows[part]), self.after.take(rows[part]))
+            out[part] = walk.run(TURNS)
+        return np.maximum(out + self.launch_cycles, self.closed[rows])
+
+    @cached_property
+    def turns(self) -> Array:
+        """Turns of the cube on one core, per row."""
+        w = self.job.work
+        return turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
+
+
+def _memory_cycles(job: Job, after: After, warm: Collection[str]) -> Floats:
+    """Cycles memory needs for what is read once and not in L2, and for what L2 cannot keep."""
+    chip = job.chip
+    elements = job.out_pixels * job.out_blocks * FRACTAL
+    operands = after.epilogue.of_kind("tile") if after.epilogue else ()
+    cold = [o for o in operands if o.name.partition(".")[0] not in warm]
+    width = sum(DTYPE_BYTES[o.dtype] for o in cold) if chip.combined else 0
+    read = job.a.fetched_bytes + job.b.fetched_bytes + elements * width
+    written = elements * DTYPE_BYTES[after.out_dtype]
+    total = read + max(0, written - chip.l2.size_bytes)
+    cycles: Floats = np.ceil(total / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
+    return cycles

@@ -1,0 +1,233 @@
+"""The space of a convolution's tilings.
+
+Genes in the order of decision: core grid, kind of window, tile of pixels and of output channels,
+loop order, channel blocks a stage, K tile, slots of L1 and of L0. Sizes are in fractals.
+
+Pixel tiles cut the image as evenly as can be or hold whole rows of it. Of the tiles of output
+channels that give every core as many of them the smallest stands for all, as in a product; two
+slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+import numpy as np
+
+from ascend_lab.aoe.cube.space import SLOTS, area_of, tile_fits, with_l0_slots, with_l1_slots
+from ascend_lab.aoe.cube.table import (
+    MOST,
+    RATIOS,
+    Array,
+    Columns,
+    CubeSpace,
+    crossed,
+    evens,
+    grown,
+    number_of,
+    spaced,
+    taken,
+    up,
+)
+from ascend_lab.aoe.space import Point
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels.conv_default import candidates, estimate
+from ascend_lab.kernels.conv_plan import c1_stage, takes_strips, window_sides
+from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
+from ascend_lab.kernels.tiles import chunks
+from ascend_lab.kernels.windows import tiles_per_image
+
+NAMES = (
+    *("rows", "cols", "window", "m", "n", "order"),
+    *("stage", "k", "a_l1", "b_l1", "a_l0", "b_l0"),
+)
+
+
+def conv_space(
+    shape: ConvShape,
+    chip: Chip,
+    demand: Demand | None = None,
+    most: int = MOST,
+    *,
+    default: bool = True,
+) -> CubeSpace:
+    """Return all tilings of a convolution; raises `InputError` if none fits.
+
+    Where there are more than `most`, only some sizes are left: each some ratio above the last.
+    With `default`, the default schedule is among them all the same.
+    """
+    chip = chip_left(chip, demand)
+    row = _default_row(shape, chip, demand) if default else {}
+    for ratio in RATIOS:
+        table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
+        a, b, least = l1_bytes(shape, table)
+        table = taken(table | {"a": a, "b": b}, least <= chip.buffers["L1"])
+        table = crossed(table, {"order": np.arange(2)})
+        table = taken(table, canonical_order(shape, table) == table["order"])
+        table = with_l1_slots(table, chip, table["a"], table["b"])
+        table = _staged_products(shape, chip, table)
+        if len(table["m"]) < most:
+            break
+    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in NAMES}
+    return CubeSpace(shape, chip, demand, NAMES, whole)
+
+
+def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Array:
+    """Return the heights of pixel tiles, in fractals."""
+    oh, ow = shape.out_hw
+    if strip:
+        found = evens(-(-ow // FRACTAL))
+        return spaced(found[found <= most], ratio)
+    pixels = -(-oh * ow // FRACTAL)
+    period = ow // gcd(ow, FRACTAL)
+    found = np.union1d(evens(pixels), np.arange(period, pixels + 1, period))
+    return spaced(found[found <= most], ratio)
+
+
+def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
+    """Return the (window, m, rows) of all ways to divide the pixels over rows of cores."""
+    found = set()
+    for window in (0, 1):
+        for m in pixel_tiles(shape, most, ratio, strip=bool(window)):
+            tiles = shape.n * tiles_per_image(shape, int(m), strip=bool(window))
+            rows = {-(-tiles // -(-tiles // c)) for c in range(1, chip.core_count + 1)}
+            found |= {(window, int(m), r) for r in rows}
+    columns = np.array(sorted(found), np.int64).T
+    return dict(zip(("window", "m", "rows"), columns, strict=True))
+
+
+def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
+    """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
+    bundle, found = bundles_of(shape), set()
+    for cols in range(1, chip.core_count + 1):
+        _, inside = column_shares(bundle, cols)
+        tiles = np.unique(up(bundle.n1, inside * np.arange(1, -(-bundle.n1 // inside) + 1)))
+        for tile in spaced(tiles[tiles <= most], ratio):
+            found.add((used_columns(bundle, cols, int(tile)), int(tile)))
+    columns = np.array(sorted(found), np.int64).T
+    return dict(zip(("cols", "n"), columns, strict=True))
+
+
+def column_shares(bundle: Bundles, cols: int) -> tuple[int, int]:
+    """Return over how many shares the bundles go, and how many columns divide each bundle."""
+    shares = len(chunks(bundle.count, 1, min(cols, bundle.count)))
+    return shares, max(1, cols // shares)
+
+
+def used_columns(bundle: Bundles, cols: int, tile: int) -> int:
+    """Return the least number of columns that gives the same kernel."""
+    shares, inside = column_shares(bundle, cols)
+    used = len(chunks(bundle.n1, tile, inside))
+    same = (shares, used)
+    return next(
+        c
+        for c in range(1, cols + 1)
+        if (column_shares(bundle, c)[0], len(chunks(bundle.n1, tile, column_shares(bundle, c)[1])))
+        == same
+    )
+
+
+def _tiles(shape: ConvShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
+    """Return core grids, windows and tiles of the output."""
+    area = area_of(shape.dtype)
+    table = crossed(
+        _pixel_options(shape, chip, chip.buffers["L0A"] // area, ratio),
+        _channel_options(shape, chip, chip.buffers["L0B"] // area, ratio),
+    )
+    table = taken(table, table["rows"] * table["cols"] <= chip.core_count)
+    return taken(table, tile_fits(shape.gemm, chip, demand, table))
+
+
+def _depths(shape: ConvShape, chip: Chip, table: Columns, ratio: float) -> Columns:
+    """Add stages in channel blocks, K tiles and the slots of L0."""
+    c1, taps = bundles_of(shape).c1, shape.taps
+    stages = np.union1d(spaced(evens(c1), ratio), [c1])
+    lists = []
+    for stage in stages:
+        k = spaced(evens(int(stage) * taps), ratio)
+        lists.append(k[up(stage * taps, k) * k // taps == stage] if stage < stages[-1] else k)
+    which = np.tile(np.arange(len(stages)), len(table["m"]))
+    table = crossed(table, {"stage": stages})
+    return with_l0_slots(grown(table, "k", lists, which), chip, area_of(shape.dtype))
+
+
+def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
+    """Return the bytes of a slot of rows and of weights, and the least L1 both need."""
+    pixel, area = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], area_of(shape.dtype)
+    window = np.zeros_like(t["m"])
+    for m in np.unique(t["m"]):
+        for strip in (0, 1):
+            rows, columns = window_sides(shape, int(m), strip=bool(strip))
+            window[(t["m"] == m) & (t["window"] == strip)] = rows * columns
+    a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
+    return a, b, a + b
+
+
+def _staged_products(shape: ConvShape, chip: Chip, t: Columns) -> Columns:
+    """Return the rows whose K tiles fit L1 as those of a product: `check_conv` wants that too."""
+    area = area_of(shape.dtype)
+    needed = (t["a_l1"] * t["m"] + t["b_l1"] * t["n"]) * t["k"] * area
+    return taken(t, needed <= chip.buffers["L1"])
+
+
+def canonical_order(shape: ConvShape, t: Columns) -> Array:
+    """Return the loop order that stands for the same kernel: 0 where the order makes none."""
+    bundle = bundles_of(shape)
+    per_image = np.zeros_like(t["m"])
+    for m in np.unique(t["m"]):
+        for strip in (0, 1):
+            tiles = tiles_per_image(shape, int(m), strip=bool(strip))
+            per_image[(t["m"] == m) & (t["window"] == strip)] = tiles
+    inside = np.zeros_like(t["cols"])
+    for cols in np.unique(t["cols"]):
+        inside[t["cols"] == cols] = column_shares(bundle, int(cols))[1]
+    alone = (up(shape.n * per_image, t["rows"]) == 1) | (up(up(bundle.n1, t["n"]), inside) == 1)
+    return np.where(alone, 0, t["order"])
+
+
+def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
+    found = candidates(shape, chip)
+    if not len(found.stages):
+        return {}
+    found = found.take(fitting(demand, chip, found.tilings))
+    best = int(np.argmin(estimate(shape, chip, found, demand)))
+    return canonical_row(shape, chip, found.tilings.schedule(best, shape.dtype))
+
+
+def canonical_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
+    """Return the genes of a convolution's schedule as a table of one row."""
+    bundle, strip = bundles_of(shape), takes_strips(shape, schedule, chip)
+    oh, ow = shape.out_hw
+    m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
+    tiles = shape.n * tiles_per_image(shape, m, strip=strip)
+    _, inside = column_shares(bundle, schedule.grid_cols)
+    n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
+    stage = c1_stage(shape, schedule)
+    genes: dict[str, int | str] = {
+        "rows": len(chunks(tiles, 1, schedule.grid_rows)),
+        "cols": used_columns(bundle, schedule.grid_cols, n),
+        "window": "strip" if strip else "flat",
+        "m": m,
+        "n": n,
+        "order": schedule.order,
+        "stage": stage,
+        "k": min(schedule.base_k // c0_of(shape.dtype), stage * shape.taps),
+        **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
+    }
+    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in NAMES}
+    return row | {"order": canonical_order(shape, row)}
+
+
+def conv_schedule_of(shape: ConvShape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point of a convolution's space."""
+    g = dict(zip(NAMES, point, strict=True))
+    c0, step = c0_of(shape.dtype), -(-g["stage"] * shape.taps // g["k"])
+    plain = GemmSchedule(
+        g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]
+    )
+    slots = {f"{name}_slots": g[name] for name in SLOTS}
+    return replace(plain, order=g["order"], window=g["window"], **slots)

@@ -1,0 +1,109 @@
+"""How long a point takes: its kernel, built and simulated as the graph compiler launches it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.aoe.cube.conv_space import NAMES as CONV_NAMES
+from ascend_lab.aoe.cube.conv_space import conv_schedule_of, conv_space
+from ascend_lab.aoe.cube.space import NAMES as GEMM_NAMES
+from ascend_lab.aoe.cube.space import gemm_schedule_of, gemm_space
+from ascend_lab.aoe.cube.table import MOST, CubeSpace, Shape, number_of
+from ascend_lab.aoe.operators import base_name, warm_cycles
+from ascend_lab.aoe.space import Point
+from ascend_lab.aoe.workers import attempt
+from ascend_lab.chip import Chip
+from ascend_lab.isa import Launch, as_kernel
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_place import dense_placement
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, demand_of
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, GemmSchedule
+
+SMALL = 3000
+"""Points of a space that is measured as a whole."""
+
+
+def cube_space(
+    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = MOST
+) -> CubeSpace:
+    """Return the space of a product or a convolution, thinned out to about `most` points."""
+    if isinstance(shape, ConvShape):
+        return conv_space(shape, chip, demand, most)
+    return gemm_space(shape, chip, demand, most)
+
+
+def small_space(
+    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = SMALL
+) -> CubeSpace:
+    """Return a coarse space: every size so far above the last that all can be measured.
+
+    The default schedule is not added to it: between such sizes no search could find its way there.
+    """
+    if isinstance(shape, ConvShape):
+        return conv_space(shape, chip, demand, most, default=False)
+    return gemm_space(shape, chip, demand, most, default=False)
+
+
+def cube_table(space: CubeSpace, measure: CubeMeasure) -> NDArray[np.float64]:
+    """Return the cycles of every row of a space, infinite where there is no kernel."""
+    return np.array([attempt(measure, point)[0] for point in space.points()])
+
+
+def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point of the space of `shape`."""
+    if isinstance(shape, ConvShape):
+        return conv_schedule_of(shape, point)
+    return gemm_schedule_of(shape, point)
+
+
+@dataclass(frozen=True, slots=True)
+class CubeMeasure:
+    """Point -> cycles of one launch of the kernel, its host overhead included.
+
+    A convolution fills dense planes (NC1HWC0), as in a graph. L2 holds the tensors `warm` at the
+    start: "a" (rows, pixels), "b" (columns, weights), or an operand of the epilogue.
+    """
+
+    shape: Shape
+    chip: Chip
+    epilogue: Epilogue | None = None
+    warm: frozenset[str] = frozenset()
+
+    @property
+    def demand(self) -> Demand | None:
+        """What the epilogue needs."""
+        return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
+
+    def space(self) -> CubeSpace:
+        """Return all tilings."""
+        return cube_space(self.shape, self.chip, self.demand)
+
+    def launch(self, point: Point) -> Launch:
+        """Return the kernel of a point."""
+        schedule = schedule_of(self.shape, point)
+        if isinstance(self.shape, ConvShape):
+            place = dense_placement(self.shape)
+            return conv_launch(self.shape, self.chip, schedule, place, self.epilogue)
+        return gemm_launch(self.shape, self.chip, schedule, self.epilogue)
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point."""
+        kernel = as_kernel(self.launch(point))
+        roles = {"x": "a", "weight": "b"} if isinstance(self.shape, ConvShape) else {}
+        held = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
+        return warm_cycles(kernel, self.chip, held)
+
+    def bound(self, point: Point) -> float:
+        """Return cycles that the point does not go below, without building its kernel."""
+        from ascend_lab.aoe.cube.bound import Bounds  # it needs this class
+
+        names = CONV_NAMES if isinstance(self.shape, ConvShape) else GEMM_NAMES
+        genes = zip(names, point, strict=True)
+        table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}
+        return float(Bounds(self, table).closed[0])

@@ -1,0 +1,258 @@
+"""The space of a matrix product's tilings, and of both operators the way to schedules and back.
+
+Genes in the order of decision: core grid, L0 tile, loop order, what stays in L1, what bypasses it,
+K tile, K tiles a stage, slots of L1 and of L0. Sizes are in fractals.
+
+Left out is only what cannot win: of the tiles that give every core as many of them the smallest
+stands for all (each of its instructions is as short or shorter), and two slots stand for one where
+both fit (no wait gets longer; the flags of the second slot cost a few cycles at most); and the loop
+order alone changes nothing where nothing stays, all tiles are alike and everything fits L2. K tiles
+and stages cut K as evenly as can be, one size for each number of parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ascend_lab.aoe.cube.table import (
+    MOST,
+    RATIOS,
+    TEXTS,
+    Array,
+    Columns,
+    CubeSpace,
+    Mask,
+    crossed,
+    evens,
+    grown,
+    number_of,
+    spaced,
+    taken,
+    up,
+)
+from ascend_lab.aoe.space import Point
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.kernels.gemm_default import candidates, estimate
+from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
+from ascend_lab.kernels.gemm_tilings import Tilings
+from ascend_lab.kernels.tiles import chunks
+
+NAMES = (
+    *("rows", "cols", "m", "n", "order", "keep", "bypass"),
+    *("k", "step", "a_l1", "b_l1", "a_l0", "b_l0"),
+)
+WORDS = ("order", "keep", "bypass")
+SLOTS = ("a_l1", "b_l1", "a_l0", "b_l0")
+WAYS = tuple(
+    (order, keep, bypass)
+    for order in range(2)
+    for keep in ((0, 1) if order == 0 else (0, 2))
+    for bypass, word in enumerate(TEXTS["bypass"])
+    if not keep or TEXTS["keep"][keep] not in word
+)
+"""Loop order, what stays and what bypasses, as far as they go together."""
+
+
+def gemm_space(
+    shape: GemmShape,
+    chip: Chip,
+    demand: Demand | None = None,
+    most: int = MOST,
+    *,
+    default: bool = True,
+) -> CubeSpace:
+    """Return all tilings of a product; raises `CapacityError` if not even the least fits.
+
+    Where there are more than `most`, only some sizes are left: each some ratio above the last.
+    With `default`, the default schedule is among them all the same.
+    """
+    chip = chip_left(chip, demand)
+    row = _default_row(shape, chip, demand) if default else {}
+    for ratio in RATIOS:
+        table = _depths(shape, chip, _tiles(shape, chip, demand, ratio), ratio)
+        if 4 * len(table["m"]) > most and ratio < RATIOS[-1]:
+            continue
+        table = _walks(shape, chip, demand, table)
+        if len(table["m"]) < most:
+            break
+    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in NAMES}
+    return CubeSpace(shape, chip, demand, NAMES, whole)
+
+
+def area_of(dtype: str) -> int:
+    """Bytes of a fractal of an operand."""
+    return FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
+
+
+def sides(total: int, most: int, cores: int, ratio: float) -> Array:
+    """Return (cores used, tile) pairs for one side: the least tile for each number a core gets."""
+    found = set()
+    for count in range(1, cores + 1):
+        tiles = np.unique(up(total, count * np.arange(1, -(-total // count) + 1)))
+        for tile in spaced(tiles[tiles <= most], ratio):
+            found.add((len(chunks(total, int(tile), count)), int(tile)))
+    return np.array(sorted(found), np.int64).reshape(-1, 2)
+
+
+def tile_fits(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
+    """Tell which tiles of C fit L0C and, on their way out, UB or the bias table."""
+    fits: Mask = t["m"] * t["n"] * FRACTAL * FRACTAL * 4 <= chip.buffers["L0C"]
+    if demand is None:
+        column = t["m"] * FRACTAL * FRACTAL * DTYPE_BYTES[shape.out_dtype]
+        return fits & (2 * column <= chip.buffers["UB"]) if chip.combined else fits
+    one = np.ones_like(t["m"])
+    places = fitting(demand, chip, Tilings(t["m"], one, t["n"], one, one, one))
+    return fits & np.isin(np.arange(len(one)), places)
+
+
+def _tiles(shape: GemmShape, chip: Chip, demand: Demand | None, ratio: float) -> Columns:
+    """Return core grids and tiles of C."""
+    m1, _, n1 = shape.fractals
+    area = area_of(shape.dtype)
+    rows = sides(m1, chip.buffers["L0A"] // area, chip.core_count, ratio)
+    cols = sides(n1, chip.buffers["L0B"] // area, chip.core_count, ratio)
+    table = crossed({"rows": rows[:, 0], "m": rows[:, 1]}, {"cols": cols[:, 0], "n": cols[:, 1]})
+    table = taken(table, table["rows"] * table["cols"] <= chip.core_count)
+    return taken(table, tile_fits(shape, chip, demand, table))
+
+
+def _depths(shape: GemmShape, chip: Chip, table: Columns, ratio: float) -> Columns:
+    """Add K tiles and the slots of L0, and the K tiles of a stage."""
+    k1 = shape.fractals[1]
+    ks = spaced(evens(k1), ratio)
+    table = with_l0_slots(crossed(table, {"k": ks}), chip, area_of(shape.dtype))
+    lists = [spaced(evens(-(-k1 // int(k))), ratio) for k in ks]
+    return grown(table, "step", lists, np.searchsorted(ks, table["k"]))
+
+
+def with_l0_slots(table: Columns, chip: Chip, area: int) -> Columns:
+    """Return the rows whose tiles fit L0, with as many slots as fit."""
+    for side, name, space in (("m", "a_l0", "L0A"), ("n", "b_l0", "L0B")):
+        table[name] = np.minimum(chip.buffers[space] // (table[side] * table["k"] * area), 2)
+    return taken(table, (table["a_l0"] > 0) & (table["b_l0"] > 0))
+
+
+def _walks(shape: GemmShape, chip: Chip, demand: Demand | None, table: Columns) -> Columns:
+    """Add loop order, what stays and what bypasses L1, and the slots of L1."""
+    parts, alike = [], _order_is_nothing(shape, chip, demand, table)
+    for way in WAYS:
+        words = TEXTS["bypass"][way[2]].upper()
+        if any(("GM", f"L0{name}") not in chip.paths for name in words):
+            continue
+        own = {n: np.full_like(table["m"], v) for n, v in zip(WORDS, way, strict=True)}
+        t = table | own
+        same = [t[name] == column for name, column in _canonical(shape, t).items()]
+        same += [~alike] if way[0] and not way[1] else []
+        part = taken(t, np.all(same, axis=0))
+        parts.append(with_l1_slots(part, chip, *slot_bytes(shape, part)))
+    return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+
+def _order_is_nothing(shape: GemmShape, chip: Chip, demand: Demand | None, t: Columns) -> Mask:
+    """Tell where all tiles of the largest core are alike, if everything fits L2."""
+    m1, k1, n1 = shape.fractals
+    stored = demand.stored_bytes + demand.loaded_bytes if demand else DTYPE_BYTES[shape.out_dtype]
+    most = (m1 + n1) * k1 * area_of(shape.dtype) + m1 * n1 * FRACTAL * FRACTAL * stored
+    even_m, even_n = (t["rows"] > 1) | (m1 % t["m"] == 0), (t["cols"] > 1) | (n1 % t["n"] == 0)
+    alike: Mask = even_m & even_n & (most <= chip.l2.size_bytes)
+    return alike
+
+
+def uses(table: Columns, gene: str, name: str) -> Mask:
+    """Tell where the word of a gene names operand "a" or "b"."""
+    has = np.array([name in word for word in TEXTS[gene]])
+    found: Mask = has[table[gene]]
+    return found
+
+
+def slot_bytes(shape: GemmShape, t: Columns) -> tuple[Array, Array]:
+    """Return the bytes of one slot of A and of B in L1."""
+    k1, area = shape.fractals[1], area_of(shape.dtype)
+    stage = t["k"] * t["step"]
+    found = []
+    for side, name in (("m", "a"), ("n", "b")):
+        depth = np.where(uses(t, "keep", name), k1, stage)
+        found.append(np.where(uses(t, "bypass", name), 0, t[side] * depth * area))
+    return found[0], found[1]
+
+
+def with_l1_slots(table: Columns, chip: Chip, a: Array, b: Array) -> Columns:
+    """Return the rows that fit L1, once for each choice of slots that leaves no room for more."""
+    room = chip.buffers["L1"]
+    both = 2 * (a + b) <= room
+    more_a, more_b = ~both & (2 * a + b <= room), ~both & (a + 2 * b <= room)
+    table |= {
+        "a_l1": np.where(both | more_a, 2, 1),
+        "b_l1": np.where(both | (more_b & ~more_a), 2, 1),
+    }
+    either = taken(table, more_a & more_b)
+    either |= {"a_l1": np.ones_like(either["m"]), "b_l1": np.full_like(either["m"], 2)}
+    fitting_rows = taken(table, a + b <= room)
+    return {name: np.concatenate([c, either[name]]) for name, c in fitting_rows.items()}
+
+
+def _canonical(shape: GemmShape, t: Columns) -> Columns:
+    """Return the genes that stand for the same kernels, those changed only."""
+    m1, k1, n1 = shape.fractals
+    down, across = (up(up(s, t[x]), t[c]) for s, x, c in ((m1, "m", "rows"), (n1, "n", "cols")))
+    one_stage = t["k"] * t["step"] >= k1
+    keep = np.where(one_stage & (t["keep"] == 1) & (across == 1), 0, t["keep"])
+    keep = np.where(one_stage & (t["keep"] == 2) & (down == 1), 0, keep)
+    held = {n: uses(t | {"keep": keep}, "keep", n) | uses(t, "bypass", n) for n in "ab"}
+    alone = (down == 1) | (across == 1)
+    return {
+        "keep": keep,
+        "order": np.where(alone & (keep == 0), 0, t["order"]),
+        "step": np.where(held["a"] & held["b"], 1, t["step"]),
+    }
+
+
+def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns:
+    found = candidates(shape, chip)
+    found = found.take(fitting(demand, chip, found))
+    if not len(found.m):
+        raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
+    best = int(np.argmin(estimate(shape, chip, found, demand)))
+    return canonical_row(shape, found.schedule(best, shape.dtype))
+
+
+def canonical_row(shape: GemmShape, schedule: GemmSchedule) -> Columns:
+    """Return the genes of a product's schedule as a table of one row."""
+    m1, k1, n1 = shape.fractals
+    m, n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+    rows, cols = chunks(m1, m, schedule.grid_rows), chunks(n1, n, schedule.grid_cols)
+    k = min(schedule.base_k // c0_of(shape.dtype), k1)
+    genes: dict[str, int | str] = {
+        "rows": len(rows),
+        "cols": len(cols),
+        "m": min(m, rows[0]),
+        "n": min(n, cols[0]),
+        "k": k,
+        "step": min(schedule.step_k, -(-k1 // k)),
+        "order": schedule.order,
+        "keep": schedule.keep,
+        "bypass": schedule.bypass,
+        **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
+    }
+    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in NAMES}
+    for name in "ab":  # slots nobody uses
+        row[f"{name}_l1"] = np.where(uses(row, "bypass", name), 2, row[f"{name}_l1"])
+    row |= _canonical(shape, row)
+    # an operand that stops being kept may change what else is the same
+    return row | _canonical(shape, row)
+
+
+def gemm_schedule_of(shape: GemmShape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point of a product's space."""
+    g = dict(zip(NAMES, point, strict=True))
+    c0 = c0_of(shape.dtype)
+    plain = GemmSchedule(
+        g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, g["step"], g["rows"], g["cols"]
+    )
+    slots = {f"{name}_slots": g[name] for name in SLOTS}
+    return replace(plain, **{name: g[name] for name in WORDS}, **slots)

@@ -1,0 +1,147 @@
+"""Run a search: propose, measure, feed back, until the budget is spent.
+
+Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
+measured them, so that a seed fixes the result for any number of workers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_lab.aoe.space import Point, Space
+from ascend_lab.aoe.trace import Trace, Trial
+from ascend_lab.aoe.workers import Measure, Workers
+
+Steps = Generator[list[Point], list[float], None]
+Search = Callable[[Space, np.random.Generator, Sequence[Point]], Steps]
+"""(space, rng, points worth trying first) -> batches of points, which are answered by costs."""
+IDLE_BATCHES = 200
+"""A search that proposes so many batches without a new candidate has come to its end."""
+
+
+@dataclass
+class _Run:
+    """The state of one run: trials so far, and costs by candidate."""
+
+    space: Space
+    budget: int
+    trials: list[Trial] = field(default_factory=list)
+    costs: dict[Hashable, float] = field(default_factory=dict)
+
+    def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
+        """Return the candidates of a batch not tried before, as far as the budget reaches."""
+        found: dict[Hashable, Point] = {}
+        for point in batch:
+            key = self.space.key(point)
+            if key not in self.costs:
+                found.setdefault(key, point)
+        keep = self.budget - len(self.trials)
+        return dict(list(found.items())[:keep])
+
+    def add(self, key: Hashable, point: Point, cost: float, note: str) -> Trial:
+        self.costs[key] = cost
+        self.trials.append(Trial(len(self.trials), point, cost, note))
+        return self.trials[-1]
+
+
+def drive(
+    search: Search,
+    space: Space,
+    measure: Measure,
+    budget: int,
+    *,
+    seed: int = 0,
+    start: Sequence[Point] = (),
+    executor: Executor | Workers | None = None,
+    time_limit_s: float | None = None,
+    trial_limit_s: float | None = None,
+    early_stop: float | None = None,
+    known: Mapping[Point, tuple[float, str]] | None = None,
+    on_trial: Callable[[Trial], None] | None = None,
+    is_proven: Callable[[Sequence[Trial]], bool] | None = None,
+) -> Trace:
+    """Return the trace of a search with at most `budget` unique candidates.
+
+    A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
+    (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
+    are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
+    say `is_proven`: nothing better is left. Ctrl-C keeps what was found.
+    """
+    workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
+    run = _Run(space, budget)
+    deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    steps = search(space, np.random.default_rng(seed), start)
+    end, idle, known = "budget", 0, known or {}
+    try:
+        batch = next(steps)
+        while len(run.trials) < budget:
+            if time.monotonic() > deadline:
+                end = "time"
+                break
+            new = run.fresh(batch)
+            idle = 0 if new else idle + 1
+            if idle > IDLE_BATCHES:
+                end = "exhausted"
+                break
+            _measure(run, new, measure, workers, trial_limit_s, early_stop, known, on_trial)
+            if new and is_proven and is_proven(run.trials):
+                end = "proven"
+                break
+            answers = [run.costs.get(space.key(p)) for p in batch]
+            if None in answers:  # the budget cut the batch: a search never hears of half of one
+                break
+            batch = steps.send([cost for cost in answers if cost is not None])
+    except StopIteration:
+        end = "exhausted"
+    except KeyboardInterrupt:
+        end = "interrupted"
+    steps.close()
+    return Trace(space.names, tuple(run.trials), end, seed)
+
+
+def _measure(
+    run: _Run,
+    new: Mapping[Hashable, Point],
+    measure: Measure,
+    workers: Workers,
+    limit_s: float | None,
+    early_stop: float | None,
+    known: Mapping[Point, tuple[float, str]],
+    on_trial: Callable[[Trial], None] | None,
+) -> None:
+    """Measure new candidates and add their trials in order, each as soon as it is known."""
+    best = min(run.costs.values(), default=math.inf)
+    answers = _hopeless(new, measure, best * early_stop) if early_stop else {}
+    answers.update({k: known[p] for k, p in new.items() if k not in answers and p in known})
+    todo, waiting = [k for k in new if k not in answers], list(new)
+
+    def add() -> None:
+        while waiting and waiting[0] in answers:
+            key = waiting.pop(0)
+            trial = run.add(key, new[key], *answers[key])
+            if on_trial:
+                on_trial(trial)
+
+    def told(place: int, cost: float, note: str) -> None:
+        answers[todo[place]] = cost, note
+        add()
+
+    add()
+    workers.run(measure, [new[k] for k in todo], limit_s, told)
+
+
+def _hopeless(
+    new: Mapping[Hashable, Point], measure: Measure, most: float
+) -> dict[Hashable, tuple[float, str]]:
+    """Return the candidates whose certified bound exceeds `most`, with the bound as their cost."""
+    bound = getattr(measure, "bound", None)
+    if bound is None or not math.isfinite(most):
+        return {}
+    bounds = {key: float(bound(point)) for key, point in new.items()}
+    return {key: (low, "stopped early") for key, low in bounds.items() if low > most}

@@ -1,0 +1,105 @@
+"""The distinct kernels of a network as tuning tasks, each with what L2 holds when it starts.
+
+An operator is timed alone, on an L2 that holds those of its inputs of which the network finds most
+there: the same state for every candidate, and for the default.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.graph import Compiled, Task
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Piece, by_template
+from ascend_lab.graph.lower.images import by_vector, conv_shape_of
+from ascend_lab.graph.lower.matrices import is_plain
+from ascend_lab.graph.lower.rearrange import MOVES
+from ascend_lab.graph.network import residency
+from ascend_lab.isa import Kernel
+from ascend_lab.isa.memory import Buffer
+from ascend_lab.sim import DeviceMemory, simulate_kernel
+from ascend_lab.sim.l2 import Access
+
+WARM_SHARE = 0.5
+"""A tensor counts as held by L2 if at least this share of its bytes hits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A kernel that occurs `count` times: its piece, and the tensors L2 holds at its start.
+
+    `unit` is "cube", "product" (a batch of them), "vector", or "" where there is nothing to tune,
+    for the `reason` given.
+    """
+
+    name: str
+    op: str
+    piece: Piece
+    chip: Chip
+    count: int
+    warm: frozenset[str]
+    default_cycles: int
+    unit: str
+    reason: str = ""
+
+    @property
+    def problem(self) -> str:
+        """Text that is equal for equal problems, whatever network they are in."""
+        return f"{self.piece.key} warm {' '.join(sorted(self.warm))}"
+
+    def cycles(self, kernel: Kernel) -> int:
+        """Return the cycles of a kernel for this operator, launch included."""
+        return warm_cycles(kernel, self.chip, self.warm)
+
+
+def warm_cycles(kernel: Kernel, chip: Chip, warm: Iterable[str]) -> int:
+    """Return the cycles of a kernel, launch included, on an L2 that has read the `warm` tensors."""
+    memory = DeviceMemory.of(chip)
+    addresses, warm = memory.addresses(kernel.tensors), set(warm)
+    held = [b for b in kernel.tensors if warm & {b.name, base_name(b)}]
+    memory.l2.touch([Access(b.name, addresses[b.name], b.size_bytes) for b in held])
+    return simulate_kernel(kernel, chip, memory).total_cycles
+
+
+def base_name(buffer: Buffer) -> str:
+    """Return the name a tensor has in its piece: kernels may store it in several forms."""
+    return buffer.name.partition(".")[0]
+
+
+def operators_of(compiled: Compiled) -> tuple[Operator, ...]:
+    """Return the distinct kernels of a network, in order of their first occurrence."""
+    groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
+    for task, shares in zip(compiled.tasks, residency(compiled), strict=True):
+        if task.lowered is not None:
+            held = frozenset(n.partition(".")[0] for n, s in shares.items() if s >= WARM_SHARE)
+            groups.setdefault(task.piece.key, []).append((task, held))
+    return tuple(_operator(compiled.chip, group) for group in groups.values())
+
+
+def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
+    task = group[0][0]
+    assert task.lowered is not None
+    warm = Counter(held for _, held in group).most_common(1)[0][0]
+    unit, reason = unit_of(task.piece, chip)
+    cycles = warm_cycles(task.lowered.kernel, chip, warm)
+    return Operator(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
+
+
+def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
+    """Return which tuner a piece is for, or "" and why there is none."""
+    nodes = piece.graph.nodes
+    op = nodes[0].op
+    if op in CONVOLUTIONS:
+        shape = conv_shape_of(piece, nodes[0], piece.output.dtype)
+        if by_vector(shape):
+            return "", "a depthwise convolution has a hand-written kernel without parameters"
+        if nodes[0].inputs[1] not in piece.constants:
+            return "", "its weights are computed, not constant"
+        return "cube", ""
+    if op in PRODUCTS:
+        return ("cube" if is_plain(piece) else "product"), ""
+    if all(node.op in MOVES for node in nodes) or by_template(piece, chip):
+        return "", "it has a hand-written kernel without parameters"
+    return "vector", ""

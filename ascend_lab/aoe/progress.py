@@ -1,0 +1,65 @@
+"""Progress bars: one per operator or search, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import math
+import sys
+from importlib import import_module
+from types import TracebackType
+from typing import Any, TextIO
+
+
+class Bars:
+    """Shows what the tuner says (`settings.Progress`) as bars; silent where nobody looks.
+
+    Without `on`, terminals and notebooks get bars, files and pipes do not.
+    """
+
+    def __init__(self, on: bool | None = None, stream: TextIO | None = None) -> None:
+        """Start without a bar; `on` decides, else whether somebody watches `stream` (stderr)."""
+        self.stream = stream or sys.stderr
+        notebook = type(self.stream).__module__.startswith("ipykernel")
+        self.on = (notebook or self.stream.isatty()) if on is None else on
+        self.label = ""
+        self.best = math.inf
+        self.bar: Any = None
+
+    def __call__(self, label: str, done: int, total: int, best: str) -> None:
+        """Show that `done` of at most `total` candidates are tried; a new label is a new bar.
+
+        The least number that `best` began with is shown.
+        """
+        if not self.on:
+            return
+        if self.bar is None or label != self.label:
+            self.close()
+            self.label, self.best = label, math.inf
+            tqdm = import_module("tqdm.auto").tqdm
+            self.bar = tqdm(total=total, desc=label, file=self.stream, leave=False, unit="trial")
+        self.bar.update(done - self.bar.n)
+        cost = _number(best)
+        if cost < self.best:
+            self.best = cost
+            self.bar.set_postfix_str(f"best {best}")
+
+    def close(self) -> None:
+        """End the last bar."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _number(text: str) -> float:
+    """Return the number that a text such as "0.01 s" begins with, else infinity."""
+    try:
+        return float(text.split(maxsplit=1)[0])
+    except (IndexError, ValueError):
+        return math.inf

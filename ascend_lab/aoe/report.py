@@ -1,0 +1,262 @@
+"""Reports of a tuning run: the published fields, and how far from optimal each result is.
+
+Published reports print improvements as (before - after) / after; so do these, and they say so.
+All times are of the model, not measured; only `tuning_time(s)` is read from a clock.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab import __version__
+from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
+from ascend_lab.aoe.bank.jsonl import write_atomically
+from ascend_lab.aoe.known import key_of
+from ascend_lab.aoe.settings import Settings
+from ascend_lab.aoe.trace import Trace
+from ascend_lab.aoe.tuning import Result
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.engine import Tuning
+    from ascend_lab.aoe.network import NetworkResult
+
+FORMULA = "(before - after) / after"
+GAP_FORMULA = "after / bound - 1"
+TUNED = ("tuned", "custom", "builtin")
+"""Sources of results that a search or a bank gave."""
+LONGEST = 44
+"""Characters of an operator's name in the table; the front is left out."""
+Data = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one tuning run found, as tables and as the published JSON.
+
+    `written` says what became of the entries in the custom bank, by key (see `Ledger.written`);
+    without it every improved operator counts as added.
+    """
+
+    name: str
+    tuning: Tuning
+    settings: Settings = field(default_factory=Settings)
+    written: Mapping[BankKey, Outcome] | None = None
+
+    def table(self) -> str:
+        """Return the operators as a table, and the totals."""
+        t = self.tuning
+        chip = t.compiled.chip
+        lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
+        if t.operators is not None:
+            lines.append(_HEAD)
+            lines += [_row(result, chip.clock_hz) for result in t.operators.results]
+        lines.append(
+            f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
+            f"{t.gain:.2%} = {FORMULA}; bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%}"
+        )
+        return "\n".join(lines)
+
+    def as_dict(self) -> Data:
+        """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
+        found = {}
+        if self.tuning.subgraph is not None:
+            found["sgat"] = self._sgat()
+        if self.tuning.operators is not None:
+            found["opat"] = self._opat(self.tuning.operators)
+        return found
+
+    def _basic(self) -> Data:
+        return {"tuning_name": self.name, "tuning_time(s)": round(self.tuning.spent_s)}
+
+    def _sgat(self) -> Data:
+        sliced = self.tuning.subgraph
+        assert sliced is not None
+        return {
+            "basic": self._basic(),
+            "SGAT": {
+                **_performance(sliced.before_s, sliced.after_s),
+                "sgat_tuning_result": self._outcome(),
+            },
+            "ascend_lab": {
+                **self._own(),
+                "repo_summary": dict(repo_summary(self.tuning.outcomes)),
+                "tried": sliced.tried,
+                "slices": [str(region) for region in sliced.plan.regions],
+                "plan": sliced.plan.plain(),
+            },
+        }
+
+    def _opat(self, found: NetworkResult) -> Data:
+        modified: dict[str, list[Data]] = {"add": [], "update": []}
+        for result in found.results:
+            how = self._modified(result)
+            if how:
+                modified[how].append(_published(result, how))
+        tuned = [r for r in found.results if r.source in TUNED]
+        return {
+            "basic": self._basic(),
+            "OPAT": {
+                **_performance(found.before_s, found.after_s),
+                "opat_tuning_result": self._outcome(),
+                "repo_modified_operators": {
+                    f"{how}_repo_operators": rows for how, rows in modified.items()
+                },
+                "repo_summary": dict(repo_summary(found.outcomes)),
+                "tune_failed_operators": [_named(r) for r in found.results if failed(r)],
+            },
+            "ascend_lab": {
+                **self._own(),
+                "operators_tuned": len(tuned),
+                "operators_proven": sum(r.proven for r in tuned),
+                "operators": [_detail(r) for r in tuned],
+                "untuned_operators": [
+                    {**_named(r), "reason": r.note} for r in found.results if r.source not in TUNED
+                ],
+            },
+        }
+
+    def _outcome(self) -> str:
+        stopped = self.tuning.operators is not None and self.tuning.operators.interrupted
+        return "tuning incomplete" if stopped else "tuning successful"
+
+    def _modified(self, result: Result) -> str:
+        """Return whether an operator was added to the bank ("add"), updated there, or neither."""
+        if result.source != "tuned":
+            return ""
+        if self.written is None:
+            return "add" if result.choice else ""
+        how = self.written.get(key_of(result.operator), "")
+        return how if how in ("add", "update") else ""
+
+    def _own(self) -> Data:
+        """Return what the published report lacks."""
+        t = self.tuning
+        return {
+            "note": "times are results of the model, not measurements",
+            "chip": t.compiled.chip.name,
+            "core_count": t.compiled.chip.core_count,
+            "jobs": list(t.jobs),
+            "tool_version": __version__,
+            "seed": self.settings.seed,
+            "budget": self.settings.budget,
+            "improvement_formula": FORMULA,
+            "baseline(ms)": _ms(t.baseline_s),
+            "result(ms)": _ms(t.result_s),
+            "improvement": f"{t.gain:.2%}",
+            "bound(ms)": _ms(t.bound_s),
+            "gap_to_bound": f"{t.gap:.2%}",
+            "gap_formula": GAP_FORMULA,
+            "warnings": list(t.warnings),
+        }
+
+
+def failed(result: Result) -> bool:
+    """Tell whether no candidate of an operator could be built."""
+    trials = result.trace.trials if result.trace is not None else ()
+    return bool(trials) and all(math.isinf(trial.cost) for trial in trials)
+
+
+def ticks_best(trace: Trace) -> list[list[float]]:
+    """Return the best-so-far curve as its steps: [trials done, cycles]."""
+    steps: list[list[float]] = []
+    for number, best in enumerate(trace.best_so_far, 1):
+        if math.isfinite(best) and (not steps or best < steps[-1][1]):
+            steps.append([number, best])
+    return steps
+
+
+def write_report(
+    folder: str | Path, job: str, sections: Sequence[Data], now: datetime | None = None
+) -> Path:
+    """Write `aoe_result_{job}_{time}_pid{id}.json`, one section per network; return its path.
+
+    Raises `InputError` with the reason if it cannot be written.
+    """
+    stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
+    path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
+    text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, (text + "\n").encode("utf-8", "backslashreplace"))
+    return path
+
+
+def _ms(time_s: float) -> float:
+    return round(time_s * 1e3, 9)
+
+
+def _performance(before_s: float, after_s: float) -> Data:
+    return {
+        "model_baseline_performance(ms)": _ms(before_s),
+        "model_performance_improvement": f"{(before_s - after_s) / after_s:.2%}",
+        "model_result_performance(ms)": _ms(after_s),
+    }
+
+
+def _named(result: Result) -> Data:
+    return {"op_name": result.operator.name, "op_type": result.operator.op}
+
+
+def _times(result: Result) -> Data:
+    us = 1e6 / result.operator.chip.clock_hz
+    return {
+        "performance_before_tune(us)": round(result.before_cycles * us, 6),
+        "performance_after_tune(us)": round(result.after_cycles * us, 6),
+        "performance_improvement": f"{result.gain:.2%}",
+    }
+
+
+def _published(result: Result, how: str) -> Data:
+    """Return an operator as both published reports list it: times, and the axis that was tuned."""
+    schedule = {**_times(result), "update_mode": how}
+    return {**_named(result), **_times(result), "tune_performance": {"Schedule": schedule}}
+
+
+def _detail(result: Result) -> Data:
+    us = 1e6 / result.operator.chip.clock_hz
+    bound, gap = result.bound_cycles, result.gap
+    failures = result.trace.failures if result.trace else ()
+    return {
+        **_named(result),
+        "count": result.operator.count,
+        "unit": result.operator.unit,
+        **_times(result),
+        "bound(us)": None if bound is None else round(bound * us, 6),
+        "gap_to_bound": None if gap is None else f"{gap:.2%}",
+        "proven": result.proven,
+        "source": result.source,
+        "search": result.search,
+        "trials": result.trials,
+        "failed_trials": len(failures),
+        "first_failure": failures[0].note if failures else "",
+        "end": result.trace.end if result.trace else "",
+        "note": result.note,
+        "schedule": result.choice.as_dict() if result.choice else None,
+        "ticks_best(cycles)": ticks_best(result.trace) if result.trace else [],
+    }
+
+
+_HEAD = (
+    f"{'kernel':{LONGEST}} {'count':>5} {'before us':>10} {'after us':>10} {'gain':>8} "
+    f"{'gap':>8} {'trials':>6}  found by"
+)
+
+
+def _row(result: Result, clock_hz: float) -> str:
+    op, us = result.operator, 1e6 / clock_hz
+    name = f"{op.name} ({op.op})"
+    if len(name) > LONGEST:
+        name = f"...{name[3 - LONGEST :]}"
+    gap = "proven" if result.proven else "-" if result.gap is None else f"{result.gap:.2%}"
+    how = f"{result.search} {result.source}".strip() if result.source != "none" else "default"
+    note = f": {result.note}" if result.note else ""
+    return (
+        f"{name:{LONGEST}} {op.count:>5} {result.before_cycles * us:>10.3f} "
+        f"{result.after_cycles * us:>10.3f} {result.gain:>8.2%} {gap:>8} "
+        f"{result.trials:>6}  {how}{note}"
+    )

@@ -1,0 +1,225 @@
+"""The tuned model on disk: the graph as ONNX, and the schedules of its kernels as JSON Lines.
+
+The first line of `NAME_tuned.jsonl` says for which chip and number format; each other line is one
+kernel: its piece as text (the key, equal for equal kernels) and its schedule.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.aoe.bank import Knowledge, Outcome, chip_digest
+from ascend_lab.aoe.bank.jsonl import read_lines, write_atomically
+from ascend_lab.aoe.known import from_bank, key_of
+from ascend_lab.aoe.network import NetworkResult, together
+from ascend_lab.aoe.operators import operators_of
+from ascend_lab.aoe.tuning import untuned
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.graph import Compiled, compile_graph, simulate_graph
+from ascend_lab.graph.compiled import with_choices
+from ascend_lab.graph.lower import Choice, choice_of
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.engine import Tuning
+
+FORMAT = "ascend_lab tuned schedules"
+VERSION = 1
+LONGEST_BYTES = 2**28
+"""Of a file of schedules: larger ones are refused before they are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """Schedules by `Piece.key`, and what they were tuned for."""
+
+    chip: str
+    chip_digest: str
+    core_count: int
+    dtype: str
+    choices: Mapping[str, Choice]
+
+    def applied(self, compiled: Compiled) -> Compiled:
+        """Return a compiled network with these schedules.
+
+        Raises `InputError` for another chip, and where not one kernel of the network has one.
+        """
+        chip = compiled.chip
+        mine = (self.chip, self.core_count, self.chip_digest)
+        given = (chip.name, chip.core_count, chip_digest(chip))
+        if mine != given:
+            numbers = "" if mine[:2] != given[:2] else ", with other numbers in its file"
+            raise InputError(
+                f"the chip these schedules are for, {self.core_count} cores of {self.chip}",
+                f"{chip.core_count} cores of {chip.name}{numbers}",
+                "use that chip, or tune for this one",
+            )
+        keys = {task.piece.key for task in compiled.tasks if task.lowered is not None}
+        if self.choices and not keys & self.choices.keys():
+            got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
+            raise InputError("schedules for this model", got, "simulate the tuned model beside it")
+        return with_choices(compiled, self.choices)
+
+
+def schedules_of(found: NetworkResult | None) -> dict[str, Choice]:
+    """Return the schedules that tuning the operators of a network chose, by `Piece.key`."""
+    if found is None or not found.after_s < found.before_s:
+        return {}
+    return {r.operator.piece.key: r.choice for r in found.results if r.choice is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The files of a tuned model, and the time they give when they are read again."""
+
+    model: Path
+    schedules: Path
+    time_s: float
+
+
+def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16") -> Saved:
+    """Write NAME_tuned.jsonl and NAME_tuned.onnx, and read them again.
+
+    Raises `InputError` if a file cannot be written, `UnsupportedError` for a graph that ONNX
+    cannot hold; schedules are written then. Neither file is left half written.
+    """
+    from ascend_lab.graph.onnx import export_onnx, import_onnx
+
+    model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
+    chip, choices = tuning.compiled.chip, schedules_of(tuning.operators)
+    write_schedules(schedules, choices, chip, dtype)
+    write_atomically(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
+    again = compile_graph(import_onnx(model), chip, dtype=dtype)
+    own = as_named_in(again, tuning.compiled, choices)
+    if own.keys() - choices.keys():
+        write_schedules(schedules, own, chip, dtype)
+    return Saved(model, schedules, simulate_graph(with_choices(again, own)).time_s)
+
+
+def as_named_in(
+    again: Compiled, tuned: Compiled, choices: Mapping[str, Choice]
+) -> dict[str, Choice]:
+    """Return the choices with those for kernels that a file states in other words.
+
+    ONNX has no product with a transposed constant, for instance: it is read as the plain product.
+    Kernels correspond by their order; a choice that does not suit the other words is left out.
+    """
+    found = dict(choices)
+    if len(again.tasks) != len(tuned.tasks):
+        return found
+    for new, old in zip(again.tasks, tuned.tasks, strict=True):
+        choice = choices.get(old.piece.key)
+        if choice is not None and new.op == old.op and new.piece.key not in found:
+            try:
+                with_choices(replace(again, tasks=(new,)), {new.piece.key: choice})
+            except AscendLabError:
+                continue
+            found[new.piece.key] = choice
+    return found
+
+
+def write_schedules(file: Path, choices: Mapping[str, Choice], chip: Chip, dtype: str) -> None:
+    """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "chip": chip.name,
+        "chip_digest": chip_digest(chip),
+        "core_count": chip.core_count,
+        "dtype": dtype,
+    }
+    lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
+    write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines).encode("ascii"))
+
+
+def read_schedules(file: str | Path) -> Schedules:
+    """Return the schedules in a file; raise `InputError` naming the line that is wrong."""
+    path = Path(file)
+    try:
+        if path.is_file() and path.stat().st_size > LONGEST_BYTES:
+            got = f"{path.stat().st_size:,} bytes"
+            raise InputError(f"{file}: at most {LONGEST_BYTES:,} bytes", got, "check the name")
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"a file of schedules: {file}", reason, "check the name") from None
+    head = _record(file, 1, lines[0] if lines else "")
+    if head.get("format") != FORMAT or head.get("version") != VERSION:
+        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; for a bank's export use --bank"
+        raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
+    choices = {}
+    for number, line in enumerate(lines[1:], 2):
+        data = _record(file, number, line)
+        try:
+            choices[str(data["kernel"])] = choice_of(data["schedule"], str(head["chip"]))
+        except (KeyError, TypeError, InputError) as error:
+            what = f"{file} line {number}: a kernel and its schedule"
+            raise InputError(what, str(error), "tune the model again") from None
+    try:
+        words = [str(head[name]) for name in ("chip", "chip_digest", "dtype")]
+        return Schedules(words[0], words[1], int(head["core_count"]), words[2], choices)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{file} line 1: chip, chip_digest, core_count and dtype"
+        raise InputError(what, str(error), "tune the model again") from None
+
+
+def _record(file: str | Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+        if isinstance(data, dict):
+            return data
+        got = type(data).__name__
+    except (ValueError, RecursionError) as error:
+        got = str(error)
+    raise InputError(f"{file} line {number}: a JSON object", got, "name a NAME_tuned.jsonl")
+
+
+def bank_at(path: str | Path) -> Knowledge:
+    """Return the bank in a file (of `aoe bank`, or exported as .jsonl), or of "builtin" alone.
+
+    The built-in bank answers what a bank's file does not. Raises `InputError` for anything else.
+    """
+    if str(path) == "builtin":
+        return Knowledge(None)
+    if Path(path).suffix == ".jsonl":
+        knowledge = Knowledge(None)
+        for entry in read_lines(path):
+            knowledge.keep(entry)
+        return knowledge
+    if not Path(path).is_file():
+        remedy = "name a bank's file, its .jsonl export, or builtin"
+        raise InputError(f"a knowledge bank: {path}", "no such file", remedy)
+    return Knowledge(path)
+
+
+def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:
+    """Return a compiled network with the schedules that a bank knows; nothing is searched."""
+    results = []
+    for operator in operators_of(compiled):
+        found = knowledge.find(key_of(operator)) if operator.unit else None
+        note = operator.reason or "not in the bank"
+        results.append(from_bank(operator, *found) if found else untuned(operator, note))
+    before_s = simulate_graph(compiled).time_s
+    tuned, after_s, kept = together(compiled, results, before_s)
+    hits: list[Outcome] = ["hit" for r in results if r.source != "none"]
+    return NetworkResult(tuned, before_s, after_s, kept, tuple(hits))
+
+
+def usable_folder(path: str | Path) -> Path:
+    """Return a folder that files can be written to, made if it is missing; `InputError` if not."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        remedy = "name another folder, or change its permissions"
+        raise InputError(f"--output as a folder to write to: {path}", reason, remedy) from None
+    return folder

@@ -1,0 +1,73 @@
+"""Searches with one signature: (space, rng, points to start with) -> batches of points.
+
+Those that are objects keep what they did in the latest run, for figures: generations, trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ascend_lab.aoe.drive import Search
+from ascend_lab.aoe.search.annealing import Annealing
+from ascend_lab.aoe.search.bounded import BranchAndBound, branch_and_bound, no_bound
+from ascend_lab.aoe.search.exhaustive import exhaustive, random_order
+from ascend_lab.aoe.search.genetic import Birth, Genetic
+from ascend_lab.aoe.search.local import IteratedLocal
+from ascend_lab.aoe.search.mcts import Mcts, Node
+from ascend_lab.aoe.search.surrogate import Surrogate
+from ascend_lab.errors import InputError
+
+SEARCHES: dict[str, Search] = {
+    "exhaustive": exhaustive,
+    "random": random_order,
+    "annealing": Annealing(),
+    "genetic": Genetic(),
+    "iterated-local": IteratedLocal(),
+    "mcts": Mcts(),
+    "branch-and-bound": branch_and_bound(no_bound),
+}
+"""Searches by name; branch and bound without a bound of its own enumerates the space."""
+ALIASES = {
+    "sa": "annealing",
+    "simulated-annealing": "annealing",
+    "ga": "genetic",
+    "genetic-algorithm": "genetic",
+    "ils": "iterated-local",
+    "iterated-local-search": "iterated-local",
+    "bnb": "branch-and-bound",
+}
+"""Other names by which searches are known."""
+
+
+def search_named(name: str) -> Search:
+    """Return a search by its name or another one; raise `InputError` if there is none."""
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    plain = ALIASES.get(plain, plain)
+    if plain not in SEARCHES:
+        raise InputError(f"--search as one of {', '.join(SEARCHES)}", repr(name))
+    return SEARCHES[plain]
+
+
+def paced(search: Search, budget: int) -> Search:
+    """Return the search with its schedule stretched to a budget, if it has a schedule."""
+    return replace(search, length=budget) if isinstance(search, Annealing) else search
+
+
+__all__ = [
+    "ALIASES",
+    "SEARCHES",
+    "Annealing",
+    "Birth",
+    "BranchAndBound",
+    "Genetic",
+    "IteratedLocal",
+    "Mcts",
+    "Node",
+    "Surrogate",
+    "branch_and_bound",
+    "exhaustive",
+    "no_bound",
+    "paced",
+    "random_order",
+    "search_named",
+]

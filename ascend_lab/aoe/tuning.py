@@ -1,0 +1,126 @@
+"""Tune one operator: search its space, check the winner's values, say how far from optimal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.jobs import Job, job_of
+from ascend_lab.aoe.operators import Operator
+from ascend_lab.aoe.search import search_named
+from ascend_lab.aoe.settings import Settings
+from ascend_lab.aoe.space import Point
+from ascend_lab.aoe.trace import Trace, Trial
+from ascend_lab.aoe.values import agree
+from ascend_lab.aoe.workers import Workers
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.lower import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one operator.
+
+    `choice` is None where the default stays. `bound_cycles` holds for every schedule of the space;
+    `proven` tells that the best one was found. `source`: "tuned", "custom" or "builtin" (found in a
+    bank), "none" (nothing to tune, for the reason in `note`), "failed".
+    """
+
+    operator: Operator
+    choice: Choice | None
+    before_cycles: int
+    after_cycles: int
+    bound_cycles: int | None = None
+    proven: bool = False
+    source: str = "tuned"
+    note: str = ""
+    search: str = ""
+    trace: Trace | None = None
+    spent_s: float = 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """How far above the bound the result is: after / bound - 1; None without a bound."""
+        return self.after_cycles / self.bound_cycles - 1.0 if self.bound_cycles else None
+
+    @property
+    def gain(self) -> float:
+        """Improvement as the published reports print it: (before - after) / after."""
+        return (self.before_cycles - self.after_cycles) / self.after_cycles
+
+    @property
+    def trials(self) -> int:
+        """Unique candidates tried."""
+        return len(self.trace.trials) if self.trace else 0
+
+
+def untuned(operator: Operator, note: str, source: str = "none") -> Result:
+    """Return the result of an operator that keeps its default."""
+    cycles = operator.default_cycles
+    return Result(operator, None, cycles, cycles, source=source, note=note)
+
+
+def tune_operator(
+    operator: Operator,
+    settings: Settings | None = None,
+    *,
+    workers: Workers | None = None,
+    time_limit_s: float | None = None,
+    known: Mapping[Point, tuple[float, str]] | None = None,
+    near: Sequence[Choice] = (),
+    on_trial: Callable[[Trial], None] | None = None,
+) -> Result:
+    """Search the schedules of an operator; the default stays where nothing is faster.
+
+    `near` are choices that suited like shapes, tried first; `known` the attempts of an interrupted
+    run. An operator without a space keeps its default, and its result says why. Raises `InputError`
+    for an unknown search.
+    """
+    settings, started = settings or Settings(), time.monotonic()
+    try:
+        job = job_of(operator)
+        space = job.space
+    except AscendLabError as error:
+        return untuned(operator, str(error))
+    name = settings.search or job.search
+
+    trace = drive(
+        search_named(name),
+        space,
+        job.measure,
+        settings.budget,
+        seed=settings.seed,
+        start=[*job.start(), *job.points(near)],
+        executor=workers,
+        time_limit_s=time_limit_s,
+        trial_limit_s=settings.trial_limit_s,
+        early_stop=settings.early_stop,
+        known=known,
+        on_trial=on_trial,
+        is_proven=lambda trials: job.bound(trials)[1],
+    )
+    found = _result(job, trace, settings)
+    return replace(found, search=name, spent_s=time.monotonic() - started)
+
+
+def _result(job: Job, trace: Trace, settings: Settings) -> Result:
+    """Return the best trial that beats the default and computes the same values."""
+    operator = job.operator
+    before = operator.default_cycles
+    bound, proven = job.bound(trace.trials)
+    note = ""
+    for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
+        if not trial.cost < before:
+            break
+        choice = job.choice(trial.point)
+        wrong = agree(operator, choice, settings.seed) if settings.verify else ""
+        if not wrong:
+            return Result(
+                operator, choice, before, int(trial.cost), bound, proven, note=note, trace=trace
+            )
+        note, proven = f"a faster candidate was refused: {wrong}", False
+    return Result(
+        operator, None, before, before, min(bound, before), proven, note=note, trace=trace
+    )

@@ -1,0 +1,241 @@
+"""A certified lower bound on the cycles of every schedule of a vector operator.
+
+Whatever the schedule, every input byte that is needed is loaded, every operation is done, every
+output byte is stored, by at most all cores. Per pipe, summed over the phases:
+
+    loads  >= bytes from memory / memory rate + bytes in L2 / L2 rate, or at the rate of all ports
+    vector >= sum over operations of head + slope * repeats / cores
+    stores >= bytes / L2 rate, or at the rate of all ports
+
+and some core must load before it computes and compute before it stores: the pipes' starts add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
+from ascend_lab.dsl.emit_lanes import ACROSS, COMBINE
+from ascend_lab.dsl.expr import Call, Expr, Read, leaves
+from ascend_lab.dsl.schedule import create_schedule
+from ascend_lab.dsl.stages import Fixed, Stage, State
+from ascend_lab.dsl.tensor import Tensor
+
+ELEMENT_BYTES = 4
+"""The largest element: what the scalar unit moves at a time."""
+
+
+def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:
+    """Return cycles, launch included, that no schedule beats.
+
+    The tensors `warm` may lie in L2 at the start, all others come from memory.
+    """
+    state = create_schedule(outputs, chip).state
+    need = _needed(state)
+    loads, stores = _moved(state, chip, need, warm)
+    ops = list(_operations(state, chip, need))
+    compute = sum(op.cycles(chip) for op in ops)
+    share = _fresh_share(state, warm)
+    first, last = _least_copy(chip, "GM", "UB", share), _least_copy(chip, "UB", "GM")
+    least = min((op.least_cycles for op in ops), default=0) if _all_computed(state) else 0
+    tail = min((op.cost.tail_cycles for op in ops), default=0) if least else 0
+    reads = first if loads else 0.0
+    seen = _latency(chip, share) if loads and not chip.combined else 0.0
+    times = (
+        _memory_cycles(state, chip, need, warm),
+        loads + seen + least + last,
+        reads + compute + tail + last,
+        reads + least + stores,
+    )
+    launch = round(chip.launch_overhead_s * chip.clock_hz)
+    return math.ceil(max(times) - 1e-6) + launch
+
+
+# -- what has to be there --------------------------------------------------------------------------
+
+
+def _needed(state: State) -> dict[str, int]:
+    """Return how many elements of every tensor are needed, at least."""
+    need: dict[str, int] = {}
+    for stage in reversed(state.stages):
+        size = math.prod(stage.shape)
+        if stage.output:
+            need[stage.name] = size
+        if isinstance(stage, Fixed) or need.get(stage.name, 0) < size:
+            continue
+        for read in stage.reads:
+            need[read.source] = max(need.get(read.source, 0), _distinct(state, stage, read))
+    return need
+
+
+def _distinct(state: State, stage: Stage, read: Read) -> int:
+    """Return how many elements of its source a read reaches, at least."""
+    extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
+    names = [n for i in read.index for n, _ in i.terms]
+    counts = [max((extents[n] for n, _ in i.terms), default=1) for i in read.index]
+    if len(set(names)) < len(names):
+        return max(counts, default=1)
+    shape = read.view or state.find(read.source).shape
+    return math.prod(min(c, s) for c, s in zip(counts, shape, strict=True))
+
+
+def _cold_bytes(state: State, need: Mapping[str, int], warm: Collection[str]) -> int:
+    """Return the bytes that have to come from memory."""
+    cold = [i for i in state.inputs if i.name not in warm]
+    return sum(need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in cold)
+
+
+def _memory_cycles(
+    state: State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+) -> float:
+    """Return the cycles device memory needs: for inputs, and for results L2 cannot hold."""
+    sizes = (math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in state.stages if s.output)
+    evicted = sum(max(0, size - chip.l2.size_bytes) for size in sizes)
+    rate = chip.shared_rate_bytes_per_cycle("memory", 1)
+    return (_cold_bytes(state, need, warm) + evicted) / rate
+
+
+def _moved(
+    state: State, chip: Chip, need: Mapping[str, int], warm: Collection[str]
+) -> tuple[float, float]:
+    """Return the cycles of loads and of stores on the busiest core."""
+    cores = chip.core_count * chip.vector_cores_per_core
+    by_hand = cores * ELEMENT_BYTES / _scalar_wait(chip) if chip.combined else 0.0
+    cold = _cold_bytes(state, need, warm)
+    held = sum(need.get(i.name, 0) * DTYPE_BYTES[i.dtype] for i in state.inputs if i.name in warm)
+    out = sum(math.prod(s.shape) * DTYPE_BYTES[s.dtype] for s in state.stages if s.output)
+    memory, l2 = (chip.shared_rate_bytes_per_cycle(level, 1) for level in ("memory", "L2"))
+    into = cores * chip.path("GM", "UB").rate_bytes_per_cycle
+    back = cores * chip.path("UB", "GM").rate_bytes_per_cycle
+    loads = cold / (min(into, memory) + by_hand) + held / (min(into, max(l2, memory)) + by_hand)
+    stores = out / (min(back, l2) + by_hand)
+    starts = 0 if chip.combined else chip.path("GM", "UB").startup_cycles
+    return loads + (starts if cold + held else 0), stores
+
+
+def _scalar_wait(chip: Chip) -> int:
+    """Return the cycles the scalar unit takes for an element of GM."""
+    return max(chip.l2.latency_cycles // max(chip.scalar_cycles, 1), 1) * chip.scalar_cycles
+
+
+def _latency(chip: Chip, share: float) -> float:
+    """Return the cycles until a load can be seen, of which `share` comes from memory."""
+    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    path = chip.path("GM", "UB").latency_cycles
+    return path + chip.l2.latency_cycles + math.floor(share * max(extra, 0))
+
+
+def _least_copy(chip: Chip, src: str, dst: str, share: float = 0.0) -> float:
+    """Return the cycles of the shortest copy, and until a load can be seen."""
+    path = chip.path(src, dst)
+    latency = _latency(chip, share) if src == "GM" else 0
+    copy = path.startup_cycles + math.ceil(BLOCK_BYTES / path.rate_bytes_per_cycle) + latency
+    return min(copy, _scalar_wait(chip)) if chip.combined else copy
+
+
+def _fresh_share(state: State, warm: Collection[str]) -> float:
+    """Return the share of all loaded bytes that comes from memory, at least.
+
+    A byte is loaded once by every operation that needs it, and again where guarded tiles overlap,
+    which they do by less than their size. What is repeated along an axis may be loaded more often.
+    """
+    times: dict[str, float] = {}
+    for stage in reversed(state.stages):
+        own = times.get(stage.name, 0.0) + (1.0 if stage.output else 0.0)
+        if isinstance(stage, Fixed):
+            times |= dict.fromkeys(stage.sources, math.inf)
+            continue
+        size = math.prod(a.extent for a in (*stage.axes, *stage.reduce))
+        own = 1.0 if stage.fold else own
+        for read in stage.reads:
+            again = own if _distinct(state, stage, read) == size else math.inf
+            times[read.source] = times.get(read.source, 0.0) + again
+    if any(i.name in warm for i in state.inputs):
+        return 0.0
+    return min((1.0 / (2.0 * times[i.name]) for i in state.inputs if i.name in times), default=0.0)
+
+
+def _all_computed(state: State) -> bool:
+    """True if the vector unit has something to do for every output, whatever is inlined."""
+    return all(isinstance(s, Stage) and not s.is_copy for s in state.stages if s.output)
+
+
+# -- what has to be computed -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """An operation on `repeats` times 256 bytes, shared by all cores."""
+
+    cost: VectorCost
+    repeats: float
+
+    def cycles(self, chip: Chip) -> float:
+        """Return the cycles on the busiest core: a head at least every 255 repeats."""
+        each = self.repeats / (chip.core_count * chip.vector_cores_per_core)
+        heads = max(1.0, each / chip.max_repeat)
+        return self.cost.head_cycles * heads + self.cost.slope_cycles * each
+
+    @property
+    def least_cycles(self) -> int:
+        """Cycles until the result of one repeat can be seen."""
+        return self.cost.head_cycles + self.cost.slope_cycles + self.cost.tail_cycles
+
+
+def _operations(state: State, chip: Chip, need: Mapping[str, int]) -> Iterator[_Operation]:
+    """Yield the operations that every schedule does, copies left out."""
+    used: dict[str, list[bool]] = {i.name: [True] * len(i.shape) for i in state.inputs}
+    for stage in state.stages:
+        if isinstance(stage, Fixed):
+            used[stage.name] = [True] * len(stage.shape)
+            continue
+        full = need.get(stage.name, 0) == math.prod(stage.shape)
+        axes = _depends(stage.expr, used)
+        used[stage.name] = [a.name in axes for a in stage.axes]
+        if full:
+            yield from _calls(stage, stage.expr, used, chip)
+        if full and stage.fold:
+            yield _folding(stage, axes, chip)
+
+
+def _depends(expr: Expr, used: Mapping[str, Sequence[bool]]) -> set[str]:
+    """Return the axes on which a value really depends: not those along which it is repeated."""
+    found: set[str] = set()
+    for read in leaves(expr):
+        assert isinstance(read, Read)
+        flags = used[read.source]
+        if read.view:
+            flags = [all(flags)] * len(read.index)
+        found |= {n for i, f in zip(read.index, flags, strict=True) if f for n, _ in i.terms}
+    return found
+
+
+def _calls(
+    stage: Stage, expr: Expr, used: Mapping[str, Sequence[bool]], chip: Chip
+) -> Iterator[_Operation]:
+    if not isinstance(expr, Call):
+        return
+    for arg in expr.args:
+        yield from _calls(stage, arg, used, chip)
+    if expr.op == "vcopy":
+        return
+    axes = _depends(expr, used)
+    sizes = [a.extent for a in (*stage.axes, *stage.reduce) if a.name in axes]
+    widest = max(DTYPE_BYTES[d] for d in (expr.dtype, *(a.dtype for a in expr.args)))
+    repeats = math.prod(sizes) * widest / chip.vector_bytes_per_repeat
+    yield _Operation(chip.vector_costs.get(expr.op, chip.vector_costs["default"]), repeats)
+
+
+def _folding(stage: Stage, axes: Collection[str], chip: Chip) -> _Operation:
+    """Return the cheapest fold: an instruction removes at most one element a lane."""
+    kept = math.prod(a.extent for a in stage.axes if a.name in axes)
+    folded = math.prod(a.extent for a in stage.reduce if a.name in axes)
+    size = kept * (folded - 1) * DTYPE_BYTES[stage.expr.dtype]
+    repeats = size / chip.vector_bytes_per_repeat
+    names = [n for n in (COMBINE[stage.fold], ACROSS.get(stage.fold, "")) if n]
+    costs = [chip.vector_costs.get(n, chip.vector_costs["default"]) for n in names]
+    parts = ([getattr(c, f"{f}_cycles") for c in costs] for f in ("head", "slope", "tail"))
+    head, slope, tail = map(min, parts)
+    return _Operation(VectorCost(head if folded > 1 else 0, slope, tail), repeats)

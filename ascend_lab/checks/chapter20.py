@@ -1,0 +1,133 @@
+"""Checks of chapter 20: repair, a crossover of legal tilings, a search that beats random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.table import CubeSpace
+from ascend_lab.aoe.drive import Search, drive
+from ascend_lab.aoe.search.exhaustive import random_order
+from ascend_lab.aoe.space import Point, Space, TableSpace
+from ascend_lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property
+from ascend_lab.chip import load_chip
+from ascend_lab.kernels.gemm_schedule import GemmShape
+
+SEEDS = 30
+BUDGET = 150
+STUDENT_95 = 2.045
+"""97.5 % point of Student's t with 29 degrees of freedom."""
+
+
+def check_ex_20_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(space, wanted)`: the legal point that keeps each wanted value it can.
+
+    Decisions are taken in order; where the value is no option, the one of closest ratio is.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        space = _space(rng)
+        return {"space": space, "wanted": tuple(int(v) for v in rng.integers(1, 13, 4))}
+
+    return check_property("ex_20_1", fn, _judge_repair, draw, cases=60, seed=seed)
+
+
+def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(space, one, two, picks)`: a legal child of two legal parents.
+
+    A decision takes the value of `one` where its pick is true, else that of `two`; if that is no
+    option the value of the other parent, and if neither is, the option closest to the first.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        space = _space(rng)
+        one, two = space.sample(rng), space.sample(rng)
+        picks = tuple(bool(p) for p in rng.integers(0, 2, 4))
+        return {"space": space, "one": one, "two": two, "picks": picks}
+
+    return check_property("ex_20_2", fn, _judge_child, draw, cases=60, seed=seed)
+
+
+def _space(rng: np.random.Generator) -> TableSpace:
+    """Return a space of four decisions among 1 to 12, some 30 legal points of them."""
+    rows = rng.choice([1, 2, 3, 4, 6, 8, 12], size=(30, 4))
+    return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
+
+
+def _judge_repair(got: Any, case: Case) -> str | None:
+    return _follows(got, case["space"], [(value,) for value in case["wanted"]])
+
+
+def _judge_child(got: Any, case: Case) -> str | None:
+    pairs = zip(case["one"], case["two"], case["picks"], strict=True)
+    return _follows(got, case["space"], [(a, b) if pick else (b, a) for a, b, pick in pairs])
+
+
+def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str | None:
+    """Say where a point leaves its wishes, first one before second, nearest one else."""
+    if not isinstance(got, tuple) or len(got) != len(wishes):
+        return f"expected a tuple of {len(wishes)} values"
+    for at, wish in enumerate(wishes):
+        options = space.options(got[:at])
+        if got[at] not in options:
+            return f"expected decision {at} among {options}: {got[at]} is not legal there"
+        kept = next((value for value in wish if value in options), None)
+        if kept is not None and got[at] != kept:
+            return f"expected decision {at} to be {kept}, which is legal there"
+        nearest = min(abs(math.log(v / wish[0])) for v in options)
+        if kept is None and abs(math.log(got[at] / wish[0])) > nearest + 1e-12:
+            return f"expected decision {at} among {options} as close to {wish[0]} as can be"
+    return None
+
+
+@lru_cache(maxsize=1)
+def product_costs() -> tuple[CubeSpace, NDArray[np.float64]]:
+    """Return the space of a product of 256x256x256 on the 910A, and the bounds of all tilings."""
+    measure = CubeMeasure(GemmShape(256, 256, 256), load_chip("Ascend910A"))
+    space = measure.space()
+    return space, Bounds(measure, space.genes).closed
+
+
+def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> NDArray[np.float64]:
+    """Return log(best found / best of all) after `BUDGET` trials for each seed."""
+    space, costs = product_costs()
+
+    def cost(point: Point) -> float:
+        return float(costs[space.row(point)])
+
+    best = [drive(search(), space, cost, BUDGET, seed=seed).best.cost for seed in seeds]
+    found: NDArray[np.float64] = np.log(np.array(best) / costs.min())
+    return found
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of 30 values, by Student's t."""
+    half = STUDENT_95 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(space, rng, start)`: a search that ends below random order over 30 seeds.
+
+    Both have the same seeds and 150 trials; the 95 % interval of the mean difference of
+    log(best / optimum) must lie below zero.
+    """
+    seeds = [1000 * seed + i for i in range(SEEDS)]
+    try:
+        mine = regrets(lambda: fn, seeds)
+    except Exception as error:
+        text = " ".join(str(error).split())[:140]
+        message = f"your search raised {type(error).__name__}: {text}"
+        return CheckResult("ex_20_3", False, message, seed, SEEDS, fn)
+    low, high = interval(mine - regrets(lambda: random_order, seeds))
+    said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
+    said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
+    wanted = "" if high < 0 else ", expected an interval below 1"
+    return CheckResult("ex_20_3", high < 0, said + wanted, seed, SEEDS, fn)

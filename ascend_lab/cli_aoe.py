@@ -1,0 +1,222 @@
+"""The command line `aoe`: tune models, say how far from optimal they end, keep what was found.
+
+Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130 interrupted,
+everything found so far saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli_aoe_bank import bank_main
+from ascend_lab.cli_aoe_flags import (
+    chip_of,
+    dtype_of,
+    executor_of,
+    job_of,
+    parser,
+    refuse,
+    settings_of,
+)
+from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.errors import AscendLabError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.engine import Tuning
+    from ascend_lab.aoe.progress import Bars
+    from ascend_lab.aoe.session import Ledger
+    from ascend_lab.aoe.settings import Settings
+    from ascend_lab.aoe.workers import Workers
+    from ascend_lab.chip import Chip
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if given[:1] == ["bank"]:
+            code = bank_main(given[1:])
+        else:
+            refuse(given)
+            code = _tune_all(parser().parse_args(given))
+        sys.stdout.flush()
+        return code
+    except AscendLabError as error:
+        _complain(str(error))
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        _complain("interrupted; --reload goes on with what the bank holds")
+        return INTERRUPTED
+    except (MemoryError, RecursionError, OverflowError) as error:
+        _complain(f"the input is too large ({type(error).__name__}); use a smaller one")
+        return 2
+
+
+def _complain(text: str) -> None:
+    print(f"aoe: {' '.join(text.split())}", file=sys.stderr)
+
+
+@dataclass
+class _Run:
+    """What holds for all networks of a run."""
+
+    arguments: argparse.Namespace
+    job: str
+    chip: Chip
+    dtype: str
+    settings: Settings
+    folder: Path
+    ledger: Ledger
+    workers: Workers
+    bars: Bars
+    told: set[str] = field(default_factory=set)
+
+    def tune(self, network: Network) -> Tuning:
+        """Tune one network."""
+        from ascend_lab.aoe.engine import tune
+
+        graph, wanted = network.load(), None
+        if self.arguments.tune_ops_file:
+            file = Path(self.arguments.tune_ops_file)
+            wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
+            self.tell(warning)
+        with self.bars:
+            return tune(
+                graph,
+                self.chip,
+                self.job,
+                settings=self.settings,
+                bank=self.ledger,
+                executor=self.workers,
+                dtype=self.dtype,
+                wanted=wanted,
+                progress=self.bars,
+            )
+
+    def tell(self, warning: str) -> None:
+        """Print a warning once."""
+        if warning and warning not in self.told:
+            self.told.add(warning)
+            _complain(warning)
+
+
+def _tune_all(arguments: argparse.Namespace) -> int:
+    """Check everything, then tune one source after another."""
+    from ascend_lab.aoe.progress import Bars
+    from ascend_lab.aoe.saved import usable_folder
+    from ascend_lab.aoe.session import open_ledger
+    from ascend_lab.aoe.workers import workers_of
+
+    job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)
+    settings = settings_of(arguments, os.environ)
+    sources = sources_of(arguments)
+    folder = usable_folder(arguments.output)
+    bars = Bars(False if arguments.progress_bar == "off" else None)
+    with (
+        workers_of(executor_of(arguments, os.environ)) as workers,
+        open_ledger(resume=arguments.reload) as ledger,
+    ):
+        asked = "" if arguments.soc_version else " (--soc_version chooses another)"
+        if arguments.Fnonhomo_split:
+            print("--Fnonhomo_split changes nothing: slices of uneven sizes are always tried")
+        print(f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model")
+        run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars)
+        return _sources(run, sources)
+
+
+def _sources(run: _Run, sources: Sequence[Source]) -> int:
+    code = 0
+    for source in sources:
+        try:
+            if _source(run, source):
+                _complain("interrupted; --reload goes on with what the bank holds")
+                return INTERRUPTED
+        except AscendLabError as error:
+            if len(sources) == 1:
+                raise
+            _complain(f"{source.name}: {error}")
+            code = 2
+    return code
+
+
+def _source(run: _Run, source: Source) -> bool:
+    """Tune the networks of a source and write their report; tell whether the user stopped it."""
+    from ascend_lab.aoe.report import write_report
+
+    sections: dict[str, list[Any]] = {}
+    try:
+        stopped = any(_network(run, network, sections) for network in source.networks)
+    except KeyboardInterrupt:
+        stopped = True
+    finally:  # what was found before an error is reported too
+        for job, found in sections.items():
+            print(f"  report {write_report(run.folder, job, found)}")
+    return stopped
+
+
+def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
+    """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
+    from ascend_lab.aoe.report import Report
+
+    tuning = run.tune(network)
+    for warning in tuning.warnings:
+        run.tell(warning)
+    report = Report(network.name, tuning, run.settings, run.ledger.written)
+    for job, section in report.as_dict().items():
+        sections.setdefault(job, []).append(section)
+    _print(network.name, tuning)
+    _save(run, network.name, tuning)
+    return tuning.operators is not None and tuning.operators.interrupted
+
+
+def _print(name: str, tuning: Tuning) -> None:
+    """Print what was found."""
+    from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+
+    print(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    steps = [("sgat", tuning.subgraph), ("opat", tuning.operators)]
+    for job, found in steps:
+        if found is not None:
+            before, after = found.before_s, found.after_s
+            print(
+                f"{job} process finished. Performance improved by {(before - after) / after:.2%} "
+                f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
+            )
+    if tuning.operators is not None:
+        tunable = [r for r in tuning.operators.results if r.bound_cycles is not None]
+        proven = sum(r.proven for r in tunable)
+        print(f"  {proven} of {len(tunable)} kinds of operators proven optimal in their spaces")
+    print(
+        f"  gap to the bound: {tuning.gap:.2%} = {GAP_FORMULA}, "
+        f"bound {tuning.bound_s * 1e3:.4f} ms (no schedule at all is faster)"
+    )
+
+
+def _save(run: _Run, name: str, tuning: Tuning) -> None:
+    """Save the tuned model, and read it again: it must take as long as the report says."""
+    from ascend_lab.aoe.saved import save_tuned
+
+    try:
+        saved = save_tuned(run.folder, name, tuning, run.dtype)
+    except UnsupportedError as error:
+        run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
+        return
+    print(
+        f"  tuned model {saved.model}, schedules {saved.schedules}: "
+        f"{saved.time_s * 1e3:.4f} ms when read again"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

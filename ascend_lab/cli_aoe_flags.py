@@ -1,0 +1,213 @@
+"""The flags of `aoe`: those that mean something here, and one line for those that do not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from ascend_lab.errors import InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.settings import Settings
+    from ascend_lab.chip import Chip
+
+DEFAULT_CHIP = "Ascend910A"
+O1_TIMES = 5
+"""Level O1 tries so many times more candidates."""
+MOST_PROCESSES = 32
+"""The published upper limit of TE_PARALLEL_COMPILER."""
+
+_ATC = "it steers a part of the real compiler that the model lacks"
+_REMOTE = "nothing runs on a device: times come from the model, on this machine"
+_ONE_SIZE = "shapes are fixed here; give one size with --input_shape"
+REFUSED = {
+    "--ip": _REMOTE,
+    "--port": _REMOTE,
+    "--device": _REMOTE,
+    "--virtual_type": _REMOTE,
+    "--host_env_os": "nothing is built for a host",
+    "--host_env_cpu": "nothing is built for a host",
+    "--weight": "it holds Caffe's weights; an ONNX file has its own",
+    "-w": "it holds Caffe's weights; an ONNX file has its own",
+    "--input_format": "the shapes of an ONNX model say it",
+    "--dynamic_image_size": _ONE_SIZE,
+    "--dynamic_dims": _ONE_SIZE,
+    "--output_type": "outputs keep the model's own types",
+    "--out_nodes": "a network is tuned whole",
+    "--Fop_format": "the layout pass chooses formats, they are not searched",
+    **dict.fromkeys(
+        (
+            "--insert_op_conf",
+            "--op_name_map",
+            "--is_input_adjust_hw_layout",
+            "--is_output_adjust_hw_layout",
+            "--fusion_switch_file",
+            "--enable_scope_fusion_passes",
+            "--enable_small_channel",
+            "--compress_weight_conf",
+            "--compression_optimize_conf",
+            "--disable_reuse_memory",
+            "--op_select_implmode",
+            "--optypelist_for_implmode",
+            "--modify_mixlist",
+            "--keep_dtype",
+            "--customize_dtypes",
+            "--input_fp16_nodes",
+        ),
+        _ATC,
+    ),
+}
+"""Published flags without a meaning here, and why."""
+FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
+PRECISIONS = {
+    "allow_fp32_to_fp16": "fp16",
+    "allow_mix_precision": "fp16",
+    "allow_mix_precision_fp16": "fp16",
+    "force_fp16": "fp16",
+    "allow_fp32_to_bf16": "bf16",
+    "allow_mix_precision_bf16": "bf16",
+}
+"""--precision_mode, and the number format everything is computed in."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `InputError` instead of leaving the program."""
+        raise InputError(message, remedy=f"see `{self.prog} --help`")
+
+
+def parser() -> Parser:
+    """Return the parser of `aoe`."""
+    made = Parser(
+        prog="aoe",
+        description="Tune ONNX models for an Ascend chip; times are of the model.",
+        epilog="`aoe bank --help`: export, import, merge and search the knowledge bank.",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--job_type", "-j", required=True, metavar="J", help="1 subgraph, 2 operator, 1,2 both")
+    add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model")
+    source.add_argument("--model_path", metavar="DIR", help="all .onnx files in a folder")
+    source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
+    add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
+    add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
+    add("--aicore_num", type=int, metavar="N", help="use N of the chip's cores")
+    add("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"', help="sizes left open")
+    add("--dynamic_batch_size", default="", metavar="1,4,16", help="tune each of these batches")
+    add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
+    add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
+    _add_search(made)
+    return made
+
+
+def _add_search(made: Parser) -> None:
+    add = made.add_argument
+    add("--tune_optimization_level", default="O2", choices=("O1", "O2"),
+        help=f"O1 tries {O1_TIMES} times as many candidates (O2)")  # fmt: skip
+    add("--Fdeeper_opat", action="store_true", help="search on until each best is proven")
+    add("--Fnonhomo_split", action="store_true", help="uneven slices too")
+    add("--budget", type=int, metavar="N", help="candidates per operator (200)")
+    add("--time_limit", type=float, metavar="S", help="seconds per network")
+    add("--seed", type=int, default=0, help="of the searches (0)")
+    add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS")
+    add("--reload", action="store_true", help="go on with an interrupted run")
+    add("--progress_bar", default="on", choices=("on", "off"), help="in a terminal (on)")
+
+
+def refuse(argv: Sequence[str]) -> None:
+    """Raise `InputError` for a published flag that has no meaning here."""
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in REFUSED:
+            raise InputError("flags with a meaning here", name, f"drop it: {REFUSED[name]}")
+
+
+def job_of(arguments: argparse.Namespace) -> str:
+    """Return the jobs in the order they run; raise `InputError` for others."""
+    from ascend_lab.aoe.settings import jobs_of
+
+    given = [part.strip() for part in arguments.job_type.split(",")]
+    if "4" in given:
+        remedy = "use 1, 2 or 1,2: the gradient tuner comes with the model of clusters"
+        raise InputError("--job_type 1 or 2", "4 (gradient), not yet there", remedy)
+    if arguments.framework != "5":
+        name = FRAMEWORKS.get(arguments.framework, "unknown")
+        remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
+        raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
+    jobs = jobs_of(arguments.job_type)
+    if arguments.Fdeeper_opat and "2" not in jobs:
+        raise InputError("--Fdeeper_opat with --job_type 2", arguments.job_type, "drop it")
+    if arguments.Fnonhomo_split and "1" not in jobs:
+        raise InputError("--Fnonhomo_split with --job_type 1", arguments.job_type, "drop it")
+    if arguments.tune_ops_file and "2" not in jobs:
+        raise InputError("--tune_ops_file with --job_type 2", arguments.job_type, "drop it")
+    return ",".join(jobs)
+
+
+def chip_of(arguments: argparse.Namespace) -> Chip:
+    """Return the chip, with fewer cores if the user wants; `AscendLabError` if there is none."""
+    return with_cores(arguments.soc_version or DEFAULT_CHIP, arguments.aicore_num, "--aicore_num")
+
+
+def with_cores(name: str, cores: int | None, flag: str) -> Chip:
+    """Return a chip that uses some of its cores."""
+    from dataclasses import replace
+
+    from ascend_lab.chip import load_chip
+
+    chip = load_chip(name)
+    if cores is None:
+        return chip
+    if not 1 <= cores <= chip.core_count:
+        needed = f"{flag} from 1 to {chip.core_count}, the cores of {chip.name}"
+        raise InputError(needed, str(cores))
+    return replace(chip, core_count=cores)
+
+
+def dtype_of(arguments: argparse.Namespace) -> str:
+    """Return the number format that --precision_mode means."""
+    name = arguments.precision_mode
+    if name not in PRECISIONS:
+        remedy = "the cubes compute in fp16 or bf16; fp32 networks are converted"
+        raise InputError(f"--precision_mode among {', '.join(PRECISIONS)}", name, remedy)
+    return PRECISIONS[name]
+
+
+def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Return budgets and limits; raise `InputError` for numbers that make no sense."""
+    from ascend_lab.aoe.bank import repeat_tune
+    from ascend_lab.aoe.settings import Settings
+
+    limit_s = arguments.time_limit
+    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
+        raise InputError("--time_limit above 0 seconds", str(limit_s))
+    if arguments.seed < 0:
+        raise InputError("--seed of at least 0", str(arguments.seed))
+    budget = Settings().budget if arguments.budget is None else arguments.budget
+    return Settings(
+        budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
+        seed=arguments.seed,
+        time_limit_s=limit_s,
+        repeat=repeat_tune(environ),
+        deeper=arguments.Fdeeper_opat,
+    )
+
+
+def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """Return who measures: --executor, else as many processes as the environment says."""
+    if arguments.executor:
+        return str(arguments.executor)
+    for name in ("TUNING_PARALLEL_NUM", "TE_PARALLEL_COMPILER"):
+        text = environ.get(name, "")
+        if not text:
+            continue
+        if not text.isdigit() or not 1 <= int(text) <= MOST_PROCESSES:
+            raise InputError(f"{name} from 1 to {MOST_PROCESSES}", repr(text), "unset it")
+        return f"processes:{int(text)}" if int(text) > 1 else "serial"
+    return "serial"

@@ -1,0 +1,59 @@
+"""Options `--tuned` and `--bank` of other commands: use what `aoe` has found."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ascend_lab.errors import CapacityError, InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
+    from ascend_lab.graph import Compiled
+
+
+def add_tuned(verb: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    verb.add_argument("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model")
+    verb.add_argument(
+        "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
+    )
+    verb.add_argument("--aicore-num", type=int, metavar="N", help="use N of the chip's cores")
+
+
+def chip_of(arguments: argparse.Namespace) -> Chip:
+    """Return the chip with as many cores as the user says."""
+    from ascend_lab.cli_aoe_flags import with_cores
+
+    return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
+
+
+def is_tuned(arguments: argparse.Namespace) -> bool:
+    """Tell whether the user wants tuned kernels."""
+    if arguments.tuned and arguments.bank:
+        raise InputError("--tuned or --bank", "both", "choose one")
+    return bool(arguments.tuned or arguments.bank)
+
+
+def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
+    """Return a compiled network with the tuned kernels that the arguments name."""
+    from ascend_lab.aoe.saved import bank_at, read_schedules, with_bank
+
+    if arguments.bank:
+        with bank_at(arguments.bank) as knowledge:
+            return with_bank(compiled, knowledge).compiled
+    schedules = read_schedules(arguments.tuned)
+    if schedules.dtype != dtype:
+        raise InputError(f"--dtype {schedules.dtype}, as the schedules are for", dtype)
+    return schedules.applied(compiled)
+
+
+def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
+    """Raise `CapacityError` for a network that would have to be computed in tiles."""
+    from ascend_lab.graph.tiling.timing import planned_bytes
+
+    limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
+    peak = planned_bytes(compiled)
+    if peak > limit:
+        what = f"a tuned network within {limit:,} bytes of device memory"
+        raise CapacityError(what, f"{peak:,}", "leave out --tuned and --bank: it is tiled then")

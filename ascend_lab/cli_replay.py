@@ -1,0 +1,57 @@
+"""The verb `ascend-lab replay`: a search on a recorded tuning space, with the optimum beside it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ascend_lab.errors import InputError
+
+Emit = Callable[[str | None, Any, str], None]
+
+
+def add_replay(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("replay", help="run a search on a recorded tuning space")
+    verb.add_argument("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms")
+    verb.add_argument("--search", default="genetic", metavar="NAME", help="which one (genetic)")
+    verb.add_argument("--budget", type=int, default=500, metavar="N", help="trials (500)")
+    verb.add_argument("--seeds", type=int, default=30, metavar="K", help="runs: seeds 0..K-1 (30)")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _replay(arguments, emit))
+
+
+def _replay(arguments: argparse.Namespace, emit: Emit) -> int:
+    for name in ("budget", "seeds"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
+    from ascend_lab.aoe.recorded import read_recorded, replay
+    from ascend_lab.aoe.search import paced, search_named
+
+    search = paced(search_named(arguments.search), arguments.budget)
+    space = read_recorded(arguments.file)
+    found = replay(space, search, arguments.budget, range(arguments.seeds))
+    data = {
+        "search": arguments.search,
+        "budget": arguments.budget,
+        "size": space.space.size,
+        "optimum": found.optimum,
+        "best_per_seed": [_finite(best) for best in found.best_per_seed],
+        "evaluations_per_seed": list(found.evaluations_per_seed),
+        "median_ratio": _finite(found.median_ratio),
+        "within_5_percent": found.share_within(0.05),
+    }
+    text = (
+        f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times the "
+        f"optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
+        f"{space.space.size} trials\n  {found.share_within(0.05):.0%} of seeds within 5 %, "
+        f"worst {max(found.best_per_seed) / found.optimum:.4f}"
+    )
+    emit(arguments.json, data, text)
+    return 0
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

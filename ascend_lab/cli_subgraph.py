@@ -1,0 +1,74 @@
+"""The verb `ascend-lab subgraph`: a schedule for a problem of the MLSys 2026 contest."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.errors import InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.contest import Solution
+
+Emit = Callable[[str | None, Any, str], None]
+LONGEST_S = 86_400.0
+MOST_ROWS = 40
+
+
+def add_subgraph(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("subgraph", help="cut a graph into subgraphs that run from fast memory")
+    verb.add_argument("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format")
+    verb.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="seconds (10)")
+    verb.add_argument(
+        "--evaluations", type=int, metavar="N", help="price N subgraphs, whatever time it takes"
+    )
+    verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _subgraph(arguments, emit))
+
+
+def _subgraph(arguments: argparse.Namespace, emit: Emit) -> int:
+    _check(arguments)
+    from ascend_lab.aoe.contest import read_problem, solve
+
+    problem = read_problem(arguments.file)
+    seconds = arguments.time_limit if arguments.evaluations is None else None
+    found = solve(problem, seconds, arguments.evaluations, arguments.seed)
+    emit(arguments.json, found.as_dict(), _table(found, len(problem.operations)))
+    return 0
+
+
+def _table(found: Solution, operations: int) -> str:
+    """Return the schedule for a person to read, the first rows of it when it is long."""
+    rows = ["subgraph   operations       w      h      k  retained        latency"]
+    for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
+        if number == MOST_ROWS:
+            rows.append(f"... and {len(found.steps) - MOST_ROWS} more")
+            break
+        w, h, k = step.granularity
+        count = len(step.operations)
+        kept = len(step.retain)
+        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {kept:9} {latency:14.1f}")
+    best = "optimal for the tiles weighed" if found.proven else "best found"
+    rows += [
+        f"{operations} operations in {len(found.steps)} subgraphs: {best}",
+        f"  cost            {found.cost:16.1f}",
+        f"  lower bound     {found.lower_bound:16.1f}   cost / bound {found.ratio:.4f}",
+        f"  unfused, found  {found.unfused:16.1f}",
+        f"  unfused, ideal  {found.floor:16.1f}   every tensor of an operation moved once",
+    ]
+    return "\n".join(rows)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing."""
+    limit = arguments.time_limit
+    if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
+    if arguments.evaluations is not None and arguments.evaluations < 0:
+        raise InputError("--evaluations of at least 0", str(arguments.evaluations))
+    if arguments.seed < 0:
+        raise InputError("--seed of at least 0", str(arguments.seed))

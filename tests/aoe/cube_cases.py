@@ -1,0 +1,79 @@
+"""Operators of the cube and epilogues for the tests of their spaces and bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.kernels import ConvShape, GemmShape
+from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
+
+CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+LAYERS = (
+    GemmShape(128, 768, 768, "fp16", "fp16"),
+    GemmShape(1, 2048, 1000),
+    GemmShape(100, 300, 200, "int8"),
+    ConvShape(1, 64, 56, 56, 64, 3, 3, 1, 1),
+    ConvShape(1, 256, 14, 14, 1024, 1, 1),
+    ConvShape(1, 256, 56, 56, 512, 1, 1, 2),
+    ConvShape(2, 40, 9, 13, 50, 3, 3, 1, 1),
+    ConvShape(1, 40, 15, 15, 60, 3, 3, 1, 1, groups=5),
+)
+
+
+def epilogue_for(kind: str, chip: Chip, dtype: str) -> Epilogue | None:
+    """Return an epilogue the chip can do: "", "bias" or "residual" (combined chips only)."""
+    if not kind or dtype == "int8":
+        return None
+    if not chip.combined:
+        steps = (Step("vadd", ("sums", "bias")), Step("vrelu", (0,)))
+        last = Step("vconv", (1,), None, "fp16")
+        return Epilogue((Operand("bias", "channel", "fp32"),), (*steps, last), "fp16")
+    steps = (Step("vconv", ("sums",), None, "fp16"), Step("vadd", (0, "bias")))
+    operands = (Operand("bias", "channel", "fp16"),)
+    if kind == "residual":
+        steps = (*steps, Step("vadd", (1, "other")))
+        operands = (*operands, Operand("other", "tile", "fp16"))
+    return Epilogue(operands, (*steps, Step("vrelu", (len(steps) - 1,))), "fp16")
+
+
+@st.composite
+def measures(draw: st.DrawFn) -> CubeMeasure:
+    """Draw an operator that has a space."""
+    chip = load_chip(draw(st.sampled_from(CHIPS)))
+    shape = draw(st.one_of(gemm_shapes(), conv_shapes()))
+    kind = draw(st.sampled_from(("", "bias", "residual")))
+    names = ("a", "b", "other")
+    warm = frozenset(draw(st.lists(st.sampled_from(names), max_size=2)))
+    return CubeMeasure(shape, chip, epilogue_for(kind, chip, shape.dtype), warm)
+
+
+@st.composite
+def gemm_shapes(draw: st.DrawFn) -> GemmShape:
+    """Draw a product, mostly ragged."""
+    side = st.integers(1, 700)
+    dtype = draw(st.sampled_from(("fp16", "fp16", "int8")))
+    out = draw(st.sampled_from(("", "fp16")))
+    return GemmShape(draw(side), draw(side), draw(side), dtype, out)
+
+
+@st.composite
+def conv_shapes(draw: st.DrawFn) -> ConvShape:
+    """Draw a convolution, mostly ragged, some in groups."""
+    kernel, step = draw(st.sampled_from(((1, 1), (3, 3), (3, 5), (7, 7)))), draw(st.integers(1, 2))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 5)))
+    c, k = (groups * draw(st.integers(1, 60)) for _ in range(2))
+    height, width = draw(st.integers(7, 60)), draw(st.integers(7, 60))
+    pad = draw(st.integers(0, 3))
+    return ConvShape(
+        draw(st.integers(1, 3)), c, height, width, k, *kernel, step, pad, groups=groups
+    )
+
+
+def rows_of(size: int, count: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return some rows of a table."""
+    rng = np.random.default_rng(seed)
+    return np.unique(rng.integers(size, size=count))

@@ -1,0 +1,124 @@
+"""A tiny network, and jobs for its operators with few tilings, so that tuning takes no time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ascend_lab.aoe.operators import Operator
+from ascend_lab.aoe.space import Point, TableSpace
+from ascend_lab.aoe.trace import Trial
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.lower import Choice, lower
+from ascend_lab.graph.lower.matrices import product_job
+from ascend_lab.kernels import GemmSchedule, default_schedule
+
+
+def write_mlp(path: Path, sizes: Sequence[int] = (512, 256, 64), batch: int | str = 128) -> Path:
+    """Write two products with a softmax behind them as an ONNX model; return its path."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.standard_normal(shape, np.float32) / 16, f"w{i}")
+        for i, shape in enumerate(pairwise(sizes))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w0"], ["h"], "first"),
+        helper.make_node("Relu", ["h"], ["r"], "relu"),
+        helper.make_node("MatMul", ["r", "w1"], ["y"], "second"),
+        helper.make_node("Softmax", ["y"], ["p"], "prob", axis=-1),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, sizes[0]])
+    p = helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, [batch, sizes[-1]])
+    graph = helper.make_graph(nodes, "mlp", [x], [p], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+def write_convolutions(path: Path) -> Path:
+    """Write three convolutions whose feature maps together exceed L2; return the path."""
+    rng = np.random.default_rng(0)
+    names = ["x", "a", "b", "y"]
+    channels = [16, 16, 16, 16]
+    weights = [
+        numpy_helper.from_array(rng.standard_normal((n, c, 3, 3), np.float32) / 12, f"w{i}")
+        for i, (c, n) in enumerate(pairwise(channels))
+    ]
+    nodes = [
+        helper.make_node("Conv", [old, f"w{i}"], [new], f"conv{i}", pads=[1, 1, 1, 1])
+        for i, (old, new) in enumerate(pairwise(names))
+    ]
+    size = [16, 16, 128, 128]
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, size) for n in "xy")
+    graph = helper.make_graph(nodes, "convs", [x], [y], weights)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+@dataclass(frozen=True)
+class SmallJob:
+    """A product with its default tiling and some with other tiles."""
+
+    operator: Operator
+    search: str = "exhaustive"
+
+    @property
+    def default(self) -> GemmSchedule:
+        """The tiling that tuning starts from."""
+        return default_schedule(
+            product_job(self.operator.piece, self.operator.chip)[0], self.operator.chip
+        )
+
+    @property
+    def space(self) -> TableSpace:
+        """Tiles of 16 to 64 rows and columns, on two cores one below the other."""
+        rows = [(m, n, k) for m in (16, 32, 64) for n in (16, 32, 64) for k in (64, 128)]
+        return TableSpace(("base_m", "base_n", "base_k"), list(zip(*rows, strict=True)))
+
+    @property
+    def measure(self) -> SmallMeasure:
+        """What a candidate costs."""
+        return SmallMeasure(self)
+
+    def choice(self, point: Point) -> Choice:
+        """Return the default tiling with other tiles."""
+        m, n, k = point
+        return Choice(tiling=replace(self.default, base_m=m, base_n=n, base_k=k))
+
+    def start(self) -> Sequence[Point]:
+        """Return no points."""
+        return ()
+
+    def points(self, choices: Sequence[Choice]) -> list[Point]:
+        """Return no points."""
+        return []
+
+    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """Return a bound that is far too low, and whether all points were tried."""
+        return 1, len(trials) == self.space.size
+
+
+@dataclass(frozen=True)
+class SmallMeasure:
+    """Cycles of a candidate of a small job."""
+
+    job: SmallJob
+
+    def __call__(self, point: Point) -> float:
+        """Lower the candidate and time it."""
+        operator = self.job.operator
+        return operator.cycles(lower(operator.piece, operator.chip, self.job.choice(point)).kernel)
+
+
+def small_job_of(operator: Operator) -> SmallJob:
+    """Return a job for products only."""
+    if operator.unit != "cube":
+        raise UnsupportedError("a product", operator.op)
+    return SmallJob(operator)

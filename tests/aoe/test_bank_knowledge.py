@@ -1,0 +1,307 @@
+"""Both banks together: the built-in file, hit and miss and repeat, and where the bank lies."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from bank_cases import ENTRY, KEY, banks, entry
+from hypothesis import given, settings
+
+from ascend_lab.aoe.bank import (
+    BUILTIN_FILE,
+    FILE_NAME,
+    MODEL_VERSION,
+    BankEntry,
+    BankError,
+    Knowledge,
+    Store,
+    bank_file,
+    builtin_entries,
+    decide,
+    open_knowledge,
+    repeat_tune,
+    repo_summary,
+    settle,
+    write_builtin,
+)
+from ascend_lab.aoe.bank.builtin import find_builtin
+from ascend_lab.aoe.bank.records import better, to_line
+from ascend_lab.aoe.trace import Trial
+from ascend_lab.errors import InputError
+
+OLD = MODEL_VERSION - 1
+
+
+# -- the built-in bank -----------------------------------------------------------------------------
+
+
+@given(banks)
+@settings(max_examples=30)
+def test_the_built_in_bank_finds_what_was_written(entries: list[BankEntry]) -> None:
+    with TemporaryDirectory() as folder:
+        file, again = Path(folder) / "bank.gz", Path(folder) / "again.gz"
+        best: dict[object, BankEntry] = {}
+        for e in entries:
+            best[e.key] = better(best.get(e.key, e), e)
+        assert write_builtin(entries, file) == len(best)
+        for e in best.values():
+            found = find_builtin(e.key, file)
+            assert found is not None
+            assert to_line(found) == to_line(e)
+        assert find_builtin(replace(KEY, problem="never written"), file) is None
+        write_builtin(reversed(entries), again)
+        assert again.read_bytes() == file.read_bytes()
+
+
+def test_the_built_in_bank_is_small(tmp_path: Path) -> None:
+    file = tmp_path / "bank.gz"
+    text = "conv2d of a long description " * 20
+    write_builtin([entry(f"{text} {i}", seed=i % 5) for i in range(500)], file)
+    assert file.stat().st_size < 500 * 40
+    assert len(builtin_entries(file)) == 500
+
+
+def test_the_package_works_without_the_file_and_with_the_one_it_has(tmp_path: Path) -> None:
+    assert dict(builtin_entries(tmp_path / "none.gz")) == {}
+    for e in builtin_entries(BUILTIN_FILE).values():
+        assert e.model_version == MODEL_VERSION, "generate the built-in bank again"
+
+
+@pytest.mark.parametrize("damage", ["no gzip", "cut", "header", "line"])
+def test_a_damaged_built_in_bank_is_named(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "bank.gz"
+    write_builtin([ENTRY], file)
+    whole = file.read_bytes()
+    text = gzip.decompress(whole)
+    file.write_bytes(
+        {
+            "no gzip": b"hello",
+            "cut": whole[:-12],
+            "header": gzip.compress(text.split(b"\n")[1]),
+            "line": gzip.compress(text[:-9]),
+        }[damage]
+    )
+    builtin_entries.cache_clear()
+    with pytest.raises(BankError, match=r"bank\.gz") as caught, Knowledge(None, file) as knowledge:
+        knowledge.find(KEY)
+    assert caught.value.reason == "damaged"
+    assert "install ascend_lab again" in caught.value.remedy
+
+
+# -- both banks ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def builtin(tmp_path: Path) -> Path:
+    file = tmp_path / "builtin.gz"
+    write_builtin([entry(after_cycles=130), entry("near", features=(6, 6, 7))], file)
+    return file
+
+
+@pytest.fixture
+def custom(tmp_path: Path) -> Path:
+    return tmp_path / FILE_NAME
+
+
+def test_custom_comes_first_even_if_it_is_worse(custom: Path, builtin: Path) -> None:
+    with Knowledge(custom, builtin) as knowledge:
+        assert knowledge.find(KEY) == (entry(after_cycles=130), "builtin")
+        assert knowledge.keep(entry(after_cycles=140)) == "add"
+        assert knowledge.find(KEY) == (entry(after_cycles=140), "custom")
+        assert knowledge.find(entry(chip_digest="edited").key) is None
+        assert knowledge.warnings == []
+        assert knowledge.unsaved == {}
+    with Store(custom, create=False) as store:
+        assert store.entries() == (entry(after_cycles=140),)
+
+
+def test_entries_of_another_model_are_no_hits(custom: Path, builtin: Path) -> None:
+    with Knowledge(custom, builtin) as knowledge:
+        knowledge.keep(entry(after_cycles=1, bound_cycles=1, model_version=OLD))
+        assert knowledge.find(KEY) == (entry(after_cycles=130), "builtin")
+        assert knowledge.keep(ENTRY) == "update"
+        assert knowledge.find(KEY) == (ENTRY, "custom")
+    write_builtin([entry(model_version=OLD)], builtin)
+    with Knowledge(None, builtin) as knowledge:
+        assert knowledge.find(KEY) is None
+
+
+def test_suggestions_come_from_both_banks_once(custom: Path, builtin: Path) -> None:
+    with Knowledge(custom, builtin) as knowledge:
+        far = entry("far", features=(9, 9, 9))
+        knowledge.keep(far)
+        first, second = knowledge.nearest(KEY, (6, 6, 6), 9)
+        assert (first.features, second) == ((6, 6, 7), far)
+        mine = entry("near", features=(6, 6, 7), after_cycles=101)
+        knowledge.keep(mine)
+        assert knowledge.nearest(KEY, (6, 6, 6), 9) == [mine, far]
+        assert knowledge.nearest(mine.key, (6, 6, 7), 1)[0].after_cycles == 130
+
+
+def test_without_a_custom_bank_results_stay_in_memory(builtin: Path) -> None:
+    with Knowledge(None, builtin) as knowledge:
+        assert knowledge.keep(ENTRY) == "add"
+        assert knowledge.keep(ENTRY) == "reserved"
+        assert knowledge.find(KEY) == (ENTRY, "custom")
+        near = knowledge.nearest(entry("x").key, (6, 6, 6), 1)
+        assert near == [ENTRY]
+        knowledge.save_trials("run", [Trial(0, (1,), 1.0)])
+        knowledge.forget_trials("run")
+        assert knowledge.trials("run") == ()
+        assert knowledge.warnings == []
+
+
+def test_trials_are_kept_for_a_resumed_run(custom: Path) -> None:
+    trials = (Trial(0, (1, "a"), 2.0), Trial(1, (2, "a"), float("inf"), "does not fit"))
+    with Knowledge(custom) as knowledge:
+        knowledge.save_trials("run", iter(trials))
+    with Knowledge(custom) as knowledge:
+        assert knowledge.trials("run") == trials
+        knowledge.forget_trials("run")
+        assert knowledge.trials("run") == ()
+
+
+def test_a_file_that_is_no_bank_stops_before_anything_is_tuned(custom: Path) -> None:
+    custom.write_text("not a bank at all, but somebody's notes " * 9)
+    with pytest.raises(BankError) as caught:
+        Knowledge(custom)
+    assert caught.value.reason == "not-a-bank"
+
+
+# -- hit, miss, repeat -----------------------------------------------------------------------------
+
+DEFAULT = entry(after_cycles=200, proven=True)
+FLOW = {
+    "hit": (ENTRY, False, None, "hit", ENTRY),
+    "hit, repeat, better": (ENTRY, True, entry(after_cycles=110), "update", 110),
+    "hit, repeat, proof of the same": (ENTRY, True, entry(proven=True), "update", 120),
+    "hit, repeat, equal": (ENTRY, True, entry(seed=9), "reserved", ENTRY),
+    "hit, repeat, worse": (ENTRY, True, entry(after_cycles=121), "reserved", ENTRY),
+    "miss, better than the default": (None, False, ENTRY, "add", ENTRY),
+    "miss, repeat": (None, True, ENTRY, "add", ENTRY),
+    "miss, nothing better": (None, False, DEFAULT, "unsatisfied", DEFAULT),
+    "the default is known to be best": (DEFAULT, False, None, "hit", DEFAULT),
+}
+
+
+@pytest.mark.parametrize("bank", ["custom", "builtin"])
+@pytest.mark.parametrize("case", FLOW)
+def test_the_published_flow(tmp_path: Path, case: str, bank: str) -> None:
+    known, repeat, tuned, outcome, left = FLOW[case]
+    custom, builtin = tmp_path / FILE_NAME, tmp_path / "builtin.gz"
+    if known is not None and bank == "builtin":
+        write_builtin([known], builtin)
+    with Knowledge(custom, builtin) as knowledge:
+        if known is not None and bank == "custom":
+            knowledge.keep(known)
+        decision = decide(knowledge, KEY, repeat)
+        assert decision.tune == (tuned is not None)
+        assert decision.entry == known
+        assert decision.origin == (bank if known else None)
+        assert settle(knowledge, decision, tuned) == outcome
+        after = decide(knowledge, KEY)
+        assert not after.tune
+        assert after.entry is not None
+        assert left in (after.entry, after.entry.after_cycles)
+        if bank == "builtin":
+            written = outcome in ("add", "update", "unsatisfied")
+            assert after.origin == ("custom" if written else "builtin")
+
+
+def test_another_process_that_was_faster_is_respected(custom: Path) -> None:
+    with Knowledge(custom, None) as one, Knowledge(custom, None) as two:
+        decision = decide(one, KEY)
+        assert two.keep(entry(after_cycles=105)) == "add"
+        assert settle(one, decision, ENTRY) == "reserved"
+        assert one.find(KEY) == (entry(after_cycles=105), "custom")
+
+
+def test_using_what_is_not_there_is_an_error(custom: Path) -> None:
+    with Knowledge(custom, None) as knowledge, pytest.raises(InputError, match="none in the bank"):
+        settle(knowledge, decide(knowledge, KEY))
+
+
+def test_the_summary_counts_under_the_published_names() -> None:
+    assert repo_summary(["hit", "add", "hit", "unsatisfied", "update", "reserved", "hit"]) == {
+        "repo_add_num": 1,
+        "repo_hit_num": 3,
+        "repo_reserved_num": 1,
+        "repo_unsatisfied_num": 1,
+        "repo_update_num": 1,
+        "total_num": 7,
+    }
+    assert set(repo_summary([]).values()) == {0}
+
+
+# -- where the bank lies ---------------------------------------------------------------------------
+
+
+def test_the_places_in_their_order(tmp_path: Path) -> None:
+    home, root, cache = tmp_path / "home", tmp_path / "root", tmp_path / "cache"
+    root.mkdir()
+    both = {"TUNE_BANK_PATH": str(root), "ASCEND_CACHE_PATH": str(cache)}
+    assert bank_file(both, home) == root / FILE_NAME
+    assert not cache.exists()
+    assert bank_file({**both, "TUNE_BANK_PATH": ""}, home) == cache / "aoe_data" / FILE_NAME
+    assert not home.exists()
+    assert bank_file({}, home) == home / ".ascend_lab" / "aoe" / FILE_NAME
+    assert (home / ".ascend_lab" / "aoe").is_dir()
+
+
+def test_the_environment_of_the_process_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
+    monkeypatch.setenv("REPEAT_TUNE", "TRUE")
+    assert bank_file() == tmp_path / FILE_NAME
+    assert repeat_tune()
+    with open_knowledge() as knowledge:
+        knowledge.keep(ENTRY)
+    assert (tmp_path / FILE_NAME).is_file()
+
+
+@pytest.mark.parametrize("wrong", ["nothing there", "a file", "no permission"])
+def test_a_wrong_tune_bank_path_is_an_error_that_names_it(
+    tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "bank"
+    if wrong == "a file":
+        place.touch()
+    elif wrong == "no permission":
+        place.mkdir()
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+    for opening in (bank_file, open_knowledge):
+        with pytest.raises(InputError, match=f"TUNE_BANK_PATH.*{wrong}.*unset TUNE_BANK_PATH"):
+            opening({"TUNE_BANK_PATH": str(place)}, tmp_path)
+
+
+@pytest.mark.parametrize("variable", ["ASCEND_CACHE_PATH", "the home folder"])
+def test_any_other_place_that_cannot_be_made_leaves_a_warning(
+    tmp_path: Path, variable: str
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.touch()
+    environ = {"ASCEND_CACHE_PATH": str(blocked)} if variable != "the home folder" else {}
+    with open_knowledge(environ, blocked) as knowledge:
+        assert knowledge.keep(ENTRY) == "add"
+        (warning,) = knowledge.warnings
+        assert variable in warning
+        assert "tuning goes on" in warning
+
+
+def test_a_damaged_bank_is_not_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / ".ascend_lab" / "aoe"
+    folder.mkdir(parents=True)
+    (folder / FILE_NAME).write_text("not a database, but long enough to be one " * 9)
+    with pytest.raises(BankError, match="left as it is"):
+        open_knowledge({}, tmp_path)
+
+
+def test_repeat_tune_is_true_or_false() -> None:
+    assert not repeat_tune({})
+    assert not repeat_tune({"REPEAT_TUNE": "False"})
+    assert repeat_tune({"REPEAT_TUNE": "True"})
+    with pytest.raises(InputError, match="REPEAT_TUNE as True or False; got '1'"):
+        repeat_tune({"REPEAT_TUNE": "1"})

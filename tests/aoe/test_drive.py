@@ -1,0 +1,204 @@
+"""The driver: whoever measures and whatever happens, the trace is the same or says why not."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Executor, Future
+
+import numpy as np
+import pytest
+import search_cases as cases
+
+from ascend_lab.aoe.drive import IDLE_BATCHES, drive
+from ascend_lab.aoe.search import SEARCHES
+from ascend_lab.aoe.workers import Workers, workers_of
+from ascend_lab.errors import InputError
+
+SPACE = cases.table()
+
+
+class Backwards(Executor):
+    """Runs what was submitted last first, when the first result is asked for."""
+
+    def __init__(self):
+        self.waiting = []
+        self.ran = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = _Lazy(self)
+        self.waiting.append((future, fn, args))
+        return future
+
+    def run(self):
+        while self.waiting:
+            future, fn, args = self.waiting.pop()
+            self.ran.append(args[1])
+            future.set_result(fn(*args))
+
+
+class _Lazy(Future):
+    def __init__(self, owner):
+        super().__init__()
+        self.owner = owner
+
+    def result(self, timeout=None):
+        self.owner.run()
+        return super().result(timeout)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_order_of_completion_does_not_change_the_trace(name):
+    backwards = Backwards()
+    trace = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4, executor=backwards)
+    assert trace == drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4)
+    assert len(backwards.ran) == 25
+    if name == "genetic":
+        assert backwards.ran != [t.point for t in trace.trials]
+
+
+def test_the_number_of_processes_does_not_change_the_trace():
+    for name in ("genetic", "mcts"):
+        alone = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4)
+        for count in (1, 2):
+            with workers_of(f"processes:{count}") as workers:
+                trace = drive(SEARCHES[name], SPACE, cases.failing, 25, seed=4, executor=workers)
+            assert trace == alone
+
+
+def test_a_candidate_that_kills_its_process_costs_a_trial_and_nothing_else():
+    with workers_of("processes:2") as workers:
+        trace = drive(SEARCHES["exhaustive"], SPACE, cases.deadly, 100, executor=workers)
+    assert trace.end == "exhausted" and len(trace.trials) == SPACE.size
+    (dead,) = trace.failures
+    assert dead.point == (2, 9, "y") and dead.note == "its worker process died"
+    good = {t.point: t.cost for t in trace.trials if t is not dead}
+    assert good == {p: cases.cost(p) for p in SPACE.points() if p != dead.point}
+
+
+@pytest.mark.parametrize("workers", ["serial", "processes:1"])
+def test_a_candidate_that_never_ends_is_stopped(workers):
+    with workers_of(workers) as some:
+        trace = drive(
+            SEARCHES["random"], SPACE, cases.endless, 100, executor=some, trial_limit_s=0.05
+        )
+    assert {t.point for t in trace.failures} == {p for p in SPACE.points() if p[0] == 4}
+    assert {t.note for t in trace.failures} == {"took longer than 0.05 s"}
+    assert trace.best.cost == min(cases.cost(p) for p in SPACE.points() if p[0] != 4)
+
+
+def test_failures_say_why():
+    trace = drive(SEARCHES["exhaustive"], SPACE, cases.failing, 100)
+    notes = {t.point[0]: t.note for t in trace.failures}
+    assert notes == {
+        4: "a schedule that fits; got one that does not",
+        8: "ZeroDivisionError: division by zero",
+    }
+    trace = drive(SEARCHES["exhaustive"], SPACE, cases.nothing_runs, 5)
+    with pytest.raises(InputError, match=r"can be built.*a schedule that fits"):
+        _ = trace.best
+    numbers = drive(SEARCHES["exhaustive"], SPACE, cases.not_a_number, 100)
+    assert {t.note for t in numbers.failures} == {"its cost is not a number"}
+    assert trace.as_dict()["trials"][0]["cost"] is None
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("stop", [0, 3, 17])
+def test_an_interrupt_keeps_what_was_found_and_resuming_gives_the_same_trace(name, stop):
+    measured = []
+
+    def interrupted(point):
+        if len(measured) == stop:
+            raise KeyboardInterrupt
+        measured.append(point)
+        return cases.cost(point)
+
+    first = drive(SEARCHES[name], SPACE, interrupted, 25, seed=9)
+    assert first.end == "interrupted" and [t.point for t in first.trials] == measured
+    again = []
+
+    def counted(point):
+        again.append(point)
+        return cases.cost(point)
+
+    known = {t.point: (t.cost, t.note) for t in first.trials}
+    resumed = drive(SEARCHES[name], SPACE, counted, 25, seed=9, known=known)
+    assert resumed == drive(SEARCHES[name], SPACE, cases.cost, 25, seed=9)
+    assert len(again) == 25 - stop
+
+
+def test_every_trial_is_told_of_before_the_next_is_measured():
+    told, open_when_measured = [], []
+
+    def measure(point):
+        open_when_measured.append(len(told))
+        return cases.cost(point)
+
+    trace = drive(SEARCHES["genetic"], SPACE, measure, 20, on_trial=told.append)
+    assert tuple(told) == trace.trials and open_when_measured == list(range(20))
+
+
+def test_an_error_of_the_listener_is_not_taken_for_one_of_a_candidate():
+    def full(trial):
+        raise InputError("a disk with room", "none left")
+
+    for workers in (None, Workers(executor=Backwards())):
+        with pytest.raises(InputError, match="a disk with room"):
+            drive(SEARCHES["random"], SPACE, cases.cost, 20, on_trial=full, executor=workers)
+
+
+def test_no_time_means_no_trials_and_a_search_that_repeats_itself_ends():
+    assert drive(SEARCHES["random"], SPACE, cases.cost, 20, time_limit_s=0.0).end == "time"
+    batches = []
+
+    def repeats(space, rng, start=()):
+        while True:
+            batches.append(1)
+            yield [(4, 3, "y")]
+
+    trace = drive(repeats, SPACE, cases.cost, 20)
+    assert len(trace.trials) == 1 and trace.end == "exhausted"
+    assert len(batches) == IDLE_BATCHES + 2
+
+
+def test_a_batch_that_the_budget_cuts_is_never_answered():
+    answers = []
+
+    def two_batches(space, rng, start=()):
+        points = list(space.points())
+        answers.append((yield points[:4]))
+        answers.append((yield points[4:8]))
+
+    assert drive(two_batches, SPACE, cases.cost, 6).end == "budget"
+    assert len(answers) == 1 and len(answers[0]) == 4
+    assert drive(two_batches, SPACE, cases.cost, 8).end == "exhausted"
+
+
+def test_early_stop_takes_the_bound_of_what_is_hopeless():
+    class Measure:
+        built = 0
+
+        def __call__(self, point):
+            self.built += 1
+            return cases.cost(point)
+
+        def bound(self, point):
+            return cases.bound(point)
+
+    measure = Measure()
+    trace = drive(SEARCHES["exhaustive"], SPACE, measure, 100, early_stop=1.5)
+    skipped = [t for t in trace.trials if t.note == "stopped early"]
+    assert skipped and measure.built == SPACE.size - len(skipped)
+    assert all(t.cost == cases.bound(t.point) > 1.5 * trace.best.cost for t in skipped)
+    assert trace.best.cost == cases.optimum(SPACE)
+
+
+def test_executors_are_named_and_checked():
+    for text in ("threads", "processes:0", "processes:x", "dask:"):
+        with pytest.raises(InputError, match="serial, processes:N or dask:ADDRESS"):
+            workers_of(text)
+
+
+def test_best_so_far_falls():
+    trace = drive(SEARCHES["annealing"], SPACE, cases.failing, 25, seed=1)
+    assert np.all(np.diff([c for c in trace.best_so_far if math.isfinite(c)]) <= 0)
+    assert trace.best_so_far[-1] == trace.best.cost

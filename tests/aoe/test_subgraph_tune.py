@@ -1,0 +1,212 @@
+"""The subgraph tuner: exact on chains, never slower, bounded below, and gains only by L2 hits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.aoe.subgraph import (
+    Region,
+    SlicePlan,
+    compiled,
+    network_bound,
+    prepared,
+    sliced,
+    tune_subgraph,
+)
+from ascend_lab.aoe.subgraph.bound import bound_parts, compulsory_bytes
+from ascend_lab.aoe.subgraph.chain import cheapest, every
+from ascend_lab.aoe.subgraph.plans import PlanSpace, PlanTime, plan_time
+from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cut_points, even
+from ascend_lab.chip import load_chip
+from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
+from ascend_lab.graph.pipeline import front_stages
+
+CHIP = load_chip("Ascend310")
+KIB = 1024
+
+
+def small_l2(size_bytes):
+    """Ascend310 with less L2, so that small networks do not fit."""
+    return replace(CHIP, l2=replace(CHIP.l2, size_bytes=size_bytes))
+
+
+def chain_net(layers=5, batch=4, size=48, channels=16):
+    net = GraphBuilder("chain", "fp16")
+    x = net.input("x", (batch, channels, size, size))
+    for i in range(layers):
+        rng = np.random.default_rng(i)
+        weight = net.constant(rng.integers(-1, 2, (channels, channels, 1, 1)).astype(np.float16))
+        x = net.clip(net.conv2d(x, weight), low=-3.0, high=3.0, name=f"y{i}")
+    net.output(x)
+    return net.build()
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """A chip whose L2 holds three images of `chain_net`, and the prepared net."""
+    chip = replace(small_l2(256 * KIB), launch_overhead_s=1e-7)
+    return prepared(chain_net(), chip), chip
+
+
+def test_slices_gain_by_hits_and_by_nothing_else(tight):
+    graph, chip = tight
+    names = [node.name for node in graph.nodes]
+    plan = SlicePlan((Region(names[0], names[-1], "batch", (1,) * 4),))
+    whole, cut = (simulate_graph(compiled(sliced(graph, p), chip)) for p in (SlicePlan(), plan))
+    assert cut.memory_bytes < whole.memory_bytes
+    assert cut.macs == whole.macs
+    moved = [
+        sum(n for op in run.operators for n in op.timeline.path_bytes.values())
+        for run in (whole, cut)
+    ]
+    assert moved[1] >= moved[0]  # no byte less is asked for: more of them hit
+    assert cut.l2_hit_rate > whole.l2_hit_rate
+    roomy = small_l2(64 * KIB * KIB)
+    whole, cut = (simulate_graph(compiled(sliced(graph, p), roomy)) for p in (SlicePlan(), plan))
+    assert cut.memory_bytes >= whole.memory_bytes
+
+
+def test_tuned_is_faster_equal_and_above_the_bound(tight):
+    graph, chip = tight
+    result = tune_subgraph(chain_net(), chip, budget=12)
+    assert result.plan.regions and result.after_s < result.before_s
+    assert network_bound(graph, chip) == result.bound_s < result.after_s
+    assert result.gain > 0 and result.gap > 0 and result.tried > 12
+    assert plan_time(graph, result.plan, chip) == pytest.approx(result.after_s)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.integers(-2, 3, graph.types["x"].shape).astype(np.float16)}
+    wanted = evaluate(graph, inputs)
+    for name, value in evaluate(result.graph, inputs).items():
+        np.testing.assert_array_equal(value, wanted[name])
+    (got,) = run_tasks(compiled(result.graph, chip), inputs).values()
+    np.testing.assert_array_equal(got, wanted[graph.outputs[0]])
+
+
+def test_a_front_is_taken_as_a_model_is(tight):
+    _, chip = tight
+    front = front_stages(chain_net(), chip)
+    one, two = (tune_subgraph(x, chip, budget=4) for x in (front, chain_net()))
+    assert (one.plan, one.after_s, one.tried) == (two.plan, two.after_s, two.tried)
+
+
+def test_one_seed_one_result(tight):
+    _, chip = tight
+    told = []
+    one, two = (
+        tune_subgraph(chain_net(4), chip, budget=8, seed=3, progress=lambda *a: told.append(a))
+        for _ in range(2)
+    )
+    assert one.plan == two.plan and one.tried == two.tried
+    assert told[: len(told) // 2] == told[len(told) // 2 :] and told
+
+
+def test_nothing_is_tried_where_all_fits():
+    result = tune_subgraph(chain_net(), load_chip("Ascend910B2"))
+    assert result.tried == 1 and not result.plan.regions
+    assert result.before_s == result.after_s
+
+
+def test_no_time_leaves_the_network_whole_or_better(tight):
+    _, chip = tight
+    result = tune_subgraph(chain_net(), chip, time_limit_s=0.0)
+    assert result.after_s <= result.before_s
+
+
+@settings(max_examples=40)
+@given(data=st.data(), count=st.integers(1, 6))
+def test_dynamic_programming_is_exact(data, count):
+    """On random costs it finds what trying every chain finds."""
+    numbers = st.integers(0, 50)
+    table = {
+        (i, j): [("batch", (k,)) for k in range(data.draw(st.integers(0, 2)))]
+        for i in range(count)
+        for j in range(i + 1, count + 1)
+    }
+    costs = {}
+
+    def cost(first, stop, way):
+        return costs[first, stop, way]
+
+    for (i, j), ways in table.items():
+        for way in (WHOLE, *ways):
+            costs[i, j, way] = float(data.draw(numbers))
+    best, chosen = cheapest(count, lambda i, j: table[i, j], cost)
+    totals = [sum(cost(*c) for c in plan) for plan in every(count, lambda i, j: table[i, j])]
+    assert best == min(totals) == sum(cost(*c) for c in chosen)
+    share = data.draw(st.sampled_from([0.5, 1.0]))
+    bounded, _ = cheapest(count, lambda i, j: table[i, j], cost, lambda *c: share * cost(*c))
+    assert bounded == best
+    assert [c[0] for c in chosen] == [0, *(c[1] for c in chosen[:-1])]
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_chains_of_layers_are_solved_exactly(layers, tight):
+    _, chip = tight
+    segments = Segments(prepared(chain_net(layers), chip), chip)
+    ends = [(i, j) for i in range(segments.count) for j in range(i + 1, segments.count + 1)]
+    table = {e: segments.ways(*e) for e in ends}
+    assert any(table.values())
+    best, _ = cheapest(segments.count, lambda i, j: table[i, j], segments.cost)
+    plans = every(segments.count, lambda i, j: table[i, j])
+    assert best == pytest.approx(min(sum(segments.cost(*c) for c in plan) for plan in plans))
+
+
+def test_cut_points_keep_elementwise_work_with_what_it_follows(tight):
+    graph, _ = tight
+    points = cut_points(graph)
+    assert points[0] == 0 and points[-1] == len(graph.nodes)
+    assert all(graph.nodes[i].op == "conv2d" for i in points[1:-1])
+
+
+def test_the_space_of_plans_is_what_it_counts(tight):
+    _, chip = tight
+    graph = prepared(chain_net(3), chip)
+    segments = Segments(graph, chip)
+    table = {(0, 2): [("batch", (2, 2))], (1, 3): [("height", (12, 12))]}
+    space = PlanSpace(segments, table)
+    points = list(space.points())
+    assert len(points) == len(set(points)) == space.size == 1 + 2 + 4
+    rng = np.random.default_rng(0)
+    assert {space.sample(rng) for _ in range(100)} == set(points)
+    assert space.plan(space.whole()) == SlicePlan()
+    point = space.point([(0, 2, ("batch", (2, 2))), (2, 3, WHOLE)])
+    assert point in points and set(space.near(point)) <= set(points)
+    assert [r.parts for r in space.plan(point).regions] == [(2, 2)]
+    cost = PlanTime(space, graph, chip)
+    assert cost(space.whole()) == plan_time(graph, SlicePlan(), chip)
+
+
+def test_even_parts():
+    assert even(7, 2) == (4, 3) and even(16, 6) == (3, 3, 3, 3, 2, 2) and even(4, 4) == (1,) * 4
+
+
+def test_bound_by_hand():
+    graph = prepared(chain_net(layers=1, batch=1, size=8), CHIP)
+    parts = bound_parts(graph, CHIP)
+    macs = 8 * 8 * 16 * 16
+    assert parts["cube"] == pytest.approx(2 * macs / CHIP.peak_ops_per_s("fp16"))
+    assert compulsory_bytes(graph, CHIP) == (8 * 8 * 16 + 16 * 16) * 2
+    assert parts["vector"] == 0.0
+    bound = max(parts.values()) + CHIP.launch_overhead_s
+    assert network_bound(graph, CHIP) == network_bound(compiled(graph, CHIP), CHIP) == bound
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize("model", ["resnet18", "bert_base", "mobilenet_v2", "unet"])
+def test_bound_is_below_what_the_default_takes(model, chip):
+    from ascend_lab.graph import zoo
+
+    chip = load_chip(chip)
+    graph = prepared(zoo.build(model), chip)
+    assert 0 < network_bound(graph, chip) < plan_time(graph, SlicePlan(), chip)
+
+
+def test_what_is_read_in_part_is_not_compulsory():
+    net = GraphBuilder("part", "fp16")
+    x = net.input("x", (4, 64, 8, 8))
+    weight = net.constant(np.ones((16, 64, 1, 1), np.float16))
+    net.output(net.conv2d(x, weight, stride=2))
+    assert compulsory_bytes(net.build(), CHIP) == 16 * 64 * 2

@@ -1,0 +1,137 @@
+"""The decision space of vector operators: legal throughout, and every point computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from dsl_strategies import ANYTHING, CHIPS, FUSABLE, assert_values, chip_of, programs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ascend_lab import dsl as te
+from ascend_lab.aoe.vector import vector_bound, vector_space
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.isa import sanitize
+from ascend_lab.sim import simulate_kernel
+
+SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def tensor(*shape, dtype="fp16", name="x"):
+    return te.placeholder(shape, dtype, name)
+
+
+def soft(*shape, dtype="fp16"):
+    x = tensor(*shape, dtype=dtype)
+    top = te.broadcast(te.reduce_max(x, -1, True), shape)
+    power = te.vexp(te.vsub(x, top))
+    return te.vdiv(power, te.broadcast(te.reduce_sum(power, -1, True), shape))
+
+
+def normalised(*shape):
+    x = tensor(*shape)
+    mean = te.vmuls(te.reduce_sum(x, -1, True), 1 / shape[-1])
+    off = te.vsub(x, te.broadcast(mean, shape))
+    spread = te.vmuls(te.reduce_sum(te.vmul(off, off), -1, True), 1 / shape[-1])
+    return te.vmul(off, te.broadcast(te.vrsqrt(te.vadds(spread, 1e-5)), shape))
+
+
+def both(*shape):
+    a, b = tensor(*shape, name="a"), tensor(*shape, name="b")
+    return [te.renamed(te.vadd(a, b), "s"), te.renamed(te.vmul(a, b), "p")]
+
+
+CASES = {
+    "chain": lambda: te.vrelu(te.vadd(tensor(64, 768), tensor(64, 768, name="y"))),
+    "broadcast": lambda: te.vmul(
+        tensor(8, 28, 16), te.broadcast(tensor(8, 1, 16, name="g"), (8, 28, 16))
+    ),
+    "fold of rows": lambda: te.reduce_sum(tensor(256, 96, dtype="fp32"), 0),
+    "fold along rows": lambda: te.reduce_sum(tensor(33, 500, dtype="fp32"), 1),
+    "softmax": lambda: soft(16, 200),
+    "one row": lambda: soft(1, 1000),
+    "norm": lambda: normalised(24, 160),
+    "two outputs": lambda: both(40, 100),
+    "ragged": lambda: te.vrelu(tensor(103, 37)),
+    "copy": lambda: te.vmuls(te.transpose(tensor(30, 50), (1, 0)), 2.0),
+}
+REAL = ("Ascend310", "Ascend910A", "Ascend910B2")
+
+
+def space_of(case, chip_name):
+    return vector_space(CASES[case](), chip_of(chip_name))
+
+
+def cycles(schedule):
+    return simulate_kernel(te.lower(schedule), schedule.chip).total_cycles
+
+
+@pytest.mark.parametrize("chip_name", REAL)
+@pytest.mark.parametrize("case", CASES)
+def test_the_default_is_a_point_of_the_space(case, chip_name):
+    space = space_of(case, chip_name)
+    point = space.default_point
+    for at, value in enumerate(point):
+        assert value in space.options(point[:at]), space.names[at]
+    assert cycles(space.build(point)) == cycles(space.default)
+
+
+@pytest.mark.parametrize("chip_name", REAL[::2])
+@pytest.mark.parametrize("case", CASES)
+def test_random_points_are_legal_distinct_schedules(case, chip_name):
+    space, rng = space_of(case, chip_name), np.random.default_rng(3)
+    built = {}
+    for _ in range(6):
+        point = space.sample(rng)
+        schedule = space.build(point)
+        assert sanitize(te.lower(schedule), space.chip) == []
+        assert built.setdefault(space.key(point), schedule) == schedule
+        assert te.replay(space.outputs, space.chip, schedule.to_json()).steps == schedule.steps
+    assert len(set(built.values())) == len(built)
+
+
+@SOME
+@given(programs(kinds=FUSABLE), st.sampled_from(CHIPS), st.integers(0, 2**16))
+def test_random_points_of_random_programs_compute_the_reference(program, chip_name, seed):
+    check_values(program, chip_name, seed)
+
+
+@settings(SOME, max_examples=20)
+@given(programs(kinds=ANYTHING), st.sampled_from(CHIPS), st.integers(0, 2**16))
+def test_so_do_those_of_programs_that_move_elements(program, chip_name, seed):
+    check_values(program, chip_name, seed)
+
+
+def check_values(program, chip_name, seed):
+    """Two random points: legal, the values of the oracle, no faster than the bound."""
+    outputs, rng = [o.tensor for o in program.outputs], np.random.default_rng(seed)
+    space = vector_space(outputs, chip_of(chip_name))
+    bound = vector_bound(outputs, space.chip)
+    for _ in range(2):
+        kernel = te.lower(space.build(space.sample(rng)))
+        assert_values(program.outputs, program.arrays, kernel, space.chip)
+        assert sanitize(kernel, space.chip) == []
+        assert bound <= simulate_kernel(kernel, space.chip).total_cycles
+
+
+def test_points_of_a_space_are_counted_and_all_different_in_key():
+    space = vector_space(te.vrelu(tensor(40, 64)), "Toy")
+    points = list(space.points())
+    assert len(points) == space.size == len(set(points))
+    assert space.default_point in points
+    rng = np.random.default_rng(0)
+    assert all(space.sample(rng) in points for _ in range(20))
+
+
+def test_a_point_that_is_none_is_refused():
+    space = vector_space(te.vrelu(tensor(40, 64)), "Toy")
+    with pytest.raises(InputError, match="decisions"):
+        space.build(())
+    with pytest.raises(InputError, match="a point of the space"):
+        space.build(("nonsense", *space.default_point[1:]))
+
+
+def test_products_are_refused():
+    a, b = tensor(32, 32, name="a"), tensor(32, 32, name="b")
+    with pytest.raises(UnsupportedError, match="a product"):
+        vector_space(te.matmul(a, b), "Toy")

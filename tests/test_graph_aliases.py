@@ -1,0 +1,207 @@
+"""Slices and joins that are views: no kernel, addresses inside another tensor, equal values."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_placement import run_in_arena
+
+from ascend_lab.chip import load_chip
+from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_tasks
+from ascend_lab.graph.aliases import Alias, aliases, view_nodes
+from ascend_lab.graph.lifetimes import aliases_of, lifetimes
+from ascend_lab.graph.network import PLAN, simulate_graph
+from ascend_lab.graph.placement import in_place_pairs, places_of, plan_network
+from ascend_lab.sim import DeviceMemory
+
+CHIP = load_chip("Ascend310")
+
+
+def cut_net(sizes=(3, 1), channels=20):
+    """Images cut along the batch, each part convolved, and joined."""
+    net = GraphBuilder("cut", "fp16")
+    x = net.input("x", (sum(sizes), channels, 6, 6))
+    weight = net.constant(np.eye(channels, dtype=np.float16).reshape(channels, channels, 1, 1))
+    y = net.relu(net.conv2d(x, weight), name="y")
+    low, parts = 0, []
+    for i, size in enumerate(sizes):
+        begin, end = (low, 0, 0, 0), (low + size, channels, 6, 6)
+        part = net.slice(y, begin=begin, end=end, name=f"cut{i}")
+        parts.append(net.abs(net.conv2d(part, weight), name=f"part{i}"))
+        low += size
+    net.output(net.conv2d(net.concat(*parts, axis=0, name="join"), weight, name="z"))
+    return net.build()
+
+
+def compiled(graph, fusion=True):
+    return compile_stages(graph, CHIP, fusion=fusion).compiled
+
+
+def kernels(network):
+    return [task.op for task in network.tasks if task.lowered is not None]
+
+
+def test_slices_and_joins_of_a_batch_need_no_kernel():
+    network = compiled(cut_net())
+    assert not any(op in ("slice", "concat") for op in kernels(network))
+    assert sum(op == "trans_data" for op in kernels(network)) == 2  # of the input and the output
+    found = aliases_of(network)
+    image = 2 * 16 * 6 * 6 * 2
+    y = network.graph.node("cut0").inputs[0]
+    assert found["cut0"] == Alias(y, 0) and found["cut1"] == Alias(y, 3 * image)
+    assert found["part0"] == Alias("join", 0) and found["part1"] == Alias("join", 3 * image)
+    names = {life.name for life in lifetimes(network)}
+    assert {y, "join"} <= names and not names & set(found)
+
+
+def test_kernels_use_the_addresses_of_views(monkeypatch):
+    network = compiled(cut_net())
+    places = places_of(network, plan_network(network, PLAN).offsets)
+    image = 2 * 16 * 6 * 6 * 2
+    assert places["cut1"] == (places["cut0"][0] + 3 * image, image)
+    assert places["part1"][0] == places["join"][0] + 3 * image
+    touched, real = [], DeviceMemory.at
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            DeviceMemory, "at", lambda self, t: touched.extend(t.values()) or real(self, t)
+        )
+        simulate_graph(network, plan_network(network, PLAN))
+    assert places["part1"] in touched and places["cut1"] in touched
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
+    channels=st.sampled_from([1, 16, 20]),
+    fusion=st.booleans(),
+    in_place=st.booleans(),
+)
+def test_values_survive_in_planned_memory(sizes, channels, fusion, in_place):
+    graph = cut_net(sizes, channels)
+    network = compiled(graph, fusion)
+    inputs = random_inputs(graph, 1)
+    wanted = evaluate(graph, inputs)["z"]
+    (own,) = run_tasks(network, inputs).values()
+    np.testing.assert_array_equal(own, wanted)
+    plan = plan_network(network, "greedy-by-size", in_place=in_place)
+    (planned,) = run_in_arena(network, plan, inputs).values()
+    np.testing.assert_array_equal(planned.reshape(own.shape), own)
+
+
+def matrices():
+    """Batches of matrices between products: FRACTAL_NZ, cut and joined along the batch."""
+    net = GraphBuilder("matrices", "fp16")
+    a, b = net.input("a", (3, 16, 32)), net.input("b", (3, 32, 48))
+    y = net.batch_matmul(a, b, name="y")
+    first = net.slice(y, begin=(0, 0, 0), end=(2, 16, 48), name="first")
+    last = net.slice(y, begin=(2, 0, 0), end=(3, 16, 48), name="last")
+    join = net.concat(net.relu(first), net.neg(last), axis=0, name="join")
+    twice = net.concat(first, first, axis=0, name="twice")
+    sides = [net.batch_matmul(join, net.input("c", (3, 48, 16))), net.relu(twice)]
+    net.output(*sides)
+    return net.build()
+
+
+def test_batches_of_matrices_stay_in_fractals():
+    graph = matrices()
+    network = compiled(graph)
+    types = network.graph.types
+    assert types["first"].layout == types["join"].layout == types["twice"].layout == "FRACTAL_NZ"
+    assert "slice" not in kernels(network)
+    assert [t.name for t in network.tasks if t.op == "concat" and t.lowered] == ["twice"]
+    inputs = random_inputs(graph, 2)
+    wanted = evaluate(graph, inputs)
+    for got, name in zip(run_tasks(network, inputs).values(), graph.outputs, strict=True):
+        np.testing.assert_allclose(
+            got.astype(float), wanted[name].astype(float), rtol=2e-3, atol=5e-2
+        )
+
+
+def test_what_cannot_be_a_view():
+    net = GraphBuilder("g", "fp16")
+    x = net.input("x", (4, 32))
+    k = net.constant(np.ones((4, 32), np.float16), name="k")
+    a, b = net.abs(x), net.neg(x)
+    net.output(
+        net.concat(a, x, axis=0, name="input"),
+        net.concat(a, k, axis=0, name="constant"),
+        net.concat(a, a, axis=0, name="twice"),
+        net.concat(a, b, axis=1, name="columns"),
+        net.concat(a, b, axis=0, name="free"),
+        net.concat(a, net.relu(x), axis=0, name="taken"),
+        net.slice(a, begin=(0, 0), end=(4, 16), name="inner"),
+        net.slice(a, begin=(0, 0), end=(4, 32), step=(2, 1), name="steps"),
+        net.slice(b, begin=(1, 0), end=(3, 32), name="rows"),
+        net.slice(k, begin=(1, 0), end=(3, 32), name="weights"),
+    )
+    graph = net.build()
+    assert set(view_nodes(graph)) == {"free", "rows"}
+    found = aliases(graph, view_nodes(graph))
+    assert found["rows"] == Alias("free", 4 * 64 + 64)  # b lies behind a in the join
+
+
+def test_slices_off_the_grid_of_copies_move():
+    net = GraphBuilder("g", "fp16")
+    x = net.abs(net.input("x", (4, 5)))
+    net.output(net.slice(x, begin=(1, 0), end=(3, 5)))
+    assert not view_nodes(net.build())
+
+
+def test_split_is_as_many_views():
+    net = GraphBuilder("g", "fp16")
+    x = net.abs(net.input("x", (6, 16)), name="x_abs")
+    net.output(*net.split(x, sizes=(1, 3, 2), axis=0, name="s"))
+    graph = net.build()
+    network = compiled(graph)
+    assert kernels(network) == ["abs"]
+    offsets = sorted(a.offset_bytes for a in aliases_of(network).values())
+    assert offsets == [0, 32, 128]
+    inputs = random_inputs(graph)
+    for name, value in run_tasks(network, inputs).items():
+        np.testing.assert_array_equal(value, evaluate(graph, inputs)[name])
+
+
+def test_a_part_is_never_overwritten_in_place():
+    """relu reads a part for the last time; the rest is still needed."""
+    net = GraphBuilder("g", "fp16")
+    x = net.abs(net.input("x", (4, 16)))
+    part = net.slice(x, begin=(0, 0), end=(2, 16))
+    net.output(net.relu(part, name="y"), net.exp(x))
+    network = compiled(net.build(), fusion=False)
+    assert all(target != "y" for _, target in in_place_pairs(network))
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_slices_of_images_stay_in_blocks(axis):
+    """Along rows a slice moves bytes, but needs no conversion."""
+    net = GraphBuilder("g", "fp16")
+    x = net.input("x", (2, 20, 8, 4))
+    y = net.conv2d(x, net.constant(np.eye(20, dtype=np.float16).reshape(20, 20, 1, 1)))
+    begin = tuple(1 if i == axis else 0 for i in range(4))
+    end = tuple(2 if i == axis else n for i, n in enumerate((2, 20, 8, 4)))
+    net.output(net.global_max_pool(net.slice(y, begin=begin, end=end, name="cut")))
+    graph = net.build()
+    network = compiled(graph)
+    assert network.graph.types["cut"].layout == "NC1HWC0"
+    assert ("slice" in kernels(network)) == (axis == 2)
+    inputs = random_inputs(graph)
+    (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_slices_of_whole_channel_blocks():
+    net = GraphBuilder("g", "fp16")
+    x = net.input("x", (2, 40, 4, 4))
+    y = net.conv2d(x, net.constant(np.eye(40, dtype=np.float16).reshape(40, 40, 1, 1)))
+    parts = [(0, 16), (16, 32), (16, 40), (8, 24)]
+    for low, high in parts:
+        part = net.slice(y, begin=(0, low, 0, 0), end=(2, high, 4, 4), name=f"c{low}_{high}")
+        net.output(net.relu(part))
+    graph = net.build()
+    network = compiled(graph)
+    layouts = [network.graph.types[f"c{low}_{high}"].layout for low, high in parts]
+    assert layouts == ["NC1HWC0"] * 3 + ["ND"]
+    inputs = random_inputs(graph)
+    wanted = evaluate(graph, inputs).values()
+    for got, value in zip(run_tasks(network, inputs).values(), wanted, strict=True):
+        np.testing.assert_array_equal(got, value)

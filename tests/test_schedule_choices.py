@@ -1,0 +1,312 @@
+"""Every choice of a cube schedule: equal values, no races, legality with numbers, and its gain."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from test_epilogue import PIPE, RESIDUAL
+from test_epilogue import assert_conv as assert_finished_conv
+from test_epilogue import assert_gemm as assert_finished_gemm
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.isa import sanitize
+from ascend_lab.kernels import (
+    ConvShape,
+    GemmSchedule,
+    GemmShape,
+    conv_launch,
+    gemm_launch,
+    pack_conv,
+    pack_gemm,
+    tile_bytes,
+    unpack_conv,
+    unpack_gemm,
+)
+from ascend_lab.kernels.conv_plan import check_conv, stage_bytes
+from ascend_lab.kernels.conv_reference import conv2d_reference
+from ascend_lab.kernels.gemm_batch import time_tilings
+from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
+
+
+def numbers(rng, size, dtype):
+    """Random operands whose products and sums are exact."""
+    if dtype == "int8":
+        return rng.integers(-128, 128, size).astype(np.int8)
+    return (rng.integers(-16, 17, size) / 8).astype(np.float16)
+
+
+@st.composite
+def choices(draw, *, conv):
+    """The fields beyond the tiling, legal together on any chip with a path around L1."""
+    found = {name: draw(st.sampled_from(values)) for name, values in CHOICES.items()}
+    if conv:
+        return found | {"keep": "", "bypass": ""}
+    keep = found["keep"]
+    bypass = "" if keep and keep in found["bypass"] else found["bypass"]
+    order = KEEP_ORDER[keep] if keep else found["order"]
+    return found | {"window": "", "bypass": bypass, "order": order}
+
+
+@st.composite
+def tilings(draw):
+    side = st.sampled_from((16, 32, 48))
+    grid = draw(st.sampled_from(((1, 1), (1, 2), (2, 1))))
+    return GemmSchedule(draw(side), 32, draw(side), draw(st.integers(1, 3)), *grid)
+
+
+def assert_gemm(shape, chip, schedule, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = (numbers(rng, s, shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
+    launch = gemm_launch(shape, chip, schedule)
+    got = unpack_gemm(shape, execute(launch, pack_gemm(shape, a, b), chip, seed=seed))
+    wide = np.int64 if shape.dtype == "int8" else np.float64
+    np.testing.assert_array_equal(got, (a.astype(wide) @ b.astype(wide)).astype(got.dtype))
+    assert sanitize(launch, chip) == []
+    return launch
+
+
+def assert_conv(shape, chip, schedule, seed=0):
+    rng = np.random.default_rng(seed)
+    x = numbers(rng, (shape.n, shape.c, shape.h, shape.w), shape.dtype)
+    weight = numbers(rng, (shape.k, shape.c // shape.groups, shape.r, shape.s), shape.dtype)
+    launch = conv_launch(shape, chip, schedule)
+    got = unpack_conv(shape, execute(launch, pack_conv(shape, x, weight), chip, seed=seed))
+    wanted = conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.groups)
+    np.testing.assert_array_equal(got, wanted.astype(got.dtype))
+    assert sanitize(launch, chip) == []
+    return launch
+
+
+SIDES = st.sampled_from((1, 15, 16, 33, 64, 70, 97, 130))
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(SIDES, SIDES, SIDES),
+    st.sampled_from(("fp16", "int8")),
+    tilings(),
+    choices(conv=False),
+    st.sampled_from(CHIPS),
+    st.integers(0, 99),
+)
+def test_products_equal_numpy(sizes, dtype, tiling, extra, chip_name, seed):
+    chip = load_chip(chip_name)
+    if ("GM", "L0A") not in chip.paths:
+        extra = extra | {"bypass": ""}
+    shape, schedule = GemmShape(*sizes, dtype), replace(tiling, **extra)
+    assume(all(n <= chip.buffers[s] for s, n in tile_bytes(shape, schedule).items()))
+    launch = assert_gemm(shape, chip, schedule, seed)
+    assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
+
+
+@st.composite
+def conv_shapes(draw):
+    pair = st.sampled_from((1, 2, 3))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3)))
+    c, k = (draw(st.sampled_from((3, 16, 33))) * groups for _ in range(2))
+    h, w = draw(st.sampled_from((5, 9, 17))), draw(st.sampled_from((5, 16, 33, 70)))
+    pads, dtype = draw(st.integers(0, 1)), draw(st.sampled_from(("fp16", "int8")))
+    r, s, stride, n = draw(pair), draw(pair), draw(pair), draw(st.integers(1, 2))
+    return ConvShape(n, c, h, w, k, r, s, stride, pads, dtype, groups=groups)
+
+
+@settings(max_examples=60)
+@given(conv_shapes(), tilings(), choices(conv=True), st.sampled_from(CHIPS), st.integers(0, 99))
+def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
+    chip, schedule = load_chip(chip_name), replace(tiling, **extra)
+    try:
+        check_conv(shape, schedule, chip)
+    except CapacityError:
+        assume(False)
+    launch = assert_conv(shape, chip, schedule, seed)
+    assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
+
+
+@settings(max_examples=30)
+@given(choices(conv=False), st.sampled_from(("Ascend310", "Ascend910A", "Ascend910B2")))
+def test_epilogues_of_products_work_with_every_choice(extra, chip_name):
+    chip = load_chip(chip_name)
+    if not chip.combined:
+        extra = extra | {"bypass": ""}
+    epilogue = RESIDUAL if chip.combined else PIPE["all"]
+    schedule = GemmSchedule(32, 32, 32, 1, 1, 2)
+    assert_finished_gemm(GemmShape(70, 70, 150), chip, epilogue, replace(schedule, **extra))
+
+
+@settings(max_examples=30)
+@given(choices(conv=True), st.sampled_from(("Ascend310", "Ascend910A", "Ascend910B2")))
+def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
+    chip = load_chip(chip_name)
+    epilogue = RESIDUAL if chip.combined else PIPE["all"]
+    shape = ConvShape(2, 20, 9, 40, 40, 3, 3, 1, 1)
+    schedule = GemmSchedule(32, 48, 16, 6, 1, 1, **extra)
+    assert_finished_conv(shape, chip, epilogue, schedule)
+
+
+@given(tilings(), choices(conv=False))
+def test_schedules_survive_plain_data(tiling, extra):
+    schedule = replace(tiling, **extra)
+    data = schedule.as_dict()
+    assert GemmSchedule(**data) == schedule
+    assert list(tiling.as_dict()) == [f.name for f in fields(GemmSchedule)][:6]
+    assert all(data[name] != f.default for f in fields(schedule) if (name := f.name) in data)
+
+
+def cycles(launch, chip):
+    return simulate_kernel(launch, chip).cycles
+
+
+def loaded(launch, chip):
+    return simulate(launch, chip).path_bytes["GM", "L1"]
+
+
+def test_the_loop_outside_decides_what_is_loaded_often():
+    """The rows of 32 tiles of columns are few: L2 keeps them while columns pass once."""
+    chip, shape = load_chip("Ascend310"), GemmShape(512, 512, 4096)
+    tiling = GemmSchedule(128, 64, 256, 1, 2, 1)
+    before, after = (
+        cycles(gemm_launch(shape, chip, replace(tiling, order=order)), chip)
+        for order in ("mn", "nm")
+    )
+    assert after < 0.85 * before
+
+
+def test_weights_stay_where_output_channels_are_outside():
+    chip, shape = load_chip("Ascend910A"), ConvShape(1, 512, 7, 7, 2048, 1, 1)
+    tiling = GemmSchedule(16, 32, 128, 16, 1, 8)
+    launches = [conv_launch(shape, chip, replace(tiling, order=o)) for o in ("mn", "nm")]
+    assert cycles(launches[1], chip) < 0.9 * cycles(launches[0], chip)
+    weights, image = 512 * 2048 * 2, 512 * 7 * 7 * 2
+    assert loaded(launches[0], chip) > 4 * weights
+    assert weights < loaded(launches[1], chip) < weights + 8 * 2 * 2 * image
+
+
+@pytest.mark.parametrize("keep", ["a", "b"])
+def test_an_operand_kept_in_l1_is_loaded_once(keep):
+    chip, shape = load_chip("Ascend910B2"), GemmShape(2048, 256, 2048)
+    tiling = GemmSchedule(128, 128, 128, 1, 3, 8)
+    kept = replace(tiling, keep=keep, order=KEEP_ORDER[keep])
+    assert cycles(gemm_launch(shape, chip, kept), chip) < cycles(
+        gemm_launch(shape, chip, tiling), chip
+    )
+    one = GemmShape(256, 256, 256)
+    alone = GemmSchedule(64, 64, 64, 1, 1, 1)
+    matrix = 256 * 256 * 2
+    assert loaded(gemm_launch(one, chip, alone), chip) == 4 * matrix + 4 * matrix
+    kept = replace(alone, keep=keep, order=KEEP_ORDER[keep])
+    assert loaded(gemm_launch(one, chip, kept), chip) == matrix + 4 * matrix
+
+
+def test_one_slot_makes_room_for_a_larger_tile_in_l1():
+    """All K of 128 columns fits L1 once, not twice; 64 columns do, and need A twice as often."""
+    chip, shape = load_chip("Ascend910A"), GemmShape(2048, 2048, 256)
+    staged = GemmSchedule(128, 64, 128, 1, 16, 2)
+    twice = replace(staged, order="nm", keep="b")
+    with pytest.raises(CapacityError, match=r"keep b: 1081344 bytes; got 1048576 on Ascend910A"):
+        gemm_launch(shape, chip, twice)
+    once = cycles(gemm_launch(shape, chip, replace(twice, b_l1_slots=1)), chip)
+    assert once < cycles(gemm_launch(shape, chip, staged), chip)
+    assert once < cycles(gemm_launch(shape, chip, replace(twice, base_n=64)), chip)
+
+
+def test_one_slot_makes_room_for_a_larger_tile_in_l0():
+    """A single slot of 64 x 64 weights in L0B beats every tiling of a product with two slots."""
+    chip, shape = load_chip("Toy"), GemmShape(16, 256, 128)
+    large = GemmSchedule(16, 64, 64, 1, 1, 2, b_l0_slots=1)
+    with pytest.raises(CapacityError, match=r"L0B .*: 16384 bytes; got 8192"):
+        gemm_launch(shape, chip, replace(large, b_l0_slots=2))
+    times = []
+    for k, n, step, grid in product((16, 32, 64), (16, 32, 64), (1, 2, 4, 8), ((1, 2), (2, 1))):
+        tiling = GemmSchedule(16, k, n, step, *grid)
+        if all(size <= chip.buffers[s] for s, size in tile_bytes(shape, tiling).items()):
+            times.append(cycles(gemm_launch(shape, chip, tiling), chip))
+    assert len(times) > 50
+    assert cycles(gemm_launch(shape, chip, large), chip) < min(times)
+
+
+def test_small_operands_gain_by_going_around_l1():
+    chip, shape = load_chip("Ascend910A"), GemmShape(512, 512, 512)
+    tiling = GemmSchedule(64, 128, 128, 1, 8, 4)
+    around = gemm_launch(shape, chip, replace(tiling, bypass="a"))
+    assert cycles(around, chip) < cycles(gemm_launch(shape, chip, tiling), chip)
+    moved = simulate(around, chip).path_bytes
+    assert moved["GM", "L0A"] == moved["L1", "L0B"] / 2
+    assert ("L1", "L0A") not in moved
+
+
+def test_sums_may_keep_one_slot_of_l0c():
+    chip, shape = load_chip("Ascend910B2"), GemmShape(256, 256, 256)
+    tiling = GemmSchedule(128, 128, 128, 1, 1, 1)
+    one, two = (gemm_launch(shape, chip, replace(tiling, c_l0_slots=slots)) for slots in (1, 2))
+    assert cycles(two, chip) < cycles(one, chip)
+    assert two == gemm_launch(shape, chip, tiling)
+    large = GemmSchedule(128, 64, 256, 1, 1, 1, c_l0_slots=2)
+    with pytest.raises(CapacityError, match=r"L0C .* c_l0_slots 2: 262144 bytes; got 131072"):
+        gemm_launch(shape, chip, large)
+
+
+def test_a_window_is_flat_or_a_strip_as_told():
+    chip, shape = load_chip("Toy"), ConvShape(1, 16, 8, 70, 16, 3, 3, 1, 1)
+    tiling = GemmSchedule(32, 48, 16, 3, 1, 1)
+    flat, strip = (conv_launch(shape, chip, replace(tiling, window=w)) for w in ("flat", "strip"))
+    assert conv_launch(shape, chip, tiling) == strip != flat
+    assert cycles(strip, chip) != cycles(flat, chip)
+    wide = ConvShape(1, 16, 8, 1024, 16, 3, 3, 1, 1)
+    needed = stage_bytes(wide, tiling)
+    with pytest.raises(CapacityError, match=f"two stages of rows and weights: {needed} bytes"):
+        conv_launch(wide, chip, replace(tiling, window="flat"))
+    single = replace(tiling, window="flat", a_l1_slots=1, b_l1_slots=1)
+    assert stage_bytes(wide, single) == needed / 2
+    with pytest.raises(CapacityError, match=f"1 slots of rows and 1 of weights: {needed // 2}"):
+        conv_launch(wide, chip, single)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"order": "km"}, "order of 'mn', 'nm'; got 'km'"),
+        ({"keep": "c"}, "keep of"),
+        ({"keep": "a", "order": "nm"}, 'order "mn" to keep A'),
+        ({"keep": "b"}, 'order "nm" to keep B'),
+        ({"keep": "a", "bypass": "ab"}, "another operand to bypass L1"),
+        ({"a_l0_slots": 3}, "a_l0_slots of 1, 2; got 3"),
+        ({"b_l1_slots": 0}, "b_l1_slots of 1, 2; got 0"),
+        ({"c_l0_slots": 4}, "c_l0_slots of 0, 1, 2"),
+        ({"bypass": "a"}, "a chip with a path from GM to L0A; got Toy"),
+        ({"window": "flat"}, "no window for a matrix product"),
+    ],
+)
+def test_choices_that_are_none(extra, words):
+    schedule = GemmSchedule(16, 16, 16, 1, 1, 1, **extra)
+    with pytest.raises(InputError, match=words):
+        gemm_launch(GemmShape(32, 32, 32), load_chip("Toy"), schedule)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"keep": "a"}, "keep and bypass of '' for a convolution"),
+        ({"bypass": "b"}, "keep and bypass of '' for a convolution"),
+        ({"window": "row"}, "window of '', 'flat', 'strip'; got 'row'"),
+        ({"a_l1_slots": 3}, "a_l1_slots of 1, 2; got 3"),
+    ],
+)
+def test_choices_a_convolution_does_not_have(extra, words):
+    schedule = GemmSchedule(16, 16, 16, 1, 1, 1, **extra)
+    with pytest.raises(InputError, match=words):
+        conv_launch(ConvShape(1, 16, 8, 8, 16, 1, 1), load_chip("Ascend310"), schedule)
+
+
+def test_batches_time_plain_tilings_only():
+    chip, shape = load_chip("Ascend910A"), GemmShape(64, 64, 64)
+    with pytest.raises(InputError, match=r"got \{'order': 'nm'\}"):
+        time_tilings(shape, chip, [GemmSchedule(16, 16, 16, 1, 1, 1, order="nm")])
