@@ -17,10 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ascend_lab import bench_chapters as chapters
 from ascend_lab import bench_graph as graphs
 from ascend_lab import bench_memory as packing
 from ascend_lab import bench_operators as operators
 from ascend_lab import bench_peers as peers
+from ascend_lab import bench_tuners as tuners
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.kernels.gemm_batch import time_tilings
@@ -232,22 +234,16 @@ def bench_memory() -> list[Figure]:
 
 def bench_chapters() -> list[Figure]:
     """Seconds to execute every notebook of the book fresh, kernel start included."""
-    import nbformat
-    from nbclient import NotebookClient
-
-    folder = Path(__file__).parent.parent / "notebooks"
     rows, first = [], 0.0
-    for file in sorted(folder.glob("[01]*.ipynb")):
-        notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
-        client = NotebookClient(
-            notebook, timeout=120, resources={"metadata": {"path": str(folder)}}
-        )
-        start = time.perf_counter()
-        client.execute(stderr=subprocess.DEVNULL)  # kernel log lines are not results
-        seconds = time.perf_counter() - start
-        first += seconds if file.stem < "05" else 0.0
-        rows.append(Figure(f"chapter {file.stem}", f"{seconds:.1f} s", "< 20 s", seconds < 20))
+    for name, seconds in chapters.seconds():
+        first += seconds if name < "05" else 0.0
+        rows.append(Figure(f"chapter {name}", f"{seconds:.1f} s", "< 20 s", seconds < 20))
     return [*rows, Figure("chapters 1 to 4", f"{first:.1f} s", "< 60 s", first < 60)]
+
+
+def bench_tuners() -> list[Figure]:
+    """Seconds to tune, and the contest's problems; `--tuners` measures how good tuners are."""
+    return [Figure(*row) for row in tuners.quick()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -256,10 +252,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="F", help="also write the figures to F")
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
     parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
+    parser.add_argument("--tuners", action="store_true", help="only the quality of the tuners")
+    parser.add_argument("--seeds", type=int, default=30, help="of every search, with --tuners")
     parser.add_argument("--peer-limit", type=float, default=1200.0, metavar="S", help="seconds")
     arguments = parser.parse_args(argv)
     if arguments.peers:
         return peers.report(arguments.peer_limit, arguments.json)
+    if arguments.tuners:
+        return tuners.report(arguments.seeds, arguments.json)
     benches = [
         bench_simulate,
         bench_candidates,
@@ -269,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench_batch,
         bench_graphs,
         bench_memory,
+        bench_tuners,
         bench_import,
     ]
     if not arguments.no_chapters:

@@ -3,6 +3,11 @@
 All count the same thing, unique legal candidates; a failed one costs a trial. A peer that proposes
 what is not legal gets the nearest legal point instead, and what it repeats is answered from memory,
 so neither costs it a trial. Ratios are best found / optimum after a number of trials.
+
+The numbers in our searches and their model were chosen on dedispersion (AMD MI250X) and on three
+spaces of the same collection that are not shipped: convolution on an AMD W6600 and on an NVIDIA
+RTX 2080 Ti, matrix product on an RTX 3060, with seeds from 1000. Claims are made for other spaces,
+with seeds from 0.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
+    from ascend_lab.aoe.network import NetworkResult
     from ascend_lab.aoe.progress import Bars
     from ascend_lab.aoe.session import Ledger
     from ascend_lab.aoe.settings import Settings
@@ -194,12 +195,24 @@ def _print(name: str, tuning: Tuning) -> None:
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.operators is not None:
-        tunable = [r for r in tuning.operators.results if r.bound_cycles is not None]
-        proven = sum(r.proven for r in tunable)
-        print(f"  {proven} of {len(tunable)} kinds of operators proven optimal in their spaces")
+        print(f"  {_operators(tuning.operators)}")
     print(
         f"  gap to the bound: {tuning.gap:.2%} = {GAP_FORMULA}, "
         f"bound {tuning.bound_s * 1e3:.4f} ms (no schedule at all is faster)"
+    )
+
+
+def _operators(found: NetworkResult) -> str:
+    """Return how far from optimal the operators are, each in its space."""
+    gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
+    if not gaps:
+        notes = {r.note for r in found.results if r.note}
+        return f"no operator was tuned: {'; '.join(sorted(notes))}"
+    proven = sum(r.proven for r in found.results)
+    worst = max(gap for gap in gaps if gap is not None)
+    return (
+        f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces, "
+        f"largest gap of one to its bound {worst:.2%}"
     )
 
 

@@ -77,32 +77,48 @@ def drive(
     run = _Run(space, budget)
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
     steps = search(space, np.random.default_rng(seed), start)
-    end, idle, known = "budget", 0, known or {}
+    known = known or {}
+
+    def tell(new: Mapping[Hashable, Point]) -> None:
+        _measure(run, new, measure, workers, trial_limit_s, early_stop, known, on_trial)
+
     try:
-        batch = next(steps)
-        while len(run.trials) < budget:
-            if time.monotonic() > deadline:
-                end = "time"
-                break
-            new = run.fresh(batch)
-            idle = 0 if new else idle + 1
-            if idle > IDLE_BATCHES:
-                end = "exhausted"
-                break
-            _measure(run, new, measure, workers, trial_limit_s, early_stop, known, on_trial)
-            if new and is_proven and is_proven(run.trials):
-                end = "proven"
-                break
-            answers = [run.costs.get(space.key(p)) for p in batch]
-            if None in answers:  # the budget cut the batch: a search never hears of half of one
-                break
-            batch = steps.send([cost for cost in answers if cost is not None])
-    except StopIteration:
-        end = "exhausted"
+        end = _loop(run, steps, tell, deadline, is_proven)
     except KeyboardInterrupt:
         end = "interrupted"
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
+
+
+def _loop(
+    run: _Run,
+    steps: Steps,
+    tell: Callable[[Mapping[Hashable, Point]], None],
+    deadline: float,
+    is_proven: Callable[[Sequence[Trial]], bool] | None,
+) -> str:
+    """Have batches proposed and measured to the end, and return why it came."""
+    idle, answers = 0, None
+    while True:
+        try:
+            batch = next(steps) if answers is None else steps.send(answers)
+        except StopIteration:
+            return "exhausted"
+        if len(run.trials) >= run.budget:
+            return "budget"
+        if time.monotonic() > deadline:
+            return "time"
+        new = run.fresh(batch)
+        idle = 0 if new else idle + 1
+        if idle > IDLE_BATCHES:
+            return "exhausted"
+        tell(new)
+        if new and is_proven and is_proven(run.trials):
+            return "proven"
+        costs = [run.costs.get(run.space.key(p)) for p in batch]
+        answers = [cost for cost in costs if cost is not None]
+        if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of one
+            return "budget"
 
 
 def _measure(

@@ -84,7 +84,7 @@ def tune(
         outcomes.append(outcome)
         if sliced.plan.regions:
             graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
-    if "2" in jobs:
+    if "2" in jobs and not (sliced and sliced.interrupted):
         operators = tune_network(
             compiled, settings, knowledge, workers=workers, wanted=wanted, progress=progress
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ascend_lab.aoe.cube.job import CubeJob
+from ascend_lab.aoe.cube.products import ProductJob
 from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.trace import Trial
@@ -53,4 +54,6 @@ def job_of(operator: Operator) -> Job:
         return VectorJob(operator)
     if operator.unit == "cube":
         return CubeJob(operator)
+    if operator.unit == "product":
+        return ProductJob(operator)
     raise UnsupportedError("an operator with a schedule", operator.op, operator.reason)

@@ -15,7 +15,7 @@ from ascend_lab.aoe.jobs import job_of
 from ascend_lab.aoe.known import entry_of, from_bank, key_of, suggestions
 from ascend_lab.aoe.operators import Operator, operators_of
 from ascend_lab.aoe.settings import Progress, Settings
-from ascend_lab.aoe.trace import Trace, Trial
+from ascend_lab.aoe.trace import Trial
 from ascend_lab.aoe.tuning import Result, tune_operator, untuned
 from ascend_lab.aoe.workers import Workers
 from ascend_lab.errors import AscendLabError
@@ -43,6 +43,15 @@ class NetworkResult:
         """Improvement, (before - after) / after."""
         return (self.before_s - self.after_s) / self.after_s
 
+    @property
+    def bound_s(self) -> float:
+        """Seconds that no schedules of these kernels beat: their bounds added up.
+
+        Kernels without a bound count as they are; L2 as each operator is tuned on it.
+        """
+        cycles = sum(r.operator.count * (r.bound_cycles or r.after_cycles) for r in self.results)
+        return cycles / self.compiled.chip.clock_hz
+
 
 def tune_network(
     compiled: Compiled,
@@ -59,7 +68,10 @@ def tune_network(
     operators = operators_of(compiled)
     asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
-    run.tune(asked)
+    try:
+        run.tune(asked)
+    except KeyboardInterrupt:  # between two searches; those that ended are kept
+        run.interrupted = True
     found = [run.results.get(op.name) or untuned(op, refused.get(op.name, "interrupted"))
              for op in operators]  # fmt: skip
     before_s = simulate_graph(compiled).time_s
@@ -86,7 +98,8 @@ class _Run:
         missing = []
         for operator in operators:
             decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
-            if decision.tune:
+            unproven = decision.entry is not None and not decision.entry.proven
+            if decision.tune or (self.settings.deeper and unproven):
                 missing.append(operator)
                 continue
             assert decision.entry is not None and decision.origin is not None
@@ -126,16 +139,11 @@ class _Run:
         self.results[operator.name] = found
         if found.trace is None:
             return
-        self.interrupted = ended_early(found.trace)
-        if not self.interrupted:
+        self.interrupted = found.trace.end == "interrupted"
+        if not self.interrupted and len(found.trace.failures) < found.trials:
             decision = decide(self.knowledge, key_of(operator), True)
             self.outcomes.append(settle(self.knowledge, decision, entry_of(found, self.settings)))
             self.knowledge.forget_trials(run_id)
-
-
-def ended_early(trace: Trace) -> bool:
-    """Tell whether the user stopped a search."""
-    return trace.end == "interrupted"
 
 
 def potential(operator: Operator) -> float:

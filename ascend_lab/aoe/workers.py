@@ -171,7 +171,10 @@ def workers_of(text: str = "serial") -> Workers:
 
 def _processes(count: int) -> Executor:
     # spawned, not forked: threads of the parent cannot leave a lock behind
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    # Ctrl-C is for the parent, which ends its workers
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    return ProcessPoolExecutor(count, spawn, initializer=signal.signal, initargs=quiet)
 
 
 class _Cluster(Executor):

@@ -71,6 +71,11 @@ FIGURES: dict[str, str] = {
     "fig_arenas": "packing",
     "fig_arena_traffic": "packing",
     "fig_plans": "packing",
+    "fig_anytime": "cube_tuner",
+    "fig_crossover": "cube_tuner",
+    "fig_evolution": "cube_tuner",
+    "fig_population": "cube_tuner",
+    "fig_toy_tiles": "cube_tuner",
 }
 
 

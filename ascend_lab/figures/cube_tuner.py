@@ -59,8 +59,8 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> LabFigure:
         text = "does not fit" if cost is None else f"{cost:,}"
         dark = cost is not None and cost - least < 0.45 * (most - least)
         paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
-        ax.text(x + 0.47, y + 0.45, text, ha="center", va="center", fontsize=8, bbox=paper,
-                color="#FFFFFF" if dark else INK, weight="bold" if (m, n) == best else None)  # fmt: skip
+        look = {"color": "#FFFFFF" if dark else INK, "weight": "bold" if (m, n) == best else None}
+        ax.text(x + 0.47, y + 0.45, text, ha="center", va="center", fontsize=8, bbox=paper, **look)
     ax.set(xlim=(-0.05, len(cols)), ylim=(len(rows), -0.05), xlabel="n (fractals)")
     ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
     ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
@@ -95,8 +95,9 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
         ax.text(-0.15, y + 0.42, label, ha="right", va="center")
         for x, value in enumerate(values):
             changed = label == "child" and value != mixed[x]
-            fill = {"fc": "#FFFFFF", "ec": VERMILLION, "hatch": "////"} if changed else {
-                "fc": fills[x], "ec": INK}  # fmt: skip
+            fill: dict[str, Any] = {"fc": fills[x], "ec": INK}
+            if changed:
+                fill = {"fc": "#FFFFFF", "ec": VERMILLION, "hatch": "////"}
             ax.add_patch(Rectangle((x, y), 0.94, 0.84, lw=0.8, **fill))
             box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2} if changed else None
             ax.text(x + 0.47, y + 0.42, str(value), ha="center", va="center", fontsize=8, bbox=box)
@@ -120,7 +121,8 @@ def fig_population(
 ) -> LabFigure:
     """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
 
-    Maps: cores across, width n of the tile down; a cell is as dark as its cheapest tiling is dear.
+    Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
+    white is not legal. Dots are points, at random places in their cell, the star the best one.
     Below: every point of every generation, relative to `best` (by default the least of `costs`),
     and how many tilings of the space are cheaper. Raises `InputError` without a generation.
     """
@@ -130,7 +132,7 @@ def fig_population(
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
     last = len(log) - 1
-    shown = (0, last // 4, last)
+    shown = (0, (last + 1) // 3, last)
     for i, number in enumerate(shown):
         ax = fig.add_subplot(grid[0, i])
         _draw_map(ax, space, costs, log[number], first=i == 0)
@@ -158,12 +160,12 @@ def _draw_map(
     cells = np.full((len(ys), len(xs)), np.inf)
     np.minimum.at(cells, (y, x), np.log(costs))
     cells[np.isinf(cells)] = np.nan
-    ax.pcolormesh(cells, cmap="Greys", vmin=np.nanmin(cells) - 0.3, vmax=np.nanmax(cells) + 1.2)
+    ax.pcolormesh(cells, cmap="Blues_r", vmin=np.nanmin(cells) - 0.6, vmax=np.nanmax(cells) + 0.3)
     rng = np.random.default_rng(0)
     at = [space.row(point) for _, point in people]
     shift = rng.uniform(0.2, 0.8, (2, len(at)))
-    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=13, c=VERMILLION, ec="#FFFFFF", lw=0.5)
-    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=70, c=GREEN, marker="*", ec=INK, lw=0.6)
+    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=15, c=ORANGE, ec=INK, lw=0.5)
+    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=80, c=VERMILLION, marker="*", ec=INK, lw=0.6)
     step = max(1, len(xs) // 6)
     ax.set_xticks(np.arange(len(xs))[::step] + 0.5, [str(v) for v in xs[::step]])
     ax.set_yticks(np.arange(len(ys)) + 0.5, [str(v) if first else "" for v in ys], fontsize=6)
@@ -177,7 +179,7 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: 
     for share, name in SHARES:
         level = float(np.quantile(costs, share)) / least
         ax.axhline(level, color=GREY, ls=(0, (3, 2)), lw=0.8)
-        ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="center", color=INK)
+        ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=INK)
     rng, old = np.random.default_rng(0), set()
     for number, people in enumerate(log):
         here = [cost / least for cost, _ in people]
@@ -192,7 +194,7 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: 
     ax.set_yscale("log")
     top = max(2.0, float(np.quantile(costs, 0.6)) / least)
     ax.set(ylim=(0.97, top * 1.3), xlim=(-0.6, max(len(log), 4) * 1.2), xlabel="generation")
-    ticks = [t for t in (1, 1.1, 1.5, 2, 3, 5, 8, 16) if t < top * 1.3]
+    ticks = [t for t in (1, 1.2, 1.5, 2, 3, 5, 8, 16) if t < top * 1.3]
     ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
     ax.minorticks_off()
     ax.set_ylabel("cycles / best")

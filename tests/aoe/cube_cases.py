@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -40,15 +42,29 @@ def epilogue_for(kind: str, chip: Chip, dtype: str) -> Epilogue | None:
     return Epilogue(operands, (*steps, Step("vrelu", (len(steps) - 1,))), "fp16")
 
 
+class Case(NamedTuple):
+    """An operator with the name of its chip, which is shorter to print."""
+
+    shape: GemmShape | ConvShape
+    chip: str
+    epilogue: str
+    warm: tuple[str, ...]
+
+    @property
+    def measure(self) -> CubeMeasure:
+        """The operator's measure."""
+        chip = load_chip(self.chip)
+        epilogue = epilogue_for(self.epilogue, chip, self.shape.dtype)
+        return CubeMeasure(self.shape, chip, epilogue, frozenset(self.warm))
+
+
 @st.composite
-def measures(draw: st.DrawFn) -> CubeMeasure:
+def cases(draw: st.DrawFn) -> Case:
     """Draw an operator that has a space."""
-    chip = load_chip(draw(st.sampled_from(CHIPS)))
     shape = draw(st.one_of(gemm_shapes(), conv_shapes()))
     kind = draw(st.sampled_from(("", "bias", "residual")))
-    names = ("a", "b", "other")
-    warm = frozenset(draw(st.lists(st.sampled_from(names), max_size=2)))
-    return CubeMeasure(shape, chip, epilogue_for(kind, chip, shape.dtype), warm)
+    warm = draw(st.lists(st.sampled_from(("a", "b", "other")), max_size=2, unique=True))
+    return Case(shape, draw(st.sampled_from(CHIPS)), kind, tuple(warm))
 
 
 @st.composite

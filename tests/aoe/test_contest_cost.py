@@ -51,8 +51,8 @@ EXAMPLE_5 = square(5, [[0, 1], [3, 2]], [2000, 2000], ["MatMul"] * 2, 45_000)
         (EXAMPLE_1, [Step((0, 1), (64, 64, 1))], [4400.0]),
         (EXAMPLE_2, [Step((0,), NATIVE), Step((1,), NATIVE)], [13_107.2, 13_107.2]),
         (EXAMPLE_2, [Step((0, 1), NATIVE)], [13_107.2]),
-        # The published JSON lists 3276.8, 1638.4, 3276.8 here; its own prose moves tensor 2 out and
-        # both operands of operation 2 in, and only that adds up to the total it gives, 11 468.8.
+        # The published JSON lists 3276.8, 1638.4, 3276.8 here, which are the times with tensor 2
+        # kept; its prose moves tensor 2 out and in, and adds up to the total it gives, 11 468.8.
         (
             EXAMPLE_3,
             [Step((0,), NATIVE), Step((1,), NATIVE), Step((2,), NATIVE)],

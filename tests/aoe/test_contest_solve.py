@@ -9,10 +9,12 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_contest_cost import EXAMPLE_3, NATIVE
 from test_contest_problem import FOLDER
 
-from ascend_lab.aoe.contest import Problem, read_problem, schedule_latencies, solve
+from ascend_lab.aoe.contest import Problem, Step, read_problem, schedule_latencies, solve
 from ascend_lab.aoe.contest.exact import best_sequence
+from ascend_lab.aoe.contest.keep import resident_tensors
 from ascend_lab.aoe.contest.merge import intervals, merge
 from ascend_lab.aoe.contest.price import Prices
 from ascend_lab.aoe.contest.problem import parse_problem
@@ -145,21 +147,37 @@ def test_cutting_a_chain_is_exact(problem):
     assert prices.total(intervals(prices, problem.order)) == pytest.approx(best)
 
 
-def test_recomputing_and_keeping_are_found_where_they_pay():
-    # A long side branch: the stem is cheap to compute and dear to move.
-    data = json.loads((FOLDER / "example_problem.json").read_text())
-    side = {
-        **data,
-        "widths": [128, 4096, 4096, 4096],
-        "heights": [128] * 4,
-        "inputs": [[0], [1], [2]],
-        "outputs": [[1], [2], [3]],
-        "base_costs": [1, 1, 1],
-        "op_types": ["Pointwise"] * 3,
-    }
-    found = solve(parse_problem(side), None)
-    assert found.proven
-    assert [step.operations for step in found.steps] == [(0, 1, 2)]
+def test_what_only_the_next_subgraph_reads_stays_resident():
+    # Tensor 1 is read by two later subgraphs, so only tensor 2 may stay: the very times that the
+    # JSON of example 3 lists.
+    order = [1, 2, 4]
+    kept = resident_tensors(Prices(EXAMPLE_3), order)
+    assert kept == [frozenset(), frozenset({2}), frozenset()]
+    steps = [Step((op,), NATIVE, tuple(keep)) for op, keep in enumerate(kept)]
+    assert schedule_latencies(EXAMPLE_3, steps) == pytest.approx([3276.8, 1638.4, 3276.8])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "cost", "path"),
+    [
+        ({1, 2, 4, 6}, 4638.4, [(1, {1}), (6, set())]),
+        ({3, 5}, 6276.8, [(3, {2}), (5, set())]),
+        ({1, 2, 4, 7}, 4500.0, [(7, set())]),
+    ],
+)
+def test_the_exact_search_finds_the_published_ways(monkeypatch, allowed, cost, path):
+    # Subgraphs as bit masks of operations. With those of the text alone the search comes to what
+    # the text shows: keeping tensor 1, or computing it twice; one subgraph of all three beats both.
+    prices = Prices(EXAMPLE_3)
+    monkeypatch.setattr(prices, "legal", lambda group: group in allowed)
+    found = best_sequence(prices)
+    assert [(group, set(retain)) for group, retain in found] == path
+    before = [frozenset(), *(retain for _, retain in found)]
+    total = sum(
+        prices.price(group, resident, retain)
+        for (group, retain), resident in zip(found, before, strict=False)
+    )
+    assert total == pytest.approx(cost)
 
 
 def test_a_memory_too_small_for_one_element_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cube_cases import CHIPS, LAYERS, epilogue_for, measures, rows_of
+from cube_cases import CHIPS, LAYERS, Case, cases, epilogue_for, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +17,9 @@ from ascend_lab.kernels.windows import tiles_per_image, window_of
 
 
 @settings(max_examples=60, deadline=None)
-@given(measures(), st.integers(0, 100))
-def test_bounds_stay_below_the_simulator(measure: CubeMeasure, seed: int) -> None:
+@given(cases(), st.integers(0, 100))
+def test_bounds_stay_below_the_simulator(case: Case, seed: int) -> None:
+    measure = case.measure
     space = measure.space()
     bounds = Bounds(measure, space.genes)
     best = np.argsort(bounds.closed)[:3]
@@ -48,7 +49,7 @@ def test_bounds_are_close_where_it_counts(
     launch = bounds.launch_cycles
     ratios = (walked[first] - launch) / (cycles - launch)
     uneven = isinstance(shape, ConvShape) and shape.groups > 1
-    assert np.median(ratios) >= (0.75 if uneven else 0.97)
+    assert np.median(ratios) >= (0.75 if uneven else 0.95)
 
 
 def test_a_walk_cut_short_is_still_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from cube_cases import CHIPS, LAYERS, conv_shapes, epilogue_for, gemm_shapes, measures, rows_of
+from cube_cases import CHIPS, LAYERS, Case, cases, conv_shapes, epilogue_for, gemm_shapes, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,8 +51,9 @@ def values_of(space: CubeSpace, schedule: GemmSchedule) -> tuple[object, ...]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(measures(), st.integers(0, 100))
-def test_every_point_builds_and_comes_back(measure: CubeMeasure, seed: int) -> None:
+@given(cases(), st.integers(0, 100))
+def test_every_point_builds_and_comes_back(case: Case, seed: int) -> None:
+    measure = case.measure
     space = measure.space()
     for row in rows_of(space.size, 3, seed):
         point = space.point(int(row))
@@ -153,12 +154,13 @@ def test_other_numbers_for_one_kernel_are_one_point() -> None:
 def test_what_is_left_out_cannot_win() -> None:
     shape, chip = GemmShape(80, 64, 48), load_chip("Ascend310")
     space, measure = gemm_space(shape, chip), CubeMeasure(shape, chip)
-    best = min(measure(p) for p in space.points() if p[6] == "" and p[5] == "")
+    plain = [p for p in space.points() if p[5] == p[6] == ""]
+    best = min(map(measure, plain))
     grids = ((1, 1), (1, 2), (2, 1))
     for m, n, k, (rows, cols), order in product(range(1, 6), (1, 2, 3), (1, 2, 3, 4), grids, "mn"):
         tiling = GemmSchedule(16 * m, 16 * k, 16 * n, 1 + (order == "m"), rows, cols)
         assert best <= simulate(gemm_launch(shape, chip, tiling), chip).total_cycles
-    tiling = schedule_of(shape, min(space.points(), key=measure))
+    tiling = schedule_of(shape, plain[len(plain) // 2])
     for slots in product((1, 2), repeat=4):
         fewer = replace(tiling, **{f"{n}_slots": s for n, s in zip(SLOTS, slots, strict=True)})
         cycles = simulate(gemm_launch(shape, chip, fewer), chip).total_cycles
@@ -167,8 +169,8 @@ def test_what_is_left_out_cannot_win() -> None:
 
 def test_spaces_stay_small() -> None:
     chip = load_chip("Ascend910A")
-    for shape in (GemmShape(4096, 4096, 4096), *LAYERS):
-        for most in (3000, 200_000):
+    for shape in (GemmShape(4096, 4096, 4096), LAYERS[0], LAYERS[4]):
+        for most in (3000, 100_000):
             space = cube_space(shape, chip, None, most)
             assert 1 <= space.size <= most
         coarse = small_space(shape, chip)

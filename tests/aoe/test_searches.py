@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import search_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.drive import drive
-from ascend_lab.aoe.search import SEARCHES, branch_and_bound, search_named
+from ascend_lab.aoe.search import SEARCHES, Genetic, Mcts, branch_and_bound, search_named, tree_of
+from ascend_lab.aoe.search.surrogate import Surrogate, scaled
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.errors import InputError
 
@@ -116,3 +118,86 @@ def test_branch_and_bound_that_is_cut_short_gives_a_bound_but_no_proof():
         trace = drive(search, space, cases.cost, budget)
         assert trace.end == "budget" and not search.proven
         assert search.lower_bound <= cases.optimum(space)
+
+
+@pytest.mark.parametrize("budget", [8, 27])
+def test_the_tree_counts_visits_and_keeps_least_costs(budget):
+    space, search = SPACES["table"], Mcts()
+    trace = drive(search, space, cases.cost, budget, seed=1)
+    tree = tree_of(search.root)
+    tried = {t.point: t.cost for t in trace.trials}
+    assert search.root.visits == len(tried) and search.root.best == min(tried.values())
+    for prefix, node in tree.items():
+        below = [c for p, c in tried.items() if p[: len(prefix)] == prefix]
+        assert node.visits == len(below) and node.best == min(below)
+        assert node.closed == (
+            len(below) == sum(p[: len(prefix)] == prefix for p in space.points())
+        )
+    assert set(tree_of(search.root, 1)) == {p for p in tree if len(p) <= 1}
+
+
+def test_a_prior_decides_what_is_tried_first():
+    def prior(prefix, options):
+        return [1.0 if value in (8, 3, "z") else 1e-9 for value in options]
+
+    first = [
+        drive(Mcts(batch=1, completions=1, prior=prior), SPACES["table"], cases.cost, 2, seed=s)
+        for s in range(20)
+    ]
+    assert sum(t.trials[1].point[0] == 8 or t.trials[0].point[0] == 8 for t in first) == 20
+
+
+def test_the_generations_are_logged():
+    search = Genetic()
+    trace = drive(search, SPACES["table"], cases.cost, 27, seed=0)
+    assert [(b.point, b.cost) for b in search.log] == [(t.point, t.cost) for t in trace.trials]
+    assert [b.generation for b in search.log[:16]] == [0] * 16
+    assert {b.generation for b in search.log} == {0, 1, 2}
+    assert {b.origin for b in search.log[:16]} == {"random"}
+    assert {b.origin for b in search.log[16:]} <= {"random", "neighbour", "crossed", "mutated"}
+
+
+def test_the_model_grown_in_steps_is_the_model_learned_at_once():
+    space = SPACES["table"]
+    points = list(space.points())
+    costs = [cases.cost(p) for p in points]
+    at_once, in_steps = Surrogate(), Surrogate()
+    at_once.learn(points[:20], costs[:20])
+    for first in range(0, 20, 3):
+        in_steps.learn(points[first : min(first + 3, 20)], costs[first : min(first + 3, 20)])
+    for one, two in zip(at_once.predict(points), in_steps.predict(points), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-9)
+    mean, doubt = at_once.predict(points)
+    np.testing.assert_allclose(mean[:20], scaled(costs[:20]), atol=0.2)
+    assert doubt[:20].max() < doubt[20:].min()
+
+
+def test_the_model_forgets_when_there_are_too_many_trials(monkeypatch):
+    monkeypatch.setattr("ascend_lab.aoe.search.surrogate.MOST", 20)
+    space = SPACES["table"]
+    points = list(space.points())
+    model = Surrogate()
+    for first in range(0, len(points), 9):
+        model.learn(points[first : first + 9], [cases.cost(p) for p in points[first : first + 9]])
+    assert len(model.points) <= 20 and min(model.costs) == cases.optimum(space)
+    assert np.isfinite(model.predict(points)).all()
+
+
+def test_the_model_is_worth_its_place_where_costs_have_a_shape():
+    rng = np.random.default_rng(5)
+    columns = [rng.choice(sizes, 4000) for sizes in ([1, 2, 4, 8, 16, 32, 64],) * 6]
+    space = TableSpace(tuple("abcdef"), columns)
+
+    def cost(point):
+        logs = np.log2(point)
+        return float(
+            1 + (logs - [3, 1, 4, 1, 5, 2]) @ (logs - [3, 1, 4, 1, 5, 2]) + logs[0] * logs[1]
+        )
+
+    best = {
+        screened: np.mean(
+            [drive(Genetic(screened=screened), space, cost, 80, seed=s).best.cost for s in range(6)]
+        )
+        for screened in (True, False)
+    }
+    assert best[True] < best[False]

@@ -11,6 +11,11 @@ max(compute, moved elements / bandwidth). What is made and read inside the subgr
 - compute: base cost x native tiles begun x (k / K);
 - no traversal order: every tile loads anew; a given order: a slice the step before held is free.
 
+Limits: a real machine pays for what is free here, so costs of deep fusions are optimistic. The
+organisers later forbade tiles above the native size (issues 74 and 86 of their repository), let the
+raster order reuse (issue 37: 7096 in place of the 8192 of example 4) and tied an element-wise
+operation before a product to tiles as wide as the sum (issue 71); the text followed here does not.
+
 Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examples 1 to 5.
 """
 

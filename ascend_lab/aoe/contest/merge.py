@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from ascend_lab.aoe.contest.partition import Partition, bits
 from ascend_lab.aoe.contest.price import Prices
 
+HEAT = 0.004
+"""The first temperature of annealing, as a part of the cost."""
 LEAST = 1e-9
 """A smaller gain is rounding."""
 
@@ -115,7 +117,7 @@ def anneal(
 ) -> Partition:
     """Return the best partition seen by random joins, splits, moves and copies.
 
-    A worse one is accepted with probability exp(-increase / T), T falling from 2 % of the best.
+    A worse one is accepted with probability exp(-increase / T), T falling from HEAT of the best.
     Ends with the rounds, with the budget or at the goal.
     """
     now, cost = groups, prices.total(groups)
@@ -127,7 +129,7 @@ def anneal(
         if found is None:
             continue
         total = prices.total(found)
-        heat = 0.02 * least * (1 - step / rounds) ** 2 + 1e-12
+        heat = HEAT * least * (1 - step / rounds) ** 2 + 1e-12
         if total <= cost or rng.random() < math.exp(max((cost - total) / heat, -700.0)):
             now, cost = found, total
             if cost < least * (1 - 1e-12):
@@ -141,19 +143,20 @@ def _changed(prices: Prices, groups: Partition, rng: random.Random) -> Partition
     group = rng.choice(groups)
     op = rng.choice(list(bits(group)))
     kind = rng.random()
-    if kind < 0.4:
+    if kind < 0.35:
         near = [other for other in bits(relations.touching[op]) if not group >> other & 1]
         if not near:
             return None
         home = [other for other in groups if other >> rng.choice(near) & 1]
         return joined(prices, groups, group | rng.choice(home)) if home else None
     rest = [other for other in groups if other != group]
-    if kind < 0.6:
+    if kind < 0.55:
         ahead = group & (relations.before[op] | 1 << op)
         parts = [ahead, group & ~ahead]
-    elif kind < 0.7:
-        ahead = group & relations.after[op]
-        parts = [ahead, group & ~ahead]
+    elif kind < 0.75:
+        near = list(bits(relations.beside[op] & group))
+        part = relations.hull(1 << op | (1 << rng.choice(near) if near else 0)) & group
+        parts = [part, group & ~part]
     elif kind < 0.9:
         near = [other for other in rest if _near(relations.touching[op], other)]
         if not near:
@@ -186,9 +189,9 @@ def _copied(prices: Prices, rest: list[int], group: int, op: int) -> list[int]:
 
 
 def _checked(prices: Prices, rest: list[int], parts: list[int]) -> Partition | None:
-    found = tuple(dict.fromkeys([*rest, *(part for part in parts if part)]))
-    if not all(prices.legal(part) for part in parts if part):
-        return None
+    """Return the groups with the joined pieces of some parts, or None when no order runs them."""
+    pieces = [piece for part in parts for piece in prices.relations.components(part)]
+    found = tuple(dict.fromkeys([*rest, *pieces]))
     ordered = prices.relations.order(found)
     if ordered is None or not prices.relations.covers(ordered):
         return None

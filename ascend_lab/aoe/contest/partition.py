@@ -9,6 +9,8 @@ from itertools import pairwise
 from ascend_lab.aoe.contest.problem import Problem
 
 Partition = tuple[int, ...]
+WINDOW = 16
+"""How many groups an order looks past the first that can run, for one that reads what is there."""
 DEEP = 0.8
 """How often a random order goes on from the last operation."""
 
@@ -86,15 +88,22 @@ class Relations:
 
     def connected(self, group: int) -> bool:
         """Return whether shared tensors join all operations of the group."""
-        reached = group & -group
-        fresh = reached
-        while fresh:
-            wide = 0
-            for op in bits(fresh):
-                wide |= self.touching[op]
-            fresh = wide & group & ~reached
-            reached |= fresh
-        return reached == group
+        return len(self.components(group)) == 1
+
+    def components(self, group: int) -> list[int]:
+        """Return the parts of a group that shared tensors join."""
+        parts = []
+        while group:
+            part, fresh = 0, group & -group
+            while fresh:
+                part |= fresh
+                wide = 0
+                for op in bits(fresh):
+                    wide |= self.touching[op]
+                fresh = wide & group & ~part
+            parts.append(part)
+            group &= ~part
+        return parts
 
     def hull(self, group: int) -> int:
         """Return the least closed set with all paths between its operations that holds a group."""
@@ -130,18 +139,21 @@ class Relations:
 
         A group whose operand was made just before goes first, so that it may stay resident.
         """
-        waiting = sorted(set(groups), key=lambda group: group & -group)
+        rank = self.problem.rank
+        waiting = sorted(set(groups), key=lambda group: max(rank[op] for op in bits(group)))
         found: list[int] = []
         made = last = 0
         while waiting:
-            chosen = 0
+            chosen = looked = 0
             for group in waiting:
                 needs = self.ends(group)[0]
-                if not needs & ~made:
+                if not needs & ~made and (not chosen or needs & last):
+                    chosen = group
                     if needs & last:
-                        chosen = group
                         break
-                    chosen = chosen or group
+                looked += bool(chosen)
+                if looked > WINDOW:
+                    break
             if not chosen:
                 return None
             found.append(chosen)

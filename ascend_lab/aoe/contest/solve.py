@@ -17,6 +17,8 @@ from ascend_lab.aoe.contest.problem import Problem
 from ascend_lab.errors import CapacityError
 
 RESTARTS = 20
+SHORT = 40
+"""The operations up to which one order is cut exactly at once, not only as a restart."""
 ROUNDS = 40
 RESERVE = 0.9
 """The part of the seconds the searches may use; the rest is for residency and the last check."""
@@ -114,8 +116,9 @@ def _search(prices: Prices, singles: Partition, seed: int) -> Partition:
     if prices.legal(whole) and not prices.spent:
         best = min(best, (whole,), key=prices.total)
     if prices.total(best) > goal:
-        starts = [best, merge(prices, singles), intervals(prices, prices.problem.order)]
-        best = min(starts, key=prices.total)
+        best = min(best, merge(prices, singles), key=prices.total)
+    if prices.total(best) > goal and len(singles) <= SHORT:
+        best = min(best, intervals(prices, prices.problem.order), key=prices.total)
     for turn in range(RESTARTS):
         if prices.spent or prices.total(best) <= goal:
             break

@@ -44,7 +44,7 @@ class After:
     piece_run: Array
     out_cycles_per_byte: Floats
     in_cycles_per_byte: Floats
-    in_latency: int
+    in_latency: Array
     channel_loads: int
     channel_bytes: int
     channel_blocks: Array
@@ -83,11 +83,13 @@ def after_of(
     own, hit = 1.0 / path.rate_bytes_per_cycle, n * clock / chip.l2.rate_bytes_per_s
     rate = np.maximum(own, hit)
     memory = np.maximum(own, n * clock / chip.device_memory.rate_bytes_per_s)
-    near, far = (path.latency_cycles + m.latency_cycles for m in (chip.l2, chip.device_memory))
+    memory = np.where(w.ragged, rate, memory)
+    near = path.latency_cycles + chip.l2.latency_cycles
+    far = np.where(w.ragged, near, path.latency_cycles + chip.device_memory.latency_cycles)
     again = np.maximum(w.m_tiles * (held < w.n_own), 1)
     fresh = 1.0 / np.maximum(1, max(loads, 1) * w.rows * again)
     if epilogue and any(o.name.partition(".")[0] in warm for o in epilogue.operands):
-        memory, far, fresh = rate, near, np.zeros_like(fresh)
+        memory, far, fresh = rate, np.full_like(far, near), np.zeros_like(fresh)
     return After(
         epilogue,
         plan_of(epilogue, sums) if epilogue and chip.combined else None,

@@ -70,7 +70,8 @@ def _memory_cycles(job: Job, after: After, warm: Collection[str]) -> Floats:
     operands = after.epilogue.of_kind("tile") if after.epilogue else ()
     cold = [o for o in operands if o.name.partition(".")[0] not in warm]
     width = sum(DTYPE_BYTES[o.dtype] for o in cold) if chip.combined else 0
-    read = job.a.fetched_bytes + job.b.fetched_bytes + elements * width
+    more = np.where(job.work.ragged, 0, elements * width)
+    read = job.a.fetched_bytes + job.b.fetched_bytes + more
     written = elements * DTYPE_BYTES[after.out_dtype]
     total = read + max(0, written - chip.l2.size_bytes)
     cycles: Floats = np.ceil(total / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)

@@ -22,6 +22,7 @@ from ascend_lab.aoe.cube.table import (
     Array,
     Columns,
     CubeSpace,
+    core_counts,
     crossed,
     evens,
     grown,
@@ -94,7 +95,8 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
     for window in (0, 1):
         for m in pixel_tiles(shape, most, ratio, strip=bool(window)):
             tiles = shape.n * tiles_per_image(shape, int(m), strip=bool(window))
-            rows = {-(-tiles // -(-tiles // c)) for c in range(1, chip.core_count + 1)}
+            counts = core_counts(chip.core_count, ratio)
+            rows = {-(-tiles // -(-tiles // c)) for c in counts}
             found |= {(window, int(m), r) for r in rows}
     columns = np.array(sorted(found), np.int64).T
     return dict(zip(("window", "m", "rows"), columns, strict=True))
@@ -103,7 +105,7 @@ def _pixel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Col
 def _channel_options(shape: ConvShape, chip: Chip, most: int, ratio: float) -> Columns:
     """Return the (cols, n) of all ways to divide bundles and channels over columns of cores."""
     bundle, found = bundles_of(shape), set()
-    for cols in range(1, chip.core_count + 1):
+    for cols in core_counts(chip.core_count, ratio):
         _, inside = column_shares(bundle, cols)
         tiles = np.unique(up(bundle.n1, inside * np.arange(1, -(-bundle.n1 // inside) + 1)))
         for tile in spaced(tiles[tiles <= most], ratio):

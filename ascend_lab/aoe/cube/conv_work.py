@@ -45,7 +45,7 @@ def conv_job(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = (
         m["windows"] * pixel, n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
         np.full_like(cores, bundle.c1), np.minimum(t["stage"], bundle.c1), t["k"],
         nm, hold_a, hold_all | (once & nm), hold_all, no, no,
-        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"],
+        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"], m["ragged"] > 0,
     )  # fmt: skip
     x = load_of(chip, reads_x, 0 if "a" in warm else m["touched"] * c1 * pixel, cores)
     w = load_of(chip, reads_w, 0 if "b" in warm else weights, cores)
@@ -79,7 +79,9 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
     """List the tiles of one row of cores, that with most to load, for each way to divide pixels."""
     ways, _, which = same_rows([t["window"], t["m"], t["rows"]])
     lists: dict[str, list[Array]] = {"fractals": [], "pixels": [], "windows": []}
-    sums: dict[str, list[int]] = {n: [] for n in ("first", "tiles", "all", "read", "touched")}
+    sums: dict[str, list[int]] = {
+        n: [] for n in ("first", "tiles", "all", "read", "touched", "ragged")
+    }
     sums |= {"fractals": [], "pixels": [], "windows": []}
     length = 0
     images: dict[tuple[int, int], tuple[Array, Array, Array, int]] = {}
@@ -95,7 +97,11 @@ def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
         own = slice(int(ends[best] - sizes[best]), int(ends[best]))
         for name, column in zip(lists, every, strict=True):
             lists[name].append(column[own])
-        values = [length, sizes[best], len(every[0]), every[2].sum(), touched * shape.n]
+        # cores that begin at various places of various images: what all of them touch is counted
+        # by the simulator as if their places were evenly spaced, which may be less
+        ragged = shape.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
+        once = windows.max() if ragged else touched * shape.n
+        values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
         values += [every[0][own].sum(), every[1][own].sum(), loads[best]]
         for name, value in zip(sums, values, strict=True):
             sums[name].append(int(value))

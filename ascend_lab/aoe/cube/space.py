@@ -24,6 +24,7 @@ from ascend_lab.aoe.cube.table import (
     Columns,
     CubeSpace,
     Mask,
+    core_counts,
     crossed,
     evens,
     grown,
@@ -92,7 +93,7 @@ def area_of(dtype: str) -> int:
 def sides(total: int, most: int, cores: int, ratio: float) -> Array:
     """Return (cores used, tile) pairs for one side: the least tile for each number a core gets."""
     found = set()
-    for count in range(1, cores + 1):
+    for count in core_counts(cores, ratio):
         tiles = np.unique(up(total, count * np.arange(1, -(-total // count) + 1)))
         for tile in spaced(tiles[tiles <= most], ratio):
             found.add((len(chunks(total, int(tile), count)), int(tile)))

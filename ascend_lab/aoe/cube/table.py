@@ -51,6 +51,12 @@ def spaced(values: Array, ratio: float) -> Array:
     return np.array(kept, np.int64)
 
 
+def core_counts(most: int, ratio: float) -> list[int]:
+    """Return how many cores may share a side, thinned out; 1 and all of them are there."""
+    counts: list[int] = np.union1d(spaced(np.arange(1, most + 1), ratio), [most]).tolist()
+    return counts
+
+
 def coded(column: Array) -> tuple[Array, Array]:
     """Return the distinct values in order, and the place of each entry among them."""
     there = np.bincount(column) > 0
@@ -120,11 +126,6 @@ class CubeSpace(TableSpace):
         self._ranges: dict[Point, tuple[int, int]] = {(): (0, len(self.codes))}
         self._options: dict[Point, tuple[Any, ...]] = {}
         self._places = [{v: i for i, v in enumerate(values)} for values in self.values]
-
-    def restricted(self, index: Array | Mask) -> CubeSpace:
-        """Return the space of some rows only."""
-        rows = taken(self.genes, index)
-        return CubeSpace(self.shape, self.chip, self.demand, self.names, rows)
 
 
 def word_of(name: str, number: int) -> int | str:

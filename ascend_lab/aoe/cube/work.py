@@ -46,6 +46,7 @@ class Work:
     Tiles along m and n, `bundles` times; depth in units of `taps` fractals of K, `stage` units a
     stage; `hold_a` / `hold_b`: what an outer loop keeps in L1 (`hold_all`: B for all m tiles, in
     order mn); `outer_n`: order nm. `n_own` blocks a core, in tiles of `n`, the last `n_last`.
+    `ragged`: cores begin at various places of several images.
     """
 
     rows: Array
@@ -74,6 +75,7 @@ class Work:
     b_l1: Array
     a_l0: Array
     b_l0: Array
+    ragged: Mask
 
     def take(self, index: Array) -> Work:
         """Return the work of some tilings."""
@@ -147,7 +149,7 @@ def gemm_job(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = (
         n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
         np.full_like(cores, k1), np.minimum(t["k"] * t["step"], k1), t["k"],
         t["order"] == 1, keep_a, keep_b, no, uses(t, "bypass", "a"), uses(t, "bypass", "b"),
-        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"],
+        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"], no,
     )  # fmt: skip
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)

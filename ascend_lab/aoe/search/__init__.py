@@ -13,7 +13,7 @@ from ascend_lab.aoe.search.bounded import BranchAndBound, branch_and_bound, no_b
 from ascend_lab.aoe.search.exhaustive import exhaustive, random_order
 from ascend_lab.aoe.search.genetic import Birth, Genetic
 from ascend_lab.aoe.search.local import IteratedLocal
-from ascend_lab.aoe.search.mcts import Mcts, Node
+from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
 from ascend_lab.aoe.search.surrogate import Surrogate
 from ascend_lab.errors import InputError
 
@@ -70,4 +70,5 @@ __all__ = [
     "paced",
     "random_order",
     "search_named",
+    "tree_of",
 ]

@@ -47,8 +47,8 @@ class Genetic:
     `first` points begin. Of every generation of `measured` points, `immigrants` are random; parents
     are the `population` best points, each the best of `tournament` drawn from these; a share
     `crossover` of the `children` has two of them. `caution` weighs the model's doubt: the points of
-    a generation are those of least mean - k * deviation, k from 0 to twice the caution. The numbers
-    were chosen on recorded spaces other than those of the tests (see `bench_search`).
+    a generation are those of least mean - k * deviation, k from 0 to twice the caution. The module
+    `bench_search` says on which spaces the numbers were chosen.
     """
 
     first: int = 16

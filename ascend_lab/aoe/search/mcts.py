@@ -44,6 +44,18 @@ class Node:
     children: dict[Value, Node] = field(default_factory=dict)
 
 
+def tree_of(root: Node, deepest: int | None = None) -> dict[Point, Node]:
+    """Return the nodes of a tree by their prefixes, parents first, down to a depth."""
+    found: dict[Point, Node] = {(): root}
+    queue: list[Point] = [()]
+    for prefix in queue:
+        if deepest is None or len(prefix) < deepest:
+            children = {(*prefix, v): child for v, child in found[prefix].children.items()}
+            found.update(children)
+            queue += children
+    return found
+
+
 @dataclass
 class Mcts:
     """The search; `root` is the tree of the latest run.

@@ -43,7 +43,8 @@ WALK = (0.005, 0.0005)
 class SubgraphResult:
     """The best plan found; `graph` is the prepared graph in slices, times are of whole networks.
 
-    `tried` counts segments and plans timed. `bound_s` holds for every slicing and order.
+    `tried` counts segments and plans timed; `bound_s` holds for every slicing and order.
+    `interrupted`: the user stopped the search.
     """
 
     plan: SlicePlan
@@ -52,6 +53,7 @@ class SubgraphResult:
     after_s: float
     bound_s: float
     tried: int
+    interrupted: bool = False
 
     @property
     def gain(self) -> float:
@@ -96,12 +98,12 @@ def tune_subgraph(
     told = progress or (lambda *_: None)
     chosen = _chain(segments, space.table, ends_s - CHECKS * (time_limit_s or 0.0), told)
     trace = _searched(space, chosen, budget, seed, ends_s, told)
-    tried = len(trace.trials) + len(segments.timed)
+    tried, ended = len(trace.trials) + len(segments.timed), trace.end == "interrupted"
     best = min(trace.trials, key=lambda t: t.cost, default=None)
     if best is None or not best.cost < before:
-        return replace(whole, tried=tried)
+        return replace(whole, tried=tried, interrupted=ended)
     plan = space.plan(best.point)
-    return SubgraphResult(plan, sliced(graph, plan), before, best.cost, bound, tried)
+    return SubgraphResult(plan, sliced(graph, plan), before, best.cost, bound, tried, ended)
 
 
 def _searched(

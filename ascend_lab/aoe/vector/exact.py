@@ -29,8 +29,7 @@ def optimum(space: VectorSpace) -> tuple[Point, int]:
             if id(nest) not in nests:
                 nests[id(nest)] = _best_layout(nest)
             found.append(nests[id(nest)][0])
-        found += [LEAST] * (space.nest_count - len(found))
-        point = (*head, *(value for own in found for value in own))
+        point = space.joined(head, found)
         cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
         best = min(best, (point, cycles), key=lambda pair: pair[1])
     return best[0], int(best[1])

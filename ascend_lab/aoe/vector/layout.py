@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.dsl import schedule as steps
@@ -25,6 +25,11 @@ class Layout:
     folds: tuple[tuple[str, int], ...] = ()
     depth: int = 2
     guard: str = ""
+
+    def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Return what the bytes grow with: widths of axes and folds of `extents`, and slots."""
+        folds = {**extents, **dict(self.folds)}
+        return (*(width for _, _, width in self.cuts), *folds.values(), self.depth)
 
 
 def lay(s: Schedule, phase: Phase, rows: Sequence[str], layout: Layout) -> Schedule:

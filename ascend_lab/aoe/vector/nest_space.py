@@ -60,7 +60,8 @@ class NestSpace:
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._needs: dict[Layout, tuple[int, int, int]] = {}
         self._written: dict[object, bool] = {}
-        self._count: int | None = None
+        self._roomy: dict[object, list[tuple[int, ...]]] = {}
+        self._count, self._counted = 0, False
         self.default: Layout | None = None
         self.default_point: Point | None = None
         if default is not None:
@@ -125,15 +126,21 @@ class NestSpace:
         return any(self._legal(self.layout((*point[:FOLD], f, *point[FOLD + 1 :]))) for f in folds)
 
     def _legal(self, layout: Layout) -> bool:
+        pattern, sizes = self._pattern(layout), layout.sizes(self.folds)
+        for larger in self._roomy.get(pattern, ()):
+            if all(a <= b for a, b in zip(sizes, larger, strict=True)):
+                return self._written[pattern]
         taken_bytes, event_ids = self.needs(layout)
         chip = self.schedule.chip
         if taken_bytes > chip.buffers["UB"] or event_ids > chip.event_ids:
             return False
         # whether a nest can be written depends on which axes are cut, and whether at whole blocks
         tight = taken_bytes > SURE * chip.buffers["UB"]
-        kind: object = layout if tight else self._pattern(layout)
+        kind: object = layout if tight else pattern
         if kind not in self._written:
             self._written[kind] = self.lowers(layout)
+        if not tight:
+            self._roomy.setdefault(pattern, []).append(sizes)
         return self._written[kind]
 
     def _pattern(self, layout: Layout) -> object:
@@ -168,6 +175,16 @@ class NestSpace:
         """True if the nest has a layout at all."""
         return self._reaches(()) if self.default is None else self.lowers(self.default)
 
+    @property
+    def open_decisions(self) -> set[int]:
+        """The places of the decisions that may have a choice."""
+        long = [n for n in self.nest.rows if self.extents[n] > 1]
+        names = {"spread", "share", "cut", "width", "depth"}
+        names |= {"share2", "outer"} if len(long) > 1 else set()
+        names |= {"fold"} if self.folds else set()
+        names |= {"tail"} if any(n != self.last for n in long) else set()
+        return {DECISIONS.index(name) for name in names}
+
     # -- all of them ------------------------------------------------------------------------------
     def points(self, prefix: Point = ()) -> Iterator[Point]:
         """Yield all layouts that begin with `prefix`, as decisions."""
@@ -177,11 +194,12 @@ class NestSpace:
         for value in self.options(prefix):
             yield from self.points((*prefix, value))
 
-    def count(self, most: int) -> int | None:
-        """Return the number of layouts, counted once; None above `most`."""
-        if self._count is None:
+    def count(self, most: int) -> int:
+        """Return the number of layouts, `most` + 1 if there are more than `most`."""
+        if self._count <= most and not self._counted:
             self._count = sum(1 for _ in islice(self.points(), most + 1))
-        return self._count if self._count <= most else None
+            self._counted = self._count <= most
+        return min(self._count, most + 1)
 
     # -- options ----------------------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import product
+from itertools import product, zip_longest
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import InputError
 
-COUNTED = 200_000
-"""Nests with more layouts than this are not counted."""
+COUNTED = 10_000
+"""Spaces with more points than this are not counted: nests alone can have thousands of layouts."""
 
 
 class VectorSpace:
@@ -39,8 +38,10 @@ class VectorSpace:
         self.grouping = Grouping(self.default)
         self._head = len(self.grouping.names)
         heads = self.grouping.heads()
-        self.nest_count = max(len(self.structure(h).nests) for h in heads)
-        self.names = (*self.grouping.names, *_nest_names(self.nest_count))
+        nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
+        self._slots = [_open_decisions([n for n in slot if n is not None]) for slot in nests]
+        self.names = (*self.grouping.names, *_nest_names(self._slots))
+        self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
     def structure(self, point: Point) -> Structure:
@@ -52,8 +53,16 @@ class VectorSpace:
 
     def parts(self, point: Point) -> list[tuple[NestSpace, Point]]:
         """Return the nests of a point, each with the decisions about it."""
-        nests, step = self.structure(point).nests, len(DECISIONS)
-        return [(nest, point[self._head + k * step :][:step]) for k, nest in enumerate(nests)]
+        found, at = [], self._head
+        for nest, slot in zip(self.structure(point).nests, self._slots, strict=False):
+            found.append((nest, _filled(slot, point[at : at + len(slot)])))
+            at += len(slot)
+        return found
+
+    def joined(self, head: Point, owns: Sequence[Point]) -> Point:
+        """Return the point of a grouping and of the decisions about each of its nests."""
+        pairs = zip_longest(self._slots, owns, fillvalue=LEAST)
+        return (*head, *(own[at] for slot, own in pairs for at in slot))
 
     def build(self, point: Point) -> Schedule:
         """Return the schedule of a point; raise `AscendLabError` if it is not one of the space."""
@@ -68,20 +77,19 @@ class VectorSpace:
     def default_point(self) -> Point:
         """The point of the default schedule."""
         head = self.grouping.default_head
-        nests = [n.default_point or LEAST for n in self.structure(head).nests]
-        nests += [LEAST] * (self.nest_count - len(nests))
-        return (*head, *(value for own in nests for value in own))
+        return self.joined(head, [n.default_point or LEAST for n in self.structure(head).nests])
 
     # -- the contract of a space ------------------------------------------------------------------
     def options(self, prefix: Point) -> tuple[Value, ...]:
         """Return the legal values of the decision after `prefix`."""
         if len(prefix) < self._head:
             return self.grouping.options(prefix)
-        number, at = divmod(len(prefix) - self._head, len(DECISIONS))
-        nests = self.structure(prefix).nests
+        number, at = self._places[len(prefix) - self._head]
+        nests, slot = self.structure(prefix).nests, self._slots[number]
         if number >= len(nests):
             return (LEAST[at],)
-        return nests[number].options(prefix[len(prefix) - at :])
+        own = prefix[len(prefix) - slot.index(at) :] if at else ()
+        return nests[number].options(_filled(slot, own)[:at])
 
     def sample(self, rng: np.random.Generator) -> Point:
         """Return a random point: every decision in turn, each option with the same chance."""
@@ -93,28 +101,42 @@ class VectorSpace:
 
     @property
     def size(self) -> int | None:
-        """Number of points; None if a nest has more than `COUNTED` layouts."""
+        """Number of points; None above `COUNTED`."""
         total = 0
         for head in self.grouping.heads():
-            counts = [nest.count(COUNTED) for nest in self.structure(head).nests]
-            if None in counts:
-                return None
-            total += math.prod(c for c in counts if c is not None)
+            points = 1
+            for nest in self.structure(head).nests:
+                points *= nest.count(COUNTED // points)
+                if total + points > COUNTED:
+                    return None
+            total += points
         return total
 
     def points(self) -> Iterator[Point]:
         """Yield all points, grouping by grouping."""
         for head in self.grouping.heads():
             nests = [list(nest.points()) for nest in self.structure(head).nests]
-            nests += [[LEAST]] * (self.nest_count - len(nests))
             for chosen in product(*nests):
-                yield (*head, *(value for own in chosen for value in own))
+                yield self.joined(head, chosen)
 
 
-def _nest_names(count: int) -> tuple[str, ...]:
-    if count == 1:
-        return DECISIONS
-    return tuple(f"{name} {k + 1}" for k in range(count) for name in DECISIONS)
+def _open_decisions(nests: Sequence[NestSpace]) -> tuple[int, ...]:
+    """Return the places of the decisions that have a choice in one of these nests."""
+    closed = set(range(len(DECISIONS)))
+    for nest in nests:
+        closed -= nest.open_decisions
+    return tuple(at for at in range(len(DECISIONS)) if at not in closed)
+
+
+def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
+    """Return all decisions about a nest, those without a choice and those still open at least."""
+    given = dict(zip(slot, values, strict=False))
+    return tuple(given.get(at, value) for at, value in enumerate(LEAST))
+
+
+def _nest_names(slots: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    ends = [f" {k + 1}" if len(slots) > 1 else "" for k in range(len(slots))]
+    return tuple(DECISIONS[at] + end for slot, end in zip(slots, ends, strict=True) for at in slot)
 
 
 def vector_space(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> VectorSpace:

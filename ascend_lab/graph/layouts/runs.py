@@ -24,7 +24,7 @@ def run_offset(whole: TensorType, part: TensorType, axis: int, span: Range) -> i
     pieces = whole.map.pieces
     top = next(p for p in pieces if p.axis == axis)
     ahead = pieces[: pieces.index(top)]
-    if any(p.count > 1 for p in ahead) or (ahead and whole.layout != "ND"):
+    if any(p.count > 1 for p in ahead):
         return None
     if low % top.step or (high % top.step and high != whole.shape[axis]):
         return None

@@ -165,9 +165,13 @@ class Context:
         return found[0]
 
     def _data(self, data: Known, tensor: Tensor) -> Data:
-        """Return constant data in the graph's format; int64 beyond 32 bits is refused."""
+        """Return constant data in the graph's format; int64 beyond 32 bits is refused.
+
+        Small data are read now: passes see the numbers of arrays, not of what is read later.
+        """
         if tensor.elem != "int64":
-            return data
+            small = callable(data) and tensor.elements <= STEERING
+            return np.array(tensor.array()) if small else data
         if tensor.elements > CONSTANT * 16 and not isinstance(data, Fill):
             self.unsupported("int64 constants of at most 16 Mi elements", str(tensor.shape))
         array = np.array(data.value) if isinstance(data, Fill) else tensor.array()

@@ -1,0 +1,120 @@
+"""A compiler whose techniques can be switched off one by one, to see what each of them is worth.
+
+Off is what a first version of a compiler does: the graph as the model states it; layouts only where
+the cube needs them, so that every cube operator has its operands converted; a kernel per operator;
+one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use
+alternate. With all on it is the default compiler, which `tune` starts from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+
+from ascend_lab import dsl as te
+from ascend_lab.aoe.operators import unit_of
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.graph import Compiled, Graph
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compiled import compile_tasks, lowered_once
+from ascend_lab.graph.fusion import fuse, unfused
+from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.layouts.stay import stay_in_fractals
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
+from ascend_lab.graph.lower.images import conv_job
+from ascend_lab.graph.lower.matrices import batched_output, product_job
+from ascend_lab.graph.lower.vector import vector_outputs
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.pipeline import in_format
+from ascend_lab.kernels import GemmSchedule
+from ascend_lab.kernels.conv_default import conv_schedule
+from ascend_lab.kernels.gemm_default import default_schedule
+
+TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers", "all cores")
+"""In the order of the waterfall."""
+SMALL = 8
+"""Without large tiles a scheduler sees this fraction of L0 and UB; L1 must hold rows of images."""
+BUFFERS = ("L0A", "L0B", "L0C", "UB")
+_BELIEVED: dict[tuple[int, bool, bool], tuple[Chip, Chip]] = {}
+_SINGLE: dict[tuple[str, int], tuple[Chip, Lowered]] = {}
+
+
+def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "fp16") -> Compiled:
+    """Return the kernels of a graph by a compiler with only these techniques.
+
+    Raises `InputError` for an unknown technique, and as `compile_stages`.
+    """
+    on = frozenset(on)
+    if unknown := sorted(on - set(TECHNIQUES)):
+        raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
+    believed = believed_chip(chip, "all cores" in on, "large tiles" in on)
+    rewritten = run_passes(graph, DEFAULT)[0] if "rewriting" in on else graph
+    typed = canonical(in_format(rewritten, dtype), believed)
+    if "layouts" in on:
+        laid = stay_in_fractals(cancel_trans_data(assign_layouts(typed)), believed)
+    else:
+        laid = assign_layouts(typed, follow=False)
+    groups = (fuse(laid, believed) if "fusion" in on else unfused(laid)).groups
+    compiled = compile_tasks(laid, believed, groups)
+    if "double buffers" not in on:
+        compiled = single_buffered(compiled)
+    return replace(compiled, chip=chip)
+
+
+def believed_chip(chip: Chip, all_cores: bool, large_tiles: bool) -> Chip:
+    """Return the chip as a scheduler sees it; the chip itself if it sees all."""
+    if all_cores and large_tiles:
+        return chip
+    key = (id(chip), all_cores, large_tiles)
+    if key not in _BELIEVED:
+        part = 1 if large_tiles else SMALL
+        sizes = {n: s // (part if n in BUFFERS else 1) for n, s in chip.buffers.items()}
+        cores = chip.core_count if all_cores else 1
+        _BELIEVED[key] = chip, replace(chip, core_count=cores, buffers=sizes)
+    return _BELIEVED[key][1]
+
+
+def single_buffered(compiled: Compiled) -> Compiled:
+    """Return a network with one slot per buffer wherever a schedule says how many there are.
+
+    Kernels written by hand (pooling, gathering, moving) keep theirs.
+    """
+    chip = compiled.chip
+    tasks = tuple(
+        replace(t, lowered=_single(t.piece, t.lowered, chip)) if t.lowered else t
+        for t in compiled.tasks
+    )
+    return replace(compiled, tasks=tasks)
+
+
+def _single(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+    key = (piece.key, id(chip))
+    if key not in _SINGLE:
+        _SINGLE[key] = chip, _with_one_slot(piece, lowered, chip)
+    return _SINGLE[key][1]
+
+
+def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+    unit, _ = unit_of(piece, chip)
+    if unit == "cube":
+        slots = {f"{side}_slots": 1 for side in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
+        return lowered_once(piece, chip, Choice(tiling=replace(default_tiling(piece, chip), **slots)))
+    if not unit:
+        return lowered
+    outputs = [batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
+    steps = json.loads(te.auto_schedule(outputs, chip).to_json())
+    steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
+    return replace(lowered, kernel=te.lower(te.replay(outputs, chip, json.dumps(steps))))
+
+
+def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
+    """Return the tiling that a convolution or product gets without a tuner."""
+    if piece.graph.nodes[0].op in CONVOLUTIONS:
+        shape, epilogue, _ = conv_job(piece, chip)
+        return conv_schedule(shape, chip, epilogue)
+    product, epilogue = product_job(piece, chip)
+    return default_schedule(product, chip, epilogue)

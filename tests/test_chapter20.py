@@ -1,0 +1,251 @@
+"""The checks and figures of chapter 20, and what its prose claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.moves import completed, crossed, mutated, nearest
+from ascend_lab.aoe.search import SEARCHES, random_order
+from ascend_lab.aoe.search.simple import SimpleGenetic
+from ascend_lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
+from ascend_lab.checks.chapter20 import interval
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.figures import (
+    fig_anytime,
+    fig_crossover,
+    fig_evolution,
+    fig_population,
+    fig_toy_tiles,
+)
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.sim import simulate
+
+TOY = load_chip("Toy")
+SMALL = CubeMeasure(GemmShape(64, 64, 64), TOY)
+LAYER = CubeMeasure(ConvShape(1, 512, 7, 7, 512, 3, 3, pad=1), load_chip("Ascend910A"))
+
+
+@pytest.fixture(scope="module")
+def small():
+    space = SMALL.space()
+    return space, np.array([SMALL(point) for point in space.points()])
+
+
+@pytest.fixture(scope="module")
+def layer():
+    space = LAYER.space()
+    return space, Bounds(LAYER, space.genes).closed
+
+
+def from_table(space, costs):
+    return lambda point: float(costs[space.row(point)])
+
+
+# -- exercises -------------------------------------------------------------------------------------
+def cross(space, one, two, picks):
+    child = ()
+    for a, b, pick in zip(one, two, picks, strict=True):
+        first, second = (a, b) if pick else (b, a)
+        options = space.options(child)
+        value = next((v for v in (first, second) if v in options), nearest(options, first))
+        child = (*child, value)
+    return child
+
+
+def takes_the_least(space, wanted):
+    point = ()
+    for value in wanted:
+        options = space.options(point)
+        point = (*point, value if value in options else options[0])
+    return point
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        takes_the_least,
+        lambda space, wanted: tuple(wanted),
+        lambda space, wanted: next(space.points()),
+        lambda space, wanted: completed(space, wanted)[:-1],
+        lambda space, wanted: list(completed(space, wanted)),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_repairs_fail(wrong, seed):
+    assert not check_ex_20_1(wrong, seed=seed)
+    assert check_ex_20_1(completed, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda space, one, two, picks: one,
+        lambda space, one, two, picks: cross(space, two, one, picks),
+        lambda space, one, two, picks: completed(
+            space, [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
+        ),
+        lambda space, one, two, picks: tuple(
+            a if pick else b for a, b, pick in zip(one, two, picks, strict=True)
+        ),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_crossovers_fail(wrong, seed):
+    assert not check_ex_20_2(wrong, seed=seed)
+    assert check_ex_20_2(cross, seed=seed)
+
+
+def first_ones(space, rng, start=()):
+    yield [space.point(row) for row in range(150)]
+
+
+@pytest.mark.parametrize("wrong", [random_order, first_ones])
+def test_searches_no_better_than_random_fail(wrong):
+    result = check_ex_20_3(wrong)
+    assert not result
+    assert result.subject is wrong
+
+
+def test_a_search_that_breeds_passes_and_one_that_raises_is_told():
+    assert check_ex_20_3(SimpleGenetic(), seed=3)
+    assert "ZeroDivisionError" in check_ex_20_3(lambda space, rng, start: 1 / 0).message
+
+
+def test_the_interval_covers_the_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    draws = [interval(rng.normal(1.0, 2.0, 30)) for _ in range(400)]
+    hits = sum(low <= 1.0 <= high for low, high in draws)
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+# -- the simple search -----------------------------------------------------------------------------
+def test_the_simple_search_finds_the_best_of_a_small_space(small):
+    space, costs = small
+    search = SimpleGenetic(size=12, keep=2, mutation=1.0)
+    trace = drive(search, space, from_table(space, costs), space.size, seed=1)
+    assert trace.best.cost == costs.min()
+    assert {len(people) for people in search.log} == {12}
+    best = [people[0][0] for people in search.log]
+    assert best == sorted(best, reverse=True)
+    assert all(people == sorted(people, key=lambda p: p[0]) for people in search.log)
+
+
+def test_one_seed_gives_one_run(small):
+    space, costs = small
+    runs = [drive(SimpleGenetic(), space, from_table(space, costs), 60, seed=5) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert runs[0] != drive(SimpleGenetic(), space, from_table(space, costs), 60, seed=6)
+
+
+def test_it_starts_from_what_it_is_given(small):
+    space, costs = small
+    best = space.point(int(costs.argmin()))
+    trace = drive(SimpleGenetic(), space, from_table(space, costs), 30, start=[best])
+    assert trace.trials[0].point == best
+
+
+# -- figures ---------------------------------------------------------------------------------------
+def test_the_toy_says_what_fits_and_which_is_best():
+    alt = fig_toy_tiles({(1, 1): 300, (1, 2): 200, (2, 2): None}).alt_text
+    assert "2x2 does not fit" in alt
+    assert "The best is 1x2" in alt
+    with pytest.raises(InputError):
+        fig_toy_tiles({(1, 1): None})
+
+
+def test_a_crossover_shows_the_child_and_what_was_repaired(layer):
+    space, _ = layer
+    one, two = (completed(space, (1, 32, "flat", 4)), completed(space, (4, 8, "flat", 1, 4)))
+    one = completed(space, (*one, 1, "mn", 2, 3, 2, 2, 2, 2))
+    two = completed(space, (*two, "mn", 8, 12, 2, 2, 2, 2))
+    alt = fig_crossover(space, one, two, [True] * 4 + [False] * 8).alt_text
+    assert "n from 4 to 1" in alt
+    assert "Repaired: nothing" in fig_crossover(space, one, two, [True] * 12).alt_text
+    with pytest.raises(InputError):
+        fig_crossover(space, one, two, [True])
+
+
+def test_the_population_figure_tells_generations_of_the_search(small):
+    space, costs = small
+    assert "generation 0" in fig_evolution(space, costs, budget=80).alt_text
+    search = SimpleGenetic()
+    drive(search, space, from_table(space, costs), 60, seed=2)
+    first = search.log[0][0][0] / costs.min()
+    assert f"generation 0: best {first:.3f}" in fig_population(space, costs, search.log).alt_text
+    with pytest.raises(InputError):
+        fig_population(space, costs, [])
+    with pytest.raises(InputError):
+        fig_evolution(space, costs, keep=20, size=20)
+
+
+def test_anytime_curves_tell_medians():
+    rows = np.array([[3.0, 2.0, 1.0], [3.0, 1.5, 1.2], [4.0, 2.0, 1.4]])
+    assert "breeding 1.200 after 3" in fig_anytime({"breeding": rows}, {"default": 1.3}).alt_text
+    with pytest.raises(InputError):
+        fig_anytime({})
+
+
+# -- claims ----------------------------------------------------------------------------------------
+def test_the_toy_has_sixteen_tilings_of_which_three_do_not_fit():
+    cycles, refused = {}, []
+    for m in (1, 2, 3, 6):
+        for n in (1, 2, 3, 6):
+            schedule = GemmSchedule(16 * m, 16, 16 * n, 2, 1, 1)
+            try:
+                launch = gemm_launch(GemmShape(96, 32, 96), TOY, schedule)
+                cycles[m, n] = simulate(launch, TOY).cycles
+            except CapacityError as error:
+                refused.append((m, n, str(error)[:3]))
+    assert refused == [(3, 6, "L0C"), (6, 3, "L0C"), (6, 6, "L0C")]
+    assert min(cycles, key=cycles.__getitem__) == (2, 3)
+
+
+def test_tens_of_thousands_of_tilings_and_bounds_below_all_of_them(layer):
+    space, low = layer
+    assert space.size > 50_000
+    rows = np.random.default_rng(1).choice(space.size, 12, replace=False)
+    exact = np.array([LAYER(space.point(int(row))) for row in rows])
+    assert (low[rows] <= exact).all()
+    assert np.median(low[rows] / exact) > 0.9
+
+
+def test_breeding_beats_random_order_and_stops_without_mutation(layer):
+    space, low = layer
+    cost = from_table(space, low)
+    ends = {"simple": [], "random": [], "no mutation": []}
+    for seed in range(8):
+        ends["simple"].append(drive(SimpleGenetic(), space, cost, 200, seed=seed))
+        ends["random"].append(drive(SEARCHES["random"], space, cost, 200, seed=seed))
+        ends["no mutation"].append(drive(SimpleGenetic(mutation=0), space, cost, 200, seed=seed))
+    middle = {name: np.median([t.best.cost for t in runs]) for name, runs in ends.items()}
+    assert middle["simple"] < middle["no mutation"]
+    assert middle["simple"] < 0.95 * middle["random"]
+    assert {t.end for t in ends["no mutation"]} == {"exhausted"}
+
+
+def test_crossing_keeps_a_tiling_legal_and_mixing_does_not(layer):
+    space, _ = layer
+    rng, legal = np.random.default_rng(20), 0
+    for _ in range(100):
+        one, two = space.sample(rng), space.sample(rng)
+        assert space.row(crossed(space, one, two, rng)) >= 0
+        assert space.row(mutated(space, one, rng)) >= 0
+        mixed = [a if p else b for a, b, p in zip(one, two, rng.random(12) < 0.5, strict=True)]
+        legal += completed(space, mixed) == tuple(mixed)
+    assert 20 < legal < 80
+
+
+@pytest.mark.parametrize(
+    ("tile", "step", "where"), [((128, 128, 512), 2, "L0B"), ((64, 32, 512), 72, "L1")]
+)
+def test_tilings_that_do_not_fit_are_refused(tile, step, where):
+    with pytest.raises(CapacityError, match=where):
+        conv_launch(LAYER.shape, LAYER.chip, GemmSchedule(*tile, step, 1, 1))
