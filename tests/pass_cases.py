@@ -272,6 +272,18 @@ CASES = [
 """,
     ),
     case(
+        "CastRemovePass",
+        HALF,
+        """
+  a: fp32[2, 3] = cast(x) {dtype = 'fp32'} a
+  b: fp32[2, 3] = muls(a) {number = 0.1001} b
+  y: fp16[2, 3] = cast(b) {dtype = 'fp16'} y
+""",
+        """
+  y: fp16[2, 3] = muls(x) {number = 0.1001} y
+""",
+    ),
+    case(
         "PadConv2dFusionPass",
         IMAGE,
         """
@@ -703,6 +715,19 @@ NOTHING = [
         """
   a: fp16[2, 3] = cast(x) {dtype = 'fp16'} a
   y: fp32[2, 3] = cast(a) {dtype = 'fp32'} y
+""",
+        "",
+    ),
+    # the sum is read in fp32 too
+    case(
+        "CastRemovePass",
+        HALF,
+        """
+  a: fp32[2, 3] = cast(x) {dtype = 'fp32'} a
+  b: fp32[2, 3] = adds(a) {number = 0.1001} b
+  c: fp16[2, 3] = cast(b) {dtype = 'fp16'} c
+  d: fp32[2, 3] = cast(c) {dtype = 'fp32'} d
+  y: fp32[2, 3] = add(b, d) y
 """,
         "",
     ),

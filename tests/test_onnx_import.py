@@ -257,7 +257,7 @@ def test_an_end_beyond_all_sizes_is_clamped_and_backward_slices_gather():
 
 # -- weights --------------------------------------------------------------------------------------
 def test_external_data_are_read_when_asked_for(tmp_path):
-    weight = np.arange(12, dtype=np.float32).reshape(3, 4)
+    weight = np.arange(6000, dtype=np.float32).reshape(3, 2000)
     model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (2, 3)}, ["y"],
                      {"w": weight, "unused": np.ones(2000, np.float32)})  # fmt: skip
     path = tmp_path / "model.onnx"

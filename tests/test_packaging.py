@@ -135,25 +135,30 @@ def test_the_command_line_times_a_matmul(scripts: Path) -> None:
     assert answer["tflops"] * 1e12 == pytest.approx(2 * 256**3 / answer["time_s"])
 
 
-def test_what_the_readme_shows_runs(scripts: Path, tmp_path: Path) -> None:
+def test_what_the_readme_shows_runs(
+    scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
     shutil.copytree(ROOT / "tests" / "data", tmp_path / "tests" / "data")
     write_model(tmp_path)
-    lines = re.findall(r"^ascend-lab (.+)$", text, re.MULTILINE)
-    assert {line.split()[0] for line in lines} == {
-        "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory",
+    lines = re.findall(r"^(ascend-lab|aoe) (.+)$", text, re.MULTILINE)
+    assert {words.split()[0] for script, words in lines if script == "ascend-lab"} == {
+        "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
+        "subgraph",
     }  # fmt: skip
-    for line in lines:
-        assert run(scripts / "ascend-lab", *line.split(), cwd=tmp_path)
+    monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
+    for script, words in lines:
+        assert run(scripts / script, *words.split(), cwd=tmp_path)
     assert all((tmp_path / name).exists() for name in ("gemm.json", "network.json", "outputs.npz"))
     programs = re.findall(r"^```python\n((?:from|import) .+?)^```", text, re.MULTILINE | re.DOTALL)
     said = [run(python_in(scripts), "-c", program) for program in programs]
-    assert len(said) == 3
+    assert len(said) == 4
     assert re.match(r"\d+ \w+ \{", said[0])
     assert "KernelTimeline(y: 1 phases" in said[1]
     assert "TbeConv" in said[2]
+    assert "improved by" in said[3]
     (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)
     kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
     assert textwrap.indent(heart, "    ") in kernel

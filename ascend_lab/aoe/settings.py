@@ -18,8 +18,9 @@ class Settings:
     `budget`: unique candidates per operator. `time_limit_s`: for the whole network, shared by its
     operators in proportion to what they can still gain. `trial_limit_s`: for one candidate.
     `search`: the name of a search instead of the one that suits each operator. `repeat`: tune again
-    what the bank knows. `deeper`: search on until each best is proven, within `deeper_s` seconds
-    an operator. `verify`: run every winner and compare its values with the default's.
+    what the bank knows. Where a cube's operator is not proven optimal, branch and bound tries
+    `budget` more; with `deeper` as many as it takes, within `deeper_s` seconds an operator.
+    `verify`: run every winner and compare its values with the default's.
     """
 
     budget: int = 200

@@ -9,16 +9,15 @@ alternate. With all on it is the default compiler, which `tune` starts from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import comb
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Compiled, Graph
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compiled import compile_tasks, lowered_once
 from ascend_lab.graph.fusion import fuse, unfused
@@ -65,6 +64,26 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
     return replace(compiled, chip=chip)
 
 
+def ladder(
+    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
+) -> list[tuple[str, Compiled, float]]:
+    """Return (technique, network, seconds) from the naive compiler on, one technique more a row."""
+    rows = []
+    for count in range(len(names) + 1):
+        compiled = compile_with(graph, chip, names[:count])
+        name = names[count - 1] if count else "naive"
+        rows.append((name, compiled, simulate_graph(compiled).time_s))
+    return rows
+
+
+def all_times(
+    graph: Graph, chip: Chip, names: Sequence[str] = TECHNIQUES
+) -> dict[frozenset[str], float]:
+    """Return the seconds of a graph under every subset of the techniques: 2^n networks."""
+    sets = [frozenset(s) for size in range(len(names) + 1) for s in combinations(names, size)]
+    return {on: simulate_graph(compile_with(graph, chip, on)).time_s for on in sets}
+
+
 def believed_chip(chip: Chip, all_cores: bool, large_tiles: bool) -> Chip:
     """Return the chip as a scheduler sees it; the chip itself if it sees all."""
     if all_cores and large_tiles:
@@ -101,8 +120,15 @@ def _single(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
 def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
     unit, _ = unit_of(piece, chip)
     if unit == "cube":
-        slots = {f"{side}_slots": 1 for side in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
-        return lowered_once(piece, chip, Choice(tiling=replace(default_tiling(piece, chip), **slots)))
+        tiling = replace(
+            default_tiling(piece, chip),
+            a_l1_slots=1,
+            b_l1_slots=1,
+            a_l0_slots=1,
+            b_l0_slots=1,
+            c_l0_slots=1,
+        )
+        return lowered_once(piece, chip, Choice(tiling=tiling))
     if not unit:
         return lowered
     outputs = [batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from ascend_lab.aoe.cube.job import CubeJob
+from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.prove import prove
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.jobs import Job, job_of
 from ascend_lab.aoe.operators import Operator
@@ -14,8 +18,8 @@ from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.trace import Trace, Trial
 from ascend_lab.aoe.values import agree
-from ascend_lab.aoe.workers import Workers
-from ascend_lab.errors import AscendLabError
+from ascend_lab.aoe.workers import Workers, attempt
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.lower import Choice
 
 
@@ -101,15 +105,58 @@ def tune_operator(
         on_trial=on_trial,
         is_proven=lambda trials: job.bound(trials)[1],
     )
-    found = _result(job, trace, settings)
+    found = _result(job, trace, settings, *job.bound(trace.trials))
+    over = found.proven or trace.failures or trace.end in ("interrupted", "time")
+    if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
+        left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
+        found = _proven(job, found, settings, left_s)
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
-def _result(job: Job, trace: Trace, settings: Settings) -> Result:
+class _Careful:
+    """The measure of a proof: what was tried is known, and what fails ends the proof."""
+
+    def __init__(self, measure: CubeMeasure, trials: Sequence[Trial], limit_s: float | None):
+        self.measure, self.limit_s = measure, limit_s
+        self.costs = {t.point: t.cost for t in trials if not t.note}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.measure, name)
+
+    def __call__(self, point: Point) -> float:
+        if point not in self.costs:
+            self.costs[point], note = attempt(self.measure, point, self.limit_s)
+            if note:
+                raise InputError("a kernel that can be timed", note)
+        return self.costs[point]
+
+
+def _proven(job: CubeJob, found: Result, settings: Settings, left_s: float | None) -> Result:
+    """Return the result after branch and bound, which ends at a proof or at its own budget.
+
+    Ctrl-C and candidates that fail end it, too: the result stays.
+    """
+    trace = found.trace
+    assert trace is not None
+    most = None if settings.deeper else settings.budget
+    limits = [s for s in (left_s, settings.deeper_s if settings.deeper else None) if s is not None]
+    careful: Any = _Careful(job.measure, trace.trials, settings.trial_limit_s)
+    try:
+        proof = prove(job.space, careful, most=most, time_limit_s=min(limits, default=None))
+    except KeyboardInterrupt:
+        return replace(found, trace=replace(trace, end="interrupted"))
+    except AscendLabError:
+        return found
+    if proof.point not in {t.point for t in trace.trials}:
+        last = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
+        trace = replace(trace, trials=(*trace.trials, last))
+    return _result(job, trace, settings, int(proof.lower_bound), proof.proven)
+
+
+def _result(job: Job, trace: Trace, settings: Settings, bound: int, proven: bool) -> Result:
     """Return the best trial that beats the default and computes the same values."""
     operator = job.operator
     before = operator.default_cycles
-    bound, proven = job.bound(trace.trials)
     note = ""
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < before:

@@ -32,11 +32,22 @@ def agree(operator: Operator, choice: Choice, seed: int = 0) -> str:
     except AscendLabError as error:
         return str(error)
     for name, wanted in default.items():
-        got, scale = tuned[name].astype(np.float64), max(1.0, float(np.abs(wanted).max()))
-        apart = float(np.abs(got - wanted.astype(np.float64)).max()) / scale
+        apart = _apart(tuned[name].astype(np.float64), wanted.astype(np.float64))
         if not apart <= TOLERANCE.get(piece.type(name).dtype, 0.0):
             return f"{piece.names[name]} differs by {apart:.2g} of its largest value"
     return ""
+
+
+def _apart(got: Values, wanted: Values) -> float:
+    """Return the largest difference as a share of the largest finite value.
+
+    What is infinite or no number on both sides, as formulas may say, is no difference.
+    """
+    other = ~((got == wanted) | (np.isnan(got) & np.isnan(wanted)))
+    if not other.any():
+        return 0.0
+    scale = max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)))
+    return float(np.abs(got[other] - wanted[other]).max()) / scale
 
 
 def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:

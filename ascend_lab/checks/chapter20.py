@@ -28,30 +28,30 @@ STUDENT_95 = 2.045
 
 
 def check_ex_20_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(space, wanted)`: the legal point that keeps each wanted value it can.
+    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
 
     Decisions are taken in order; where the value is no option, the one of closest ratio is.
     """
 
     def draw(rng: np.random.Generator) -> Case:
         space = _space(rng)
-        return {"space": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
+        return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
 
     return check_property("ex_20_1", fn, _judge_repair, draw, cases=60, seed=seed)
 
 
 def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(space, one, two, picks)`: a legal child of two legal parents.
+    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
 
-    A decision takes the value of `one` where its pick is true, else that of `two`; if that is no
-    option the value of the other parent, and if neither is, the option closest to the first.
+    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
+    no option the value of the other parent, and if neither is, the option closest to the first.
     """
 
     def draw(rng: np.random.Generator) -> Case:
         space = _space(rng)
-        one, two = space.sample(rng), space.sample(rng)
-        picks = tuple(bool(p) for p in rng.integers(0, 2, 4))
-        return {"space": space, "one": one, "two": two, "picks": picks}
+        mother, father = space.sample(rng), space.sample(rng)
+        coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
+        return {"tilings": space, "mother": mother, "father": father, "coins": coins}
 
     return check_property("ex_20_2", fn, _judge_child, draw, cases=60, seed=seed)
 
@@ -63,12 +63,12 @@ def _space(rng: np.random.Generator) -> TableSpace:
 
 
 def _judge_repair(got: Any, case: Case) -> str | None:
-    return _follows(got, case["space"], [(value,) for value in case["wanted"]])
+    return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
 
 
 def _judge_child(got: Any, case: Case) -> str | None:
-    pairs = zip(case["one"], case["two"], case["picks"], strict=True)
-    return _follows(got, case["space"], [(a, b) if pick else (b, a) for a, b, pick in pairs])
+    pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
+    return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
 
 
 def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str | None:
@@ -115,7 +115,7 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(space, rng, start)`: a search that ends below random order over 30 seeds.
+    """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
 
     Both have the same seeds and 150 trials; the 95 % interval of the mean difference of
     log(best / optimum) must lie below zero.

@@ -76,6 +76,16 @@ FIGURES: dict[str, str] = {
     "fig_evolution": "cube_tuner",
     "fig_population": "cube_tuner",
     "fig_toy_tiles": "cube_tuner",
+    "fig_grown_tree": "vector_tuner",
+    "fig_search_tree": "vector_tuner",
+    "fig_toy_tree": "vector_tuner",
+    "fig_bands": "subgraph_tuner",
+    "fig_halo": "subgraph_tuner",
+    "fig_slice_times": "subgraph_tuner",
+    "fig_credit": "tuned_networks",
+    "fig_switches": "tuned_networks",
+    "fig_time_left": "tuned_networks",
+    "fig_waterfall": "tuned_networks",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from ascend_lab.aoe.moves import completed
 from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.trace import Trial
-from ascend_lab.aoe.workers import Measure
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, lower
 from ascend_lab.graph.lower.images import conv_job
 from ascend_lab.graph.lower.matrices import product_job
 from ascend_lab.kernels.conv_default import conv_schedule
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import GemmSchedule
 
@@ -33,15 +33,19 @@ WALKED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class SharedMeasure:
-    """Point -> cycles of the lowered piece: exact where what follows reads an operand again."""
+class SharedMeasure(CubeMeasure):
+    """Where what follows reads an operand of the cube again: cycles of the lowered piece.
 
-    operator: Operator
-    shape: Shape
+    Such a tensor is fetched once for both, so that bounds hold if they count none of it: `warm` has
+    it for them.
+    """
+
+    operator: Operator | None = None
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
         operator, choice = self.operator, Choice(tiling=schedule_of(self.shape, point))
+        assert operator is not None
         return operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
 
 
@@ -54,40 +58,28 @@ class CubeJob:
         """Take an operator of the cube; raises what its space raises."""
         self.operator = operator
         piece, chip = operator.piece, operator.chip
-        first = piece.graph.nodes[0]
-        if first.op in CONVOLUTIONS:
+        if piece.graph.nodes[0].op in CONVOLUTIONS:
             shape, epilogue, _ = conv_job(piece, chip)
-            self.model = CubeMeasure(shape, chip, epilogue, self._warm())
+            self.measure = self._measure(shape, epilogue)
         else:
-            product, epilogue = product_job(piece, chip)
-            self.model = CubeMeasure(product, chip, epilogue, self._warm())
-        shared = self._shared()
-        self.measure: Measure = self.model
-        if shared:
-            self.measure = SharedMeasure(operator, self.model.shape)
-        self.space: CubeSpace = self.model.space()
-        # a tensor read twice is fetched once: bounds hold if they count none of it
-        counted = replace(self.model, warm=self.model.warm | shared)
-        self.bounds = Bounds(counted, self.space.genes)
+            self.measure = self._measure(*product_job(piece, chip))
+        self.space: CubeSpace = self.measure.space()
+        self.bounds = Bounds(self.measure, self.space.genes)
         self.low = self.bounds.closed.copy()
         near = self._least(self.low, WALKED)
         self.low[near] = self.bounds.walked(near)
 
-    def _sides(self) -> tuple[tuple[str, str], ...]:
-        """Return the operands of the cube with the names the kernels give them."""
-        a, b = self.operator.piece.graph.nodes[0].inputs[:2]
-        return (a, "a"), (b, "b")
-
-    def _warm(self) -> frozenset[str]:
-        """Return what L2 holds: operands of the epilogue bear names of the piece."""
-        warm = self.operator.warm
-        return warm.union(side for name, side in self._sides() if name in warm)
-
-    def _shared(self) -> frozenset[str]:
-        """Return the operands of the cube that the epilogue reads, too, under both names."""
-        epilogue = self.model.epilogue
-        names = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
-        return frozenset(n for pair in self._sides() if pair[0] in names for n in pair)
+    def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
+        """Return the measure, on what L2 holds: operands of the epilogue bear their own names."""
+        operator = self.operator
+        a, b = operator.piece.graph.nodes[0].inputs[:2]
+        sides = (a, "a"), (b, "b")
+        warm = operator.warm.union(side for name, side in sides if name in operator.warm)
+        again = {o.name.partition(".")[0] for o in epilogue.operands} if epilogue else set()
+        shared = frozenset(n for pair in sides if pair[0] in again for n in pair)
+        if not shared:
+            return CubeMeasure(shape, operator.chip, epilogue, warm)
+        return SharedMeasure(shape, operator.chip, epilogue, warm | shared, operator)
 
     @staticmethod
     def _least(values: Floats, count: int) -> Array:
@@ -96,7 +88,7 @@ class CubeJob:
     @property
     def default(self) -> Point:
         """The tiling that is taken without a search."""
-        m = self.model
+        m = self.measure
         default = conv_schedule if isinstance(m.shape, ConvShape) else default_schedule
         return point_of(self.space, default(m.shape, m.chip, m.epilogue))  # type: ignore[arg-type]
 
@@ -107,7 +99,7 @@ class CubeJob:
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""
-        return Choice(tiling=schedule_of(self.model.shape, point))
+        return Choice(tiling=schedule_of(self.measure.shape, point))
 
     def start(self) -> Sequence[Point]:
         """Return the default and the points with the least bounds."""
@@ -116,10 +108,11 @@ class CubeJob:
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return cycles that no tiling of the space beats, and whether the best one was found.
 
-        What was measured bounds itself; the rest is bounded in closed form, or by a walk.
+        What was measured bounds itself; the rest, candidates that failed among it, is bounded in
+        closed form, or by a walk.
         """
         low, best = self.low.copy(), float(self.operator.default_cycles)
-        for trial in trials:
+        for trial in (t for t in trials if t.cost < np.inf):
             low[self.space.row(trial.point)] = np.inf
             best = min(best, trial.cost)
         least = float(low.min())

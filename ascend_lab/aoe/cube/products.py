@@ -64,12 +64,12 @@ class ProductJob:
         return []
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the cycles of the products at the cubes' peak, and whether all was tried."""
+        """Return the cycles of the products at the cubes' peak, and whether all was timed."""
         best = int(min([self.operator.default_cycles, *(t.cost for t in trials)]))
         chip, macs = self.operator.chip, self.batch * self.shape.ops // 2
         launch = round(chip.launch_overhead_s * chip.clock_hz)
         least = launch + -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
-        if len(trials) == self.space.size:
+        if sum(t.cost < math.inf for t in trials) == self.space.size:
             return best, True
         return min(least, best), best <= least
 

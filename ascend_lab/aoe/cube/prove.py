@@ -79,11 +79,19 @@ class _Search:
         self.walked, self.chunk = stop, 2 * self.chunk
 
 
-def prove(space: CubeSpace, measure: CubeMeasure, *, time_limit_s: float | None = None) -> Proof:
-    """Return the optimum of a space, or the best found within the time with a bound."""
+def prove(
+    space: CubeSpace,
+    measure: CubeMeasure,
+    *,
+    most: int | None = None,
+    time_limit_s: float | None = None,
+) -> Proof:
+    """Return the optimum of a space, or the best of `most` kernels or of the time, and a bound."""
     deadline = time.monotonic() + (math.inf if time_limit_s is None else time_limit_s)
-    search = _Search(space, measure)
-    while min(search.least) < search.best[0] and (time.monotonic() < deadline or not search.trials):
+    search, most = _Search(space, measure), most or space.size
+    while min(search.least) < search.best[0] and search.trials < most:
+        if search.trials and time.monotonic() > deadline:
+            break
         search.step()
     cycles, point = search.best
     low = min(cycles, *search.least)

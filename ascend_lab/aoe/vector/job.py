@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -45,8 +46,8 @@ class VectorJob:
         return vector_bound(self.outputs, self.operator.chip, self.operator.warm)
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return the bound, and whether all of the space was tried."""
+        """Return the bound, and whether all of the space was timed."""
         best = int(min([self.operator.default_cycles, *(t.cost for t in trials)]))
-        if len(trials) == self.space.size:
+        if sum(t.cost < math.inf for t in trials) == self.space.size:
             return best, True
         return min(self.least_cycles, best), best <= self.least_cycles

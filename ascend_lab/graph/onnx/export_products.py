@@ -7,6 +7,7 @@ from typing import Any
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.onnx.export_site import NARROW, Result, Site, rule
+from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.shapes import pad_pairs, pair
 
 FP32_WHOLE = 2**24
@@ -15,7 +16,14 @@ FP32_WHOLE = 2**24
 
 # -- products -------------------------------------------------------------------------------------
 def _product(site: Site, names: list[str]) -> str:
-    """Return a b, transposed as the attributes say; int8 sums to int32."""
+    """Return a b, transposed as the attributes say; int8 sums to int32.
+
+    Matrices of floats are a Gemm, which transposes itself: a weight two nodes share stays one.
+    """
+    turned = {"transA": site.attrs.get("trans_a"), "transB": site.attrs.get("trans_b")}
+    matrices = all(len(kind.shape) == 2 for kind in site.given[:2]) and is_float(site.dtype)
+    if matrices and any(turned.values()):
+        return site.one("Gemm", *names, **{key: int(bool(v)) for key, v in turned.items()})
     sides = []
     for name, kind, key in zip(names, site.given[:2], ("trans_a", "trans_b"), strict=False):
         rank = len(kind.shape)

@@ -1,0 +1,259 @@
+"""The checks and figures of chapter 21, and what its prose claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
+from ascend_lab.aoe.subgraph.plans import plan_time
+from ascend_lab.aoe.subgraph.ranges import ranges_of
+from ascend_lab.aoe.subgraph.segments import Segments, even
+from ascend_lab.checks import (
+    check_ex_21_1,
+    check_ex_21_2,
+    check_ex_21_3,
+    check_ex_21_4,
+)
+from ascend_lab.checks.chapter21 import chain_rows, every_chain, eyes, least_slices
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_bands, fig_halo, fig_slice_times
+from ascend_lab.figures.subgraph_tuner import two_operators
+from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph
+from ascend_lab.graph.onnx import export_onnx
+from ascend_lab.graph.tiling.cuts import part_of
+from ascend_lab.graph.zoo import build
+from ascend_lab.sim.l2 import L2, Access
+
+CHIP = load_chip("Ascend310P3")
+KIB = 1024
+
+
+@pytest.fixture(scope="module")
+def net():
+    return prepared(eyes(), CHIP)
+
+
+def time_of(net, *regions):
+    return plan_time(net, SlicePlan(regions), CHIP)
+
+
+# -- exercises -------------------------------------------------------------------------------------
+def slices(rows, halo, row_bytes, weights, capacity):
+    most = (capacity - weights) // row_bytes
+    if most >= rows:
+        return 1
+    return -(-rows // (most - halo)) if most > halo else 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda rows, halo, row_bytes, weights, capacity: 1,
+        lambda rows, halo, row_bytes, weights, capacity: slices(
+            rows, 0, row_bytes, weights, capacity
+        ),
+        lambda rows, halo, row_bytes, weights, capacity: slices(rows, halo, row_bytes, 0, capacity),
+        lambda rows, halo, row_bytes, weights, capacity: slices(
+            rows + halo, halo, row_bytes, weights, capacity
+        ),
+    ],
+)
+def test_slice_counts_two_sided(wrong):
+    for seed in range(4):
+        assert check_ex_21_1(slices, seed=seed).passed
+        assert not check_ex_21_1(wrong, seed=seed).passed
+
+
+def test_the_least_number_of_slices_by_hand():
+    assert least_slices(16, 0, 10, 0, 160) == 1
+    assert least_slices(16, 2, 10, 20, 100) == 3  # 6 rows and 2 more are 80 bytes
+    assert least_slices(16, 8, 10, 0, 80) == 0
+
+
+def needs(layers, rows):
+    found = [rows]
+    for window, stride in layers[::-1]:
+        found = [(found[0] - 1) * stride + window, *found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda layers, rows: [rows * s + r - 1 for r, s in layers] + [rows],
+        lambda layers, rows: needs(layers[::-1], rows),
+        lambda layers, rows: needs(layers, rows)[::-1],
+        lambda layers, rows: needs(layers, rows)[0],
+    ],
+)
+def test_rows_of_a_chain_two_sided(wrong):
+    for seed in range(4):
+        assert check_ex_21_2(needs, seed=seed).passed
+        assert not check_ex_21_2(wrong, seed=seed).passed
+
+
+def test_the_formula_of_the_halo_is_what_slice_rules_say(net):
+    part = part_of(net, net.nodes, "eyes")
+    found = ranges_of(part, Region("conv1", "pool", "height", even(56, 4)))
+    rows = [found.spans[name, 1] for name in ("conv1", "conv2", "conv3", "conv4", "pool")]
+    wanted = chain_rows([(3, 1)] * 3 + [(4, 4)], 14)
+    assert [high - low for low, high in rows] == wanted == [62, 60, 58, 56, 14]
+
+
+def cuts(count, cost):
+    best = {0: (0.0, [0])}
+    for j in range(1, count + 1):
+        best[j] = min((best[i][0] + cost[i, j], [*best[i][1], j]) for i in range(j))
+    return best[count][1]
+
+
+def greedy(count, cost):
+    points = [0]
+    while points[-1] < count:
+        here = points[-1]
+        points.append(min(range(here + 1, count + 1), key=lambda j: cost[here, j] / (j - here)))
+    return points
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        greedy,
+        lambda count, cost: [0, count],
+        lambda count, cost: list(range(count + 1)),
+        lambda count, cost: cuts(count, cost)[1:],
+        lambda count, cost: 7,
+    ],
+)
+def test_cheapest_chains_two_sided(wrong):
+    assert len(set(every_chain(6))) == 32
+    for seed in range(4):
+        assert check_ex_21_3(cuts, seed=seed).passed
+        assert not check_ex_21_3(wrong, seed=seed).passed
+
+
+def test_beating_the_tuner_two_sided():
+    assert check_ex_21_4(lambda: [Region("conv1", "pool", "height", (28, 28))]).passed
+    for wrong in (
+        [],
+        [Region("conv1", "pool", "batch", (4, 3))],
+        [Region("conv1", "pool", "channel", (8, 8))],
+        [Region("conv1", "nothing", "batch", (4, 3))],
+        [("conv1", "pool")],
+        None,
+    ):
+        assert not check_ex_21_4(lambda wrong=wrong: wrong).passed
+
+
+# -- what the prose says ---------------------------------------------------------------------------
+@pytest.mark.parametrize("l2_rows", [4, 7, 9, 12, 40])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
+def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
+    l2, sizes, first, found, moved = L2(l2_rows * KIB, KIB), even(12, count), 0, 0, 0
+    low = max(sizes)
+
+    def touch(row, write=False):
+        nonlocal moved, found
+        out = l2.touch([Access("t", row * KIB, KIB, write)])
+        moved += out.write_back_bytes // KIB
+        if not write:
+            found += out.hits["t"] == 1.0
+            moved += out.hits["t"] == 0.0
+
+    for size in sizes:
+        for i in range(size):
+            touch(first + i)
+            touch(12 + i, True)
+        for i in range(size):
+            touch(12 + i)
+            touch(12 + low + first + i, True)
+        first += size
+    moved += l2.flush() // KIB
+    bands = two_operators(12, l2_rows, count)
+    assert (bands.count("hit"), bands.memory_rows) == (found, moved)
+
+
+def test_what_the_figure_of_bands_shows():
+    whole, cut = two_operators(12, 9, 1), two_operators(12, 9, 3)
+    assert (whole.count("hit"), whole.memory_rows, whole.time) == (0, 48, 204)
+    assert (cut.count("hit"), cut.memory_rows, cut.time) == (12, 28, 140)
+    twice, kept = (two_operators(12, 10, 4, 1, stored) for stored in (False, True))
+    assert twice.count("write") == 12 + 12 + 6 and kept.count("write") == 24
+    assert "12 rows hit" in fig_bands().alt_text
+    assert "halo 1 stored" in fig_bands(4, 10, 1, True).alt_text
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: fig_bands(13),
+        lambda: fig_bands(0),
+        lambda: fig_bands(2, 1),
+        lambda: fig_slice_times({2: 1.0}, 1.0, 1.0),
+        lambda: fig_slice_times({}, 1.0, 1.0),
+    ],
+)
+def test_figures_refuse_what_they_cannot_draw(draw):
+    with pytest.raises(InputError):
+        draw()
+
+
+def test_figures_say_their_numbers(net):
+    assert "recompute: 988 rows" in fig_halo(net, even(56, 4)).alt_text
+    assert "2: 30" in fig_slice_times({1: 40.0, 2: 30.0}, 20.0, 5.0, 2).alt_text
+
+
+def test_rows_beat_images_and_recomputing_beats_storing(net):
+    rows = Region("conv1", "pool", "height", (28, 28))
+    halves = time_of(net, rows)
+    stored = time_of(net, replace(rows, halo="store"))
+    images = time_of(net, Region("conv1", "pool", "batch", (4, 3)))
+    whole = time_of(net)
+    assert halves < images < stored < whole
+    result = tune_subgraph(eyes(), CHIP, time_limit_s=None)
+    assert [r.parts for r in result.plan.regions] == [(4, 3)] and result.after_s == images
+
+
+def test_zigzag_reads_weights_once():
+    net = GraphBuilder("dense", "fp16")
+    x = net.input("x", (4096, 2048))
+    for i in range(4):
+        x = net.relu(net.matmul(x, net.weight((2048, 2048)), name=f"m{i}"), name=f"r{i}")
+    net.output(x)
+    graph = prepared(net.build(), CHIP)
+    depth, zigzag = (
+        simulate_graph(
+            compiled(
+                sliced(graph, SlicePlan((Region("m0", "r3", "batch", (512,) * 8, order),))), CHIP
+            )
+        )
+        for order in ("depth", "zigzag")
+    )
+    assert zigzag.memory_bytes < depth.memory_bytes and zigzag.time_s < depth.time_s
+
+
+def test_kernels_on_one_image_fill_the_cores_less_well():
+    """Launches apart: sixteen times one image takes longer than sixteen images at once."""
+    work = {}
+    for batch in (1, 16):
+        segments = Segments(prepared(build("resnet50", batch=batch), CHIP), CHIP)
+        floors = [segments.floor(i) for i in range(6)]
+        launches = CHIP.launch_overhead_s * sum(kernels for _, kernels in floors)
+        work[batch] = sum(time_s for time_s, _ in floors) - launches
+    assert 16 * work[1] > 1.2 * work[16]
+
+
+def test_the_sliced_graph_runs_as_onnx(net):
+    plan = SlicePlan((Region("conv1", "pool", "batch", (4, 3)),))
+    graph = sliced(net, plan)
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.integers(-2, 3, (7, 3, 224, 224)).astype(np.float16)}
+    data = export_onnx(graph).SerializeToString()
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, inputs)
+    np.testing.assert_array_equal(got, evaluate(net, inputs)["pool"])

@@ -1,0 +1,274 @@
+"""Blocks of channels of one image, and columns of one matrix: cut out and joined as views."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_placement import run_in_arena
+
+from ascend_lab.chip import load_chip
+from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_tasks
+from ascend_lab.graph.aliases import Alias
+from ascend_lab.graph.ir import TensorType
+from ascend_lab.graph.layouts.runs import BLOCK_BYTES, run_offset
+from ascend_lab.graph.lifetimes import aliases_of
+from ascend_lab.graph.memory import METHODS, Plan, verify
+from ascend_lab.graph.placement import buffers_of, in_place_pairs, places_of, plan_network
+from ascend_lab.layout import addresses
+
+CHIP = load_chip("Ascend310")
+
+
+def few(shape, axis=0):
+    """Return weights of which two of an output channel are 1 or -1: sums of them stay exact."""
+    rng, weights = np.random.default_rng(sum(shape)), np.zeros(shape, np.float16)
+    for channel in np.moveaxis(weights, axis, 0):
+        for place in rng.choice(channel.size, 2, replace=False):
+            channel[np.unravel_index(place, channel.shape)] = rng.choice([-1, 1])
+    return weights
+
+
+def conv(net, x, channels, name=""):
+    return net.conv2d(x, net.constant(few((channels, x.shape[1], 1, 1))), name=name)
+
+
+def inception(batch=1):
+    """Branches that are joined, read by a convolution, and joined once more with its result."""
+    net = GraphBuilder("inception", "fp16")
+    x = net.relu(conv(net, net.input("x", (batch, 20, 6, 6)), 32), name="stem")
+    parts = [net.abs(conv(net, x, n), name=f"branch{i}") for i, n in enumerate((16, 32))]
+    parts.append(conv(net, net.max_pool2d(x, kernel=3, stride=1, pad=1), 16, "branch2"))
+    join = net.concat(*parts, axis=1, name="join")
+    again = net.relu(conv(net, join, 16), name="again")
+    dense = net.concat(join, again, axis=1, name="dense")
+    net.output(net.global_max_pool(conv(net, dense, 24)), net.neg(parts[0], name="early"))
+    return net.build()
+
+
+def unet(batch=1):
+    """Down, up, and a join across; elementwise nodes before and behind it."""
+    net = GraphBuilder("unet", "fp16")
+    skip = net.relu(conv(net, net.input("x", (batch, 3, 8, 8)), 16), name="skip")
+    low = net.relu(conv(net, net.max_pool2d(skip, kernel=2), 32))
+    up = net.conv_transpose2d(low, net.constant(few((32, 16, 2, 2), axis=1)), stride=2)
+    bias = net.constant(np.arange(16, dtype=np.float16).reshape(16, 1, 1))
+    join = net.concat(skip, net.abs(net.add(up, bias), name="lifted"), axis=1, name="join")
+    net.output(conv(net, net.abs(net.neg(join)), 16))
+    return net.build()
+
+
+def cuts(batch=1):
+    """Blocks of channels, one over the other, the last one ragged; the whole is needed after."""
+    net = GraphBuilder("cuts", "fp16")
+    y = conv(net, net.input("x", (batch, 20, 4, 4)), 40, "y")
+    for low, high in ((0, 16), (16, 40), (0, 32)):
+        part = net.slice(y, begin=(0, low, 0, 0), end=(batch, high, 4, 4), name=f"c{low}_{high}")
+        net.output(net.neg(part))
+    net.output(net.square(y))
+    return net.build()
+
+
+BLOCKS = {"inception": inception, "unet": unet, "cuts": cuts}
+VIEWS = {
+    "inception": {
+        "branch0": Alias("dense", 0), "branch1": Alias("dense", 1 * 6 * 6 * 32),
+        "branch2": Alias("dense", 3 * 6 * 6 * 32), "join": Alias("dense", 0),
+        "again": Alias("dense", 4 * 6 * 6 * 32),
+    },
+    "unet": {"skip": Alias("join", 0), "lifted": Alias("join", 8 * 8 * 32)},
+    "cuts": {"c0_16": Alias("y", 0), "c16_40": Alias("y", 4 * 4 * 32), "c0_32": Alias("y", 0)},
+}  # fmt: skip
+
+
+def compiled(graph, fusion=True):
+    return compile_stages(graph, CHIP, fusion=fusion).compiled
+
+
+def moving(network):
+    """Return the joins and cuts that are kernels."""
+    ops = ("concat", "slice", "split")
+    return [t.name for t in network.tasks if t.op in ops and t.lowered is not None]
+
+
+def whole_numbers(graph, seed=1):
+    rng = np.random.default_rng(seed)
+    return {n: rng.integers(-3, 4, graph.types[n].shape).astype(np.float16) for n in graph.inputs}
+
+
+def clobbered(network, places, shared=()):
+    """Return (task, tensor) where a kernel writes over bytes that somebody reads later.
+
+    Every tensor counts from the task that makes it, views included, to its last reader. What a
+    kernel itself reads for the last time it may overwrite if the pair is `shared`.
+    """
+    graph, tasks = network.graph, network.tasks
+    born = dict.fromkeys(graph.inputs, -1) | {n: i for i, t in enumerate(tasks) for n in t.writes}
+    last = {n: i for i, t in enumerate(tasks) for n in t.reads if n not in graph.constants}
+    last |= dict.fromkeys(graph.outputs, len(tasks))
+    found = []
+    for i, task in enumerate(tasks):
+        for target in task.writes if task.lowered is not None else ():
+            low, size = places[target]
+            for name, end in last.items():
+                start, length = places[name]
+                apart = low + size <= start or start + length <= low
+                mine = end == i and any(places[a] == (start, length) for a, b in shared)
+                if born[name] < i <= end and not apart and not mine:
+                    found.append((task.name, name))
+    return found
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_one_image_are_views_and_of_two_are_not(name):
+    one, two = (compiled(BLOCKS[name](batch)) for batch in (1, 2))
+    assert not moving(one) and len(moving(two)) == {"inception": 2, "unet": 1, "cuts": 3}[name]
+    found = {str(k).removesuffix(".relu"): v for k, v in aliases_of(one).items()}
+    assert VIEWS[name].items() <= found.items(), found
+    assert not any(a.owner in ("join", "dense", "y") for a in aliases_of(two).values())
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("fusion", [False, True])
+def test_values_are_equal_bit_for_bit_and_survive_in_planned_memory(name, batch, fusion):
+    graph = BLOCKS[name](batch)
+    network, inputs = compiled(graph, fusion), whole_numbers(graph)
+    own, wanted = run_tasks(network, inputs), evaluate(graph, inputs)
+    for got, output in zip(own.values(), graph.outputs, strict=True):
+        assert np.any(wanted[output] != 0)
+        np.testing.assert_array_equal(got, wanted[output])
+    for method in METHODS:
+        for in_place in (False, True):
+            plan = plan_network(network, method, in_place=in_place)
+            planned = run_in_arena(network, plan, inputs)
+            for output, value in own.items():
+                np.testing.assert_array_equal(planned[output].reshape(value.shape), value)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("fusion", [False, True])
+def test_no_kernel_writes_over_what_is_read_later(name, fusion):
+    network = compiled(BLOCKS[name](), fusion)
+    pairs = in_place_pairs(network)
+    for method in METHODS:
+        plan = plan_network(network, method, in_place=False)
+        verify(plan, buffers_of(network))
+        assert not clobbered(network, places_of(network, plan.offsets))
+        tight = places_of(network, plan_network(network, method, in_place=True).offsets)
+        assert not clobbered(network, tight, pairs)
+    heap = Plan(dict.fromkeys(plan.offsets, 0), plan.height_bytes, 0, "wrong", False)
+    assert clobbered(network, places_of(network, heap.offsets), pairs)
+
+
+def test_pairs_in_place_leave_parts_of_joins_alone():
+    network = compiled(unet(), fusion=False)
+    pairs, views = in_place_pairs(network), aliases_of(network)
+    assert pairs
+    assert not {target for _, target in pairs} & set(views)
+    assert any(source == "join" for source, _ in pairs)  # the whole join, read for the last time
+    network = compiled(cuts(), fusion=False)
+    overwritten = [target for source, target in in_place_pairs(network) if source == "y"]
+    assert [network.graph.node(n).op for n in overwritten] in ([], ["square"])  # its last reader
+
+
+def ragged(widths, batch=1):
+    net = GraphBuilder("ragged", "fp16")
+    x = net.input("x", (batch, 20, 5, 5))
+    parts = [net.muls(conv(net, x, n), number=i + 1) for i, n in enumerate(widths)]
+    join = net.concat(*parts, axis=1, name="join")
+    net.output(net.global_max_pool(conv(net, join, 16)))
+    return net.build()
+
+
+@settings(max_examples=12)
+@given(
+    widths=st.lists(st.sampled_from([8, 16, 20, 32]), min_size=2, max_size=3).map(tuple),
+    fusion=st.booleans(),
+)
+def test_ragged_parts_are_never_views_of_blocks(widths, fusion):
+    graph = ragged(widths)
+    network, inputs = compiled(graph, fusion), whole_numbers(graph)
+    whole = all(n % 16 == 0 for n in widths)
+    blocked = network.graph.types["join"].layout == "NC1HWC0"
+    assert blocked == whole
+    if whole:
+        assert not moving(network)
+    (got,), (wanted,) = run_tasks(network, inputs).values(), evaluate(graph, inputs).values()
+    np.testing.assert_array_equal(got, wanted)
+    (planned,) = run_in_arena(network, plan_network(network), inputs).values()
+    np.testing.assert_array_equal(planned.reshape(got.shape), got)
+
+
+# -- runs, against the addresses of all elements ---------------------------------------------------
+def run_by_addresses(whole, part, axis, span):
+    """Return the distance in bytes that all elements of a part share, None if they do not.
+
+    None too if bytes of other elements of the whole lie between them, or it is off the grid.
+    """
+    taken = np.moveaxis(addresses(whole.map), axis, 0)
+    inside = np.moveaxis(taken[span[0] : span[1]], 0, axis)
+    shift = np.unique(inside - addresses(part.map))
+    outside = np.concatenate([taken[: span[0]].ravel(), taken[span[1] :].ravel()])
+    low, size = int(shift[0]), part.map.elements
+    if len(shift) > 1 or np.any((outside >= low) & (outside < low + size)):
+        return None
+    fits = low + size <= whole.map.elements and low * 2 % BLOCK_BYTES == 0
+    return low * 2 if fits else None
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_run_is_where_all_addresses_say(data):
+    layout = data.draw(st.sampled_from(["ND", "NC1HWC0", "FRACTAL_NZ"]))
+    sizes = st.sampled_from([1, 2, 3, 16, 20, 32, 40])
+    if layout == "NC1HWC0":
+        shape = [
+            data.draw(st.integers(1, 2)),
+            data.draw(sizes),
+            *data.draw(st.tuples(*[st.integers(1, 3)] * 2)),
+        ]
+    else:
+        shape = [data.draw(st.integers(1, 2)), data.draw(sizes), data.draw(sizes)]
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    ends = [n for n in range(shape[axis] + 1) if n % 8 == 0 or n == shape[axis] or n < 4]
+    low = data.draw(st.sampled_from(ends[:-1]))
+    high = data.draw(st.sampled_from([n for n in ends if n > low]))
+    whole = TensorType(tuple(shape), "fp16", layout)
+    part_shape = (*shape[:axis], high - low, *shape[axis + 1 :])
+    part = TensorType(tuple(part_shape), "fp16", layout)
+    found = run_offset(whole, part, axis, (low, high))
+    if found is not None:
+        assert found == run_by_addresses(whole, part, axis, (low, high))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "axis", "span", "wanted"),
+    [
+        ("NC1HWC0", (1, 40, 4, 4), 1, (16, 32), 512),
+        ("NC1HWC0", (1, 40, 4, 4), 1, (16, 40), 512),  # its last block is padded in both
+        ("NC1HWC0", (1, 40, 4, 4), 1, (0, 8), None),  # ends inside a block
+        ("NC1HWC0", (1, 40, 4, 4), 1, (0, 24), None),
+        ("NC1HWC0", (1, 40, 4, 4), 1, (8, 24), None),
+        ("NC1HWC0", (2, 40, 4, 4), 1, (16, 32), None),  # of two images the blocks lie apart
+        ("NC1HWC0", (2, 40, 4, 4), 0, (1, 2), 1536),
+        ("NC1HWC0", (1, 16, 4, 4), 2, (1, 3), 128),  # rows of one block
+        ("NC1HWC0", (1, 5, 4, 4), 2, (1, 3), 128),
+        ("NC1HWC0", (1, 32, 4, 4), 2, (1, 3), None),
+        ("NC1HWC0", (1, 16, 1, 4), 3, (1, 3), 32),
+        ("FRACTAL_NZ", (20, 48), 1, (16, 48), 1024),  # columns: whole stacks of fractals
+        ("FRACTAL_NZ", (20, 48), 0, (16, 20), None),
+        ("FRACTAL_NZ", (40, 16), 0, (16, 32), 512),
+        ("FRACTAL_NZ", (1, 20, 48), 2, (16, 32), 1024),
+        ("FRACTAL_NZ", (2, 20, 48), 2, (16, 32), None),
+        ("ND", (1, 1, 64), 2, (16, 48), 32),
+        ("ND", (1, 2, 64), 2, (16, 48), None),
+        ("ND", (1, 1, 64), 2, (8, 48), None),  # off the grid of copies
+    ],
+)
+def test_where_parts_start(layout, shape, axis, span, wanted):
+    whole = TensorType(shape, "fp16", layout)
+    inner = (*shape[:axis], span[1] - span[0], *shape[axis + 1 :])
+    part = TensorType(inner, "fp16", layout)
+    assert run_offset(whole, part, axis, span) == wanted
+    if wanted is not None:
+        assert run_by_addresses(whole, part, axis, span) == wanted
