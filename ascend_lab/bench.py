@@ -246,16 +246,20 @@ def bench_tuners() -> list[Figure]:
     return [Figure(*row) for row in tuners.quick()]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and print a table; exit 1 if a target is missed."""
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="lab.py bench", description=__doc__)
     parser.add_argument("--json", metavar="F", help="also write the figures to F")
     parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
-    parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
     parser.add_argument("--tuners", action="store_true", help="only the quality of the tuners")
     parser.add_argument("--seeds", type=int, default=30, help="of every search, with --tuners")
+    parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
     parser.add_argument("--peer-limit", type=float, default=1200.0, metavar="S", help="seconds")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmarks and print a table; exit 1 if a target is missed."""
+    arguments = _arguments(argv)
     if arguments.peers:
         return peers.report(arguments.peer_limit, arguments.json)
     if arguments.tuners:

@@ -112,6 +112,8 @@ def _add_search(made: Parser) -> None:
         help=f"O1 tries {O1_TIMES} times as many candidates (O2)")  # fmt: skip
     add("--Fdeeper_opat", action="store_true", help="search on until each best is proven")
     add("--Fnonhomo_split", action="store_true", help="uneven slices too")
+    add("--policy_prior", action="store_true",
+        help="let the bank steer the search of vector operators")  # fmt: skip
     add("--budget", type=int, metavar="N", help="candidates per operator (200)")
     add("--time_limit", type=float, metavar="S", help="seconds per network")
     add("--seed", type=int, default=0, help="of the searches (0)")
@@ -196,6 +198,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         time_limit_s=limit_s,
         repeat=repeat_tune(environ),
         deeper=arguments.Fdeeper_opat,
+        prior=arguments.policy_prior,
     )
 
 

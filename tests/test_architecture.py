@@ -46,6 +46,7 @@ TOP = (
     "bench_search",
     "bench_tuners",
     "bench_search_peers",
+    "bench_prior",
     "cli_aoe",
     "cli_aoe_bank",
     "cli_aoe_flags",
@@ -71,7 +72,8 @@ def imported_rooms(module: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module]
             if node.module == "ascend_lab":
-                names = [f"ascend_lab.{alias.name}" for alias in node.names]
+                own = [alias.name for alias in node.names if alias.name != "__version__"]
+                names = [f"ascend_lab.{name}" for name in own]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         rooms |= {n.split(".")[1] for n in names if n.startswith("ascend_lab.")}

@@ -249,6 +249,7 @@ def test_a_run_is_where_all_addresses_say(data):
         ("NC1HWC0", (1, 40, 4, 4), 1, (0, 8), None),  # ends inside a block
         ("NC1HWC0", (1, 40, 4, 4), 1, (0, 24), None),
         ("NC1HWC0", (1, 40, 4, 4), 1, (8, 24), None),
+        ("NC1HWC0", (1, 40, 4, 4), 1, (8, 32), None),  # two blocks too, but others
         ("NC1HWC0", (2, 40, 4, 4), 1, (16, 32), None),  # of two images the blocks lie apart
         ("NC1HWC0", (2, 40, 4, 4), 0, (1, 2), 1536),
         ("NC1HWC0", (1, 16, 4, 4), 2, (1, 3), 128),  # rows of one block

@@ -7,6 +7,7 @@ shapes of operators are only final after slicing.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +46,12 @@ class Tuning:
     @property
     def gain(self) -> float:
         """Improvement as the published reports print it: (before - after) / after."""
-        return (self.baseline_s - self.result_s) / self.result_s
+        return (self.baseline_s - self.result_s) / self.result_s if self.result_s else 0.0
 
     @property
     def gap(self) -> float:
         """How far above the bound the result is: after / bound - 1."""
-        return self.result_s / self.bound_s - 1.0
+        return self.result_s / self.bound_s - 1.0 if self.bound_s else 0.0
 
 
 def tune(
@@ -71,34 +72,64 @@ def tune(
     results are not stored, but the built-in bank is used. `executor`: serial, processes:N, or
     dask:ADDRESS. Raises as `compile_stages`, and `InputError` for unknown jobs or executors.
     """
-    settings, jobs, started = settings or Settings(), jobs_of(job), time.monotonic()
+    jobs = jobs_of(job)
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    knowledge = bank if isinstance(bank, Knowledge) else Knowledge(bank)
-    workers = executor if isinstance(executor, Workers) else workers_of(executor)
-    front = front_stages(graph, chip, dtype=dtype)
-    baseline = finish_stages(front, chip).compiled
-    baseline_s = simulate_graph(baseline).time_s
-    compiled, sliced, operators, outcomes = baseline, None, None, []
-    if "1" in jobs:
-        sliced, outcome = slice_network(front, chip, settings, knowledge, progress)
-        outcomes.append(outcome)
-        if sliced.plan.regions:
-            graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
-    if "2" in jobs and not (sliced and sliced.interrupted):
-        operators = tune_network(
-            compiled, settings, knowledge, workers=workers, wanted=wanted, progress=progress
+    with ExitStack() as own:  # what is opened here is closed here
+        workers = executor
+        if not isinstance(workers, Workers):
+            workers = own.enter_context(workers_of(workers))
+        knowledge = bank
+        if not isinstance(knowledge, Knowledge):
+            knowledge = own.enter_context(Knowledge(knowledge))
+        run = _Run(chip, jobs, settings or Settings(), knowledge, workers, wanted, progress)
+        return run.tune(graph, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Everything but the graph."""
+
+    chip: Chip
+    jobs: tuple[str, ...]
+    settings: Settings
+    knowledge: Knowledge
+    workers: Workers
+    wanted: Chosen | None
+    progress: Progress | None
+
+    def tune(self, graph: Graph, dtype: str) -> Tuning:
+        """Run the jobs."""
+        started, chip = time.monotonic(), self.chip
+        settings, knowledge = self.settings, self.knowledge
+        front = front_stages(graph, chip, dtype=dtype)
+        baseline = finish_stages(front, chip).compiled
+        baseline_s = simulate_graph(baseline).time_s
+        compiled, sliced, operators, outcome = baseline, None, None, None
+        if "1" in self.jobs:
+            sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress)
+            if sliced.plan.regions:
+                graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
+        if "2" in self.jobs and not (sliced and sliced.interrupted):
+            operators = tune_network(
+                compiled,
+                settings,
+                knowledge,
+                workers=self.workers,
+                wanted=self.wanted,
+                progress=self.progress,
+            )
+            compiled = operators.compiled
+        result_s = simulate_graph(compiled).time_s
+        return Tuning(
+            graph,
+            compiled,
+            self.jobs,
+            sliced,
+            operators,
+            baseline_s,
+            result_s,
+            network_bound(front.rewritten, chip) if result_s else 0.0,
+            time.monotonic() - started,
+            (outcome,) if outcome else (),
+            tuple(knowledge.warnings),
         )
-        compiled = operators.compiled
-    return Tuning(
-        graph,
-        compiled,
-        jobs,
-        sliced,
-        operators,
-        baseline_s,
-        simulate_graph(compiled).time_s,
-        network_bound(front.rewritten, chip),
-        time.monotonic() - started,
-        tuple(outcomes),
-        tuple(knowledge.warnings),
-    )

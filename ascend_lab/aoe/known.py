@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from ascend_lab import __version__
@@ -10,11 +11,16 @@ from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, chip_digest
 from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.tuning import Result
-from ascend_lab.errors import AscendLabError
+from ascend_lab.aoe.vector.prior import DECISIONS
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.lower import Choice, choice_of, lower
 
 NEAR = 3
 """Schedules of like shapes that a search begins with."""
+
+
+SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
+"""What a tiling must have; the rest of it is checked when it is lowered."""
 
 
 def key_of(operator: Operator) -> BankKey:
@@ -35,6 +41,8 @@ def features_of(operator: Operator) -> tuple[float, ...]:
 def entry_of(result: Result, settings: Settings) -> BankEntry:
     """Return what the bank keeps of a result; without a schedule the default is the best known."""
     choice = result.choice.as_dict() if result.choice else {}
+    if choice and result.decisions:
+        choice |= {DECISIONS: result.decisions}
     return BankEntry(
         key_of(result.operator),
         choice,
@@ -60,7 +68,7 @@ def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
     after = before
     if entry.schedule:
         try:
-            choice = choice_of(entry.schedule, operator.chip.name)
+            choice = _choice(entry, operator)
             found = operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
             choice, after = (choice, found) if found < before else (None, before)
         except AscendLabError as error:
@@ -72,5 +80,17 @@ def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
 
 def suggestions(operator: Operator, knowledge: Knowledge) -> list[Choice]:
     """Return the schedules of the nearest shapes that a bank knows."""
-    near = knowledge.nearest(key_of(operator), features_of(operator), NEAR)
-    return [choice_of(e.schedule, operator.chip.name) for e in near if e.schedule]
+    found = []
+    for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
+        with suppress(AscendLabError):  # a bank that others wrote may hold anything
+            found += [_choice(entry, operator)] if entry.schedule else []
+    return found
+
+
+def _choice(entry: BankEntry, operator: Operator) -> Choice:
+    """Return the choice an entry keeps; raise `InputError` if it is none."""
+    choice = choice_of(entry.schedule, operator.chip.name)
+    numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
+    if any(type(n) is not int or n < 1 for n in numbers):
+        raise InputError("a tiling of whole numbers", str(numbers), "tune it again")
+    return choice

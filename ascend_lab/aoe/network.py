@@ -17,9 +17,10 @@ from ascend_lab.aoe.operators import Operator, operators_of
 from ascend_lab.aoe.settings import Progress, Settings
 from ascend_lab.aoe.trace import Trial
 from ascend_lab.aoe.tuning import Result, tune_operator, untuned
+from ascend_lab.aoe.vector.prior import learn
 from ascend_lab.aoe.workers import Workers
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, simulate_graph
+from ascend_lab.graph import Compiled, NetworkTimeline, simulate_graph
 from ascend_lab.graph.compiled import with_choices
 from ascend_lab.graph.lower import Choice
 
@@ -41,7 +42,7 @@ class NetworkResult:
     @property
     def gain(self) -> float:
         """Improvement, (before - after) / after."""
-        return (self.before_s - self.after_s) / self.after_s
+        return (self.before_s - self.after_s) / self.after_s if self.after_s else 0.0
 
     @property
     def bound_s(self) -> float:
@@ -92,6 +93,7 @@ class _Run:
         self.results: dict[str, Result] = {}
         self.outcomes: list[Outcome] = []
         self.interrupted = False
+        self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
 
     def tune(self, operators: Sequence[Operator]) -> None:
         """Take each from the bank or search, the one with most to gain first."""
@@ -134,6 +136,7 @@ class _Run:
             time_limit_s=limit_s,
             known=known,
             near=suggestions(operator, self.knowledge),
+            policy=self.policy,
             on_trial=on_trial,
         )
         self.results[operator.name] = found
@@ -158,26 +161,36 @@ def potential(operator: Operator) -> float:
 def together(
     compiled: Compiled, results: Sequence[Result], before_s: float
 ) -> tuple[Compiled, float, tuple[Result, ...]]:
-    """Return the network with all choices that help it, its time, and the results as used.
+    """Return the network with the choices that help it, its time, and the results as used.
 
-    If all choices together gain less than they do alone, each is left out once to see.
+    If all choices together gain less than they do alone, those whose kernels got slower in the
+    network are left out, if that helps.
     """
     choices = {r.operator.piece.key: r.choice for r in results if r.choice}
     tuned = with_choices(compiled, choices)
-    after_s = simulate_graph(tuned).time_s
-    clock_hz = compiled.chip.clock_hz
+    times = simulate_graph(tuned)
+    after_s, clock_hz = times.time_s, compiled.chip.clock_hz
     alone = sum(r.operator.count * (r.before_cycles - r.after_cycles) for r in results) / clock_hz
     if before_s - after_s < 0.98 * alone:
-        for result in sorted(results, key=lambda r: r.gain):
-            key = result.operator.piece.key
-            if key in choices:
-                fewer = {k: c for k, c in choices.items() if k != key}
-                trial = with_choices(compiled, fewer)
-                trial_s = simulate_graph(trial).time_s
-                if trial_s <= after_s:
-                    choices, tuned, after_s = fewer, trial, trial_s
-    kept = tuple(_as_used(r, choices) for r in results)
-    return (tuned, after_s, kept) if after_s < before_s else (compiled, before_s, kept)
+        slower = slowed(compiled, simulate_graph(compiled), times)
+        fewer = {k: c for k, c in choices.items() if k not in slower}
+        trial = with_choices(compiled, fewer)
+        trial_s = simulate_graph(trial).time_s
+        if trial_s <= after_s:
+            choices, tuned, after_s = fewer, trial, trial_s
+    if not after_s < before_s:
+        tuned, after_s, choices = compiled, before_s, {}
+    return tuned, after_s, tuple(_as_used(r, choices) for r in results)
+
+
+def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) -> set[str]:
+    """Return the keys of the pieces whose kernels take longer in one timeline than in another."""
+    change: dict[str, float] = {}
+    keys = {task.name: task.piece.key for task in compiled.tasks}
+    for old, new in zip(before.operators, after.operators, strict=True):
+        key = keys[old.name]
+        change[key] = change.get(key, 0.0) + new.time_s - old.time_s
+    return {key for key, seconds in change.items() if seconds > 0}
 
 
 def _as_used(result: Result, choices: Mapping[str, Choice]) -> Result:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.aoe.cube.job import CubeJob
 from ascend_lab.aoe.cube.measure import CubeMeasure
 from ascend_lab.aoe.cube.prove import prove
-from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.drive import Search, drive
 from ascend_lab.aoe.jobs import Job, job_of
 from ascend_lab.aoe.operators import Operator
-from ascend_lab.aoe.search import search_named
+from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.trace import Trace, Trial
 from ascend_lab.aoe.values import agree
+from ascend_lab.aoe.vector.job import VectorJob
+from ascend_lab.aoe.vector.prior import Policy, decisions_of
 from ascend_lab.aoe.workers import Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.lower import Choice
@@ -29,7 +31,8 @@ class Result:
 
     `choice` is None where the default stays. `bound_cycles` holds for every schedule of the space;
     `proven` tells that the best one was found. `source`: "tuned", "custom" or "builtin" (found in a
-    bank), "none" (nothing to tune, for the reason in `note`), "failed".
+    bank), "none" (nothing to tune, for the reason in `note`), "failed". `decisions`: what a
+    vector operator's choice teaches a policy.
     """
 
     operator: Operator
@@ -43,6 +46,7 @@ class Result:
     search: str = ""
     trace: Trace | None = None
     spent_s: float = 0.0
+    decisions: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def gap(self) -> float | None:
@@ -74,24 +78,23 @@ def tune_operator(
     time_limit_s: float | None = None,
     known: Mapping[Point, tuple[float, str]] | None = None,
     near: Sequence[Choice] = (),
+    policy: Policy | None = None,
     on_trial: Callable[[Trial], None] | None = None,
 ) -> Result:
     """Search the schedules of an operator; the default stays where nothing is faster.
 
     `near` are choices that suited like shapes, tried first; `known` the attempts of an interrupted
-    run. An operator without a space keeps its default, and its result says why. Raises `InputError`
-    for an unknown search.
+    run; `policy` steers the tree search of a vector operator. An operator without a space keeps its
+    default, and its result says why. Raises `InputError` for an unknown search.
     """
     settings, started = settings or Settings(), time.monotonic()
     try:
         job = job_of(operator)
-        space = job.space
+        space, name = job.space, settings.search or job.search
     except AscendLabError as error:
         return untuned(operator, str(error))
-    name = settings.search or job.search
-
     trace = drive(
-        search_named(name),
+        _search(name, job, policy),
         space,
         job.measure,
         settings.budget,
@@ -111,6 +114,14 @@ def tune_operator(
         left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
         found = _proven(job, found, settings, left_s)
     return replace(found, search=name, spent_s=time.monotonic() - started)
+
+
+def _search(name: str, job: Job, policy: Policy | None) -> Search:
+    """Return a search by name; a tree search on a vector operator follows the policy."""
+    search = search_named(name)
+    if policy is None or not isinstance(search, Mcts) or not isinstance(job, VectorJob):
+        return search
+    return replace(search, prior=policy.prior(job.space))
 
 
 class _Careful:
@@ -164,9 +175,11 @@ def _result(job: Job, trace: Trace, settings: Settings, bound: int, proven: bool
         choice = job.choice(trial.point)
         wrong = agree(operator, choice, settings.seed) if settings.verify else ""
         if not wrong:
-            return Result(
-                operator, choice, before, int(trial.cost), bound, proven, note=note, trace=trace
-            )
+            after = int(trial.cost)
+            found = Result(operator, choice, before, after, bound, proven, note=note, trace=trace)
+            if isinstance(job, VectorJob):
+                return replace(found, decisions=decisions_of(job.space, trial.point))
+            return found
         note, proven = f"a faster candidate was refused: {wrong}", False
     return Result(
         operator, None, before, before, min(bound, before), proven, note=note, trace=trace

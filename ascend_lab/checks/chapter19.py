@@ -1,4 +1,4 @@
-"""Checks of chapter 19: minimum-time backup, a safe pruning rule, how much a decision matters."""
+"""Checks of chapter 19: minimum-time backup, a pruning rule that is safe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.space import Point, Space, Value
+from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_against, check_property
 from ascend_lab.chip import load_chip
@@ -105,28 +105,3 @@ def _judge_kept(got: Sequence[Point], case: Case) -> str | None:
     if len(got) > (1 - REMOVED) * len(costs):
         return f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
     return None
-
-
-def check_ex_19_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(points, costs)`: how much each decision can spoil.
-
-    For decision i that is the greatest, over its values, of the least cost with that value,
-    relative to the least cost of all.
-    """
-    return check_against("ex_19_4", fn, influence, _draw_table, rel_tol=1e-9, seed=seed)
-
-
-def influence(points: Sequence[Point], costs: Sequence[float]) -> tuple[float, ...]:
-    """Return for each decision max over values (least cost with the value) / least cost."""
-    found = []
-    for at in range(len(points[0])):
-        best: dict[Value, float] = {}
-        for point, cost in zip(points, costs, strict=True):
-            best[point[at]] = min(cost, best.get(point[at], math.inf))
-        found.append(max(best.values()) / min(costs))
-    return tuple(found)
-
-
-def _draw_table(rng: np.random.Generator) -> Case:
-    points = sorted({tuple(int(v) for v in rng.integers(0, 4, 3)) for _ in range(20)})
-    return {"points": points, "costs": [float(c) for c in rng.integers(100, 999, len(points))]}

@@ -76,6 +76,7 @@ FIGURES: dict[str, str] = {
     "fig_evolution": "cube_tuner",
     "fig_population": "cube_tuner",
     "fig_toy_tiles": "cube_tuner",
+    "fig_before_after": "vector_tuner",
     "fig_grown_tree": "vector_tuner",
     "fig_search_tree": "vector_tuner",
     "fig_toy_tree": "vector_tuner",

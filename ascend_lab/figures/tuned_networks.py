@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 from ascend_lab.aoe.credit import Times, factor_range, factors
 from ascend_lab.aoe.techniques import TECHNIQUES, compile_with
@@ -37,6 +39,8 @@ UNITS = {"M": "cube", "MTE1": "L1 to L0", "MTE2": "GM to core", "memory": "memor
          "FIX": "results", "MTE3": "results", "V": "vector", "S": "scalar",
          "launch": "launches"}  # fmt: skip
 """What limits a kernel, in words."""
+VISIBLE = 0.005
+"""Smaller shares are not drawn."""
 UNIT_STYLE: dict[str, dict[str, Any]] = {
     "launches": {"facecolor": LIGHT, "hatch": ".."},
     "memory": {"facecolor": SKY, "hatch": "//"},
@@ -57,15 +61,15 @@ def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> LabFigure:
     """
     if not networks or any(not steps for steps, _ in networks.values()):
         raise InputError("a network with steps", str(networks), "give some")
-    fig, axes = new_figure(ncols=len(networks), height_in=3.5, sharey=False)
+    fig, axes = new_figure(nrows=len(networks), height_in=2.7 * len(networks))
     said = []
     panels = [axes] if len(networks) == 1 else list(axes)
     for ax, (name, (steps, bound_ms)) in zip(panels, networks.items(), strict=True):
         _waterfall(ax, steps, bound_ms)
         ax.set_title(name, loc="left")
+        ax.set_ylabel("ms (model)")
         rows = ", ".join(f"{label} {ms:.3g}" for label, ms in steps)
         said.append(f"{name}: {rows}; bound {bound_ms:.3g}")
-    panels[0].set_ylabel("ms (model)")
     return finish(fig, alt=f"Milliseconds after each technique. {'. '.join(said)}.")
 
 
@@ -74,21 +78,24 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     ax.set_yscale("log")
     ax.set(ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
     ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=GREY, edgecolor=INK)
-    for at, ((_, before), (_, after)) in enumerate(zip(steps, steps[1:], strict=False), 1):
+    for at, ((_, before), (_, after)) in enumerate(pairwise(steps), 1):
         worse = after > before
         colour, hatch = (VERMILLION, "xx") if worse else (SKY, "")
         bottom, top = sorted((before, after))
         ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=INK, hatch=hatch)
-        ax.text(at, top * 1.04, f"{before / after:.2f}x", ha="center", fontsize=7)
+        ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top", fontsize=8)
     end = len(steps)
     ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=GREEN, edgecolor=INK)
     ax.axhline(bound_ms, color=INK, ls=(0, (3, 2)), lw=1)
-    ax.text(0.5, bound_ms * 1.03, f"bound {bound_ms:.3g}", fontsize=7, va="bottom")
+    ax.text(0.5, bound_ms * 1.03, f"bound {bound_ms:.3g}", fontsize=8, va="bottom")
     for at, ms in ((0, steps[0][1]), (end, steps[-1][1])):
         ax.text(at, ms * 1.04, f"{ms:.3g}", ha="center", fontsize=8, fontweight="bold")
     labels = [*(label for label, _ in steps), "what is left"]
-    ax.set_xticks(range(end + 1), labels, rotation=60, ha="right", fontsize=7)
+    ax.set_xticks(range(end + 1), labels, rotation=25, ha="right")
     ax.tick_params(axis="x", length=0)
+    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high]
+    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
 
 
 @styled
@@ -122,29 +129,28 @@ def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float
 
     Launches stand apart; the rest of a kernel counts for the one thing that limits it.
     """
-    fig, ax = new_figure(height_in=0.5 * len(lines) + 1.3)
+    fig, ax = new_figure(height_in=0.45 * len(lines) + 1.5)
     said, used = [], []
     for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
         left, parts = 0.0, time_by_limit(line)
-        for unit in UNIT_STYLE:
+        for unit, style in UNIT_STYLE.items():
             share = parts.get(unit, 0.0) / line.time_s
-            if share:
-                ax.barh(at, share, left=left, height=0.6, edgecolor=INK, **UNIT_STYLE[unit])
+            if share >= VISIBLE:
+                ax.barh(at, share, left=left, height=0.6, edgecolor=INK, **style)
                 left += share
                 used.append(unit)
         bound = bound_s / line.time_s
         ax.plot([bound, bound], [at - 0.42, at + 0.42], color=INK, lw=2.5, ls="-")
         ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
-        split = ", ".join(f"{u} {s / line.time_s:.0%}" for u, s in parts.items())
+        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
+        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
         said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
     ax.set_yticks(range(len(lines)), list(lines))
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    handles = [
-        ax.bar(0, 0, edgecolor=INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used
-    ]
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    handles = [Patch(edgecolor=INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
+    fig.legend(handles=handles, loc="outside upper center", ncols=4)
     return finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
 
 
@@ -201,15 +207,15 @@ def fig_switches(
         left += ms
     ax.axvline(best * 1e3, color=INK, lw=2, ls=(0, (3, 2)))
     ax.set(yticks=[], xlabel="ms (model); dashes: all techniques on", xlim=(0, left * 1.02))
-    for label, colour in (("convolution", VERMILLION), ("conversion", colours["trans_data"]),
-                          ("vector", GREEN)):  # fmt: skip
-        ax.bar(0, 0, fc=colour, ec=INK, label=label)
-    fig.legend(loc="outside lower center", ncols=3)
+    kinds = ("convolution", VERMILLION), ("conversion", colours["trans_data"]), ("other", GREEN)
+    handles = [Patch(fc=colour, ec=INK, label=label) for label, colour in kinds]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
     factor = line.time_s / best
     ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
-    off = ", ".join(n for n in TECHNIQUES if n not in on) or "nothing"
+    off = ", ".join(n for n in TECHNIQUES if n not in on)
+    how = f"without {off}" if off else "with all techniques"
     return finish(
         fig,
-        alt=f"A network of one block on {chip} without {off}: {len(line.operators)} kernels, "
+        alt=f"A network of one block on {chip} {how}: {len(line.operators)} kernels, "
         f"{left:.2f} ms, {factor:.2f} times the {best * 1e3:.2f} ms of the default compiler.",
     )

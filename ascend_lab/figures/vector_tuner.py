@@ -15,6 +15,7 @@ from ascend_lab.aoe.search import Mcts, Node, tree_of
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
+from ascend_lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
 from ascend_lab.figures.style import (
     BLUE,
     INK,
@@ -25,6 +26,7 @@ from ascend_lab.figures.style import (
     new_figure,
     styled,
 )
+from ascend_lab.sim.timeline import Timeline
 
 SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", BLUE])
 WORST = 2.0
@@ -83,7 +85,7 @@ def fig_search_tree(
     levels = [0, *_choices(tree, min(deepest, len(names)))]
     spans, best = _spans(tree, root), _best_path(root)
     fig, ax = new_figure(height_in=3.6)
-    for point, (low, high) in spans.items():
+    for point in spans:
         if len(point) in levels:
             _draw(ax, tree, spans, levels, point, best[: len(point)] == point, labels)
     ax.set(xlim=(-0.1, len(levels) - 0.3), ylim=(0, 1.0), yticks=[])
@@ -151,7 +153,9 @@ def _draw(
         band = Path([(at - 0.66, top), (at, top), (at, bottom), (at - 0.66, bottom)])
         edge = VERMILLION if bold else "none"
         ax.add_patch(PathPatch(band, fc=shade, alpha=0.35, ec=edge, lw=0, zorder=1))
-    look = {"ec": VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": INK, "lw": 0.3}
+    look: dict[str, Any] = (
+        {"ec": VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": INK, "lw": 0.3}
+    )
     ax.add_patch(Rectangle((at, top), 0.34, bottom - top, fc=to_hex(shade), **look))
     if bottom - top > labels:
         text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
@@ -175,3 +179,26 @@ def fig_grown_tree(
     search = Mcts(exploration=exploration, batch=1, completions=1)
     drive(search, space, measure, budget, seed=seed)
     return fig_search_tree(search.root, space.names, deepest)
+
+
+@styled
+def fig_before_after(timelines: Mapping[str, Timeline]) -> LabFigure:
+    """Draw the Gantt charts of several schedules of one operator below each other, to one scale.
+
+    Raises `InputError` without timelines.
+    """
+    if not timelines:
+        raise InputError("at least one timeline", "none", "simulate a schedule")
+    rows = len(pipes_of(timelines.values()))
+    last = max(line.cycles for line in timelines.values())
+    fig, axes = new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
+    for ax, (name, line) in zip(_listed(axes), timelines.items(), strict=True):
+        draw_gantt(ax, line, critical=True, numbers=False)
+        ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
+    gantt_legend(fig, timelines.values())
+    said = " ".join(f"{name}: {describe(line)}" for name, line in timelines.items())
+    return finish(fig, alt=f"Gantt charts. {said}")
+
+
+def _listed(axes: Any) -> list[Any]:
+    return list(axes) if hasattr(axes, "__len__") else [axes]

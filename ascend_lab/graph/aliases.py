@@ -1,9 +1,10 @@
 """Tensors that are bytes of other tensors: views, which need no kernel and no memory.
 
 A reshape of row-major memory is its source under another name. A slice or split is a part of its
-source where that part is one run of bytes: cut along the outermost axis of the layout, at whole
-blocks. A concat along such an axis is a view the other way round: its operands are written where
-they stand in the result, if each has memory of its own to give up.
+source where that part is one run of bytes: cut at whole blocks along the outermost axis that has
+more than one, such as the images of a batch, or the blocks of channels of one image. A concat along
+such an axis is a view the other way round: its operands are written where they stand in the
+result, if each has memory of its own to give up.
 """
 
 from __future__ import annotations

@@ -62,6 +62,18 @@ class Knowledge:
             return builtin, "builtin"
         return None
 
+    def entries(self) -> list[BankEntry]:
+        """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
+        store, none = self._store, tuple[BankEntry, ...]()
+        stored = self._surviving(store.entries, none) if store is not None else none
+        known = {entry.key: entry for entry in stored}
+        for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
+            known[key] = entry if entry.better_than(known.get(key)) else known[key]
+        shorts = {short(key) for key in known}
+        builtin = builtin_entries(self._builtin) if self._builtin else {}
+        found = [*known.values(), *(e for key, e in builtin.items() if key not in shorts)]
+        return [entry for entry in found if entry.model_version == MODEL_VERSION]
+
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return up to `count` entries of like shapes, as suggestions for where to start.
 

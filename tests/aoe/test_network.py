@@ -1,0 +1,429 @@
+"""Operator tuning of networks: the bank's flow, time shared, interrupts, kills, never slower."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import engine_cases as cases
+import pytest
+from graph_strategies import whole_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.aoe import Knowledge, Settings, tune_network, workers_of
+from ascend_lab.aoe import network as network_module
+from ascend_lab.aoe.bank.errors import BankError
+from ascend_lab.aoe.known import entry_of, key_of
+from ascend_lab.aoe.network import potential, together
+from ascend_lab.aoe.tuning import untuned
+from ascend_lab.chip import load_chip
+from ascend_lab.graph import compile_graph, simulate_graph
+
+FEW = Settings(budget=5)
+
+
+def small_net():
+    """Two products and what is between them: three operators that can be tuned, and conversions."""
+    net = cases.Net()
+    x = net.input("x", (33, 70))
+    h = net.relu(net.add(net.matmul(x, net.numbers(70, 90)), net.numbers(90)))
+    net.output(net.matmul(h, net.numbers(90, 20)))
+    return net.build()
+
+
+NET = small_net()
+COMPILED = compile_graph(NET, "Ascend310")
+TUNABLE = sum(bool(op.unit) for op in cases.operators_of(COMPILED))
+assert TUNABLE == 3
+
+
+def bank(folder, **more):
+    return Knowledge(folder / "bank.db", None, **more)
+
+
+def timeless(found):
+    results = tuple(replace(r, spent_s=0.0) for r in found.results)
+    return replace(found, results=results, compiled=None)
+
+
+def as_used(found):
+    """What matters of a result, wherever it is from."""
+    return [(r.operator.name, r.choice, r.after_cycles, r.bound_cycles, r.proven)
+            for r in found.results]  # fmt: skip
+
+
+def test_miss_hit_repeat_deeper(tmp_path):
+    trials = []
+
+    def progress(*heard):
+        trials.append(heard)
+
+    with bank(tmp_path) as knowledge:
+        first = tune_network(COMPILED, FEW, knowledge, progress=progress)
+    assert len(first.outcomes) == TUNABLE and set(first.outcomes) <= {"add", "unsatisfied"}
+    assert "add" in first.outcomes and first.gain > 0
+    assert len(trials) == sum(
+        len([t for t in r.trace.trials if t.note != "branch and bound"])
+        for r in first.results
+        if r.trace
+    )
+    with bank(tmp_path) as knowledge:
+        trials.clear()
+        second = tune_network(COMPILED, FEW, knowledge, progress=progress)
+        assert second.outcomes == ("hit",) * TUNABLE
+        assert not trials and not any(r.trials for r in second.results)
+        assert {r.source for r in second.results} == {"custom", "none"}
+        assert as_used(second) == as_used(first) and second.after_s == first.after_s
+        again = tune_network(COMPILED, replace(FEW, repeat=True), knowledge)
+        assert again.outcomes == ("reserved",) * TUNABLE  # the same seed finds the same
+        assert all(r.trials for r in again.results if r.operator.unit)
+        deeper = tune_network(COMPILED, replace(FEW, deeper=True), knowledge)
+        searched = {r.operator.name for r in deeper.results if r.trials}
+        assert searched == {r.operator.name for r in first.results
+                            if r.operator.unit and not r.proven}  # fmt: skip
+        assert deeper.after_s <= first.after_s
+
+
+def test_repeat_updates_only_what_is_better(tmp_path):
+    compiled = compile_graph(cases.vector((64, 300), "relu"), "Ascend310")
+    with bank(tmp_path) as knowledge:
+        one = tune_network(compiled, Settings(budget=1), knowledge)
+        (result,) = [r for r in one.results if r.operator.unit]
+        key = key_of(result.operator)
+        assert one.outcomes == ("unsatisfied",) and not knowledge.find(key)[0].improved
+        many = tune_network(compiled, Settings(budget=12, repeat=True), knowledge)
+        assert many.outcomes == ("update",) and many.gain > 0
+        best = knowledge.find(key)[0]
+        worse = tune_network(compiled, Settings(budget=1, repeat=True), knowledge)
+        assert worse.outcomes == ("reserved",) and knowledge.find(key)[0] == best
+        hit = tune_network(compiled, Settings(budget=1), knowledge)
+        assert hit.outcomes == ("hit",) and hit.after_s == many.after_s
+
+
+@settings(max_examples=3)
+@given(whole_graphs(most=3), st.sampled_from((*cases.CHIPS, "Ascend310P3")), st.integers(0, 9))
+def test_a_network_is_never_slower(graph, chip, seed):
+    compiled = compile_graph(graph, chip)
+    found = tune_network(compiled, Settings(budget=3, seed=seed))
+    assert found.before_s == simulate_graph(compiled).time_s
+    assert found.after_s == simulate_graph(found.compiled).time_s <= found.before_s
+    assert found.gain >= 0
+    used = {t.piece.key for t, o in zip(found.compiled.tasks, compiled.tasks, strict=True)
+            if t.lowered is not o.lowered}  # fmt: skip
+    assert used == {r.operator.piece.key for r in found.results if r.choice}
+
+
+def test_choices_that_harm_the_network_are_left_out(monkeypatch):
+    """Simulated times are made up: a network with the first choice in it is slower."""
+    found = [r for r in tune_network(COMPILED, FEW).results if r.choice]
+    assert len(found) >= 2
+    bad = found[0].operator.piece.key
+
+    class Time:
+        def __init__(self, time_s):
+            self.time_s = time_s
+
+    def slower(compiled):
+        changed = {t.piece.key for t, o in zip(compiled.tasks, COMPILED.tasks, strict=True)
+                   if t.lowered is not o.lowered}  # fmt: skip
+        return Time(1.0 + (bad in changed) - 0.01 * len(changed - {bad}))
+
+    monkeypatch.setattr(network_module, "simulate_graph", slower)
+    _, after_s, kept = together(COMPILED, found, 1.0)
+    assert after_s < 1.0
+    assert [r.choice is None for r in kept] == [True] + [False] * (len(found) - 1)
+    assert kept[0].after_cycles == kept[0].before_cycles and "not in this network" in kept[0].note
+    monkeypatch.setattr(network_module, "simulate_graph", lambda c: Time(1.0 + (c is not COMPILED)))
+    tuned, after_s, kept = together(COMPILED, found, 1.0)
+    assert tuned is COMPILED and after_s == 1.0
+    assert all(r.choice is None for r in kept)  # the report says what the network has
+
+
+def test_one_seed_gives_one_network_whatever_the_workers():
+    alone, again = tune_network(COMPILED, FEW), tune_network(COMPILED, FEW)
+    assert timeless(again) == timeless(alone)
+    with workers_of("processes:2") as workers:
+        assert timeless(tune_network(COMPILED, FEW, workers=workers)) == timeless(alone)
+
+
+def test_only_what_the_user_wants():
+    found = tune_network(COMPILED, FEW, wanted=lambda op: op.unit == "vector")
+    for result in found.results:
+        assert bool(result.trials) == (result.operator.unit == "vector")
+        if result.operator.unit == "cube":
+            assert (result.source, result.note) == ("none", "not asked for")
+    nothing = tune_network(COMPILED, FEW, wanted=lambda op: False)
+    assert nothing.gain == 0 and nothing.compiled is COMPILED and nothing.outcomes == ()
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5, 2.0])
+def test_time_is_shared_by_what_can_be_gained(late, monkeypatch):
+    clock, given_s = Clock(), {}
+    monkeypatch.setattr(network_module, "time", clock)
+
+    def tune(operator, settings, *, time_limit_s, **_):
+        given_s[operator.name] = time_limit_s
+        clock.now += max(time_limit_s, 0.0) + late
+        return untuned(operator, "")
+
+    monkeypatch.setattr(network_module, "tune_operator", tune)
+    tune_network(COMPILED, Settings(time_limit_s=8.0))
+    room = {op.name: potential(op) for op in cases.operators_of(COMPILED) if op.unit}
+    assert len(set(room.values())) == TUNABLE and min(room.values()) > 0
+    assert list(given_s) == sorted(room, key=lambda name: -room[name])
+    first, *_, last = given_s.values()
+    assert first == pytest.approx(8.0 * max(room.values()) / sum(room.values()))
+    if not late:
+        for name, limit_s in given_s.items():
+            assert limit_s == pytest.approx(8.0 * room[name] / sum(room.values()))
+    else:  # who is late takes it from the rest
+        assert last == pytest.approx(
+            8.0 - sum(list(given_s.values())[:-1]) - 2 * late, abs=2 * late
+        )
+        assert last < 8.0 * min(room.values()) / sum(room.values())
+    given_s.clear()
+    monkeypatch.setattr(network_module, "tune_operator",
+                        lambda op, s, time_limit_s, **_: given_s.update({op.name: time_limit_s})
+                        or untuned(op, ""))  # fmt: skip
+    tune_network(COMPILED, Settings())
+    assert list(given_s.values()) == [None] * TUNABLE
+
+
+@pytest.mark.parametrize("stop", [1, 6, 9])
+def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
+    plain = replace(FEW, search="random", early_stop=None)
+    whole = tune_network(COMPILED, plain)
+    heard = []
+
+    def progress(*told):
+        heard.append(told)
+        if len(heard) == stop:
+            raise KeyboardInterrupt
+
+    with bank(tmp_path) as knowledge:
+        found = tune_network(COMPILED, plain, knowledge, progress=progress)
+    assert found.interrupted and len(heard) == stop
+    tried = sum(r.trials for r in found.results)
+    assert tried == stop
+    assert whole.after_s <= found.after_s <= found.before_s
+    left = [r for r in found.results if r.note == "interrupted"]
+    assert all(r.choice is None for r in left)
+    assert (
+        len(found.outcomes)
+        + len(left)
+        + any(r.trace and r.trace.end == "interrupted" for r in found.results)
+        == TUNABLE
+    )
+    measured = []
+    original = network_module.tune_operator
+
+    def counting(operator, settings, *, known, **more):
+        measured.append(len(known))
+        return original(operator, settings, known=known, **more)
+
+    with pytest.MonkeyPatch.context() as patch, bank(tmp_path) as knowledge:
+        patch.setattr(network_module, "tune_operator", counting)
+        again = tune_network(COMPILED, plain, knowledge)
+    assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
+    assert sum(measured) + sum(r.trials for r in found.results if r.trace
+                               and r.trace.end != "interrupted") == stop  # fmt: skip
+    with sqlite3.connect(tmp_path / "bank.db") as con:
+        assert con.execute("SELECT count(*) FROM trials").fetchone() == (0,)
+    con.close()
+
+
+def test_ctrl_c_between_operators(monkeypatch):
+    original, done = network_module.tune_operator, []
+
+    def tune(operator, *rest, **more):
+        if done:
+            raise KeyboardInterrupt
+        done.append(operator.name)
+        return original(operator, *rest, **more)
+
+    monkeypatch.setattr(network_module, "tune_operator", tune)
+    found = tune_network(COMPILED, FEW)
+    assert found.interrupted
+    assert [r.operator.name for r in found.results if r.trials] == done
+    assert [r.note for r in found.results].count("interrupted") == TUNABLE - 1
+
+
+CHILD = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from test_network import COMPILED, PLAIN, bank
+from pathlib import Path
+from ascend_lab.aoe import tune_network
+heard = []
+def progress(*told):
+    heard.append(told)
+    if len(heard) == {stop}:
+        os.kill(os.getpid(), signal.SIGKILL)
+tune_network(COMPILED, PLAIN, bank(Path({folder!r})), progress=progress)
+"""
+PLAIN = Settings(budget=5, search="random", early_stop=None)
+
+
+@pytest.mark.parametrize("stop", [7])
+def test_a_killed_run_loses_nothing(stop, tmp_path):
+    code = CHILD.format(path=sys.path, stop=stop, folder=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", code], check=False, env=os.environ)
+    assert ended.returncode == -signal.SIGKILL
+    heard = []
+    with bank(tmp_path) as knowledge:
+        again = tune_network(COMPILED, PLAIN, knowledge, progress=lambda *told: heard.append(told))
+        assert knowledge.warnings == []
+    whole = tune_network(COMPILED, PLAIN)
+    assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
+    assert again.outcomes.count("hit") >= 1
+    measured = sum(r.trials for r in again.results)
+    hits = {r.operator.name for r in again.results if r.source == "custom"}
+    total = sum(r.trials for r in whole.results if r.operator.name not in hits)
+    assert hits and measured == total == len(heard)
+
+
+def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
+    """After a kill, what was saved answers for the kernels."""
+    operator = cases.first(cases.product())
+    heard = []
+
+    def progress(*told):
+        heard.append(told)
+        if len(heard) == 4:
+            raise KeyboardInterrupt
+
+    compiled = compile_graph(cases.product(), "Ascend310")
+    with bank(tmp_path) as knowledge:
+        tune_network(compiled, PLAIN, knowledge, progress=progress,
+                     wanted=lambda op: op.unit == "cube")  # fmt: skip
+        original, calls = network_module.tune_operator, []
+
+        def counting(op, settings, *, known, **more):
+            calls.append(dict(known))
+            found = original(op, settings, known=known, **more)
+            assert [(t.cost, t.note) for t in found.trace.trials[: len(known)]] == [*known.values()]
+            return found
+
+        monkeypatch.setattr(network_module, "tune_operator", counting)
+        tune_network(compiled, PLAIN, knowledge, wanted=lambda op: op.unit == "cube")
+        other = replace(PLAIN, seed=1)
+        tune_network(compiled, replace(other, repeat=True), knowledge,
+                     wanted=lambda op: op.unit == "cube")  # fmt: skip
+    assert [len(known) for known in calls] == [4, 0]
+    assert operator.unit == "cube"
+
+
+def test_a_bank_that_cannot_be_written_does_not_stop_tuning(tmp_path):
+    with bank(tmp_path) as knowledge:
+        tune_network(COMPILED, FEW, knowledge, wanted=lambda op: op.unit == "vector")
+    file = tmp_path / "bank.db"
+    before = file.read_bytes()
+    # one may write a read-only file as root: SQLite itself is told not to
+    with bank(tmp_path) as knowledge:
+        knowledge._store._con.execute("PRAGMA query_only=1")
+        found = tune_network(COMPILED, FEW, knowledge)
+        assert as_used(found) == as_used(tune_network(COMPILED, FEW))
+        assert 0 < found.outcomes.count("hit") < TUNABLE
+        (warning,) = {w.partition("bank.db")[0] for w in knowledge.warnings}
+        assert "tuning goes on" in knowledge.warnings[0] and "writing" in warning
+        assert len(knowledge.unsaved) == TUNABLE - found.outcomes.count("hit")
+        again = tune_network(COMPILED, FEW, knowledge)
+        assert again.outcomes == ("hit",) * TUNABLE
+    assert file.read_bytes() == before
+
+
+def test_a_full_disk_does_not_stop_tuning(tmp_path):
+    with bank(tmp_path) as knowledge:
+        con = knowledge._store._con
+        pages = con.execute("PRAGMA page_count").fetchone()[0]
+        con.execute(f"PRAGMA max_page_count={pages}")
+        for size in (3000, 300, 30, 1):
+            for i in range(1000):
+                try:
+                    con.execute("INSERT INTO entries VALUES (?, 'fill', '', '', ?)",
+                                (f"{size}-{i}", "x" * size))  # fmt: skip
+                except sqlite3.OperationalError:
+                    break
+            assert i < 999
+        found = tune_network(COMPILED, FEW, knowledge)
+        assert as_used(found) == as_used(tune_network(COMPILED, FEW))
+        assert any("full" in w and "tuning goes on" in w for w in knowledge.warnings)
+        assert knowledge.unsaved
+        assert tune_network(COMPILED, FEW, knowledge).outcomes == ("hit",) * TUNABLE
+        assert knowledge._store.check() == ()
+
+
+def test_a_damaged_bank_is_one_clear_error(tmp_path):
+    with bank(tmp_path) as knowledge:
+        tune_network(COMPILED, FEW, knowledge)
+        knowledge._store._con.execute("UPDATE entries SET line = 'no entry'")
+    with bank(tmp_path) as knowledge, pytest.raises(BankError, match=r"bank\.db.*start with a new"):
+        tune_network(COMPILED, FEW, knowledge)
+    Path(tmp_path / "bank.db").write_bytes(b"not a bank at all, but long enough" * 40)
+    with pytest.raises(BankError, match="opening knowledge bank"):
+        bank(tmp_path)
+
+
+def test_entries_for_the_preset_are_no_hits_on_an_edited_chip(tmp_path):
+    chip = load_chip("Ascend310")
+    edited = replace(chip, launch_overhead_s=2 * chip.launch_overhead_s)
+    with bank(tmp_path) as knowledge:
+        tune_network(COMPILED, FEW, knowledge)
+        other = tune_network(compile_graph(NET, edited), FEW, knowledge)
+        assert "hit" not in other.outcomes and len(other.outcomes) == TUNABLE
+        fewer = tune_network(compile_graph(NET, replace(chip, core_count=1)), FEW, knowledge)
+        assert "hit" not in fewer.outcomes
+        assert tune_network(COMPILED, FEW, knowledge).outcomes == ("hit",) * TUNABLE
+
+
+def test_nothing_to_tune():
+    net = cases.Net()
+    net.output(net.transpose(net.input("x", (5, 7)), perm=(1, 0)))
+    found = tune_network(compile_graph(net.build(), "Ascend310"), FEW)
+    assert found.gain == 0.0 and found.after_s == found.before_s and found.outcomes == ()
+    assert found.results and all(r.source == "none" and r.note for r in found.results)
+    assert potential(found.results[0].operator) == 0.0
+
+
+def test_candidates_that_all_fail_leave_no_entry(tmp_path, monkeypatch):
+    """Else a second run would take the failure for the best there is."""
+
+    def failing(operator):
+        job = original(operator)
+        job.measure = Never(job.measure, (), "raises")
+        return job
+
+    original = network_module.job_of
+    monkeypatch.setattr("ascend_lab.aoe.tuning.job_of", failing)
+    compiled = compile_graph(cases.batch(relu=False), "Ascend310")
+    with bank(tmp_path) as knowledge:
+        found = tune_network(compiled, FEW, knowledge)
+        assert found.gain == 0 and found.outcomes == ()
+        (result,) = [r for r in found.results if r.operator.unit]
+        assert len(result.trace.failures) == result.trials > 0
+        assert knowledge.find(key_of(result.operator)) is None
+        with pytest.raises(AssertionError):
+            assert entry_of(result, FEW).improved
+
+
+class Never(cases.Trap):
+    """Raises for every point."""
+
+    def __call__(self, point):
+        return super().__call__(self.point)

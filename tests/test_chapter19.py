@@ -1,0 +1,213 @@
+"""The checks and figures of chapter 19, and what its prose claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.search import Mcts, tree_of
+from ascend_lab.aoe.search.mcts import Node
+from ascend_lab.aoe.space import TableSpace
+from ascend_lab.aoe.vector import VectorMeasure
+from ascend_lab.aoe.vector.costs import NestCosts
+from ascend_lab.checks import check_ex_19_2, check_ex_19_3
+from ascend_lab.checks.chapter19 import small_space
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl import (
+    broadcast,
+    create_schedule,
+    lower,
+    placeholder,
+    reduce_sum,
+    split,
+    vmuls,
+    vrelu,
+    vsub,
+)
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.figures import fig_before_after, fig_grown_tree, fig_search_tree, fig_toy_tree
+from ascend_lab.sim import simulate_kernel
+
+TOY = load_chip("Toy")
+PLAIN = {"batch": 1, "completions": 1}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return small_space((12, 512))
+
+
+# -- exercises -------------------------------------------------------------------------------------
+def backup(tree, point, cost):
+    tree = dict(tree)
+    for depth in range(len(point) + 1):
+        visits, least = tree.get(point[:depth], (0, math.inf))
+        tree[point[:depth]] = (visits + 1, min(least, cost))
+    return tree
+
+
+def mean_backup(tree, point, cost):
+    tree = dict(tree)
+    for depth in range(len(point) + 1):
+        visits, mean = tree.get(point[:depth], (0, 0.0))
+        tree[point[:depth]] = (visits + 1, (visits * mean + cost) / (visits + 1))
+    return tree
+
+
+def without_root(tree, point, cost):
+    return {**backup(tree, point, cost), (): tree.get((), (1, cost))}
+
+
+def latest(tree, point, cost):
+    return {
+        p: (n, cost if point[: len(p)] == p else b)
+        for p, (n, b) in backup(tree, point, cost).items()
+    }
+
+
+@pytest.mark.parametrize("wrong", [mean_backup, without_root, latest, lambda t, p, c: t])
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_backups_fail(wrong, seed):
+    assert not check_ex_19_2(wrong, seed=seed)
+    assert check_ex_19_2(backup, seed=seed)
+
+
+def keep(name, options):
+    if name == "depth":
+        return [max(options)]
+    if name == "spread":
+        return [value for value in options if value] or options
+    return options
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda name, options: options,
+        lambda name, options: [max(options)] if name == "depth" else options,
+        lambda name, options: [2] if name == "depth" else keep(name, options),
+        lambda name, options: options[:1],
+        lambda name, options: [],
+        lambda name, options: 1 / 0,
+        "no function",
+    ],
+)
+def test_pruning_rules_that_lose_the_optimum_or_keep_too_much_fail(wrong):
+    result = check_ex_19_3(wrong)
+    assert not result
+    assert result.subject is wrong
+
+
+def test_the_pruning_rule_of_the_solution_passes():
+    assert check_ex_19_3(keep)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+def test_the_toy_tree_tells_costs_and_visits():
+    alt = fig_toy_tree({("A", "a"): 6, ("B", "b"): 4}, {(): 1, ("B",): 1, ("B", "b"): 1}).alt_text
+    assert "A-a 6, B-b 4" in alt
+    assert "B-b 1" in alt
+    assert "A 0" not in alt
+    with pytest.raises(InputError):
+        fig_toy_tree({}, {})
+
+
+def test_the_tree_figure_tells_the_best_path(small):
+    space, costs = small
+    search = Mcts(**PLAIN)
+    trace = drive(search, space, costs.__getitem__, 92, seed=1)
+    alt = fig_search_tree(search.root, space.names).alt_text
+    named = dict(zip(space.names, trace.best.point, strict=True))
+    assert f"width {named['width']}" in alt
+    assert f"best {min(costs.values()):,.0f}" in alt
+    assert "40 visits" in fig_grown_tree(space, costs.__getitem__, budget=40).alt_text
+    with pytest.raises(InputError):
+        fig_search_tree(Node(), space.names)
+
+
+def test_the_bars_of_children_fill_their_parent():
+    root = Node(best=4.0, visits=4)
+    root.children = {"a": Node(4.0, 3), "b": Node(8.0, 1)}
+    drawn = fig_search_tree(root, ["way"]).axes[0].patches
+    heights = sorted(p.get_height() for p in drawn if hasattr(p, "get_height"))
+    assert heights == pytest.approx([0.246, 0.746, 1.0])
+
+
+def test_before_and_after_are_drawn_to_one_scale():
+    space, costs = small_space((12, 512))
+    points = {"worst": max(costs, key=costs.get), "best": min(costs, key=costs.get)}
+    kernels = {name: lower(space.build(point)) for name, point in points.items()}
+    lines = {name: simulate_kernel(kernel, TOY).phases[0] for name, kernel in kernels.items()}
+    fig = fig_before_after(lines)
+    assert "worst: " in fig.alt_text
+    assert len({ax.get_xlim() for ax in fig.axes}) == 1
+    with pytest.raises(InputError):
+        fig_before_after({})
+
+
+# -- claims ----------------------------------------------------------------------------------------
+def test_minimum_backup_and_closed_subtrees(small):
+    space, costs = small
+    search = Mcts(**PLAIN)
+    trace = drive(search, space, costs.__getitem__, 60, seed=2)
+    for prefix, node in tree_of(search.root).items():
+        below = [t.cost for t in trace.trials if t.point[: len(prefix)] == prefix]
+        assert (node.best, node.visits) == (min(below), len(below))
+    whole = drive(search, space, costs.__getitem__, 1000, seed=2)
+    assert whole.end == "exhausted"
+    assert search.root.closed
+    assert len(whole.trials) == space.size == len(costs)
+
+
+def test_two_orders_of_splits_are_one_schedule():
+    s = create_schedule(vrelu(placeholder((8, 64), "fp16", "x")), TOY)
+    one = split(split(s, "vrelu", "i", 4), "vrelu", "j", 16)
+    two = split(split(s, "vrelu", "j", 16), "vrelu", "i", 4)
+    assert one.state == two.state
+    assert split(s, "vrelu", "i", 2).state != split(s, "vrelu", "i", 4).state
+
+
+def test_transpositions_are_tried_once():
+    class Unordered(TableSpace):
+        def key(self, point):
+            return frozenset(point)
+
+    steps = [("i", 2), ("i", 4), ("j", 16), ("j", 32)]
+    pairs = [(a, b) for a in steps for b in steps if a[0] != b[0]]
+    space = Unordered(("first", "second"), list(zip(*pairs, strict=True)))
+    trace = drive(Mcts(**PLAIN), space, lambda p: float(sum(w for _, w in p)), 100)
+    assert (space.size, len(trace.trials), trace.end) == (8, 4, "exhausted")
+
+
+def test_nests_add_up():
+    x = placeholder((8, 64), "fp16", "x")
+    mean = vmuls(reduce_sum(x, -1, True), 1 / 64)
+    measure = VectorMeasure((vsub(x, broadcast(mean, (8, 64))),), TOY)
+    space, rng, costs = measure.space(), np.random.default_rng(0), NestCosts(measure)
+    points = [space.sample(rng) for _ in range(12)]
+    assert [costs(point) for point in points] == [measure(point) for point in points]
+    assert len(costs.rest) > 1
+    assert len(points) > len(costs.rest)
+
+
+def test_exploration_finds_what_greed_misses(small):
+    space, costs = small
+    least = min(costs.values())
+    ends = {
+        c: [
+            drive(Mcts(c, **PLAIN), space, costs.__getitem__, 45, seed=s).best.cost
+            for s in range(12)
+        ]
+        for c in (0.0, 1.0)
+    }
+    assert np.mean(ends[1.0]) < np.mean(ends[0.0])
+    assert min(ends[1.0]) == least
+
+
+def test_a_tile_that_does_not_fit_is_refused():
+    s = create_schedule(vrelu(placeholder((64, 65536), "fp16", "x")), TOY)
+    with pytest.raises(CapacityError, match="UB"):
+        lower(split(s, "vrelu", "i", 64))

@@ -1,0 +1,179 @@
+"""The checks and figures of chapter 25, the compiler with switches, and what the prose claims."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import pytest
+
+from ascend_lab.aoe.credit import factor_range, factors, shares
+from ascend_lab.aoe.techniques import (
+    TECHNIQUES,
+    all_times,
+    believed_chip,
+    compile_with,
+    ladder,
+)
+from ascend_lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
+from ascend_lab.checks.chapter25 import best_batch, no_longer_matter, two_credits
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_credit, fig_switches, fig_time_left, fig_waterfall
+from ascend_lab.figures.tuned_networks import one_block, time_by_limit
+from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
+
+CHIP = load_chip("Ascend310")
+
+
+@pytest.fixture(scope="module")
+def small():
+    build = GraphBuilder("small")
+    x = build.input("x", (256, 512))
+    build.output(build.relu(build.matmul(x, build.weight((512, 256), "w")), name="y"))
+    return build.build()
+
+
+# -- exercises -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda none, a, b, both: (none / a, a / both),
+        lambda none, a, b, both: ((none / a + b / both) / 2, (none / b + a / both) / 2),
+        lambda none, a, b, both: two_credits(none, b, a, both),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_credits_fail(wrong, seed):
+    assert not check_ex_25_1(wrong, seed=seed)
+    assert check_ex_25_1(two_credits, seed=seed)
+
+
+def relative_to_before(operators, least):
+    total = sum(n * cycles for _, n, cycles, _ in operators)
+    return [o[0] for o in operators if o[1] * (o[2] - o[3]) / total < least]
+
+
+def forgets_counts(operators, least):
+    return no_longer_matter(
+        [(name, 1, cycles, bound) for name, _, cycles, bound in operators], least
+    )
+
+
+@pytest.mark.parametrize("wrong", [relative_to_before, forgets_counts, lambda ops, least: []])
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_lists_of_operators_fail(wrong, seed):
+    assert not check_ex_25_2(wrong, seed=seed)
+    assert check_ex_25_2(no_longer_matter, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda times, limit: max((b for b in times if times[b] <= limit), default=None),
+        lambda times, limit: max(times, key=lambda b: b / times[b]),
+        lambda times, limit: best_batch({b: t for b, t in times.items() if t < limit}, limit),
+        lambda times, limit: min((b for b in times if times[b] <= limit), default=None),
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_wrong_batches_fail(wrong, seed):
+    assert not check_ex_25_3(wrong, seed=seed)
+    assert check_ex_25_3(best_batch, seed=seed)
+
+
+# -- credit ----------------------------------------------------------------------------------------
+def test_shares_are_the_mean_over_all_orders():
+    names = ("a", "b", "c")
+    worth = {frozenset(): 0.0, frozenset("a"): 1, frozenset("b"): 3, frozenset("c"): -1}
+    worth |= {frozenset("ab"): 7, frozenset("ac"): 2, frozenset("bc"): 2.5, frozenset("abc"): 11}
+    found = shares(worth.__getitem__, names)
+    for name in names:
+        gains = []
+        for order in permutations(names):
+            before = frozenset(order[: order.index(name)])
+            gains.append(worth[before | {name}] - worth[before])
+        assert found[name] == pytest.approx(sum(gains) / len(gains))
+    assert sum(found.values()) == pytest.approx(11)
+
+
+def test_two_credits_are_the_shapley_factors():
+    times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
+    found = factors(times, ("a", "b"))
+    assert (found["a"], found["b"]) == pytest.approx(two_credits(12, 6, 4, 3))
+    assert factor_range(times, "a", ("a", "b")) == pytest.approx((4 / 3, 2))
+
+
+# -- the compiler with switches --------------------------------------------------------------------
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+def test_all_techniques_are_the_default_compiler(chip):
+    device = load_chip(chip)
+    found = simulate_graph(compile_with(one_block(2), device, TECHNIQUES))
+    default = simulate_graph(compile_graph(one_block(2), device))
+    assert [o.name for o in found.operators] == [o.name for o in default.operators]
+    assert found.time_s == default.time_s
+
+
+def test_the_naive_compiler_is_slower_in_every_way():
+    naive = compile_with(one_block(), CHIP, ())
+    default = compile_with(one_block(), CHIP, TECHNIQUES)
+    assert len(naive.tasks) > 2 * len(default.tasks)
+    assert simulate_graph(naive).time_s > 10 * simulate_graph(default).time_s
+    assert {p.core_count for o in simulate_graph(naive).operators for p in o.timeline.phases} == {1}
+
+
+def test_unknown_techniques_are_refused(small):
+    with pytest.raises(InputError, match="magic"):
+        compile_with(small, CHIP, ["magic"])
+
+
+def test_what_a_scheduler_believes():
+    blind = believed_chip(CHIP, False, False)
+    assert (blind.core_count, blind.buffers["UB"] * 8) == (1, CHIP.buffers["UB"])
+    assert blind.buffers["L1"] == CHIP.buffers["L1"]
+    assert believed_chip(CHIP, True, True) is CHIP
+
+
+def test_credits_of_a_small_network_multiply_to_the_whole(small):
+    times = all_times(small, CHIP)
+    assert len(times) == 2 ** len(TECHNIQUES)
+    whole = times[frozenset()] / times[frozenset(TECHNIQUES)]
+    assert math.prod(factors(times, TECHNIQUES).values()) == pytest.approx(whole)
+    rows = ladder(small, CHIP)
+    assert [name for name, _, _ in rows] == ["naive", *TECHNIQUES]
+    assert rows[0][2] == times[frozenset()]
+    assert rows[-1][2] == times[frozenset(TECHNIQUES)]
+
+
+def test_one_slot_is_slower_than_two(small):
+    most = [t for t in TECHNIQUES if t != "double buffers"]
+    single = simulate_graph(compile_with(small, CHIP, most)).time_s
+    assert single > 1.05 * simulate_graph(compile_with(small, CHIP, TECHNIQUES)).time_s
+
+
+# -- figures ---------------------------------------------------------------------------------------
+def test_the_waterfall_says_what_it_draws():
+    alt = fig_waterfall(
+        {"net": ([("naive", 90.0), ("worse", 99.0), ("tuned", 30.0)], 20.0)}
+    ).alt_text
+    assert "naive 90, worse 99, tuned 30; bound 20" in alt
+    with pytest.raises(InputError):
+        fig_waterfall({})
+
+
+def test_credit_and_switches_tell_their_numbers(small):
+    times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
+    assert "a 1.63 (1.33 to 2.00), b 2.45 (2.00 to 3.00)" in fig_credit(times, ("a", "b")).alt_text
+    alt = fig_switches(fusion=False).alt_text
+    default = len(compile_with(one_block(), CHIP, TECHNIQUES).tasks)
+    assert "without fusion" in alt
+    assert int(alt.split(":")[1].split()[0]) > default - 2
+
+
+def test_the_time_splits_without_rest():
+    line = simulate_graph(compile_graph(one_block(), CHIP))
+    parts = time_by_limit(line)
+    assert sum(parts.values()) == pytest.approx(line.time_s)
+    assert parts["launches"] >= len(line.operators) * CHIP.launch_overhead_s * 0.99
+    assert "block" in fig_time_left({"block": line}, [line.time_s / 2]).alt_text
+    assert "bound at 50%" in fig_time_left({"block": line}, [line.time_s / 2]).alt_text
