@@ -16,7 +16,9 @@ def add_replay(verbs: Any, emit: Emit) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("replay", help="run a search on a recorded tuning space")
     verb.add_argument("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms")
-    verb.add_argument("--search", default="genetic", metavar="NAME", help="which one (genetic)")
+    names = "exhaustive, random, annealing, genetic (default), iterated-local, mcts"
+    known = f"{names}, or branch-and-bound, which has no bounds here"
+    verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
     verb.add_argument("--budget", type=int, default=500, metavar="N", help="trials (500)")
     verb.add_argument("--seeds", type=int, default=30, metavar="K", help="runs: seeds 0..K-1 (30)")
     verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")

@@ -103,6 +103,35 @@ def test_wrong_crossovers_fail(wrong, seed):
     assert check_ex_20_2(cross, seed=seed)
 
 
+def cross_choosing(choose):
+    def wrong(space, one, two, picks):
+        child = ()
+        for a, b, pick in zip(one, two, picks, strict=True):
+            first, second = (a, b) if pick else (b, a)
+            options = space.options(child)
+            legal = [v for v in (first, second) if v in options]
+            child = (*child, legal[0] if legal else choose(options, first))
+        return child
+
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda options, first: options[0],
+        lambda options, first: min(options),
+        lambda options, first: min(options, key=lambda v: abs(v - first)),
+        lambda options, first: max(options),
+        lambda options, first: options[-1],
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_crossovers_that_choose_the_wrong_option_fail(choose, seed):
+    assert not check_ex_20_2(cross_choosing(choose), seed=seed)
+    assert check_ex_20_2(cross_choosing(nearest), seed=seed)
+
+
 def first_ones(space, rng, start=()):
     yield [space.point(row) for row in range(150)]
 
@@ -119,6 +148,22 @@ def test_a_search_that_breeds_passes_and_one_that_raises_is_told():
     assert "ZeroDivisionError" in check_ex_20_3(lambda space, rng, start: 1 / 0).message
 
 
+def test_what_is_no_search_is_told_what_is_expected():
+    def one_point(space, rng, start=()):
+        while True:
+            yield space.sample(rng)
+
+    def numbers(space, rng, start=()):
+        yield list(space.sample(rng))
+
+    point = check_ex_20_3(one_point)
+    assert not point
+    assert "expected a list of points, got the point (" in point.message
+    assert "expected a list of points, got [" in check_ex_20_3(numbers).message
+    made = check_ex_20_3(lambda space, rng, start: [space.sample(rng)])
+    assert made.message == "expected a generator (use yield)"
+
+
 def test_the_interval_covers_the_mean_as_often_as_it_says():
     rng = np.random.default_rng(0)
     draws = [interval(rng.normal(1.0, 2.0, 30)) for _ in range(400)]
@@ -129,7 +174,7 @@ def test_the_interval_covers_the_mean_as_often_as_it_says():
 # -- the simple search -----------------------------------------------------------------------------
 def test_the_simple_search_finds_the_best_of_a_small_space(small):
     space, costs = small
-    search = SimpleGenetic(size=12, keep=2, mutation=1.0)
+    search = SimpleGenetic(population=12, keep=2, mutation=1.0)
     trace = drive(search, space, from_table(space, costs), space.size, seed=1)
     assert trace.best.cost == costs.min()
     assert {len(people) for people in search.log} == {12}

@@ -180,8 +180,8 @@ def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
 
 def test_what_the_figure_of_bands_shows():
     whole, cut = two_operators(12, 9, 1), two_operators(12, 9, 3)
-    assert (whole.count("hit"), whole.memory_rows, whole.time) == (0, 48, 204)
-    assert (cut.count("hit"), cut.memory_rows, cut.time) == (12, 28, 140)
+    assert (whole.count("hit"), whole.memory_rows, whole.now) == (0, 48, 204)
+    assert (cut.count("hit"), cut.memory_rows, cut.now) == (12, 28, 140)
     twice, kept = (two_operators(12, 10, 4, 1, stored) for stored in (False, True))
     assert twice.count("write") == 12 + 12 + 6 and kept.count("write") == 24
     assert "12 rows hit" in fig_bands().alt_text

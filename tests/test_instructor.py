@@ -13,7 +13,7 @@ from ascend_lab.checks.grading import SOLUTION, attempt, exercises_of, read_code
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "instructor.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[01]*.ipynb"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[012]*.ipynb"))
 
 
 def defined_by(script: str) -> dict[str, Any]:

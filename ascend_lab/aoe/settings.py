@@ -38,10 +38,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for numbers that make no sense."""
-        limits = [x for x in (self.time_limit_s, self.trial_limit_s, self.early_stop) if x]
-        if self.budget < 1 or self.deeper_s <= 0 or any(x <= 0 for x in limits):
-            got = f"budget {self.budget}, limits {limits}"
-            raise InputError("a budget of at least 1 and positive limits", got, "raise them")
+        if self.budget < 1:
+            raise InputError("a budget of at least 1", str(self.budget), "raise it")
+        limits = [self.time_limit_s, self.trial_limit_s, self.early_stop, self.deeper_s]
+        if any(x is not None and x <= 0 for x in limits):
+            raise InputError("limits above 0", str(limits), "raise them, or leave them out")
 
 
 def jobs_of(text: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,13 +16,15 @@ from ascend_lab.aoe.cube.table import CubeSpace
 from ascend_lab.aoe.drive import Search, drive
 from ascend_lab.aoe.search.exhaustive import random_order
 from ascend_lab.aoe.space import Point, Space, TableSpace
-from ascend_lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property
+from ascend_lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property, show
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels.gemm_schedule import GemmShape
 
 SEEDS = 30
 BUDGET = 150
 SIZES = (1, 2, 4, 8, 16, 32)
+FORCED = ((3, 16), (4, 64))
+"""Options of which one must be chosen for 8: the larger is closer in ratio, then the smaller."""
 STUDENT_95 = 2.045
 """97.5 % point of Student's t with 29 degrees of freedom."""
 
@@ -53,7 +55,17 @@ def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
         return {"tilings": space, "mother": mother, "father": father, "coins": coins}
 
-    return check_property("ex_20_2", fn, _judge_child, draw, cases=60, seed=seed)
+    edges = [_forced(row) for row in FORCED]
+    return check_property("ex_20_2", fn, _judge_child, draw, edge_cases=edges, cases=60, seed=seed)
+
+
+def _forced(last: Sequence[int]) -> Case:
+    """Return a crossing whose last decision wants 8, when only two other values are options."""
+    mother, father = (1, 1, 1, 8), (1, 2, 2, 1)
+    rows = [mother, father, *((1, 1, 2, value) for value in last)]
+    space = TableSpace(("a", "b", "c", "d"), [list(column) for column in zip(*rows, strict=True)])
+    coins = (True, True, False, True)
+    return {"tilings": space, "mother": mother, "father": father, "coins": coins}
 
 
 def _space(rng: np.random.Generator) -> TableSpace:
@@ -114,6 +126,34 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(values.mean()) - half, float(values.mean()) + half
 
 
+class _NoSearchError(Exception):
+    """What a search gave that is no batch of points; says what was expected."""
+
+
+def _watched(fn: Any) -> Search:
+    """Return the same search, which says so when it yields anything but lists of points."""
+
+    def search(
+        space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
+    ) -> Generator[list[Point], list[float], None]:
+        steps = fn(space, rng, start)
+        if not hasattr(steps, "send"):
+            raise _NoSearchError("expected a generator (use yield)")
+        costs = None
+        while True:
+            try:
+                batch = next(steps) if costs is None else steps.send(costs)
+            except StopIteration:
+                return
+            if isinstance(batch, tuple) and not any(isinstance(v, tuple) for v in batch):
+                raise _NoSearchError(f"expected a list of points, got the point {batch}")
+            if not isinstance(batch, list) or not all(isinstance(p, tuple) for p in batch):
+                raise _NoSearchError(f"expected a list of points, got {show(batch)}")
+            costs = yield batch
+
+    return search
+
+
 def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
 
@@ -122,7 +162,9 @@ def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     """
     seeds = [1000 * seed + i for i in range(SEEDS)]
     try:
-        mine = regrets(lambda: fn, seeds)
+        mine = regrets(lambda: _watched(fn), seeds)
+    except _NoSearchError as error:
+        return CheckResult("ex_20_3", False, str(error), seed, SEEDS, fn)
     except Exception as error:
         text = " ".join(str(error).split())[:140]
         message = f"your search raised {type(error).__name__}: {text}"

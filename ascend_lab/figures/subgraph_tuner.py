@@ -59,7 +59,7 @@ class Bands:
     sizes: tuple[int, ...]
     halo: int = 0
     stored: bool = False
-    time: int = 0
+    now: int = 0
     events: list[Event] = field(default_factory=list)
     stays: list[tuple[int, int, int]] = field(default_factory=list)
     """Address, and from when to when its row is in L2."""
@@ -74,7 +74,7 @@ class Bands:
         for (a, b), (low, high) in zip(ends, needs, strict=True):
             self._slice(a, b, low, high, max(low, done) if self.stored else low)
             done = high
-        self.stays += [(at, since, self.time) for at, (since, _) in self._held.items()]
+        self.stays += [(at, since, self.now) for at, (since, _) in self._held.items()]
 
     @property
     def base(self) -> tuple[int, int]:
@@ -111,17 +111,17 @@ class Bands:
         held = at in self._held
         kind = "write" if write else "hit" if held else "miss"
         self._event(kind, at, FROM_MEMORY if kind == "miss" else FROM_L2)
-        since, dirty = self._held.pop(at, (self.time, False))
+        since, dirty = self._held.pop(at, (self.now, False))
         self._held[at] = since, dirty or write
         while len(self._held) > self.l2_rows:
             gone, (since, dirty) = self._held.popitem(last=False)
-            self.stays.append((gone, since, self.time))
+            self.stays.append((gone, since, self.now))
             if dirty:
                 self._event("back", gone, FROM_MEMORY)
 
     def _event(self, kind: str, at: int, length: int) -> None:
-        self.events.append((kind, at, self.time, self.time + length))
-        self.time += length
+        self.events.append((kind, at, self.now, self.now + length))
+        self.now += length
 
 
 def two_operators(
@@ -154,10 +154,10 @@ def fig_bands(
         _draw_bands(ax, case)
         hits, misses = case.count("hit"), case.count("miss")
         said = f"{hits} rows hit, {misses} from memory, {case.memory_rows} rows moved"
-        ax.set_title(f"{name}: time {case.time}; {said}", loc="left")
-        told.append(f"{name}: {said}, time {case.time}")
+        ax.set_title(f"{name}: time {case.now}; {said}", loc="left")
+        told.append(f"{name}: {said}, time {case.now}")
     axes[1].set_xlabel("time (one row of L2 = 1)")
-    axes[1].set_xlim(0, 1.01 * max(case.time for case in cases.values()))
+    axes[1].set_xlim(0, 1.01 * max(case.now for case in cases.values()))
     shown = [Patch(fc=c, hatch=h, ec=INK, label=label) for c, h, label in LOOKS.values()]
     shown += [Patch(fc=LIGHT, label="is in L2"), Patch(fc=GREY, label="launch")]
     fig.legend(handles=shown, loc="outside lower center", ncols=3)

@@ -142,14 +142,20 @@ class L2:
         written, pieces = 0, self._pieces
         for _, is_write, rank, key, low, stop in sorted(self._steps(accesses, begin, end)):
             held = pieces.pop(key, ())
-            near = [r for r in held if r[0] <= stop + ALIGN_BYTES and low <= r[1] + ALIGN_BYTES]
+            near, rest = held, held[:0]
+            if len(held) > 1 or (held and not _touch(held[0], low, stop)):
+                near = tuple(r for r in held if _touch(r, low, stop))
+                rest = tuple(r for r in held if not _touch(r, low, stop))
+            merged = _merged(near, low, stop, is_write)
+            self.held_bytes += merged[1] - merged[0]
+            found = 0
+            for a, b, _, _ in near:
+                found += max(0, min(b, stop) - max(a, low))
+                self.held_bytes -= b - a
             if not is_write:
                 name = accesses[rank].name
-                found = sum(max(0, min(b, stop) - max(a, low)) for a, b, _, _ in near)
                 hit[name] = hit.get(name, 0) + found
-            merged = _merged(near, low, stop, is_write)
-            self.held_bytes += merged[1] - merged[0] - sum(b - a for a, b, _, _ in near)
-            pieces[key] = (*(r for r in held if r not in near), merged)
+            pieces[key] = (*rest, merged)
             while self.held_bytes > self.size_bytes:
                 _, gone = pieces.popitem(last=False)
                 self.held_bytes -= sum(b - a for a, b, _, _ in gone)
@@ -157,12 +163,20 @@ class L2:
         return written
 
 
+def _touch(held: Held, low: int, stop: int) -> bool:
+    """Tell whether a range and bytes low .. stop-1 overlap, or have less than a block between."""
+    return held[0] <= stop + ALIGN_BYTES and low <= held[1] + ALIGN_BYTES
+
+
 def _merged(near: Sequence[Held], low: int, stop: int, is_write: bool) -> Held:
     """Return the range that holds all of `near`, and bytes low .. stop-1."""
-    dirty = [(c, d) for _, _, c, d in near if c < d] + [(low, stop)] * is_write
-    first = min([low, *(r[0] for r in near)])
-    ends = [c for c, _ in dirty] or [first], [d for _, d in dirty] or [first]
-    return first, max([stop, *(r[1] for r in near)]), min(ends[0]), max(ends[1])
+    first, end = low, stop
+    dirty, clean = (low, stop) if is_write else (0, 0)
+    for a, b, c, d in near:
+        first, end = min(first, a), max(end, b)
+        if c < d:
+            dirty, clean = (min(dirty, c), max(clean, d)) if dirty < clean else (c, d)
+    return (first, end, dirty, clean) if dirty < clean else (first, end, first, first)
 
 
 @dataclass(frozen=True, slots=True)

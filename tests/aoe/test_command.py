@@ -59,7 +59,7 @@ def test_the_tuned_model_takes_what_the_report_says(capsys, small, tmp_path):
     assert f"improved by {(before - after) / after:.2%} = (before - after) / after" in out
     assert report["model_performance_improvement"] == f"{(before - after) / after:.2%}"
     model, schedules = (tmp_path / "out" / f"mlp_tuned.{end}" for end in ("onnx", "jsonl"))
-    assert f"tuned model {model}" in out and "gap to the bound" in out
+    assert f"tuned model {model}" in out and "network: gap" in out
     assert "2 of 2 kinds of operators proven" in out
     chip = ("--chip", "Ascend310")
     tuned = lab_json(capsys, "simulate", model, "--tuned", schedules, *chip)

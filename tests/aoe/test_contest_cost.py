@@ -175,7 +175,7 @@ def loop_latency(problem: Problem, operations, granularity, order) -> float:
         for s in range(steps):
             work, now, out = one_step(problem, operations, granularity, *divmod(tile, across), s)
             moved = sum(area for key, area in now.items() if key not in held) + out
-            total += max(work, moved / problem.bandwidth)
+            total += max(work, moved / problem.throughput)
             held = now
     return total
 

@@ -75,7 +75,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
         write_report(tmp_path / "gone", "opat", [])
 
 
-def test_schedules_hold_for_kernels_that_a_file_states_in_other_words(small, tmp_path):
+def test_schedules_hold_for_a_weight_that_is_stored_transposed(tmp_path):
     builder = GraphBuilder("transposed", "fp16")
     x = builder.input("x", (128, 256))
     builder.output(builder.matmul(x, builder.weight((64, 256)), trans_b=True))
@@ -83,5 +83,5 @@ def test_schedules_hold_for_kernels_that_a_file_states_in_other_words(small, tmp
     assert tuning.gain > 0
     saved = save_tuned(tmp_path, "t", tuning)
     kernels = read_schedules(saved.schedules).choices
-    assert {"trans_b = True" in kernel for kernel in kernels} == {True, False}
+    assert any("trans_b = True" in kernel for kernel in kernels)
     assert saved.time_s == pytest.approx(tuning.result_s, rel=1e-9)

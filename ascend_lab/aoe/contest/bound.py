@@ -22,7 +22,7 @@ def lower_bound(problem: Problem) -> float:
     results = {tensor for tensor in problem.producer if tensor not in problem.consumers}
     moved = sum(problem.size(tensor) for tensor in results)
     moved += sum(_needed(problem, tensor) for tensor in inputs)
-    return max(compute, moved / problem.bandwidth)
+    return max(compute, moved / problem.throughput)
 
 
 def _needed(problem: Problem, tensor: int) -> int:
@@ -49,6 +49,6 @@ def unfused_floor(problem: Problem) -> float:
     total = 0.0
     for index, operation in enumerate(problem.operations):
         tensors = {*operation.inputs, *operation.outputs}
-        moved = sum(problem.size(tensor) for tensor in tensors) / problem.bandwidth
+        moved = sum(problem.size(tensor) for tensor in tensors) / problem.throughput
         total += max(compute_time(problem, index), moved)
     return total

@@ -119,7 +119,7 @@ def grid_latency(
         for (split, depth), cost in works.items():
             share = _along(depth, first, k) / depth if split else _ends(depth, first, k)
             work += cost * share
-        step = np.maximum(work, moved / group.problem.bandwidth)
+        step = np.maximum(work, moved / group.problem.throughput)
         time += float(step @ tiles.weight) * (last - first)
     return time
 

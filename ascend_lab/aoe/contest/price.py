@@ -71,7 +71,7 @@ class Prices:
     def price(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> float:
         """Return the least time of a group, infinite when it does not fit."""
         choice = self.choice(group, resident, retain)
-        return float("inf") if choice is None else choice.latency
+        return float("inf") if choice is None else choice.cost
 
     def total(self, groups: Iterable[int]) -> float:
         """Return the time of groups that keep nothing resident."""

@@ -46,7 +46,7 @@ class Operation:
 class Problem:
     """Tensors (width, height in elements), operations and the two memories.
 
-    `capacity` counts elements, `bandwidth` elements per unit of time, `native` is (width, height).
+    `capacity` counts elements, `throughput` elements per unit of time, `native` is (width, height).
     `producer` gives the operation that makes a tensor, `consumers` those that read it; `order` is
     a topological order of the operations and `rank` the place of each in it.
     """
@@ -55,7 +55,7 @@ class Problem:
     heights: tuple[int, ...]
     operations: tuple[Operation, ...]
     capacity: float
-    bandwidth: float
+    throughput: float
     native: tuple[int, int]
     producer: dict[int, int] = field(repr=False)
     consumers: dict[int, tuple[int, ...]] = field(repr=False)

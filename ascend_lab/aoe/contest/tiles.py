@@ -22,7 +22,7 @@ EXACT = 4
 class Choice:
     """The cheapest way found to run a group."""
 
-    latency: float
+    cost: float
     granularity: tuple[int, int, int]
     order: tuple[int, ...] | None = None
 
@@ -43,12 +43,12 @@ def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
     ranked = np.lexsort((-width * height, -depth, np.round(estimate[first], 6)))[:exact]
     best: Choice | None = None
     for index in ranked:
-        if best is not None and estimate[first[index]] > best.latency:
+        if best is not None and estimate[first[index]] > best.cost:
             break
         shape = (int(width[index]), int(height[index]), int(depth[index]))
         for order in _orders(group, shape):
             latency = grid_latency(group, shape, order)
-            if best is None or latency < best.latency * (1 - 1e-12):
+            if best is None or latency < best.cost * (1 - 1e-12):
                 best = Choice(latency, shape, order)
     return best
 
@@ -136,7 +136,7 @@ def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
     middle = np.where(one & by_row, once, _again(lefts, w))
     middle = (middle + np.where(one & ~by_row, right_once, _again(rights, h))) / steps
     begun = first + np.where(by_row, whole_once, _again(wholes, w))
-    speed = group.problem.bandwidth
+    speed = group.problem.throughput
     begin = np.maximum(compute, (middle + begun + np.where(one, last, 0.0)) / speed)
     end = np.where(one, 0.0, np.maximum(compute, (middle + last) / speed))
     rest = np.maximum(compute, middle / speed) * np.maximum(steps - 2, 0)

@@ -22,7 +22,7 @@ CHUNK = 512
 class Proof:
     """The best point found, its cycles, and a bound that no point of the space is below.
 
-    `trials` kernels were simulated, `walked` bounded by a walk, of `size` in the space.
+    `trials` kernels were simulated, `walked` bounded by a walk, of `points` in the space.
     """
 
     point: Point
@@ -30,7 +30,7 @@ class Proof:
     lower_bound: float
     trials: int
     walked: int
-    size: int
+    points: int
 
     @property
     def proven(self) -> bool:

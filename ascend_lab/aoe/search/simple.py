@@ -26,12 +26,12 @@ TRIES = 10
 class SimpleGenetic:
     """The search; `log` holds every generation of the latest run, its points in order of cost.
 
-    `size` points make a generation, of which the best `keep` live on. A child is mutated with
+    `population` points make a generation, of which the best `keep` live on. A child is mutated with
     probability `mutation`; each parent is the best of `tournament` random points. A child that
     was born before is replaced, a few times if need be.
     """
 
-    size: int = 20
+    population: int = 20
     keep: int = 4
     mutation: float = 0.3
     tournament: int = 3
@@ -42,8 +42,8 @@ class SimpleGenetic:
     ) -> Steps:
         """Breed for ever."""
         self.log = []
-        points = [completed(space, point) for point in start][: self.size]
-        points += [space.sample(rng) for _ in range(self.size - len(points))]
+        points = [completed(space, point) for point in start][: self.population]
+        points += [space.sample(rng) for _ in range(self.population - len(points))]
         people: list[Person] = []
         known: set[Point] = set()
         while True:
@@ -51,10 +51,10 @@ class SimpleGenetic:
             known.update(points)
             born = [(cost, point) for cost, point in zip(costs, points, strict=True)]
             people = sorted(people[: self.keep] + born, key=lambda person: person[0])
-            people = people[: self.size]
+            people = people[: self.population]
             self.log.append(people)
             points = []
-            for _ in range(self.size - self.keep):
+            for _ in range(self.population - self.keep):
                 points.append(self.newborn(space, people, rng, known.union(points)))
 
     def newborn(

@@ -16,18 +16,22 @@ from ascend_lab.dsl.lower import lower, lower_stage
 from ascend_lab.sim import simulate, simulate_kernel
 
 
-def optimum(space: VectorSpace) -> tuple[Point, int]:
+def optimum(
+    space: VectorSpace, known: dict[tuple[int, Layout], int] | None = None
+) -> tuple[Point, int]:
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
     Takes one simulation per layout of every nest, not per point: seconds for most operators.
+    `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
     nests: dict[int, tuple[Point, int]] = {}
     best: tuple[Point, float] = ((), math.inf)
+    known = {} if known is None else known
     for head in space.grouping.heads():
         found = []
         for nest in space.structure(head).nests:
             if id(nest) not in nests:
-                nests[id(nest)] = _best_layout(nest)
+                nests[id(nest)] = _best_layout(nest, known)
             found.append(nests[id(nest)][0])
         point = space.joined(head, found)
         cycles = simulate_kernel(lower(space.build(point)), space.chip).total_cycles
@@ -35,17 +39,15 @@ def optimum(space: VectorSpace) -> tuple[Point, int]:
     return best[0], int(best[1])
 
 
-def _best_layout(nest: NestSpace) -> tuple[Point, int]:
+def _best_layout(nest: NestSpace, known: dict[tuple[int, Layout], int]) -> tuple[Point, int]:
     """Return the best decisions about a nest, and its cycles."""
-    seen: dict[Layout, int] = {}
     best, least = LEAST, 0
     for point in nest.points():
-        layout = nest.layout(point)
-        if layout in seen:
-            continue
-        seen[layout] = nest_cycles(nest, layout)
-        if not least or seen[layout] < least:
-            best, least = point, seen[layout]
+        key = (id(nest), nest.layout(point))
+        if key not in known:
+            known[key] = nest_cycles(nest, key[1])
+        if not least or known[key] < least:
+            best, least = point, known[key]
     return best, least
 
 

@@ -32,14 +32,14 @@ UNIFORM = 0.25
 class Decision:
     """Options of one decision; `usual` is the place of the default's option, -1 without.
 
-    `folds` and `size` describe the operator: reductions in it, log2 of its largest result.
+    `folds` and `log_elements` describe the operator: reductions in it, log2 of its largest result.
     """
 
     name: str
     options: tuple[Value, ...]
     usual: int
     folds: int
-    size: float
+    log_elements: float
 
     def features(self) -> list[dict[str, float]]:
         """Return what is known of each option, by name; about 1 at most."""
@@ -49,7 +49,7 @@ class Decision:
             rank = place / last
             row: dict[str, float] = {"rank": rank, "first": place == 0, "last": rank == 1}
             row |= {"usual": place == self.usual, "rank folds": rank * self.folds / 4}
-            row |= {"rank size": rank * self.size / 24}
+            row |= {"rank size": rank * self.log_elements / 24}
             if isinstance(value, int | float):
                 row["ratio"] = math.log2(max(value, 1) / top) / 8
             if isinstance(value, str) or value in (1, 2, 3):

@@ -73,7 +73,7 @@ def pinned_shapes(
                 continue
             if bound.setdefault(symbol, size) != size:
                 got = f"{bound[symbol]} and {size}"
-                raise InputError(f"one size for {symbol}", got, "check --input-shape")
+                raise InputError(f"one size for {symbol}", got, "check the input shape")
     return {name: _closed(name, sizes, bound, limits) for name, sizes in found.items()}
 
 
@@ -87,7 +87,7 @@ def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
         and all(isinstance(s, str) or s == g for s, g in zip(sizes, given, strict=True))
     )
     if not fits:
-        raise InputError(f"{name}: a shape that fits {sizes}", str(given), "check --input-shape")
+        raise InputError(f"{name}: a shape that fits {sizes}", str(given), "check the input shape")
     return given
 
 
