@@ -179,7 +179,7 @@ def test_every_pin_installs_on_a_fresh_machine(version: str) -> None:
     refused = [
         f"{dist.name} {dist.version} needs Python {dist.metadata['Requires-Python']}"
         for dist in distributions()
-        if not SpecifierSet(dist.metadata["Requires-Python"] or "").contains(version)
+        if not SpecifierSet(dist.metadata.get("Requires-Python") or "").contains(version)
     ]
     assert refused == []
 

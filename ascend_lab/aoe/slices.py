@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -63,8 +64,17 @@ def slice_network(
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network: equal networks have one, whatever their names are."""
-    problem = piece_of(graph, graph.nodes).key
+    """Return the bank's key of a network.
+
+    Equal networks have one, whatever their names are, and however a reshape spells its result.
+    """
+    nodes = [
+        replace(node, attrs={**node.attrs, "shape": graph.types[node.output].shape})
+        if node.op == "reshape"
+        else node
+        for node in graph.nodes
+    ]
+    problem = piece_of(graph, nodes).key
     return BankKey(chip.name, chip_digest(chip), chip.core_count, "graph", "network", problem)
 
 

@@ -227,7 +227,7 @@ def canonical_row(shape: GemmShape, schedule: GemmSchedule) -> Columns:
     m1, k1, n1 = shape.fractals
     m, n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
     rows, cols = chunks(m1, m, schedule.grid_rows), chunks(n1, n, schedule.grid_cols)
-    k = min(schedule.base_k // c0_of(shape.dtype), k1)
+    k = min(max(schedule.base_k // c0_of(shape.dtype), 1), k1)  # schedules of other formats too
     genes: dict[str, int | str] = {
         "rows": len(rows),
         "cols": len(cols),
