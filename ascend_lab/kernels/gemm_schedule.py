@@ -60,6 +60,10 @@ class GemmSchedule:
         sizes = [f for f in fields(self) if f.default is MISSING]
         return {f.name: getattr(self, f.name) for f in sizes} | self.extras
 
+    def __repr__(self) -> str:
+        """Return the call that makes it, defaults left out."""
+        return f"GemmSchedule({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
+
     @property
     def extras(self) -> dict[str, Any]:
         """Return the fields beyond the tiling that are not the default."""
