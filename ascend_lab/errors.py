@@ -75,3 +75,7 @@ class GraphError(AscendLabError):
 
 class UnsupportedError(AscendLabError):
     """A model uses an operator, a format or a feature that is not supported here."""
+
+
+class ClusterError(AscendLabError):
+    """A topology, a collective or a parallel plan that cannot be."""

@@ -23,6 +23,9 @@ ORDER = (
     "dsl",
     "ops",
     "graph",
+    "cluster",
+    "train",
+    "parallel",
     "aoe",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""

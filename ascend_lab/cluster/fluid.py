@@ -1,0 +1,101 @@
+"""Transfers as fluids: all that share a resource get fair shares of it, max-min.
+
+A flow uses resources (links, a memory) with weights: at rate x it takes weight * x of each. Rates
+are max-min fair: no flow can go faster without slowing one that is not faster. They change only
+when a flow starts or ends, so time goes from event to event, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uses:
+    """Which flow uses which resource how much: three arrays of one length, and how many flows."""
+
+    flow: Ints
+    resource: Ints
+    weight: Floats
+    count: int
+
+    @staticmethod
+    def of(paths: Sequence[Sequence[int]], weight: float = 1.0) -> Uses:
+        """Return the uses of flows that take these resources, each with the same weight."""
+        lengths = np.array([len(path) for path in paths], np.int64)
+        flat = np.array([r for path in paths for r in path], np.int64)
+        flow = np.repeat(np.arange(len(paths)), lengths)
+        return Uses(flow, flat, np.full(len(flat), weight), len(paths))
+
+
+def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
+    """Return max-min fair rates of the active flows (others 0) by progressive filling.
+
+    Of all resources the one with the least capacity per unit of weight fills first and fixes the
+    rate of its flows; what they leave of the others is shared on. Flows that use nothing, or only
+    resources without limit, are infinitely fast.
+    """
+    rate = np.zeros(uses.count)
+    open_flow = np.ones(uses.count, bool) if active is None else active.copy()
+    left = np.array(capacity, float)
+    finite = np.isfinite(left)
+    while open_flow.any():
+        live = open_flow[uses.flow]
+        load = np.bincount(uses.resource[live], uses.weight[live], minlength=len(left))
+        busy = (load > 0) & finite
+        if not busy.any():
+            rate[open_flow] = math.inf
+            break
+        share = np.full(len(left), math.inf)
+        share[busy] = np.maximum(left[busy], 0.0) / load[busy]
+        least = share.min()
+        tight = share <= least * (1 + EPSILON)
+        fixed = np.zeros(uses.count, bool)
+        fixed[uses.flow[live & tight[uses.resource]]] = True
+        rate[fixed] = least
+        open_flow &= ~fixed
+        gone = fixed[uses.flow]
+        left -= least * np.bincount(uses.resource[gone], uses.weight[gone], minlength=len(left))
+    return rate
+
+
+def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) -> Floats:
+    """Return when each flow ends that starts at `starts_s` with `sizes` to carry.
+
+    A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
+    """
+    ends = np.array(starts_s, float)
+    left = np.array(sizes, float)
+    waiting, now = left > 0, 0.0
+    running = np.zeros(uses.count, bool)
+    while waiting.any() or running.any():
+        if not running.any():
+            now = max(now, float(starts_s[waiting].min()))
+        begin = waiting & (starts_s <= now * (1 + EPSILON))
+        running |= begin
+        waiting &= ~begin
+        rate = fair_rates(uses, capacity, running)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            need = np.where(running, left / rate, math.inf)
+        need[running & np.isinf(rate)] = 0.0
+        coming = float(starts_s[waiting].min()) - now if waiting.any() else math.inf
+        step = min(float(need.min()), coming)
+        if math.isinf(step):
+            ends[running] = math.inf
+            break
+        over = running & (need <= step * (1 + EPSILON))
+        with np.errstate(invalid="ignore"):
+            left = np.where(running & ~over, left - rate * step, left)
+        now += step
+        ends[over] = now
+        running &= ~over
+    return ends

@@ -1,0 +1,194 @@
+"""How long a collective takes on a topology: round after round, links shared fairly.
+
+A message starts alpha (the sum along its path) after its round begins; messages that leave a device
+by the same link are issued one after another, alpha apart. Then its bytes flow, all messages of the
+round sharing the links (`fluid`). What arrives to be added takes gamma a byte more.
+
+    round = max over messages (issue + alpha + bytes / fair rate) + max over ranks gamma * bytes
+
+The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.cluster.fluid import Uses, finish_times
+from ascend_lab.cluster.routing import router_of
+from ascend_lab.cluster.schedule import Round, Schedule
+from ascend_lab.cluster.topology import Topology
+from ascend_lab.errors import ClusterError
+
+Floats = NDArray[np.float64]
+BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
+"""Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """A collective timed: seconds in all and of each round, and the least any schedule needs."""
+
+    op: str
+    algorithm: str
+    ranks: int
+    size_bytes: float
+    time_s: float
+    rounds_s: tuple[float, ...]
+    lower_bound_s: float
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes / seconds; 0 where no time passes."""
+        return self.size_bytes / self.time_s if self.time_s else 0.0
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes a second on the busiest wire of an ideal schedule."""
+        share = (self.ranks - 1) / self.ranks
+        factor = BUS_FACTOR[self.op] * share if self.op in BUS_FACTOR else 1.0
+        return self.algorithm_bandwidth * factor
+
+
+def time_collective(
+    schedule: Schedule,
+    topology: Topology,
+    size_bytes: float,
+    placement: Sequence[int] | None = None,
+) -> CollectiveTime:
+    """Time a schedule of `size_bytes` (all_to_all: one rank's send buffer; all_gather: the result).
+
+    `placement[r]` is the device of rank r (default r). Nothing to move takes no time. Raises
+    `ClusterError` for negative sizes, wrong placements and devices no path joins.
+    """
+    if not (math.isfinite(size_bytes) and size_bytes >= 0):
+        raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
+    places = placed(schedule.ranks, topology, placement)
+    bound = lower_bound_s(schedule.op, topology, size_bytes, places)
+    if size_bytes == 0 or schedule.ranks == 1:
+        return CollectiveTime(
+            schedule.op, schedule.algorithm, schedule.ranks, size_bytes, 0.0, (), 0.0
+        )
+    block_bytes = size_bytes / schedule.parts
+    times = tuple(_rounds(schedule.rounds, topology, block_bytes, places))
+    return CollectiveTime(
+        schedule.op, schedule.algorithm, schedule.ranks, size_bytes, sum(times), times, bound
+    )
+
+
+def placed(
+    ranks: int, topology: Topology, placement: Sequence[int] | None = None
+) -> NDArray[np.int64]:
+    """Return the device of every rank; raise `ClusterError` unless they are distinct devices."""
+    places = np.arange(ranks) if placement is None else np.asarray(placement, np.int64)
+    fits = len(places) == ranks == len(set(places.tolist()))
+    if not fits or places.min() < 0 or places.max() >= topology.size:
+        what = f"{topology.name}: {ranks} different devices of {topology.size}"
+        raise ClusterError(what, str(places.tolist())[:60], "use a larger topology or fewer ranks")
+    return places
+
+
+def _rounds(
+    rounds: Sequence[Round], topology: Topology, block_bytes: float, places: NDArray[np.int64]
+) -> list[float]:
+    """Return the seconds of every round; rounds between the same ranks are timed once."""
+    known: dict[tuple[bytes, bytes, bytes, bytes], float] = {}
+    found = []
+    for step in rounds:
+        counts = step.counts
+        key = (
+            step.sources.tobytes(),
+            step.targets.tobytes(),
+            counts.tobytes(),
+            step.reduces.tobytes(),
+        )
+        if key not in known:
+            sizes = counts.astype(np.float64) * block_bytes
+            ends = message_ends(step, topology, sizes, places)
+            known[key] = float(ends.max(initial=0.0)) + _adding_s(step, topology, sizes)
+        found.append(known[key])
+    return found
+
+
+def message_ends(
+    step: Round, topology: Topology, sizes: Floats, places: NDArray[np.int64]
+) -> Floats:
+    """Return when each message of a round has arrived, counted from the round's start."""
+    paths, starts = routed(step, topology, places)
+    return finish_times(starts, sizes, Uses.of(paths), topology.rate_bytes_per_s)
+
+
+def routed(
+    step: Round, topology: Topology, places: NDArray[np.int64]
+) -> tuple[list[tuple[int, ...]], Floats]:
+    """Return the links of every message and when its first byte flows."""
+    router = router_of(topology)
+    paths = [
+        router.route(int(a), int(b))
+        for a, b in zip(places[step.sources], places[step.targets], strict=True)
+    ]
+    alpha = topology.alpha_s
+    issued: dict[int, float] = {}
+    starts = np.zeros(len(paths))
+    for i, path in enumerate(paths):
+        issued[path[0]] = issued.get(path[0], 0.0) + float(sum(alpha[link] for link in path))
+        starts[i] = issued[path[0]]
+    return paths, starts
+
+
+def _adding_s(step: Round, topology: Topology, sizes: Floats) -> float:
+    """Return the seconds the busiest rank adds what it received."""
+    if not topology.gamma_s_per_byte or not step.reduces.any():
+        return 0.0
+    received = np.bincount(step.targets[step.reduces], sizes[step.reduces])
+    return float(received.max()) * topology.gamma_s_per_byte
+
+
+# -- bounds ---------------------------------------------------------------------------------------
+def lower_bound_s(
+    op: str, topology: Topology, size_bytes: float, places: NDArray[np.int64]
+) -> float:
+    """Return the larger of the latency and the bandwidth bound: no schedule is faster.
+
+    Latency: with d links out of a device, k alphas inform at most (1 + d)^k ranks. Bandwidth: what
+    each rank must send and receive, and for all_reduce 2 (p - 1) n bytes over all links together
+    (Patarasuk and Yuan 2009).
+    """
+    ranks = len(places)
+    if ranks == 1 or size_bytes == 0:
+        return 0.0
+    rates = [topology.rate_of(int(d)) for d in places]
+    least = min(min(pair) for pair in rates)
+    share = (ranks - 1) / ranks * size_bytes
+    need = {"all_reduce": size_bytes, "broadcast": size_bytes, "reduce": size_bytes}.get(op, share)
+    bandwidth = need / least if least else math.inf
+    if op == "all_reduce":
+        total = sum(out for out, _ in rates)
+        bandwidth = max(bandwidth, 2 * (ranks - 1) * size_bytes / total if total else math.inf)
+    return max(bandwidth, _latency_s(topology, places))
+
+
+def _latency_s(topology: Topology, places: NDArray[np.int64]) -> float:
+    ports = max(len(topology.leaving[int(d)]) for d in places)
+    if not ports:
+        return math.inf
+    steps = math.ceil(math.log(len(places), 1 + ports) - 1e-9)
+    return steps * _least_alpha_s(topology)
+
+
+def _least_alpha_s(topology: Topology) -> float:
+    """Return a latency no message between two devices can beat."""
+    direct = out = into = math.inf
+    for link in topology.links:
+        starts, ends = link.source < topology.size, link.target < topology.size
+        if starts and ends:
+            direct = min(direct, link.alpha_s)
+        elif starts:
+            out = min(out, link.alpha_s)
+        elif ends:
+            into = min(into, link.alpha_s)
+    return min(direct, out + into)

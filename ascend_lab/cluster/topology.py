@@ -1,0 +1,220 @@
+"""The machine room as data: devices, switches and the directed links between them.
+
+Nodes are numbers: devices 0 .. p-1, then switches. A message of n bytes over one link takes
+alpha + n beta seconds; over a path the alphas add and the slowest link sets the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import ClusterError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction of a cable: from node to node, latency, seconds per byte."""
+
+    source: int
+    target: int
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices, switches, links; `groups` are the devices of each server, in order.
+
+    `gamma_s_per_byte` is what a device takes to add one received byte to its own.
+    Raises `ClusterError` for links that lead nowhere and for times that are not numbers >= 0.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    switches: tuple[str, ...]
+    links: tuple[Link, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
+    gamma_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check every link, the groups and gamma."""
+        if not self.devices:
+            raise ClusterError(f"{self.name}: at least one device", "none", "name the devices")
+        for link in self.links:
+            self._check(link)
+        _number(f"{self.name}: gamma", self.gamma_s_per_byte)
+        groups = self.groups or (tuple(range(self.size)),)
+        if sorted(d for group in groups for d in group) != list(range(self.size)):
+            what = f"{self.name}: each of {self.size} devices in one server"
+            raise ClusterError(what, str(groups)[:80], "list every device once")
+        object.__setattr__(self, "groups", tuple(map(tuple, groups)))
+
+    def _check(self, link: Link) -> None:
+        nodes = self.size + len(self.switches)
+        where = f"{self.name}: link {link.source} -> {link.target}"
+        if not (0 <= link.source < nodes and 0 <= link.target < nodes):
+            raise ClusterError(where, f"there are nodes 0 to {nodes - 1}", "name a node")
+        if link.source == link.target:
+            raise ClusterError(f"{where} between two nodes", "one node", "remove it")
+        _number(f"{where}: alpha", link.alpha_s)
+        _number(f"{where}: beta", link.beta_s_per_byte)
+
+    @property
+    def size(self) -> int:
+        """Devices."""
+        return len(self.devices)
+
+    def label(self, node: int) -> str:
+        """Return the name of a node."""
+        return (*self.devices, *self.switches)[node]
+
+    @cached_property
+    def alpha_s(self) -> Floats:
+        """Latency of every link."""
+        return np.array([link.alpha_s for link in self.links])
+
+    @cached_property
+    def rate_bytes_per_s(self) -> Floats:
+        """Bytes a second of every link; infinite where beta is 0."""
+        betas = np.array([link.beta_s_per_byte for link in self.links])
+        with np.errstate(divide="ignore"):
+            return 1.0 / betas
+
+    @cached_property
+    def between(self) -> dict[tuple[int, int], int]:
+        """The link from one node to another: of several the one with the least beta, then alpha."""
+        found: dict[tuple[int, int], int] = {}
+        order = sorted(
+            range(len(self.links)),
+            key=lambda i: (self.links[i].beta_s_per_byte, self.links[i].alpha_s),
+        )
+        for i in order:
+            found.setdefault((self.links[i].source, self.links[i].target), i)
+        return found
+
+    @cached_property
+    def leaving(self) -> tuple[tuple[int, ...], ...]:
+        """For every node the links that leave it, one to each neighbour."""
+        found: list[list[int]] = [[] for _ in range(self.size + len(self.switches))]
+        for (source, _), i in self.between.items():
+            found[source].append(i)
+        return tuple(map(tuple, found))
+
+    def without(self, *dead: tuple[int, int]) -> Topology:
+        """Return the topology after links between these nodes, (source, target), have died."""
+        gone = set(dead)
+        left = tuple(link for link in self.links if (link.source, link.target) not in gone)
+        if len(left) == len(self.links):
+            raise ClusterError(f"{self.name}: a link to cut", str(dead), "name (source, target)")
+        return replace(self, links=left)
+
+    def slowed(self, device: int, factor: float) -> Topology:
+        """Return the topology with all links of one device `factor` times slower."""
+        _number("a factor", factor)
+        if not 0 <= device < self.size:
+            raise ClusterError(f"a device below {self.size}", str(device), "choose one")
+
+        def slow(link: Link) -> Link:
+            if device not in (link.source, link.target):
+                return link
+            return replace(link, beta_s_per_byte=link.beta_s_per_byte * factor)
+
+        return replace(self, links=tuple(map(slow, self.links)))
+
+    def rate_of(self, device: int) -> tuple[float, float]:
+        """Return the bytes a second that can leave and that can reach a device."""
+        out, into = self._device_rates
+        return float(out[device]), float(into[device])
+
+    @cached_property
+    def _device_rates(self) -> tuple[Floats, Floats]:
+        out, into = np.zeros(self.size), np.zeros(self.size)
+        for i in self.between.values():
+            link, rate = self.links[i], self.rate_bytes_per_s[i]
+            if link.source < self.size:
+                out[link.source] += rate
+            if link.target < self.size:
+                into[link.target] += rate
+        return out, into
+
+    def bisection_bytes_per_s(self) -> float:
+        """Return the rate from the first half of the devices to the second: a maximum flow.
+
+        The halves follow the numbering, so that servers stay whole where their count is even.
+        """
+        from ascend_lab.cluster.flow import max_flow
+
+        half = self.size // 2
+        return max_flow(self, range(half), range(half, self.size)) if half else math.inf
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return (
+            f"Topology({self.name}: {self.size} devices in {len(self.groups)} servers, "
+            f"{len(self.switches)} switches, {len(self.links)} links)"
+        )
+
+
+def _number(what: str, value: Any) -> None:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ClusterError(f"{what} as a number of at least 0", repr(value), "correct it")
+
+
+def both_ways(a: int, b: int, alpha_s: float, beta_s_per_byte: float) -> tuple[Link, Link]:
+    """Return the two directions of a cable."""
+    return Link(a, b, alpha_s, beta_s_per_byte), Link(b, a, alpha_s, beta_s_per_byte)
+
+
+def _names(count: int) -> tuple[str, ...]:
+    if not isinstance(count, int) or count < 1:
+        raise ClusterError("a count of devices of at least 1", repr(count), "give one")
+    return tuple(f"npu{i}" for i in range(count))
+
+
+def star(
+    count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
+) -> Topology:
+    """Return devices around one switch: alpha and beta hold from device to device."""
+    devices = _names(count)
+    links = [x for d in range(count) for x in both_ways(d, count, alpha_s / 2, beta_s_per_byte)]
+    name = f"star:{count}"
+    return Topology(name, devices, ("switch",), tuple(links), (), gamma_s_per_byte)
+
+
+def full_mesh(
+    count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
+) -> Topology:
+    """Return devices with a link from each to each."""
+    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
+    return _direct(f"mesh:{count}", count, pairs, alpha_s, beta_s_per_byte, gamma_s_per_byte)
+
+
+def ring(
+    count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
+) -> Topology:
+    """Return devices in a circle, each linked to the next both ways."""
+    pairs = [(a, (a + 1) % count) for a in range(count if count > 2 else count - 1)]
+    return _direct(f"ring:{count}", count, pairs, alpha_s, beta_s_per_byte, gamma_s_per_byte)
+
+
+def _direct(
+    name: str,
+    count: int,
+    pairs: Sequence[tuple[int, int]],
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float,
+) -> Topology:
+    devices = _names(count)
+    links = [x for a, b in pairs for x in both_ways(a, b, alpha_s, beta_s_per_byte)]
+    return Topology(name, devices, (), tuple(links), (), gamma_s_per_byte)

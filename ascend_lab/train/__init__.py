@@ -1,0 +1,1 @@
+"""Training: gradients of whole graphs, and the time of a step."""
