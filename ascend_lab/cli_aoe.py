@@ -24,6 +24,7 @@ from ascend_lab.cli_aoe_flags import (
     refuse,
     settings_of,
 )
+from ascend_lab.cli_aoe_gradient import tune_gradients_of
 from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.errors import AscendLabError, UnsupportedError
 
@@ -122,6 +123,8 @@ def _tune_all(arguments: argparse.Namespace) -> int:
     job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)
     settings = settings_of(arguments, os.environ)
     sources = sources_of(arguments)
+    if job == "4":
+        return tune_gradients_of(arguments, sources, chip, _complain)
     folder = usable_folder(arguments.output)
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (

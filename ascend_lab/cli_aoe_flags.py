@@ -89,7 +89,13 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("--job_type", "-j", required=True, metavar="J", help="1 subgraph, 2 operator, 1,2 both")
+    add(
+        "--job_type",
+        "-j",
+        required=True,
+        metavar="J",
+        help="1 subgraph, 2 operator, 1,2 both, 4 gradient",
+    )
     add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
     source = made.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model")
@@ -103,6 +109,9 @@ def parser() -> Parser:
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
     _add_search(made)
+    from ascend_lab.cli_aoe_gradient import add_flags
+
+    add_flags(made)
     return made
 
 
@@ -134,15 +143,15 @@ def job_of(arguments: argparse.Namespace) -> str:
     """Return the jobs in the order they run; raise `InputError` for others."""
     from ascend_lab.aoe.settings import jobs_of
 
-    given = [part.strip() for part in arguments.job_type.split(",")]
-    if "4" in given:
-        remedy = "use 1, 2 or 1,2: the gradient tuner comes with the model of clusters"
-        raise InputError("--job_type 1 or 2", "4 (gradient), not yet there", remedy)
+    from ascend_lab.cli_aoe_gradient import check_flags
+
     if arguments.framework != "5":
         name = FRAMEWORKS.get(arguments.framework, "unknown")
         remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
         raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
-    jobs = jobs_of(arguments.job_type)
+    given = [part.strip() for part in arguments.job_type.split(",")]
+    jobs = ("4",) if given == ["4"] else given if "4" in given else jobs_of(arguments.job_type)
+    check_flags(arguments, jobs)
     if arguments.Fdeeper_opat and "2" not in jobs:
         raise InputError("--Fdeeper_opat with --job_type 2", arguments.job_type, "drop it")
     if arguments.Fnonhomo_split and "1" not in jobs:

@@ -238,6 +238,20 @@ def conv(draw, channels=(1, 3, 16, 17)):
 
 
 @st.composite
+def weight_gradient(draw):
+    (x, weight, *_), attrs = draw(conv())
+    (y,) = ops.get("conv2d").infer(x, weight, **attrs)
+    return (x, y), {**attrs, "kernel": weight[2:]}
+
+
+@st.composite
+def pool_gradient(draw, average=False):
+    (x,), attrs = draw(pool(average))
+    (y,) = ops.get("avg_pool2d" if average else "max_pool2d").infer(x, **attrs)
+    return ((y,), {**attrs, "size": x[2:]}) if average else ((x, y, y), attrs)
+
+
+@st.composite
 def depthwise(draw):
     """A convolution with as many groups as channels, its weights (c, 1, r, s)."""
     n, c, h, w = draw(image())
@@ -338,6 +352,9 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "conv2d": conv,
     "depthwise_conv2d": depthwise,
     "conv_transpose2d": deconv,
+    "conv2d_grad_weight": weight_gradient,
+    "max_pool2d_grad": pool_gradient,
+    "avg_pool2d_grad": lambda: pool_gradient(average=True),
     "attention": attention,
     "flash_attention": attention,
     "attention_scores": lambda: attention("attention_scores"),

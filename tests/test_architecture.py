@@ -57,8 +57,14 @@ TOP = (
     "cli_aoe_singleop",
     "cli_aoe_use",
     "cli_replay",
+    "cli_gradient",
+    "cli_aoe_gradient",
+    "bench_gradient",
     "cli_subgraph",
     "presets",
+    "cli_fit_collective",
+    "cli_topologies",
+    "real_cluster",
 )
 """Nothing imports these but themselves and each other."""
 

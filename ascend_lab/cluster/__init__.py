@@ -2,6 +2,7 @@
 
 from ascend_lab.cluster.execute import execute
 from ascend_lab.cluster.fluid import Uses, fair_rates, finish_times
+from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
 from ascend_lab.cluster.routing import Router, router_of
 from ascend_lab.cluster.schedule import OPS, Round, Schedule, together
 from ascend_lab.cluster.timing import CollectiveTime, lower_bound_s, time_collective
@@ -9,6 +10,7 @@ from ascend_lab.cluster.topology import Link, Topology, full_mesh, ring, star
 
 __all__ = [
     "OPS",
+    "TOPOLOGIES",
     "CollectiveTime",
     "Link",
     "Round",
@@ -20,6 +22,7 @@ __all__ = [
     "fair_rates",
     "finish_times",
     "full_mesh",
+    "load_topology",
     "lower_bound_s",
     "ring",
     "router_of",

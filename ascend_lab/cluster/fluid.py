@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-EPSILON = 1e-12
+EPSILON = 1e-9
+"""Shares and moments that differ relatively by less are one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

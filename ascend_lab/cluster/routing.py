@@ -57,9 +57,10 @@ class Router:
             switch = topology.links[first].target
             if switch < topology.size:
                 continue
-            for node, (cost, path) in self._tree(switch, anything=False).items():
-                last = into.get(node)
-                if last is not None:
+            tree = self._tree(switch, anything=False)
+            for node, last in into.items():
+                if node in tree:
+                    cost, path = tree[node]
                     total = self._cost(first) + cost + self._cost(last)
                     found = (total, (first, *path, last))
                     best = found if best is None else min(best, found)

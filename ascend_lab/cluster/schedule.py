@@ -77,7 +77,7 @@ def together(rounds: Iterable[Round]) -> Round:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Schedule:
     """A collective for `ranks` ranks: what it computes, how, and its rounds.
 

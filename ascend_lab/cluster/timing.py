@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster.fluid import Uses, finish_times
-from ascend_lab.cluster.routing import router_of
+from ascend_lab.cluster.patterns import plan_of, routed
 from ascend_lab.cluster.schedule import Round, Schedule
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
@@ -68,13 +68,12 @@ def time_collective(
     if not (math.isfinite(size_bytes) and size_bytes >= 0):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     places = placed(schedule.ranks, topology, placement)
-    bound = lower_bound_s(schedule.op, topology, size_bytes, places)
+    bound = lower_bound_s(schedule.op, topology, size_bytes, places, schedule.root)
     if size_bytes == 0 or schedule.ranks == 1:
         return CollectiveTime(
             schedule.op, schedule.algorithm, schedule.ranks, size_bytes, 0.0, (), 0.0
         )
-    block_bytes = size_bytes / schedule.parts
-    times = tuple(_rounds(schedule.rounds, topology, block_bytes, places))
+    times = tuple(plan_of(schedule, topology, places).rounds_s(size_bytes).tolist())
     return CollectiveTime(
         schedule.op, schedule.algorithm, schedule.ranks, size_bytes, sum(times), times, bound
     )
@@ -92,28 +91,6 @@ def placed(
     return places
 
 
-def _rounds(
-    rounds: Sequence[Round], topology: Topology, block_bytes: float, places: NDArray[np.int64]
-) -> list[float]:
-    """Return the seconds of every round; rounds between the same ranks are timed once."""
-    known: dict[tuple[bytes, bytes, bytes, bytes], float] = {}
-    found = []
-    for step in rounds:
-        counts = step.counts
-        key = (
-            step.sources.tobytes(),
-            step.targets.tobytes(),
-            counts.tobytes(),
-            step.reduces.tobytes(),
-        )
-        if key not in known:
-            sizes = counts.astype(np.float64) * block_bytes
-            ends = message_ends(step, topology, sizes, places)
-            known[key] = float(ends.max(initial=0.0)) + _adding_s(step, topology, sizes)
-        found.append(known[key])
-    return found
-
-
 def message_ends(
     step: Round, topology: Topology, sizes: Floats, places: NDArray[np.int64]
 ) -> Floats:
@@ -122,61 +99,56 @@ def message_ends(
     return finish_times(starts, sizes, Uses.of(paths), topology.rate_bytes_per_s)
 
 
-def routed(
-    step: Round, topology: Topology, places: NDArray[np.int64]
-) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the links of every message and when its first byte flows."""
-    router = router_of(topology)
-    paths = [
-        router.route(int(a), int(b))
-        for a, b in zip(places[step.sources], places[step.targets], strict=True)
-    ]
-    alpha = topology.alpha_s
-    issued: dict[int, float] = {}
-    starts = np.zeros(len(paths))
-    for i, path in enumerate(paths):
-        issued[path[0]] = issued.get(path[0], 0.0) + float(sum(alpha[link] for link in path))
-        starts[i] = issued[path[0]]
-    return paths, starts
-
-
-def _adding_s(step: Round, topology: Topology, sizes: Floats) -> float:
-    """Return the seconds the busiest rank adds what it received."""
-    if not topology.gamma_s_per_byte or not step.reduces.any():
-        return 0.0
-    received = np.bincount(step.targets[step.reduces], sizes[step.reduces])
-    return float(received.max()) * topology.gamma_s_per_byte
-
-
 # -- bounds ---------------------------------------------------------------------------------------
 def lower_bound_s(
-    op: str, topology: Topology, size_bytes: float, places: NDArray[np.int64]
+    op: str, topology: Topology, size_bytes: float, places: NDArray[np.int64], root: int = 0
 ) -> float:
     """Return the larger of the latency and the bandwidth bound: no schedule is faster.
 
-    Latency: with d links out of a device, k alphas inform at most (1 + d)^k ranks. Bandwidth: what
-    each rank must send and receive, and for all_reduce 2 (p - 1) n bytes over all links together
-    (Patarasuk and Yuan 2009).
+    Latency: with d links out of a device, k alphas inform at most (1 + d)^k ranks; to reduce, all
+    may send to the root at once. Bandwidth: what each rank must send and receive, and for
+    all_reduce 2 (p - 1) n bytes over all links together (Patarasuk and Yuan 2009).
     """
-    ranks = len(places)
-    if ranks == 1 or size_bytes == 0:
+    if len(places) == 1 or size_bytes == 0:
         return 0.0
-    rates = [topology.rate_of(int(d)) for d in places]
-    least = min(min(pair) for pair in rates)
-    share = (ranks - 1) / ranks * size_bytes
-    need = {"all_reduce": size_bytes, "broadcast": size_bytes, "reduce": size_bytes}.get(op, share)
-    bandwidth = need / least if least else math.inf
+    kept = topology.__dict__.setdefault("_bounds", {})
+    key = (op, places.tobytes(), root)
+    if key not in kept:
+        kept[key] = _bound_s_per_byte(op, topology, places, root), _latency_s(op, topology, places)
+    slope, latency_s = kept[key]
+    return float(max(slope * size_bytes, latency_s))
+
+
+def _bound_s_per_byte(op: str, topology: Topology, places: NDArray[np.int64], root: int) -> float:
+    """Return the seconds a byte that the busiest rank, or all together, cannot go below."""
+    ranks = len(places)
+    out, into = np.array([topology.rate_of(int(d)) for d in places]).T
+    one, others = 1 / ranks, (ranks - 1) / ranks
+    send, receive = {
+        "reduce_scatter": (others, one),
+        "all_gather": (one, others),
+        "all_to_all": (others, others),
+    }.get(op, (1.0, 1.0))
+    sends, receives = np.full(ranks, send), np.full(ranks, receive)
+    if op in ("broadcast", "reduce"):
+        at_root = np.arange(ranks) == root
+        sends, receives = (at_root, ~at_root) if op == "broadcast" else (~at_root, at_root)
+    found = max(_seconds(sends, out), _seconds(receives, into))
     if op == "all_reduce":
-        total = sum(out for out, _ in rates)
-        bandwidth = max(bandwidth, 2 * (ranks - 1) * size_bytes / total if total else math.inf)
-    return max(bandwidth, _latency_s(topology, places))
+        found = max(found, _seconds(np.array([2.0 * (ranks - 1)]), out.sum(keepdims=True)))
+    return found
 
 
-def _latency_s(topology: Topology, places: NDArray[np.int64]) -> float:
+def _seconds(size_bytes: Floats, rate_bytes_per_s: Floats) -> float:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.nanmax(size_bytes / rate_bytes_per_s))
+
+
+def _latency_s(op: str, topology: Topology, places: NDArray[np.int64]) -> float:
     ports = max(len(topology.leaving[int(d)]) for d in places)
     if not ports:
         return math.inf
-    steps = math.ceil(math.log(len(places), 1 + ports) - 1e-9)
+    steps = 1 if op == "reduce" else math.ceil(math.log(len(places), 1 + ports) - 1e-9)
     return steps * _least_alpha_s(topology)
 
 

@@ -9,6 +9,7 @@ from ascend_lab.ops import attention as attention
 from ascend_lab.ops import batch_norm as batch_norm
 from ascend_lab.ops import binary as binary
 from ascend_lab.ops import casting as casting
+from ascend_lab.ops import conv_gradient as conv_gradient
 from ascend_lab.ops import convolution as convolution
 from ascend_lab.ops import cutting as cutting
 from ascend_lab.ops import deconvolution as deconvolution
@@ -22,6 +23,7 @@ from ascend_lab.ops import matmul as matmul
 from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise
 from ascend_lab.ops import onnx_extra as onnx_extra
+from ascend_lab.ops import pool_gradient as pool_gradient
 from ascend_lab.ops import pooling as pooling
 from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import scattering as scattering

@@ -98,7 +98,7 @@ def _backward(
 
 
 # -- tensor expression ----------------------------------------------------------------------------
-def _stretched(x: te.Tensor, step: Pair) -> te.Tensor:
+def stretched(x: te.Tensor, step: Pair) -> te.Tensor:
     """Return x with stride - 1 zeros between neighbouring pixels."""
     for axis, stride in ((2, step[0]), (3, step[1])):
         if stride == 1 or x.shape[axis] == 1:
@@ -142,7 +142,7 @@ def _expression(
     step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
     spans, extra = reach((weight.shape[2], weight.shape[3]), spread), _extra(output_padding)
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
-    image = _stretched(x, step)
+    image = stretched(x, step)
     begin = (0, 0, *(max(0, -low) for low, _ in sides))
     end = (
         *image.shape[:2],

@@ -105,7 +105,7 @@ def _max(x: te.Tensor, *, kernel: Any, stride: Any, pad: Any) -> te.Tensor:
 
 
 # -- average --------------------------------------------------------------------------------------
-def _counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
+def window_counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
     """Return how many elements each window averages, (1, 1, oh, ow)."""
     ones = np.ones((1, 1, *size))
     seen = windows(padded(ones, pads, float(include)), kernel, step)
@@ -117,7 +117,7 @@ def _average_values(
     x: Values, *, kernel: Any, stride: Any, pad: Any, count_include_pad: bool
 ) -> Values:
     size, step, pads = geometry(kernel, stride, pad)
-    counts = _counts(x.shape[2:], size, step, pads, count_include_pad)
+    counts = window_counts(x.shape[2:], size, step, pads, count_include_pad)
     result: Values = fold_windows(padded(x, pads), size, step, np.add) / counts
     return result
 
@@ -127,7 +127,7 @@ def _average_backward(
 ) -> Values:
     size, step, pads = geometry(kernel, stride, pad)
     x = inputs[0]
-    share = grads[0] / _counts(x.shape[2:], size, step, pads, attrs["count_include_pad"])
+    share = grads[0] / window_counts(x.shape[2:], size, step, pads, attrs["count_include_pad"])
     parts = np.broadcast_to(share[..., None, None], (*share.shape, *size))
     image = (*x.shape[:2], *(n + sum(p) for n, p in zip(x.shape[2:], pads, strict=True)))
     return cropped(add_windows(parts, image, step), pads, (x.shape[2], x.shape[3]))
@@ -156,7 +156,7 @@ def _call_counts(call: Call) -> Values:
     size, step, pads = _call_geometry(call)
     include = call.attrs["count_include_pad"]
     h, w = call.shapes[0][2:]
-    counts: Values = _counts((h, w), size, step, pads, include)[0, 0]
+    counts: Values = window_counts((h, w), size, step, pads, include)[0, 0]
     return counts
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from ascend_lab.aoe.bank.errors import BankError
 from ascend_lab.chip import Chip
 
-Kind = Literal["op", "graph"]
+Kind = Literal["op", "graph", "profile"]
 
 MODEL_VERSION = 1
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
@@ -72,7 +72,7 @@ class BankKey:
                 raise _wrong("BankKey", name, "printable text", value)
         _integer("BankKey", "core_count", self.core_count, 1)
         if self.kind not in get_args(Kind):
-            raise _wrong("BankKey", "kind", '"op" or "graph"', self.kind)
+            raise _wrong("BankKey", "kind", '"op", "graph" or "profile"', self.kind)
 
     @property
     def digest(self) -> str:

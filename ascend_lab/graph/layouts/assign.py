@@ -22,6 +22,7 @@ from ascend_lab.graph.lower.matrices import operand_layouts
 
 CUBE_IMAGES = (*CONVOLUTIONS, "conv_transpose2d")
 IMAGES = (*CUBE_IMAGES, "max_pool2d", "avg_pool2d")
+IMAGE_GRADIENTS = ("max_pool2d_grad", "avg_pool2d_grad")
 FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
 ELEMENTWISE = frozenset((
     "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
@@ -118,6 +119,11 @@ class _Assigner:
             dense = node.op == "conv2d" and node.attr("groups", 1) == 1
             rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
             return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
+        if node.op in IMAGE_GRADIENTS:
+            return ("NC1HWC0",) * count, "NC1HWC0"
+        if node.op == "conv2d_grad_weight" and node.attr("groups", 1) == 1:
+            wide = DTYPE_BYTES[self.types[node.output].dtype] == 4
+            return ("NC1HWC0",) * count, "FRACTAL_Z:16" if wide else "FRACTAL_Z"
         if self.follow:
             layout = self.followed(node)
             if layout != "ND":

@@ -103,11 +103,12 @@ def _blocked_slice(
 
 def extras(operator: Any, call: Call, kernel: Kernel) -> dict[str, Values]:
     """Return the small tensors of a template's own, such as the reciprocals of pooling counts."""
-    known = {t.name for t in kernel.tensors}
-    if "rate" not in known:
+    own = {"rate", "zeros"} & {t.name for t in kernel.tensors}
+    if not own:
         return {}
     empty = [np.zeros(s, np.float16) for s in call.shapes]
-    return {"rate": operator.template.feed(call, empty)["rate"].reshape(-1)}
+    fed = operator.template.feed(call, empty)
+    return {name: fed[name].reshape(-1) for name in sorted(own)}
 
 
 def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
@@ -125,6 +126,9 @@ def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
 
 
 FEEDS = {
+    "conv2d_grad_weight": ("x", "grad"),
+    "max_pool2d_grad": ("x", "y", "grad"),
+    "avg_pool2d_grad": ("grad",),
     "gather": ("x", "index"),
     "embedding": ("x", "index"),
     "one_hot": ("index",),

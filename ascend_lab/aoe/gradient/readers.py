@@ -1,0 +1,150 @@
+"""Profiles from files: a CSV table, the bank of CANN's gradient tuner, a PyTorch profiler trace.
+
+CSV: a header, then a row a gradient in backward order. Columns `name`, `ready_us` and `bytes`, also
+`dtype`; those of CANN's `gradient_summary.csv` (`gradient_node_name`, `gradient_size(byte)`,
+`data_type`) are taken too, which has no times of its own: add a column `ready_us`.
+
+JSON with a list of `modelvalue`: CANN's `<soc>_gradient_fusion.json`, `gradientTime` nanoseconds
+since the gradient before (the first counts as 0), `gradientSize` bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.aoe.gradient.rows import Gradient
+from ascend_lab.aoe.gradient.traces import gradients_of_trace
+from ascend_lab.errors import InputError
+
+COLUMNS = {
+    "name": ("name", "gradient_node_name"),
+    "ready": ("ready_us",),
+    "bytes": ("bytes", "gradient_size(byte)"),
+    "dtype": ("dtype", "data_type"),
+}
+MOST_BYTES = 2**31
+"""Of a file, unpacked: larger ones are refused."""
+MOST_ROWS = 20_000
+
+
+def read_profile(file: str | Path) -> tuple[Gradient, ...]:
+    """Return the gradients of a .csv, .json or .json.gz file.
+
+    Raises `InputError` with the line or the event for what cannot be read.
+    """
+    path = Path(file)
+    data = _bytes_of(path)
+    if path.name.endswith((".json", ".json.gz")):
+        rows = _from_json(path, data)
+    else:
+        rows = _from_csv(path, data)
+    if not rows:
+        raise InputError(f"{path}: at least one gradient", "none", "check the file")
+    if len(rows) > MOST_ROWS:
+        raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)))
+    return rows
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:
+            data = source.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError("a profile that can be read", f"{path}: {reason}", "check it") from None
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path}: at most {MOST_BYTES >> 20} MiB", "more", "trace fewer steps")
+    return data
+
+
+def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
+    try:
+        lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        table = [(lines.line_num, [cell.strip() for cell in row]) for row in lines]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: a CSV table in UTF-8", str(error), "check the file") from None
+    table = [(number, row) for number, row in table if any(row) and not row[0].startswith("#")]
+    if not table:
+        raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file")
+    places = _places(path, table[0][1])
+    return tuple(_row(f"{path} line {number}", row, places) for number, row in table[1:])
+
+
+def _places(path: Path, header: list[str]) -> dict[str, int]:
+    """Return the column of each value."""
+    found = {}
+    for key, names in COLUMNS.items():
+        places = [i for i, word in enumerate(header) if word.lower() in names]
+        if places:
+            found[key] = places[0]
+        elif key != "dtype":
+            remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+            raise InputError(f"{path} line 1: a column {names[0]}", ",".join(header)[:80], remedy)
+    return found
+
+
+def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
+    if len(row) <= max(places.values()):
+        raise InputError(f"{where}: {max(places.values()) + 1} columns", str(len(row)))
+    size = _number(where, "bytes", row[places["bytes"]])
+    ready = _number(where, "ready_us", row[places["ready"]])
+    dtype = row[places["dtype"]] if "dtype" in places else ""
+    return gradient(where, row[places["name"]], ready * 1e-6, size, dtype)
+
+
+def _number(where: str, name: str, text: object) -> float:
+    try:
+        return float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: {name} as a number", repr(text)[:40]) from None
+
+
+def gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
+    """Return a row, or raise `InputError` that says where the wrong one stands."""
+    if not (math.isfinite(ready_s) and ready_s >= 0):
+        raise InputError(f"{where}: a ready time of at least 0", str(ready_s))
+    if not (math.isfinite(size) and size >= 0 and size == int(size)):
+        raise InputError(f"{where}: a whole number of bytes, at least 0", str(size))
+    return Gradient(name, ready_s, int(size), dtype or "fp16")
+
+
+def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: JSON", str(error)[:80], "check the file") from None
+    first = found[0] if isinstance(found, list) and found else None
+    if isinstance(first, dict) and "modelvalue" in first:
+        return _from_bank(path, found)
+    events = found.get("traceEvents") if isinstance(found, dict) else found
+    if not isinstance(events, list):
+        needed = f"{path}: a Chrome trace (traceEvents) or a list of modelvalue"
+        raise InputError(needed, type(found).__name__)
+    return gradients_of_trace(str(path), events)
+
+
+def _from_bank(path: Path, found: list[Any]) -> tuple[Gradient, ...]:
+    """Return the profile of the first model in a bank of CANN's tuner."""
+    value = found[0]["modelvalue"]
+    times, sizes = (value.get(k) if isinstance(value, dict) else None for k in _BANK_LISTS)
+    if not isinstance(times, list) or not isinstance(sizes, list) or len(times) != len(sizes):
+        needed = f"{path}: modelvalue with {' and '.join(_BANK_LISTS)} of one length"
+        raise InputError(needed, str(value)[:60])
+    rows, ready = list[Gradient](), 0.0
+    for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
+        where = f"{path} gradient {i}"
+        ready += _number(where, _BANK_LISTS[0], time) * 1e-9 if i else 0.0
+        count = _number(where, _BANK_LISTS[1], size)
+        rows.append(gradient(where, f"gradient {i}", ready, count, ""))
+    return tuple(rows)
+
+
+_BANK_LISTS = ("gradientTime", "gradientSize")

@@ -1,0 +1,117 @@
+"""The verb `ascend-lab gradient-plan`: which gradients of a profile to send together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.errors import InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
+
+Emit = Callable[[str | None, Any, str], None]
+
+
+def add_gradient(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("gradient-plan", help="split gradients into all-reduces, optimally")
+    verb.add_argument(
+        "file",
+        metavar="PROFILE",
+        help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or .json.gz",
+    )
+    numbers = {"--alpha-us": "startup of an all-reduce", "--beta-us-per-byte": "time of a byte"}
+    for name, text in numbers.items():
+        verb.add_argument(name, type=float, required=True, metavar="T", help=f"{text}, in us")
+    verb.add_argument("--max-segments", type=int, metavar="K", help="at most K (HCCL takes 8)")
+    verb.add_argument("--max-bytes", type=float, metavar="N", help="of a segment")
+    group = verb.add_argument_group("beyond one undisturbed stream (searched, not proven)")
+    group.add_argument("--streams", type=int, default=1, metavar="S", help="at once (1)")
+    group.add_argument(
+        "--slowdown", type=float, default=0.0, metavar="F", help="of backward meanwhile, e.g. 0.3"
+    )
+    group.add_argument("--noise", type=float, default=0.0, metavar="X", help="sigma, e.g. 0.1")
+    group.add_argument("--budget", type=int, default=1000, metavar="N", help="splits tried (1000)")
+    group.add_argument("--seed", type=int, default=0, help="of noise and search (0)")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _gradient(arguments, emit))
+
+
+def _gradient(arguments: argparse.Namespace, emit: Emit) -> int:
+    from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
+    from ascend_lab.aoe.gradient.forms import forms_of
+    from ascend_lab.aoe.gradient.readers import read_profile
+    from ascend_lab.aoe.gradient.reporting import forms_text, plan_table
+    from ascend_lab.aoe.gradient.rows import out_of_order
+
+    if arguments.seed < 0:
+        raise InputError("--seed of at least 0", str(arguments.seed))
+    cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
+    rows = read_profile(arguments.file)
+    limit = arguments.max_bytes
+    found = plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    forms = forms_of(found, rows, cost, max_bytes=limit)
+    late = out_of_order(rows)
+    bound_us = bound(rows, cost, max_bytes=limit) * 1e6
+    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_us}
+    data = {**found.as_dict(), **own, "forms": forms.as_dict()}
+    text = [plan_table(found, rows), f"  no split ends before {bound_us:.3f} us"]
+    if late:
+        text.append(f"  {late} gradients are ready before one above them: they wait for it")
+    text.append(forms_text(forms))
+    searched = _searched(arguments, rows, cost, found)
+    if searched is not None:
+        better, lines = searched
+        data["scenario"], text = better, [*text, lines]
+    emit(arguments.json, data, "\n".join(text))
+    return 0
+
+
+def _searched(
+    arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta, found: GradientPlan
+) -> tuple[dict[str, Any], str] | None:
+    """Return what a search finds where streams, slowdown or noise were asked for."""
+    from ascend_lab.aoe.gradient import Scenario, improve
+
+    scenario = Scenario(
+        cost,
+        streams=arguments.streams,
+        slowdown=arguments.slowdown,
+        noise=arguments.noise,
+        seed=arguments.seed,
+    )
+    if scenario == Scenario(cost, seed=arguments.seed):
+        return None
+    better = improve(
+        rows,
+        scenario,
+        max_segments=arguments.max_segments,
+        max_bytes=arguments.max_bytes,
+        budget=arguments.budget,
+        seed=arguments.seed,
+    )
+    return _scenario_dict(scenario, better), _scenario_text(scenario, better)
+
+
+def _scenario_dict(scenario: Scenario, better: Improved) -> dict[str, Any]:
+    return {
+        "streams": scenario.streams,
+        "slowdown": scenario.slowdown,
+        "noise": scenario.noise,
+        "segments": [list(bucket) for bucket in better.segments],
+        "end_us": better.end_s * 1e6,
+        "plan_end_us": better.start_s * 1e6,
+        "tried": better.tried,
+        "optimal": False,
+    }
+
+
+def _scenario_text(scenario: Scenario, better: Improved) -> str:
+    return (
+        f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
+        f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} segments "
+        f"(best of {better.tried} tried); the plan above ends at {better.start_s * 1e6:.3f} us\n"
+        f"  last gradients: {[last for _, last in better.segments]}"
+    )

@@ -1,0 +1,177 @@
+"""Which algorithm: time all that apply, take the quickest.
+
+What was prepared for a topology stays with it, so that the next size costs microseconds to
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.cluster.collectives.catalogue import ALGORITHMS, LEVELS, make, op_name, parse_name
+from ascend_lab.cluster.patterns import Plan, plan_of
+from ascend_lab.cluster.schedule import Schedule
+from ascend_lab.cluster.timing import CollectiveTime, lower_bound_s, placed
+from ascend_lab.cluster.topology import Topology
+from ascend_lab.errors import ClusterError
+
+Ints = NDArray[np.int64]
+Rows = tuple[tuple[int, ...], ...]
+CROWD = 32
+"""From more ranks than these "auto" does not try mesh and star: p^2 messages at once."""
+LONG = 256
+"""With more ranks than these "auto" tries no chains, whose rounds are as many as ranks."""
+CHUNKS = (1, 4, 16, 64)
+"""Chunks "auto" tries for a chain."""
+OVERLAPS = (1, 4)
+"""Chunks "auto" tries for a hierarchical collective."""
+
+
+def collective_time(
+    op: str,
+    topology: Topology,
+    size_bytes: float,
+    algorithm: str = "auto",
+    placement: Sequence[int] | None = None,
+    root: int = 0,
+) -> CollectiveTime:
+    """Time a collective of all devices, or of `placement`, by one algorithm or the quickest.
+
+    `algorithm`: a name of `ALGORITHMS` (its quickest variant), a full name such as
+    "hierarchical(mesh,nhr)*4", or "auto". Raises `ClusterError` where none can run.
+    """
+    op = op_name(op)
+    places = _places(topology, placement)
+    name, plan = _quickest(op, topology, size_bytes, algorithm, places, root)
+    if size_bytes == 0 or len(places) == 1:
+        return CollectiveTime(op, name, len(places), size_bytes, 0.0, (), 0.0)
+    rounds = tuple(plan.rounds_s(size_bytes).tolist())
+    bound = lower_bound_s(op, topology, size_bytes, places, root)
+    return CollectiveTime(op, name, len(places), size_bytes, sum(rounds), rounds, bound)
+
+
+def choose(
+    op: str,
+    topology: Topology,
+    size_bytes: float,
+    placement: Sequence[int] | None = None,
+    root: int = 0,
+) -> Schedule:
+    """Return the schedule of the algorithm that takes least time at this size."""
+    op = op_name(op)
+    places = _places(topology, placement)
+    name, _ = _quickest(op, topology, size_bytes, "auto", places, root)
+    return make(op, name, len(places), root=root, groups=servers_of(topology, places))
+
+
+def compare(
+    op: str,
+    topology: Topology,
+    size_bytes: float,
+    placement: Sequence[int] | None = None,
+    root: int = 0,
+) -> tuple[CollectiveTime, ...]:
+    """Return the quickest variant of every algorithm that "auto" tries, quickest first."""
+    op, found = op_name(op), []
+    places = _places(topology, placement)
+    full = [name for name, _ in _plans(op, topology, "auto", places, root)]
+    for name in ALGORITHMS[op]:
+        if any(parse_name(op, one)[0] == name for one in full):
+            found.append(collective_time(op, topology, size_bytes, name, placement, root))
+    return tuple(sorted(found, key=lambda one: one.time_s))
+
+
+def servers_of(topology: Topology, places: Ints) -> Rows:
+    """Return the ranks of each server: which ranks have their device there."""
+    rank_of = {int(device): rank for rank, device in enumerate(places)}
+    rows = (tuple(rank_of[d] for d in group if d in rank_of) for group in topology.groups)
+    return tuple(row for row in rows if row)
+
+
+def variants(op: str, name: str, servers: Rows) -> tuple[str, ...]:
+    """Return the full names of an algorithm worth trying with these servers."""
+    ranks = sum(map(len, servers))
+    if name == "chain":
+        return ("chain", *(f"chain*{c}" for c in CHUNKS if c > 1))
+    if name not in LEVELS or op == "all_to_all" or name == "pipeline":
+        return (name,)
+    each = len(servers[0])
+    if op in ("broadcast", "reduce"):
+        insides, betweens = ["tree", "nhr"], ["tree", "nhr"]
+        overlaps: tuple[int, ...] = (1,)
+    else:
+        insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
+        overlaps = OVERLAPS if ranks <= LONG else (1,)
+    insides = ["mesh", *insides] if each <= CROWD else insides
+    return tuple(
+        f"{name}({inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
+        for inside in insides
+        for between in betweens
+        for chunks in overlaps
+    )
+
+
+def _applies(name: str, servers: Rows) -> bool:
+    ranks = sum(map(len, servers))
+    if name in LEVELS:
+        even = len({len(row) for row in servers}) == 1
+        return even and len(servers) > 1 and (len(servers[0]) > 1)
+    if name in ("mesh", "star"):
+        return ranks <= CROWD
+    return name not in ("chain", "pairwise") or ranks <= LONG
+
+
+def _places(topology: Topology, placement: Sequence[int] | None) -> Ints:
+    ranks = topology.size if placement is None else len(placement)
+    return placed(ranks, topology, placement)
+
+
+def _quickest(
+    op: str, topology: Topology, size_bytes: float, algorithm: str, places: Ints, root: int
+) -> tuple[str, Plan]:
+    if not 0 <= size_bytes < float("inf"):
+        raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
+    plans = _plans(op, topology, algorithm, places, root)
+    return min(plans, key=lambda named: named[1].time_s(size_bytes))
+
+
+def _plans(
+    op: str, topology: Topology, algorithm: str, places: Ints, root: int
+) -> tuple[tuple[str, Plan], ...]:
+    """Return the candidates, prepared when first asked for; the schedules are not kept."""
+    kept = topology.__dict__.setdefault("_candidates", {})
+    key = (op, algorithm, places.tobytes(), root)
+    if key not in kept:
+        servers = servers_of(topology, places)
+        kept[key] = _prepared(op, topology, _names(op, algorithm, servers), places, root)
+    found: tuple[tuple[str, Plan], ...] = kept[key]
+    return found
+
+
+def _names(op: str, algorithm: str, servers: Rows) -> tuple[str, ...]:
+    if algorithm == "auto":
+        names = [name for name in ALGORITHMS[op] if _applies(name, servers)]
+        return tuple(full for name in names for full in variants(op, name, servers))
+    name, inside, _, chunks = parse_name(op, algorithm)
+    plain = inside is None and chunks is None
+    return variants(op, name, servers) if plain else (algorithm,)
+
+
+def _prepared(
+    op: str, topology: Topology, names: tuple[str, ...], places: Ints, root: int
+) -> tuple[tuple[str, Plan], ...]:
+    """Return plans by name; where no path joins two devices, only those that can do without."""
+    servers, found, last = servers_of(topology, places), [], None
+    for name in names:
+        try:
+            schedule = make(op, name, len(places), root=root, groups=servers)
+            found.append((schedule.algorithm, plan_of(schedule, topology, places)))
+        except ClusterError as error:
+            last = error
+    if not found:
+        assert last is not None
+        raise last
+    return tuple(found)

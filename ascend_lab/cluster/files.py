@@ -1,0 +1,192 @@
+"""Topologies from a TOML file of the reader's own, checked entry by entry.
+
+name = "two boxes"
+devices = ["a", "b", "c", "d"]        # or a count: npu0, npu1, ...
+switches = ["sw"]
+servers = [["a", "b"], ["c", "d"]]    # optional: one server
+gamma_s_per_byte = 2.5e-12            # optional: adding is free
+[[links]]
+from = ["a", "b", "c", "d"]           # a name or several
+to = "sw"
+alpha_us = 1.0                        # or alpha_s
+gbytes_per_s = 12.5                   # or beta_s_per_byte
+one_way = false                       # optional: links go both ways
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.cluster.topology import Link, Topology
+from ascend_lab.errors import ClusterError
+
+KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
+LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
+DEVICE_LIMIT = 4096
+
+
+def read_topology(file: str | Path) -> Topology:
+    """Return the topology a TOML file describes.
+
+    Raises `ClusterError` naming file and entry: no such file, no TOML, unknown keys or nodes,
+    times that are not numbers >= 0, no devices, devices without a way between them.
+    """
+    name = str(file)
+    try:
+        data = tomllib.loads(Path(name).read_text("utf-8"))
+    except OSError as error:
+        raise ClusterError("a readable topology file", f"{name}: {error}", "check it") from error
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{name}: valid TOML", str(error), "mend that line") from error
+    return topology_from_dict(data, name)
+
+
+def topology_from_dict(data: dict[str, Any], file: str = "topology") -> Topology:
+    """Return the topology of a parsed file; raises as `read_topology`."""
+    _known(file, data, KEYS)
+    devices = _devices(file, data.get("devices"))
+    switches = _names(f"{file}: switches", data.get("switches", []))
+    nodes = {name: i for i, name in enumerate((*devices, *switches))}
+    if len(nodes) < len(devices) + len(switches):
+        raise ClusterError(f"{file}: every node under a name of its own", "one twice", "rename it")
+    title = data.get("name", Path(file).stem)
+    if not isinstance(title, str):
+        raise ClusterError(f"{file}: name as a text", repr(title), 'write name = "..."')
+    entries = data.get("links", [])
+    if not isinstance(entries, list):
+        raise ClusterError(f"{file}: links as [[links]] entries", repr(entries)[:60], "mend it")
+    links = [x for i, e in enumerate(entries) for x in _links(f"{file}: links[{i}]", e, nodes)]
+    gamma = _number(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0))
+    groups = _servers(file, data.get("servers"), nodes, len(devices))
+    found = Topology(title, devices, switches, tuple(links), groups, gamma)
+    _check_reach(file, found)
+    return found
+
+
+def _devices(file: str, given: Any) -> tuple[str, ...]:
+    where = f"{file}: devices, names or a count from 1 to {DEVICE_LIMIT}"
+    if isinstance(given, int) and not isinstance(given, bool):
+        if not 1 <= given <= DEVICE_LIMIT:
+            raise ClusterError(where, str(given), "devices = 8 makes npu0 to npu7")
+        return tuple(f"npu{i}" for i in range(given))
+    names = _names(where, given)
+    if not 1 <= len(names) <= DEVICE_LIMIT:
+        raise ClusterError(where, f"{len(names)} names", "name the devices")
+    return names
+
+
+def _names(where: str, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(n, str) and n for n in given):
+        raise ClusterError(f"{where}: a list of names", repr(given)[:60], 'write ["a", "b"]')
+    return tuple(given)
+
+
+def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ClusterError(f"{where}: a table", repr(entry)[:60], "mend it")
+    for key in entry:
+        if key not in keys:
+            raise ClusterError(f"{where}: a known key", repr(key), f"known: {', '.join(keys)}")
+
+
+def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
+    """Return the links of one entry: each of `from` with each of `to`."""
+    _known(where, entry, LINK_KEYS)
+    alpha_s, beta = _alpha_s(where, entry), _beta_s_per_byte(where, entry)
+    one_way = entry.get("one_way", False)
+    if not isinstance(one_way, bool):
+        raise ClusterError(f"{where}: one_way as true or false", repr(one_way), "write it so")
+    found: list[Link] = []
+    for a, b in product(_ends(where, entry, "from", nodes), _ends(where, entry, "to", nodes)):
+        if a == b:
+            raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
+        found.append(Link(a, b, alpha_s, beta))
+        if not one_way:
+            found.append(Link(b, a, alpha_s, beta))
+    return found
+
+
+def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) -> list[int]:
+    given = entry.get(key)
+    names = _names(f"{where}: {key}", [given] if isinstance(given, str) else given)
+    for name in names:
+        if name not in nodes:
+            known = ", ".join(list(nodes)[:10])
+            raise ClusterError(f"{where}: {key} names a node", repr(name), f"nodes: {known}")
+    return [nodes[name] for name in names]
+
+
+def _one_of(where: str, entry: dict[str, Any], pair: tuple[str, str]) -> str:
+    given = [key for key in pair if key in entry]
+    if len(given) != 1:
+        got = " and ".join(given) or "neither"
+        raise ClusterError(f"{where}: one of {pair[0]} and {pair[1]}", got, "give one")
+    return given[0]
+
+
+def _alpha_s(where: str, entry: dict[str, Any]) -> float:
+    key = _one_of(where, entry, ("alpha_us", "alpha_s"))
+    value = _number(f"{where}: {key}", entry[key])
+    return value * 1e-6 if key == "alpha_us" else value
+
+
+def _beta_s_per_byte(where: str, entry: dict[str, Any]) -> float:
+    key = _one_of(where, entry, ("gbytes_per_s", "beta_s_per_byte"))
+    value = _number(f"{where}: {key}", entry[key])
+    if key == "beta_s_per_byte":
+        return value
+    if value == 0:
+        raise ClusterError(f"{where}: gbytes_per_s above 0", "0", "leave a dead link out")
+    return 1e-9 / value
+
+
+def _number(where: str, value: Any) -> float:
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (fine and math.isfinite(value) and value >= 0):
+        raise ClusterError(f"{where} as a number of at least 0", repr(value), "correct it")
+    return float(value)
+
+
+def _servers(
+    file: str, given: Any, nodes: dict[str, int], devices: int
+) -> tuple[tuple[int, ...], ...]:
+    if given is None:
+        return ()
+    if not isinstance(given, list):
+        raise ClusterError(f"{file}: servers as lists of names", repr(given)[:60], "mend it")
+    groups = []
+    for i, names in enumerate(given):
+        where = f"{file}: servers[{i}]"
+        members = [nodes.get(name, devices) for name in _names(where, names)]
+        if not members or max(members) >= devices:
+            raise ClusterError(f"{where}: names of devices", repr(names)[:60], "mend it")
+        groups.append(tuple(members))
+    if sorted(d for group in groups for d in group) != list(range(devices)):
+        what = f"{file}: servers, every device in exactly one"
+        raise ClusterError(what, repr(given)[:60], "list each device once")
+    return tuple(groups)
+
+
+def _check_reach(file: str, topology: Topology) -> None:
+    """Refuse devices that device 0 cannot reach or that cannot reach it."""
+    onward: dict[int, set[int]] = {}
+    back: dict[int, set[int]] = {}
+    for link in topology.links:
+        onward.setdefault(link.source, set()).add(link.target)
+        back.setdefault(link.target, set()).add(link.source)
+    for edges, verb in ((onward, "to"), (back, "from")):
+        seen, todo = {0}, [0]
+        while todo:
+            new = edges.get(todo.pop(), set()) - seen
+            seen |= new
+            todo += new
+        lost = [topology.devices[d] for d in range(topology.size) if d not in seen]
+        if lost:
+            what = f"{file}: a way {verb} every device {'from' if verb == 'to' else 'to'} "
+            what += topology.devices[0]
+            raise ClusterError(what, f"none {verb} {', '.join(lost[:5])}", "add links")

@@ -1,0 +1,250 @@
+"""Latency and rate from measured all-reduces, per band of sizes, judged on rows left out.
+
+The ring law, t = 2 (p - 1) alpha + 2 (p - 1) / p n beta, is linear in alpha and beta. They are
+fitted, not negative, to the least sum of squared relative errors. Protocols change with size, so
+sizes may be cut into bands of two sizes or more; how many is decided by errors on left-out sizes.
+A prediction is never less than for a smaller size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import InputError
+
+Floats = NDArray[np.float64]
+Fitted = tuple[float, float, float]
+"""alpha, beta, sum of squared relative errors."""
+MAX_BANDS = 4
+CLEARLY = 2.0
+"""Standard errors by which more bands must predict better to be taken."""
+FINE = 0.01
+"""Relative error below which a smaller one is no gain."""
+SINGULAR = 1e-12
+"""Relative determinant below which latency and rate cannot be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measured collective: bytes of the tensor, ranks, seconds."""
+
+    size_bytes: float
+    ranks: int
+    time_s: float
+
+    def __post_init__(self) -> None:
+        """Check that the numbers can be true."""
+        row = f"{self.size_bytes:g} bytes on {self.ranks} ranks in {self.time_s:g} s"
+        finite = math.isfinite(self.size_bytes) and math.isfinite(self.time_s)
+        if not (finite and self.size_bytes > 0 and self.time_s > 0 and self.ranks > 1):
+            raise InputError("bytes > 0, ranks > 1, time_s > 0", row, "mend the row")
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Sizes from `bytes_from` to `bytes_to`, and the alpha and beta that hold there."""
+
+    bytes_from: float
+    bytes_to: float
+    alpha_s: float
+    beta_s_per_byte: float
+
+    def time_s(self, size_bytes: float, ranks: int) -> float:
+        """Return what the ring law says with this band's alpha and beta."""
+        on_alpha, on_beta = _law(size_bytes, ranks)
+        return on_alpha * self.alpha_s + on_beta * self.beta_s_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A measured row and what a fit that never saw its size (or its ranks) predicts for it."""
+
+    row: Measured
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """|predicted - measured| / measured."""
+        return abs(self.predicted_s - self.row.time_s) / self.row.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveFit:
+    """Bands in rising order; outside the measured sizes the nearest band holds on."""
+
+    bands: tuple[Band, ...]
+
+    def time_s(self, size_bytes: float, ranks: int) -> float:
+        """Return predicted seconds; non-decreasing in size, 0 for nothing or one rank."""
+        if size_bytes <= 0 or ranks < 2:
+            return 0.0
+        band = self.band_of(size_bytes)
+        below = [b.time_s(b.bytes_to, ranks) for b in self.bands if b.bytes_to < band.bytes_to]
+        return max([band.time_s(size_bytes, ranks), *below])
+
+    def band_of(self, size_bytes: float) -> Band:
+        """Return the band a size falls in, the nearest if in none."""
+        return next((b for b in self.bands if size_bytes < b.bytes_to), self.bands[-1])
+
+    def cost(self, ranks: int) -> Callable[[float], float]:
+        """Return seconds as a function of bytes for so many ranks."""
+        return lambda size_bytes: self.time_s(size_bytes, ranks)
+
+
+def _law(size_bytes: float, ranks: int) -> tuple[float, float]:
+    """Return how often alpha and beta count in the ring law."""
+    return 2.0 * (ranks - 1), 2.0 * (ranks - 1) / ranks * size_bytes
+
+
+# -- fitting --------------------------------------------------------------------------------------
+def fit_collective(rows: Sequence[Measured]) -> CollectiveFit:
+    """Return the bands that explain the rows; raise `InputError` if these cannot tell two numbers.
+
+    Needed are two rows at least that differ in bytes / ranks: only then alpha and beta differ.
+    """
+    if not _tells_two(rows):
+        what = "rows of two or more sizes, or of one size on two or more counts of ranks"
+        raise InputError(what, f"{len(rows)} rows that are alike", "measure more sizes")
+    return _fits(rows, _band_count(rows))[-1]
+
+
+def _tells_two(rows: Sequence[Measured]) -> bool:
+    return len({row.size_bytes / row.ranks for row in rows}) > 1
+
+
+def _band_count(rows: Sequence[Measured]) -> int:
+    """Return the fewest bands that more bands do not beat clearly on rows left out.
+
+    Left out are the sizes and the counts of ranks, one after another; clearly is by more than two
+    standard errors of the gain in log(error + 1 %), which no single row decides.
+    """
+    sizes = {row.size_bytes for row in rows}
+    most = min(MAX_BANDS, (len(sizes) - 1) // 2)
+    if most < 2:
+        return 1
+    folds = _folds(rows, "size_bytes")
+    if len({row.ranks for row in rows}) > 1:
+        folds += _folds(rows, "ranks")
+    logs = np.zeros((most, len(folds)))
+    for i, (kept, left) in enumerate(folds):
+        errors = [np.mean([predicted(fit, r).error for r in left]) for fit in _fits(kept, most)]
+        logs[:, i] = np.log(np.pad(errors, (0, most - len(errors)), mode="edge") + FINE)
+    for count in range(most - 1):
+        gains = logs[count] - logs[count + 1 :]
+        slack = CLEARLY * np.std(gains, axis=1, ddof=1) / math.sqrt(len(folds))
+        if not (gains.mean(axis=1) > slack).any():
+            return count + 1
+    return most
+
+
+def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list[Measured]]]:
+    """Return for each size (or count of ranks) the other rows and its own."""
+    return [
+        ([r for r in rows if getattr(r, by) != value], [r for r in rows if getattr(r, by) == value])
+        for value in sorted({getattr(row, by) for row in rows})
+    ]
+
+
+def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
+    """Return the best fit with one band, with two, ..., all of two sizes or more."""
+    sizes = sorted({row.size_bytes for row in rows})
+    sums, count, narrow = _Sums.of(rows, sizes), len(sizes), min(2, len(sizes))
+    parts = {
+        (start, end): sums.fit(start, end)
+        for start in range(count)
+        for end in range(start + narrow, count + 1)
+    }
+    # Dynamic programming: the least error of the sizes before `end` in so many bands, and starts.
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
+    found = []
+    for _ in range(max(1, min(most, count // 2))):
+        ways: dict[int, list[tuple[float, list[int]]]] = {}
+        for (start, end), (_, _, error) in parts.items():
+            if start in best:
+                ways.setdefault(end, []).append((best[start][0] + error, [*best[start][1], start]))
+        best = {end: min(options) for end, options in ways.items()}
+        found.append(_with_bands(sizes, [*best[count][1], count], parts))
+    return found
+
+
+def _with_bands(
+    sizes: Sequence[float], cuts: Sequence[int], parts: dict[tuple[int, int], Fitted]
+) -> CollectiveFit:
+    middle = (math.sqrt(sizes[cut - 1] * sizes[cut]) for cut in cuts[1:-1])
+    edges = pairwise([sizes[0], *middle, sizes[-1]])
+    fitted = (parts[part] for part in pairwise(cuts))
+    return CollectiveFit(
+        tuple(Band(low, high, *fit[:2]) for (low, high), fit in zip(edges, fitted, strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sums:
+    """Sums over the sizes before each, of the relative terms x = (on alpha, on beta) / t.
+
+    `products` (sizes + 1, 3) of x0 x0, x0 x1, x1 x1; `terms` (sizes + 1, 2) of x; `counts` of rows.
+    """
+
+    products: Floats
+    terms: Floats
+    counts: Floats
+
+    @staticmethod
+    def of(rows: Sequence[Measured], sizes: Sequence[float]) -> _Sums:
+        place = np.searchsorted(sizes, [row.size_bytes for row in rows])
+        x = np.array([_law(row.size_bytes, row.ranks) for row in rows])
+        x /= np.array([[row.time_s] for row in rows])
+        products = np.stack([x[:, 0] ** 2, x[:, 0] * x[:, 1], x[:, 1] ** 2], axis=1)
+        both = np.zeros((len(sizes) + 1, 6))
+        np.add.at(both, place + 1, np.hstack([products, x, np.ones((len(rows), 1))]))
+        both = both.cumsum(axis=0)
+        return _Sums(both[:, :3], both[:, 3:5], both[:, 5])
+
+    def fit(self, start: int, end: int) -> Fitted:
+        """Return alpha, beta >= 0 and the squared relative errors of sizes start .. end - 1."""
+        aa, ab, bb = (self.products[end] - self.products[start]).tolist()
+        a, b = (self.terms[end] - self.terms[start]).tolist()
+        rows = float(self.counts[end] - self.counts[start])
+        least = aa * bb - ab * ab
+        ways = [(a / aa, 0.0), (0.0, b / bb)]  # with two unknowns, one of them is 0 in the best
+        if least > SINGULAR * aa * bb:
+            ways.append(((a * bb - b * ab) / least, (b * aa - a * ab) / least))
+        found = [
+            (rows - 2 * (x * a + y * b) + x * x * aa + 2 * x * y * ab + y * y * bb, x, y)
+            for x, y in ways
+            if x >= 0 and y >= 0
+        ]
+        error, alpha, beta = min(found)
+        return alpha, beta, max(error, 0.0)
+
+
+# -- judging --------------------------------------------------------------------------------------
+def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
+    """Predict every row from a fit, bands and all, to the rows of other sizes (or "ranks").
+
+    Empty where the table has one size (count of ranks) only or the rest cannot be fitted.
+    """
+    found = []
+    for kept, left in _folds(rows, by):
+        if not _tells_two(kept):
+            return []
+        fit = fit_collective(kept)
+        found += [predicted(fit, row) for row in left]
+    return found
+
+
+def predicted(fit: CollectiveFit, row: Measured) -> HeldOut:
+    """Return a row beside what a fit says."""
+    return HeldOut(row, fit.time_s(row.size_bytes, row.ranks))
+
+
+def mape(judged: Iterable[HeldOut]) -> float | None:
+    """Return the mean relative error, or None of no rows."""
+    errors = [item.error for item in judged]
+    return float(np.mean(errors)) if errors else None

@@ -1,0 +1,145 @@
+"""A schedule on a topology, prepared so that timing it for one more size is cheap.
+
+Rounds between the same devices with the same counts of blocks are one pattern: routes, starts and
+shares are worked out once. If all messages of a pattern start together, its time is a straight line
+in the size; so it is where no two messages share a link, for each message. Only what is left goes
+through the events of `fluid` for each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.cluster.fluid import Uses, finish_times
+from ascend_lab.cluster.routing import router_of
+from ascend_lab.cluster.schedule import Round, Schedule
+from ascend_lab.cluster.topology import Topology
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """Messages between devices: `counts` blocks each, their links, and when their bytes start.
+
+    `slopes_s` are seconds a block byte of every message, or None where times are no straight lines.
+    `added` is the greatest number of blocks one rank adds.
+    """
+
+    sources: Ints
+    targets: Ints
+    reduces: NDArray[np.bool_]
+    counts: Floats
+    uses: Uses
+    starts_s: Floats
+    slopes_s: Floats | None
+    added: float
+
+    def ends_s(self, block_bytes: float, topology: Topology) -> Floats:
+        """Return when each message has arrived."""
+        if self.slopes_s is not None:
+            return self.starts_s + self.slopes_s * block_bytes
+        capacity = topology.rate_bytes_per_s
+        return finish_times(self.starts_s, self.counts * block_bytes, self.uses, capacity)
+
+    def time_s(self, block_bytes: float, topology: Topology) -> float:
+        """Return how long the round takes: the slowest message, then the busiest rank's adding."""
+        adding_s = self.added * block_bytes * topology.gamma_s_per_byte
+        return float(self.ends_s(block_bytes, topology).max(initial=0.0)) + adding_s
+
+
+def pattern_of(step: Round, topology: Topology, places: Ints) -> Pattern:
+    """Return the pattern of a round whose rank r is device `places[r]`."""
+    paths, starts = routed(step, topology, places)
+    uses, counts = Uses.of(paths), step.counts.astype(np.float64)
+    received = np.bincount(step.targets[step.reduces], counts[step.reduces])
+    return Pattern(
+        places[step.sources],
+        places[step.targets],
+        step.reduces,
+        counts,
+        uses,
+        starts,
+        _slopes(counts, uses, starts, topology),
+        float(received.max(initial=0.0)),
+    )
+
+
+def _slopes(counts: Floats, uses: Uses, starts: Floats, topology: Topology) -> Floats | None:
+    together = not len(starts) or float(np.ptp(starts)) == 0.0
+    alone = np.bincount(uses.resource).max(initial=0) <= 1
+    if not (together or alone):
+        return None
+    return finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
+
+
+def routed(step: Round, topology: Topology, places: Ints) -> tuple[list[tuple[int, ...]], Floats]:
+    """Return the links of every message and when its first byte flows.
+
+    Messages that leave by the same link are issued one after another, alpha apart.
+    """
+    router = router_of(topology)
+    ways = zip(places[step.sources].tolist(), places[step.targets].tolist(), strict=True)
+    paths = [router.route(a, b) for a, b in ways]
+    delay = {path: float(sum(topology.alpha_s[i] for i in path)) for path in set(paths)}
+    issued: dict[int, float] = {}
+    starts = np.zeros(len(paths))
+    for i, path in enumerate(paths):
+        issued[path[0]] = issued.get(path[0], 0.0) + delay[path]
+        starts[i] = issued[path[0]]
+    return paths, starts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A schedule's patterns on a topology and which of them each round is."""
+
+    topology: Topology
+    patterns: tuple[Pattern, ...]
+    rounds: Ints
+    parts: int
+
+    def times_s(self, size_bytes: float) -> Floats:
+        """Return the seconds of every pattern."""
+        block_bytes = size_bytes / self.parts
+        return np.array([p.time_s(block_bytes, self.topology) for p in self.patterns])
+
+    def time_s(self, size_bytes: float) -> float:
+        """Return the seconds of all rounds."""
+        return float(self.rounds_s(size_bytes).sum()) if size_bytes else 0.0
+
+    def rounds_s(self, size_bytes: float) -> Floats:
+        """Return the seconds of every round."""
+        found: Floats = self.times_s(size_bytes)[self.rounds]
+        return found
+
+
+def plan_of(schedule: Schedule, topology: Topology, places: Ints) -> Plan:
+    """Return the plan of a schedule, made when first asked for and kept with the topology."""
+    kept: WeakKeyDictionary[Schedule, dict[bytes, Plan]]
+    kept = topology.__dict__.setdefault("_plans", WeakKeyDictionary())
+    plans = kept.setdefault(schedule, {})
+    key = places.tobytes()
+    if key not in plans:
+        plans[key] = _plan(schedule.rounds, topology, places, schedule.parts)
+    return plans[key]
+
+
+def _plan(rounds: Sequence[Round], topology: Topology, places: Ints, parts: int) -> Plan:
+    known: dict[tuple[bytes, ...], int] = {}
+    patterns: list[Pattern] = []
+    which = np.zeros(len(rounds), np.int64)
+    for number, step in enumerate(rounds):
+        arrays = (step.sources, step.targets, step.counts, step.reduces)
+        key = tuple(a.tobytes() for a in arrays)
+        if key not in known:
+            known[key] = len(patterns)
+            patterns.append(pattern_of(step, topology, places))
+        which[number] = known[key]
+    return Plan(topology, tuple(patterns), which, parts)

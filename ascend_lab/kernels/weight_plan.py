@@ -1,0 +1,180 @@
+"""The tiling of the weight gradient: tiles of the result, stages of pixels, cores.
+
+The product is (k, pixels) x (pixels, c r s). A core keeps a tile of m blocks of output channels by
+c1 blocks of input channels, all taps, in L0C and walks its pixels: stages of whole images, or of
+bands of rows of one image. Where cores divide the pixels, each writes partial sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
+from ascend_lab.kernels.weight_lattice import Plane, axes_of
+
+PHASE_CYCLES = 1000
+"""Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Pixels in L1 at once: `images` whole ones, or `rows` output rows of one."""
+
+    images: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """m and c1 in channel blocks, `depth` fractals of pixels a step, cores along m, c, n and rows."""
+
+    m: int
+    c1: int
+    depth: int
+    stage: Stage
+    grid: tuple[int, int, int, int]
+
+    @property
+    def splits(self) -> int:
+        """How many cores share the pixels of one result."""
+        return self.grid[2] * self.grid[3]
+
+
+def fractals_of(shape: ConvShape, stage: Stage) -> int:
+    """Fractals of 16 flat pixels of a stage."""
+    rows, columns = axes_of(shape)
+    lines = (stage.images - 1) * rows.pitch + stage.rows
+    return up(lines * columns.pitch, FRACTAL)
+
+
+def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
+    """Return how a channel block of the gradient lies in a stage."""
+    rows, columns = axes_of(shape)
+    pixels = fractals_of(shape, stage) * FRACTAL
+    pitch = columns.pitch
+    sizes = (0, stage.rows), (0, columns.outputs)
+    return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sizes)
+
+
+def image_pixels(shape: ConvShape, stage: Stage) -> int:
+    """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
+    rows, columns = axes_of(shape)
+    return fractals_of(shape, stage) * FRACTAL + rows.reach * columns.pitch + columns.reach
+
+
+def image_plane(
+    shape: ConvShape, stage: Stage, phase: tuple[int, int], inside: tuple[int, int]
+) -> Plane:
+    """Return how a channel block of one phase of x lies in a stage; `inside`: its rows."""
+    rows, columns = axes_of(shape)
+    p, pitch = columns.phases[phase[1]], columns.pitch
+    pixels, image = image_pixels(shape, stage), rows.pitch * pitch
+    return Plane(pixels, stage.images, image, pitch, inside, (p.low, p.high))
+
+
+def slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> tuple[int, int]:
+    """L1 bytes of one slot of x and of the gradient."""
+    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    rows, columns = axes_of(shape)
+    phases = len(rows.phases) * len(columns.phases)
+    x = phases * c1 * image_pixels(shape, stage)
+    return x * pixel, m * grad_plane(shape, stage).pixels * pixel
+
+
+def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
+    """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
+    found = min(_plans(shape, chip), key=lambda p: _cycles(shape, chip, p), default=None)
+    if found is None:
+        needed = max(1024 * shape.taps, 2 * sum(slot_bytes(shape, Stage(1, 1), 1, 1)))
+        raise CapacityError(
+            f"sums of {shape.taps} taps in L0C, and a row of pixels twice in L1: {needed} bytes",
+            f"{chip.buffers['L0C']} and {chip.buffers['L1']} on {chip.name}",
+            "use a smaller kernel, or narrower images",
+        )
+    return found
+
+
+def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
+    c_all, m_all = shape.blocks
+    stages = list(_stages(shape))
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * area)
+    sums = FRACTAL * FRACTAL * DTYPE_BYTES[ACCUMULATOR[shape.dtype]] * shape.taps
+    for m in sorted({min(m, m_all) for m in (1, 2, 3, 4, 6, 8, 12, 16)}):
+        for c1 in sorted({min(c, c_all) for c in (1, 2, 3, 4, 6, 7, 8, 14, 16)}):
+            if m * c1 * sums > chip.buffers["L0C"]:
+                continue
+            for stage in stages:
+                if 2 * sum(slot_bytes(shape, stage, m, c1)) > chip.buffers["L1"]:
+                    continue
+                depth = min(half // m, 16, fractals_of(shape, stage))
+                for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
+                    yield WeightPlan(m, c1, depth, stage, grid)
+
+
+def _stages(shape: ConvShape) -> Iterator[Stage]:
+    oh = shape.out_hw[0]
+    yield from (Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0)
+    yield from (Stage(1, r) for r in range(1, oh) if oh % r == 0)
+
+
+def _grids(
+    shape: ConvShape, chip: Chip, stage: Stage, tiles: tuple[int, int]
+) -> Iterator[tuple[int, int, int, int]]:
+    cores = chip.core_count
+    sizes = [d for d in range(1, cores + 1) if cores % d == 0]
+    groups, bands = shape.n // stage.images, shape.out_hw[0] // stage.rows
+    for rows, columns in product(sizes, sizes):
+        if rows <= tiles[0] and columns <= tiles[1] and rows * columns <= cores:
+            left = cores // (rows * columns)
+            images = min(left, groups)
+            yield rows, columns, images, min(bands, left // images)
+
+
+def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
+    """Estimate the busiest core: the longest of cube, MTE1 and MTE2 in each stage, and stores."""
+    stage, (c_all, m_all) = plan.stage, shape.blocks
+    n, size = plan.c1 * shape.taps, fractals_of(shape, stage)
+    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    steps = up(size, plan.depth)
+    across = up(n, columns_per_step(chip, plan))
+    cube = steps * across * (chip.cube_head_cycles + 4) + plan.m * n * size
+    mte1 = steps * (n + plan.m) * chip.path("L1", "L0B").startup_cycles
+    mte1 += size * (2 * n + plan.m) + steps * across * 4
+    rows, columns, images, bands = plan.grid
+    groups, parts = shape.n // stage.images, shape.out_hw[0] // stage.rows
+    tiles = up(up(m_all, plan.m), rows) * up(up(c_all, plan.c1), columns)
+    turns = up(groups, images) * up(parts, bands)
+    cores = rows * columns * images * bands
+    loaded = stage_pixels(shape, plan) * pixel
+    oh, ow = shape.out_hw
+    whole = shape.n * (c_all * shape.h * shape.w + m_all * oh * ow) * pixel
+    fresh = min(1.0, whole / (cores * tiles * turns * loaded))
+    l2 = min(chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores))
+    memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
+    mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
+    store = plan.m * n * 1024 / 64
+    total = tiles * (turns * max(cube, mte1, mte2) + store) + mte2
+    if plan.splits > 1:
+        total += PHASE_CYCLES + plan.splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
+    return total
+
+
+def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
+    """Columns of fractals (a tap of a channel block each) in one slot of L0B."""
+    return max(1, chip.buffers["L0B"] // (2 * 512 * plan.depth))
+
+
+def stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
+    """Pixels of 16 channels that a stage loads."""
+    rows, columns = axes_of(shape)
+    width = sum(p.high - p.low for p in columns.phases)
+    height = sum(min(p.high - p.low, plan.stage.rows + rows.reach) for p in rows.phases)
+    each = plan.c1 * width * height + plan.m * plan.stage.rows * columns.outputs
+    return plan.stage.images * each

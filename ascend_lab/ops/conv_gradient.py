@@ -1,0 +1,212 @@
+"""The gradient of a convolution with respect to its weights.
+
+`conv2d_grad_weight(x, grad; kernel, stride, pad, dilation, groups, out_dtype)`: x (n, c, h, w) is
+what conv2d read, grad (n, k, oh, ow) is d(loss)/d(its output), `kernel` is the height and width of
+its weights as a number or a pair, the other attributes are conv2d's. The result is
+d(loss)/d(weight), (k, c / groups, r, s):
+
+    dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]
+
+With as many groups as channels it is also the gradient of depthwise_conv2d, (c, 1, r, s).
+
+The gradient with respect to x needs no operator of its own: it is conv_transpose2d(grad, weight)
+with conv2d's attributes and, where the stride does not divide h + pads - reach, that remainder as
+`output_padding` (`input_remainder` returns it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.isa import Kernel
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm_schedule import FRACTAL
+from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
+from ascend_lab.kernels.weight_plan import weight_plan
+from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
+from ascend_lab.ops.formats import TypeRule, numpy_type
+from ascend_lab.ops.lifting import narrow, wide
+from ascend_lab.ops.matmul import SUMS, cube_result
+from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Shape, check_rank, pair
+from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
+from ascend_lab.ops.template import Call, Template
+from ascend_lab.ops.windowing import Pair, out_size, reach
+
+Values = NDArray[Any]
+GRADIENT_INPUTS = ("fp16", "bf16")
+"""Formats of x and grad: whole numbers have no gradients."""
+
+
+def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
+    """Return the rows and columns below and on the right that no window of conv2d starts at.
+
+    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
+    of `size`.
+    """
+    step, pads, spread = geometry(stride, pad, dilation)
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
+    return rows, columns
+
+
+def _shape(
+    x: Shape, grad: Shape, *, kernel: Any, stride: Any, pad: Any, dilation: Any, **attrs: Any
+) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    check_rank("grad (n, k, oh, ow)", grad, 4)
+    groups, size = attrs["groups"], pair("kernel", kernel)
+    check_groups(x[1], grad[1], groups)
+    step, pads, spread = geometry(stride, pad, dilation)
+    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, step, pads, spread))
+    if grad != out:
+        raise ShapeError(
+            f"a gradient of shape {out}: what conv2d makes of x {x}", str(grad), "check kernel, pad"
+        )
+    return (grad[1], x[1] // groups, *size)
+
+
+def _values(x: Values, grad: Values, *, kernel: Any, groups: int, **attrs: Any) -> Values:
+    how = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    return conv_weight_slope(grad, x, pair("kernel", kernel), *how, groups)
+
+
+def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
+    x, grad = shapes
+    features = grad[1] // groups
+    grain = features if groups > 1 else 1
+    outputs = [Source(1, 1, grain=grain)]
+    inputs = AxisRule(1, "free", (Source(0, 1),), (1,))
+    if groups > 1:
+        outputs.append(Source(0, 1, grain=x[1] // groups))
+        inputs = AxisRule(1, "whole", reason="channels of a group lie apart in x", joins=(1,))
+    why = "one pass over the pixels sees every tap"
+    taps = (AxisRule(2 + i, "whole", reason=why, joins=(2 + i,)) for i in range(2))
+
+    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
+        whole = axis or groups == 1
+        return {} if whole else {"groups": (piece[1] - piece[0]) // features}
+
+    rules = (AxisRule(0, "free", tuple(outputs), (0,), grain), inputs, *taps)
+    return SliceRules("CubeMatmul", rules, (Reduction(((0, 0), (1, 0)), "sum"),), adjust)
+
+
+def _expression(
+    x: te.Tensor,
+    grad: te.Tensor,
+    *,
+    kernel: Any,
+    stride: Any,
+    pad: Any,
+    dilation: Any,
+    groups: int,
+    out_dtype: str | None,
+) -> te.Tensor:
+    """Sum products of two channels over images and pixels on the vector unit, in fp32."""
+    (r, s), (step, pads, spread) = pair("kernel", kernel), geometry(stride, pad, dilation)
+    n, k, oh, ow = grad.shape
+    image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
+    image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
+    slope = te.reshape(wide(grad), (n, groups, k // groups, oh, ow))
+    b, i, j = (te.reduce_axis(m, name) for m, name in ((n, "b"), (oh, "i"), (ow, "j")))
+
+    def formula(g: Any, f: Any, c: Any, p: Any, q: Any) -> Any:
+        row, column = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], (b, i, j))
+
+    total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
+    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
+
+
+# -- kernel ----------------------------------------------------------------------------------------
+def weight_shape(call: Call) -> ConvShape:
+    """Return the convolution whose weights the call is about, as the kernels describe it."""
+    (n, c, h, w), (_, k, _, _) = call.shapes
+    step, pads, spread = geometry(*(call.attrs[a] for a in ("stride", "pad", "dilation")))
+    main = call.dtypes[0]
+    return ConvShape(
+        n, c, h, w, k, *pair("kernel", call.attrs["kernel"]), step, (*pads[0], *pads[1]), main,
+        cube_result(main, call.attrs), spread, call.attrs["groups"],
+    )  # fmt: skip
+
+
+def _applies(call: Call, chip: Chip) -> bool:
+    """Tell whether the cube's kernel does it: no groups, and the sums of all taps fit L0C."""
+    if call.attrs["groups"] > 1:
+        return False
+    try:
+        weight_plan(weight_shape(call), chip)
+    except CapacityError:
+        return False
+    return True
+
+
+def _build(call: Call, chip: Chip) -> Kernel:
+    """Return the product on the cube, and the sum of partial sums where cores share the pixels."""
+    shape = weight_shape(call)
+    plan = weight_plan(shape, chip)
+    launch = weight_gradient_launch(shape, chip, plan)
+    splits = splits_of(shape, plan)
+    if splits == 1:
+        return Kernel(launch.name, (launch,))
+    total = next(t.elements for t in launch.tensors if t.name == "partial")
+    partial = te.placeholder((splits, total // splits), "fp32", "partial")
+    y = te.renamed(narrow(te.reduce_sum(partial, 0), shape.out_dtype), "y")
+    added = te.lower(te.auto_schedule(y, chip))
+    return Kernel(launch.name, (launch, *added.phases))
+
+
+def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    tensors = {
+        name: pack(address_map("NC1HWC0", a.shape, call.dtypes[0]), a)
+        for name, a in zip(("x", "grad"), arrays, strict=True)
+    }
+    return {**tensors, "zeros": np.zeros(ZEROS, numpy_type(call.dtypes[0]))}
+
+
+def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    out = cube_result(call.dtypes[0], call.attrs)
+    stored = address_map("FRACTAL_Z", call.outputs[0], out, c0=FRACTAL)
+    return (unpack(stored, memory["y"].reshape(-1)),)
+
+
+_ATTRS = {"kernel": REQUIRED, **ATTRS}
+_EXAMPLES = (
+    Example(((1, 1, 1, 1), (1, 1, 1, 1)), {"kernel": 1}),
+    Example(((2, 16, 8, 8), (2, 16, 8, 8)), {"kernel": 3, "pad": 1}),
+    Example(
+        ((2, 3, 7, 9), (2, 5, 3, 9)),
+        {"kernel": (3, 2), "stride": (2, 1), "pad": ((1, 0), (0, 1))},
+    ),
+    Example(((1, 17, 9, 9), (1, 33, 5, 5)), {"kernel": 1, "stride": 2}),
+    Example(((1, 4, 9, 8), (1, 6, 9, 8)), {"kernel": 3, "groups": 2, "dilation": 2, "pad": 2}),
+    Example(((3, 7, 6, 6), (3, 7, 6, 6)), {"kernel": 3, "groups": 7, "pad": 1}),
+)
+register(
+    Operator(
+        "conv2d_grad_weight",
+        ("x", "grad"),
+        _values,
+        _expression,
+        "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
+        outputs=("dw",),
+        attrs=_ATTRS,
+        shape_rule=_shape,
+        types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
+        slicing=_slices,
+        template=Template(_build, _feed, _fetch, _applies),
+        layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
+        examples=_EXAMPLES,
+        tolerances=SUMS,
+    )
+)

@@ -1,0 +1,212 @@
+"""Gradients of pooling with respect to the image.
+
+`max_pool2d_grad(x, y, grad; kernel, stride, pad)`: x (n, c, h, w) is what max_pool2d read, y and
+grad (n, c, oh, ow) what it wrote and d(loss)/d(that). Each window's gradient goes to its first
+largest element, in reading order; where windows overlap they add up. The result has x's shape.
+
+`avg_pool2d_grad(grad; kernel, stride, pad, count_include_pad, size)`: every window's gradient,
+divided by the number of elements it averaged, goes to all of them; `size` is (h, w) of the image.
+A stride of None is the kernel, as in pooling. global_avg_pool needs no operator of its own: its
+gradient is muls(expand(grad, x's shape), 1 / (h w)).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab import dsl as te
+from ascend_lab.errors import ShapeError
+from ascend_lab.ops.deconvolution import stretched
+from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
+from ascend_lab.ops.lifting import narrow, wide
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
+from ascend_lab.ops.pooling import geometry, window_counts
+from ascend_lab.ops.pooling_kernel import LOWEST
+from ascend_lab.ops.registry import register
+from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.windowing import Pair, add_windows, cropped, out_size, padded, windows
+
+Values = NDArray[Any]
+
+
+def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    """Images and channels are free; rows and columns share windows with their neighbours."""
+    sources = ([Source(n, i) for n in range(len(shapes))] for i in range(2))
+    free = tuple(AxisRule(i, "free", tuple(found), (i,)) for i, found in enumerate(sources))
+    why = "windows that reach across a cut add to both sides"
+    whole = tuple(AxisRule(i, "whole", reason=why, joins=(i,)) for i in (2, 3))
+    return SliceRules("SlidingWindowDeconv", (*free, *whole))
+
+
+def _room(size: Pair, pads: Pairs) -> Pair:
+    """Return the size of a padded image."""
+    return size[0] + sum(pads[0]), size[1] + sum(pads[1])
+
+
+def _placed(part: te.Tensor, room: Pair, step: Pair, tap: Pair) -> te.Tensor:
+    """Return an image of size `room`, zero but for `part` at the pixels tap + stride * index."""
+    spread = stretched(part, step)
+    edges = [(tap[i], room[i] - tap[i] - spread.shape[2 + i]) for i in range(2)]
+    return te.pad(spread, ((0, 0), (0, 0), *edges))
+
+
+def _cropped(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
+    (n, c), (top, left) = image.shape[:2], (pads[0][0], pads[1][0])
+    if not np.any(pads):
+        return image
+    return te.slice(image, (0, 0, top, left), (n, c, top + size[0], left + size[1]))
+
+
+# -- maximum --------------------------------------------------------------------------------------
+def _max_shape(x: Shape, y: Shape, grad: Shape, *, kernel: Any, stride: Any, pad: Any) -> Shape:
+    check_rank("x (n, c, h, w)", x, 4)
+    size, step, pads = geometry(kernel, stride, pad)
+    out = (*x[:2], *out_size("pool", (x[2], x[3]), size, step, pads))
+    for name, shape in (("y", y), ("grad", grad)):
+        if shape != out:
+            raise ShapeError(f"{name} of shape {out}: what max_pool2d makes of x {x}", str(shape))
+    return x
+
+
+def _max_values(
+    x: Values, y: Values, grad: Values, *, kernel: Any, stride: Any, pad: Any
+) -> Values:
+    """Give each window's gradient to its first element equal to y; to none if there is none."""
+    size, step, pads = geometry(kernel, stride, pad)
+    image = padded(x, pads, -np.inf)
+    seen = windows(image, size, step)
+    equal = (seen == y[..., None, None]).reshape((*seen.shape[:4], -1))
+    first = equal & (np.arange(equal.shape[-1]) == equal.argmax(axis=-1)[..., None])
+    parts = (first * grad[..., None]).reshape(seen.shape)
+    return cropped(add_windows(parts, image.shape, step), pads, (x.shape[2], x.shape[3]))
+
+
+def _max_expression(
+    x: te.Tensor, y: te.Tensor, grad: te.Tensor, *, kernel: Any, stride: Any, pad: Any
+) -> te.Tensor:
+    """Walk the taps in order; a window that has found its element is not free any more."""
+    (size, step, pads), (n, c, oh, ow) = geometry(kernel, stride, pad), y.shape
+    plane = (x.shape[2], x.shape[3])
+    room = _room(plane, pads)
+    image = te.pad(x, ((0, 0), (0, 0), *pads), LOWEST[x.dtype])
+    image, top, slope = wide(image), wide(y), wide(grad)
+    free = total = None
+    for tap in product(range(size[0]), range(size[1])):
+        end = (tap[0] + (oh - 1) * step[0] + 1, tap[1] + (ow - 1) * step[1] + 1)
+        view = te.slice(image, (0, 0, *tap), (n, c, *end), (1, 1, *step))
+        hit = te.vcmp(view, top, "eq")
+        hit = hit if free is None else te.vmul(hit, free)
+        free = te.vsub(free, hit) if free is not None else te.vadds(te.vmuls(hit, -1.0), 1.0)
+        part = _placed(te.vmul(hit, slope), room, step, tap)
+        total = part if total is None else te.vadd(total, part)
+    assert total is not None
+    return narrow(_cropped(total, plane, pads), x.dtype)
+
+
+# -- average --------------------------------------------------------------------------------------
+def _average_shape(
+    grad: Shape, *, kernel: Any, stride: Any, pad: Any, size: Any, **attrs: Any
+) -> Shape:
+    check_rank("grad (n, c, oh, ow)", grad, 4)
+    plane = pair("size", size)
+    out = out_size("pool", plane, *geometry(kernel, stride, pad))
+    if grad[2:] != out:
+        raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
+    return (*grad[:2], *plane)
+
+
+def _average_values(
+    grad: Values, *, kernel: Any, stride: Any, pad: Any, size: Any, count_include_pad: bool
+) -> Values:
+    (window, step, pads), plane = geometry(kernel, stride, pad), pair("size", size)
+    share = grad / window_counts(plane, window, step, pads, count_include_pad)
+    parts = np.broadcast_to(share[..., None, None], (*share.shape, *window))
+    image = add_windows(parts, (*grad.shape[:2], *_room(plane, pads)), step)
+    return cropped(image, pads, plane)
+
+
+def _average_expression(
+    grad: te.Tensor, *, kernel: Any, stride: Any, pad: Any, size: Any, count_include_pad: bool
+) -> te.Tensor:
+    """Add the gradient at every tap; the counts of an axis are a pooling of ones, as forward."""
+    (window, step, pads), plane = geometry(kernel, stride, pad), pair("size", size)
+    room, share, total = _room(plane, pads), wide(grad), None
+    counts = window_counts(plane, window, step, pads, count_include_pad)[0, 0]
+    for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
+        share = _scaled(share, 2 + i, column)
+    share = te.vmuls(share, 1.0 / float(counts[0, 0]))
+    for tap in product(range(window[0]), range(window[1])):
+        part = _placed(share, room, step, tap)
+        total = part if total is None else te.vadd(total, part)
+    assert total is not None
+    return narrow(_cropped(total, plane, pads), grad.dtype)
+
+
+def _scaled(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
+    """Return x divided along an axis by one number per entry, equal ones at a time."""
+    if np.ptp(column) == 0:
+        return x
+    ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
+    pieces = []
+    for low, high in zip(ends, ends[1:], strict=False):
+        begin = tuple(low if i == axis else 0 for i in range(4))
+        end = tuple(high if i == axis else n for i, n in enumerate(x.shape))
+        pieces.append(te.vmuls(te.slice(x, begin, end), 1.0 / float(column[low])))
+    return te.concat(pieces, axis)
+
+
+# -- registration ---------------------------------------------------------------------------------
+_ATTRS = {"kernel": REQUIRED, "stride": None, "pad": 0}
+_CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
+    ((1, 1, 1, 1), (1, 1), {"kernel": 1}),
+    ((2, 16, 6, 6), (3, 3), {"kernel": 2}),
+    ((2, 3, 7, 5), (4, 3), {"kernel": 3, "stride": 2, "pad": 1}),
+    ((1, 17, 8, 9), (7, 5), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
+)
+_STEPS = Domain(-1.0, 1.0, step=0.5)
+"""Few values, so that many windows hold their y, and some hold it twice."""
+register(
+    Operator(
+        "max_pool2d_grad",
+        ("x", "y", "grad"),
+        _max_values,
+        _max_expression,
+        "each window's gradient at its first largest element",
+        outputs=("dx",),
+        attrs=_ATTRS,
+        shape_rule=_max_shape,
+        types=TypeRule(FLOATS),
+        slicing=_slices,
+        layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"),
+        domains={"x": _STEPS, "y": _STEPS},
+        examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
+        # up to four windows share an element; a kernel in fp16 rounds after each addition
+        tolerances=rounded(ulps=2.0, atol=2.0**-9),
+    )
+)
+register(
+    Operator(
+        "avg_pool2d_grad",
+        ("grad",),
+        _average_values,
+        _average_expression,
+        "each window's gradient, divided by what it averaged, at all its elements",
+        outputs=("dx",),
+        attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
+        shape_rule=_average_shape,
+        types=TypeRule(FLOATS),
+        slicing=_slices,
+        layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"},
+        examples=tuple(
+            Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
+            for include in (False, True)
+            for x, o, a in _CASES[2 * include :]
+        ),
+        tolerances=rounded(fp32_ulps=16, atol=2.0**-18),
+    )
+)

@@ -1,0 +1,1 @@
+"""Parallel plans: memory, time, and the search for the best."""

@@ -1,0 +1,245 @@
+"""The step time of a plan: stages' work, what groups exchange, the pipeline, gradients, update.
+
+    forward of a stage  = its units' work + exchanges of tensor and expert groups
+    backward of a stage = the same, backward, + its forward again if it recomputes
+    step = pipeline, + gradients that the last backward does not hide, + update
+
+Exchanges of tensor and expert groups are never hidden. Gradients of a unit travel from the end of
+its last backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both ways; ZeRO
+2 and 3 scatter gradients after every micro-batch, behind the compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ascend_lab.parallel.plans.memory import DeviceMemory, stage_memory
+from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, run_pipeline
+from ascend_lab.parallel.plans.plan import Plan
+from ascend_lab.parallel.plans.shape import HALF_BYTES, Model, Unit, split_units
+
+
+class Costs(Protocol):
+    """Seconds of communication of a plan on a topology."""
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        """Return the seconds of an operation that all groups along an axis run at once."""
+        ...
+
+    def transfer(self, plan: Plan, size_bytes: float) -> float:
+        """Return the seconds in which stages hand tensors to their neighbours."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTime:
+    """A plan timed: the step, its parts on the busiest device, and memory per stage's device.
+
+    `compute_s` is the work of the slowest device, `exchange_s` its tensor and expert exchanges,
+    `exposed_s` what gradients and updates add to the pipeline's end.
+    """
+
+    plan: Plan
+    batch: int
+    step_s: float
+    compute_s: float
+    exchange_s: float
+    pipeline_s: float
+    bubble: float
+    exposed_s: float
+    memory: tuple[DeviceMemory, ...]
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of the device that needs most."""
+        return max(m.total_bytes for m in self.memory)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Batch / step."""
+        return self.batch / self.step_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON."""
+        plan = self.plan
+        return {
+            "plan": plan.label,
+            "data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline,
+            "expert": plan.expert, "sequence": plan.sequence, "zero_stage": plan.zero_stage,
+            "micro_batches": plan.micro_batches, "schedule": plan.schedule,
+            "virtual": plan.virtual, "recompute": plan.recompute, "axes": list(plan.axes),
+            "step_s": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            "compute_s": self.compute_s,
+            "exchange_s": self.exchange_s,
+            "pipeline_s": self.pipeline_s,
+            "bubble": self.bubble,
+            "exposed_s": self.exposed_s,
+            "memory_bytes": self.memory_bytes,
+            "memory_per_stage": [m.as_dict() for m in self.memory],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A model cut as a plan says: the units of every virtual stage, and what devices hold."""
+
+    plan: Plan
+    chunks: tuple[tuple[Unit, ...], ...]
+    held: tuple[dict[int, int], ...]
+
+    def of_device(self, device: int) -> list[tuple[Unit, ...]]:
+        """Return the chunks of a pipeline device."""
+        return list(self.chunks[device :: self.plan.pipeline])
+
+    def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
+        """Return the memory of one device of every pipeline stage."""
+        stages = self.plan.pipeline
+        return tuple(
+            stage_memory(
+                self.of_device(d),
+                {s // stages: n for s, n in self.held[d].items()},
+                self.plan,
+                optimizer,
+            )
+            for d in range(stages)
+        )
+
+
+def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
+    """Return a model cut into the plan's virtual stages, the slowest as quick as possible.
+
+    Raises `ClusterError` for batches and models that do not divide so.
+    """
+    from ascend_lab.parallel.plans.pipeline import peak_held
+
+    units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
+    pieces = plan.pipeline * plan.virtual
+    ranges = split_units([u.forward_s + u.backward_s for u in units], pieces)
+    chunks = tuple(tuple(units[i] for i in part) for part in ranges)
+    lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    return Cut(plan, chunks, tuple(map(peak_held, lists)))
+
+
+def exchange_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
+    """Return the seconds tensor and expert groups exchange in these units, one way.
+
+    Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
+    """
+    ops = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
+    total = 0.0
+    for unit in units:
+        if plan.tensor > 1 and unit.exchanges:
+            each = sum(costs.collective(op, plan, "tensor", unit.exchange_bytes) for op in ops)
+            total += unit.exchanges * each
+        if plan.expert > 1 and unit.dispatches:
+            size = unit.dispatch_bytes
+            total += unit.dispatches * costs.collective("all_to_all", plan, "expert", size)
+    return total
+
+
+def plan_time(
+    plan: Plan, model: Model, costs: Costs, batch: int, optimizer: str = "adam"
+) -> PlanTime:
+    """Return the step time and memory of a plan; raises as `cut_model`."""
+    cut = cut_model(plan, model, batch)
+    ahead = [_forward_s(chunk, plan, costs) for chunk in cut.chunks]
+    back = [_backward_s(chunk, plan, costs) for chunk in cut.chunks]
+    ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
+    lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    timed = run_pipeline(lists, ahead, back, ways)
+    step_s = max(
+        _finished_s(cut.of_device(d), plan, model, costs, timed, d) for d in range(plan.pipeline)
+    )
+    work, exchanges = _busiest(cut, costs)
+    return PlanTime(
+        plan, batch, step_s, work, exchanges, timed.end_s, timed.bubble,
+        step_s - timed.end_s, cut.memory(optimizer),
+    )  # fmt: skip
+
+
+def _busiest(cut: Cut, costs: Costs) -> tuple[float, float]:
+    """Return work and exchanges in a step of the device that computes longest."""
+    plan, found = cut.plan, []
+    for device in range(plan.pipeline):
+        units = [unit for chunk in cut.of_device(device) for unit in chunk]
+        times = 2 if plan.recompute else 1
+        work = sum(times * u.forward_s + u.backward_s for u in units)
+        swaps = (1 + times) * exchange_s(units, plan, costs)
+        found.append((plan.micro_batches * work, plan.micro_batches * swaps))
+    return max(found)
+
+
+def _forward_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
+    work = [u.forward_s + exchange_s([u], plan, costs) for u in units]
+    gathers = [_gather_s(u, plan, costs) for u in units]
+    return _two_lanes(work, gathers, [0.0] * len(units))
+
+
+def _backward_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
+    again = 1 if plan.recompute else 0
+    work = [
+        u.backward_s + again * u.forward_s + (1 + again) * exchange_s([u], plan, costs)
+        for u in units[::-1]
+    ]
+    gathers = [_gather_s(u, plan, costs) for u in units[::-1]]
+    scatters = [
+        _gradient_s("reduce_scatter", u, plan, costs) if plan.zero_stage >= 2 else 0.0
+        for u in units[::-1]
+    ]
+    return _two_lanes(work, gathers, scatters)
+
+
+def _two_lanes(
+    work: Sequence[float], before: Sequence[float], after: Sequence[float]
+) -> float:
+    """Return when compute and communication are done: a gather ahead, a scatter behind each."""
+    gathered = computed = scattered = 0.0
+    for own, first, last in zip(work, before, after, strict=True):
+        gathered += first
+        computed = max(computed, gathered) + own
+        scattered = max(scattered, computed) + last if last else scattered
+    return max(computed, scattered, sum(before) + sum(after))
+
+
+def _gather_s(unit: Unit, plan: Plan, costs: Costs) -> float:
+    """Return the seconds in which ZeRO 3 brings a unit's weights together."""
+    return _gradient_s("all_gather", unit, plan, costs) if plan.zero_stage == 3 else 0.0
+
+
+def _gradient_s(op: str, unit: Unit, plan: Plan, costs: Costs) -> float:
+    """Return the seconds of an operation on all gradients (or weights) of a unit, in fp16."""
+    total = 0.0
+    if plan.data > 1 and unit.parameters:
+        total += costs.collective(op, plan, "data", float(HALF_BYTES * unit.parameters))
+    if plan.data > plan.expert and unit.expert_parameters:
+        size = HALF_BYTES * unit.expert_parameters / plan.expert
+        total += costs.collective(op, plan, "replica", size)
+    return total
+
+
+def _finished_s(
+    chunks: Sequence[Sequence[Unit]], plan: Plan, model: Model, costs: Costs,
+    timed: PipelineTime, device: int,
+) -> float:  # fmt: skip
+    """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
+    last = timed.last_backward(device)
+    op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
+    now, lane = last.start_s, 0.0
+    final = last.task.stage // plan.pipeline
+    for place in sorted(range(len(chunks)), key=lambda c: c == final):
+        for unit in chunks[place][::-1]:
+            if place == final:
+                share = unit.backward_s / (sum(u.backward_s for u in chunks[place]) or 1.0)
+                now += share * (last.end_s - last.start_s)
+            lane = max(lane, now if place == final else last.start_s)
+            lane += _gradient_s(op, unit, plan, costs) if op else 0.0
+    units = [unit for chunk in chunks for unit in chunk]
+    own = sum(u.parameters + u.expert_parameters / plan.expert for u in units)
+    own /= plan.data if plan.zero_stage else 1
+    end = max(lane, last.end_s) + own * model.update_s_per_parameter
+    if plan.zero_stage in (1, 2):
+        end += sum(_gradient_s("all_gather", u, plan, costs) for u in units)
+    return end

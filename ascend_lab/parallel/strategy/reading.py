@@ -1,0 +1,109 @@
+"""Read a strategy problem from JSON, plain or compressed, and check every number of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.errors import InputError
+from ascend_lab.parallel.strategy.problem import Edge, Node, Problem
+
+LARGEST = 2**63 - 1
+"""The contest promises numbers of 64 bits."""
+GZIP = b"\x1f\x8b"
+
+
+def read_problem(path: str | Path) -> Problem:
+    """Read a problem from a .json or .json.gz file; InputError names what is wrong and where."""
+    try:
+        raw = Path(path).read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == GZIP else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError("a problem file, or a whole gzip of it", f"{path}: {error}") from error
+    except OSError as error:
+        raise InputError("a readable problem file", f"{path}: {error.strerror}") from error
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError("a problem file in JSON", f"{path}: {error}") from error
+    return parse_problem(data)
+
+
+def parse_problem(data: Any) -> Problem:
+    """Check the decoded JSON of a problem and return it; InputError names the wrong place."""
+    problem = _object(data, "the file", ("problem",))["problem"]
+    fields = _object(problem, "problem", ("nodes", "edges"))
+    nodes = _nodes(_object(fields["nodes"], "nodes", ("intervals", "costs", "usages")))
+    edges = _edges(_object(fields["edges"], "edges", ("nodes", "costs")), nodes)
+    limit = fields.get("usage_limit")
+    if limit is not None:
+        limit = _whole(limit, "usage_limit", 0)
+    return Problem(str(fields.get("name", "")), nodes, edges, limit)
+
+
+def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
+    intervals = _list(data["intervals"], "nodes.intervals")
+    costs = _list(data["costs"], "nodes.costs", len(intervals))
+    usages = _list(data["usages"], "nodes.usages", len(intervals))
+    found = []
+    for index, interval in enumerate(intervals):
+        where = f"nodes.intervals[{index}]"
+        lower, upper = _numbers(interval, where, 2)
+        if lower > upper:
+            raise InputError(f"{where} as [lower, upper] with lower <= upper", str(interval))
+        own = _numbers(costs[index], f"nodes.costs[{index}]")
+        if not own:
+            raise InputError(f"at least one strategy in nodes.costs[{index}]", "none")
+        used = _numbers(usages[index], f"nodes.usages[{index}]", len(own), 0)
+        found.append(Node(lower, upper, own, used))
+    return tuple(found)
+
+
+def _edges(data: dict[str, Any], nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
+    ends = _list(data["nodes"], "edges.nodes")
+    costs = _list(data["costs"], "edges.costs", len(ends))
+    found = []
+    for index, pair in enumerate(ends):
+        where = f"edges.nodes[{index}]"
+        source, target = _numbers(pair, where, 2, 0)
+        unknown = max(source, target)
+        if unknown >= len(nodes):
+            raise InputError(f"{where} among the {len(nodes)} nodes", f"node {unknown}")
+        size = len(nodes[source].costs) * len(nodes[target].costs)
+        table = _numbers(costs[index], f"edges.costs[{index}]", size)
+        found.append(Edge(source, target, table))
+    return tuple(found)
+
+
+def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{name} as a JSON object", type(value).__name__)
+    missing = [key for key in needed if key not in value]
+    if missing:
+        raise InputError(f"{name} with {', '.join(needed)}", f"no {', '.join(missing)}")
+    return value
+
+
+def _list(value: Any, name: str, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{name} as a list", type(value).__name__)
+    if length is not None and len(value) != length:
+        raise InputError(f"{length} entries in {name}", str(len(value)))
+    return value
+
+
+def _numbers(
+    value: Any, name: str, length: int | None = None, least: int = -LARGEST
+) -> tuple[int, ...]:
+    return tuple(_whole(number, name, least) for number in _list(value, name, length))
+
+
+def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} in whole numbers", repr(value)[:40])
+    if not least <= value <= LARGEST:
+        raise InputError(f"{name} from {least} to 2^63 - 1", repr(value)[:40])
+    return value

@@ -1,0 +1,216 @@
+"""Ranks that talk: every message of a plan goes through an executed schedule and is counted.
+
+All ranks live in one process and move in step: a quantity is a list with one array a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.cluster import Round, Schedule, execute
+from ascend_lab.errors import ClusterError
+from ascend_lab.parallel.values.standin import make
+
+Values = NDArray[Any]
+Ranked = list[Values]
+"""One array a rank."""
+
+
+@dataclass(slots=True)
+class Count:
+    """Calls of one operation; bytes of the tensors given to it, and bytes a rank then sent.
+
+    Both byte counts are of the busiest rank. The tensor is what the operation is named after: the
+    input of all_reduce, reduce_scatter and all_to_all, the output of all_gather.
+    """
+
+    calls: int = 0
+    size_bytes: int = 0
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was communicated: counts by (group, operation)."""
+
+    counts: dict[tuple[str, str], Count] = field(default_factory=dict)
+
+    def of(self, group: str, op: str) -> Count:
+        """Return the count of an operation on a group; zeros if there was none."""
+        return self.counts.get((group, op), Count())
+
+    def note(self, group: str, op: str, size_bytes: int, sent_bytes: int) -> None:
+        """Count one call."""
+        count = self.counts.setdefault((group, op), Count())
+        count.calls += 1
+        count.size_bytes += size_bytes
+        count.sent_bytes += sent_bytes
+
+    def sent_bytes(self, group: str) -> int:
+        """Return the bytes the busiest rank sent on a group, all operations together."""
+        return sum(c.sent_bytes for (name, _), c in self.counts.items() if name == group)
+
+    def __str__(self) -> str:
+        """Return a table, one line an operation."""
+        lines = [f"{'group':10}{'operation':16}{'calls':>6}{'tensor bytes':>14}{'sent bytes':>12}"]
+        for (group, op), count in sorted(self.counts.items()):
+            numbers = f"{count.calls:6}{count.size_bytes:14,}{count.sent_bytes:12,}"
+            lines.append(f"{group:10}{op:16}{numbers}")
+        return "\n".join(lines)
+
+
+@cache
+def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
+    return make(op, algorithm, ranks)
+
+
+@cache
+def _message(ranks: int, source: int, target: int) -> Schedule:
+    """Return one message as a broadcast that reaches only `target`: ranks are those two."""
+    return Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
+
+
+def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
+    """Return what the busiest rank sends when the tensor has `size_bytes`."""
+    blocks = np.zeros(schedule.ranks, np.int64)
+    for step in schedule.rounds:
+        np.add.at(blocks, step.sources, step.counts)
+    return round(int(blocks.max(initial=0)) * size_bytes / schedule.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A way to cut all ranks into equal teams that communicate at the same time.
+
+    `members`: the ranks of each team; together every rank once. With one rank a team nothing is
+    sent and nothing counted, so that a program for many ranks is also the program for one.
+    """
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+    traffic: Traffic
+    algorithm: str = "ring"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one team."""
+        return len(self.members[0])
+
+    def place(self, rank: int) -> int:
+        """Return the number of a rank within its team."""
+        return next(team.index(rank) for team in self.members if rank in team)
+
+    def all_reduce(self, arrays: Ranked) -> Ranked:
+        """Return on every rank the sum over its team."""
+        found = self._run("all_reduce", [a.ravel() for a in arrays])
+        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+
+    def broadcast(self, arrays: Ranked) -> Ranked:
+        """Return on every rank the array of the first rank of its team."""
+        found = self._run("broadcast", [a.ravel() for a in arrays])
+        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+
+    def all_gather(self, arrays: Ranked, axis: int = 0) -> Ranked:
+        """Return on every rank the arrays of its team joined along an axis."""
+        fronts = [np.moveaxis(a, axis, 0) for a in arrays]
+        found = self._run("all_gather", [f.ravel() for f in fronts])
+        joined = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
+        return [np.moveaxis(j, 0, axis) for j in joined]
+
+    def reduce_scatter(self, arrays: Ranked, axis: int = 0) -> Ranked:
+        """Return on every rank its part along an axis of the sum over its team."""
+        fronts = [np.moveaxis(a, axis, 0) for a in arrays]
+        part(fronts[0], self.ranks, 0, 0)  # the axis must divide
+        found = self._run("reduce_scatter", [f.ravel() for f in fronts])
+        own = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
+        return [np.moveaxis(o, 0, axis) for o in own]
+
+    def all_to_all(self, arrays: Ranked) -> Ranked:
+        """Send part i of axis 0 to rank i of the team; return what came, by sender, on axis 0."""
+        part(arrays[0], self.ranks, 0, 0)
+        found = self._run("all_to_all", [a.ravel() for a in arrays])
+        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+
+    def shift(self, arrays: Ranked) -> Ranked:
+        """Pass every array to the next rank of its team, the last one's to the first."""
+        if self.ranks == 1:
+            return arrays
+        found = list(arrays)
+        for team in self.members:
+            for place, source in enumerate(team):
+                found[team[(place + 1) % len(team)]] = _moved(arrays[source])
+        self.traffic.note(self.name, "send", arrays[0].nbytes, arrays[0].nbytes)
+        return found
+
+    def _run(self, op: str, arrays: Ranked) -> Ranked:
+        if self.ranks == 1:
+            return arrays
+        schedule = _schedule(op, self.algorithm, self.ranks)
+        found = list(arrays)
+        for team in self.members:
+            for rank, result in zip(
+                team, execute(schedule, [arrays[r] for r in team]), strict=True
+            ):
+                found[rank] = result
+        size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
+        self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
+        return found
+
+
+def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
+    """Pass every rank's array to its opposite number of the next (or previous) stage."""
+    traffic.note(name, "send", arrays[0].nbytes, arrays[0].nbytes)
+    return [_moved(a) for a in arrays]
+
+
+def _moved(array: Values) -> Values:
+    """Return an array as it arrives at another rank."""
+    message = _message(2, 0, 1)
+    arrived = execute(message, [array.ravel(), np.zeros_like(array.ravel())])[1]
+    return arrived.reshape(array.shape)
+
+
+def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> dict[str, Group]:
+    """Return one group an axis for ranks numbered row by row in a grid with named axes."""
+    shape = tuple(sizes.values())
+    if min(shape) < 1:
+        raise ClusterError("at least one rank on every axis of the grid", str(sizes), "use 1")
+    numbers = np.arange(int(np.prod(shape))).reshape(shape)
+    groups = {}
+    for axis, name in enumerate(sizes):
+        teams = np.moveaxis(numbers, axis, -1).reshape(-1, shape[axis])
+        members = tuple(tuple(int(rank) for rank in team) for team in teams)
+        groups[name] = Group(name, members, traffic, algorithm)
+    return groups
+
+
+def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis") -> Values:
+    """Return a rank's equal part of an array along an axis; `ClusterError` if none is equal."""
+    size = array.shape[axis]
+    if size % ranks:
+        raise ClusterError(
+            f"{what} divisible by {ranks} ranks", str(size), "use fewer ranks or pad"
+        )
+    step = size // ranks
+    index = (slice(None),) * (axis % array.ndim) + (slice(rank * step, (rank + 1) * step),)
+    found: Values = array[index]
+    return found
+
+
+def parts(array: Values, group: Group, axis: int, what: str = "an axis") -> Ranked:
+    """Return for every rank its part of one array along an axis."""
+    count = sum(len(team) for team in group.members)
+    return [part(array, group.ranks, group.place(r), axis, what) for r in range(count)]
+
+
+def same(arrays: Sequence[Values], tolerance: float = 1e-12) -> bool:
+    """Return whether all arrays agree within a relative tolerance."""
+    first = arrays[0]
+    scale = float(np.abs(first).max(initial=0.0)) or 1.0
+    return all(float(np.abs(a - first).max(initial=0.0)) <= tolerance * scale for a in arrays)

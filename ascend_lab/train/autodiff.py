@@ -1,0 +1,304 @@
+"""A training step as one graph: forward, backward in reverse order, update of the parameters.
+
+    training_graph(forward) reads   data, targets, parameters, states
+                            writes  loss, new parameters, new states (or gradients)
+
+Reverse mode: each node's rule turns the gradients of its outputs into those of its inputs; where a
+tensor is read several times, they are added. Backward walks the forward nodes from the last to the
+first, so that each parameter's gradient is there as soon as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ascend_lab.errors import GraphError, InputError
+from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, Value, pruned, verify
+from ascend_lab.train import precision, updates
+from ascend_lab.train import recompute as again
+from ascend_lab.train import rules_elementwise as rules_elementwise
+from ascend_lab.train import rules_moves as rules_moves
+from ascend_lab.train import rules_norms as rules_norms
+from ascend_lab.train import rules_products as rules_products
+from ascend_lab.train import rules_windows as rules_windows
+from ascend_lab.train.rules import gradients
+from ascend_lab.train.tape import Tape
+from ascend_lab.train.trainable import NORMS, STATISTICS, trainable
+
+SEED = "loss.seed"
+"""Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """A step of training as a graph, and what its names mean.
+
+    `parameters` are inputs, in the order in which forward reads them; `gradients` names the tensor
+    with each one's gradient, in the order in which backward writes them: in the format forward
+    computes in and times `loss_scale`. `updates` maps every parameter and state to the output that
+    replaces it in the next step (only statistics of batch norms without an optimiser). `phases`
+    maps node names to forward, recompute, backward or update. `initial` holds the first values of
+    parameters and states.
+    """
+
+    graph: Graph
+    parameters: tuple[str, ...]
+    gradients: Mapping[str, str]
+    loss: str
+    data: tuple[str, ...]
+    targets: tuple[str, ...]
+    states: tuple[str, ...]
+    updates: Mapping[str, str]
+    phases: Mapping[str, str]
+    initial: Mapping[str, Constant]
+    loss_scale: float
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.graph.types[name].elements for name in self.parameters)
+
+
+def training_graph(
+    forward: Graph,
+    *,
+    optimizer: str | None = "sgd",
+    loss: str = "cross_entropy",
+    parameters: Sequence[str] | None = None,
+    master: str = "fp32",
+    dtype: str = "fp32",
+    loss_scale: float = 1.0,
+    recompute: Sequence[str] | int = (),
+    settings: Mapping[str, Any] | None = None,
+) -> TrainingGraph:
+    """Return one step of training of a forward graph.
+
+    Each output (of any shape) is compared, as (rows, classes), with a target distribution of that
+    shape in fp32: "target", "target_1", ...; the loss is the mean over rows, summed over outputs.
+    `dtype` is the format of forward and backward, `master` that of parameters and states.
+    `recompute` names nodes whose outputs are not kept, or is n: keep every n-th block's output.
+    `settings` are the optimiser's attributes (lr, momentum, ...). Raises `UnsupportedError` for an
+    operator without a rule, `InputError` for arguments, `GraphError` where there is nothing to
+    train.
+    """
+    if loss != "cross_entropy":
+        raise InputError("loss cross_entropy", repr(loss), "append another loss to the graph")
+    if not loss_scale > 0:
+        raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
+    if master not in precision.FORMATS:
+        raise InputError(f"master {', '.join(precision.FORMATS)}", repr(master), "choose one")
+    found = updates.optimiser(optimizer, settings)
+    names = trainable(forward, parameters)
+    step = _Step(forward, precision.in_compute_format(forward, dtype), names, master, recompute)
+    step.forward()
+    rows = step.losses()
+    step.backward(rows, loss_scale)
+    return step.finish(found, loss_scale, parameters is not None)
+
+
+class _Step:
+    """The step being written: the tape, and which tensor stands for what."""
+
+    def __init__(
+        self,
+        given: Graph,
+        typed: Graph,
+        names: tuple[str, ...],
+        master: str,
+        recompute: Sequence[str] | int,
+    ) -> None:
+        self.given, self.typed, self.names, self.master = given, typed, names, master
+        origins = {name: precision.master_of(name, given) for name in typed.constants}
+        self.leaves = {name: origin for name, origin in origins.items() if origin in names}
+        dropped = again.dropped_tensors(typed, recompute, tuple(self.leaves))
+        self.net = Tape(f"{given.name}_training", "fp32", dropped)
+        self.wanted = again.carried(typed, tuple(self.leaves))
+        self.grads: dict[str, Value] = {}
+        self.statistics: dict[str, str] = {}
+        self.initial: dict[str, Constant] = {}
+        self.targets: list[str] = []
+        self.loss = ""
+
+    # -- forward ----------------------------------------------------------------------------------
+    def forward(self) -> None:
+        """Declare data and parameters; append the forward nodes, batch norms as in training."""
+        net, typed = self.net, self.typed
+        for name in typed.inputs:
+            net.input(name, typed.types[name].shape, typed.types[name].dtype)
+        for name in self.names:
+            self._input(name, self.master)
+        for node in typed.nodes:
+            self._constants(node)
+            net.copy(self._normed(node) if node.op in NORMS else node)
+
+    def _input(self, name: str, dtype: str) -> None:
+        """Declare a constant of the given graph as an input."""
+        constant = precision.master_constant(self.given.constants[name], dtype)
+        self.initial[name] = constant
+        self.net.input(name, constant.type.shape, dtype)
+
+    def _constants(self, node: Node) -> None:
+        """Declare the constants a node reads: copies of parameters, statistics, others as such."""
+        net = self.net
+        for place, name in enumerate(node.inputs):
+            if net.known(name) or name not in self.typed.constants:
+                continue
+            if name in self.leaves:
+                net.copy(self._cast(name))
+            elif node.op in NORMS and place in STATISTICS:
+                self._input(name, "fp32")
+            else:
+                net.put_constant(name, self.typed.constants[name])
+
+    def _cast(self, name: str) -> Node:
+        """Return the node that copies a parameter to the format forward computes in."""
+        dtype, title = self.typed.types[name].dtype, self.net.unique(f"{name}.cast")
+        return Node(title, "cast", (self.leaves[name],), (name,), {"dtype": dtype})
+
+    def _normed(self, node: Node) -> Node:
+        """Return a batch norm with the batch's statistics; momentum 0 returns those themselves."""
+        outs = node.outputs[:1]
+        batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
+        for place, new in zip(STATISTICS, batch, strict=True):
+            self.statistics[node.inputs[place]] = new
+        attrs = {"epsilon": node.attrs[k] for k in ("epsilon",) if k in node.attrs}
+        return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch),
+                    {**attrs, "momentum": 0.0})  # fmt: skip
+
+    # -- loss -------------------------------------------------------------------------------------
+    def losses(self) -> list[Value]:
+        """Append the loss; return the losses of the rows of each output."""
+        net, found = self.net, []
+        for name in self.typed.outputs:
+            if name in self.wanted:
+                found.append(self._rows(net.value(name)))
+        if not found:
+            got = f"{len(self.names)} parameters, none of which an output hangs on"
+            raise GraphError(f"{self.given.name}: parameters to train", got, "name parameters=")
+        total = None
+        for rows in found:
+            mean = net.reduce_mean(rows, axis=(0,), keepdims=True)
+            total = mean if total is None else net.add(total, mean)
+        assert total is not None
+        self.loss = total.name
+        return found
+
+    def _rows(self, logits: Value) -> Value:
+        """Append the cross entropy of an output's rows, in fp32."""
+        net, shape = self.net, logits.shape
+        if len(shape) < 2:
+            raise GraphError(f"output {logits.name} as (..., classes)", str(shape), "reshape it")
+        net.prefix = f"{logits.name}.loss"
+        classes, start = shape[-1], len(net.forward)
+        wide = net.wide(net.shaped(logits, (logits.type.elements // classes, classes)))
+        target = net.input(net.unique("target"), wide.shape, "fp32")
+        self.targets.append(target.name)
+        rows: Value = net.cross_entropy(wide, target)
+        self.wanted |= {name for node in net.forward[start:] for name in node.outputs}
+        return rows
+
+    # -- backward ---------------------------------------------------------------------------------
+    def backward(self, rows: list[Value], loss_scale: float) -> None:
+        """Append the rules of all nodes, last to first."""
+        net = self.net
+        net.phase = "backward"
+        for one in rows:
+            data = Fill(loss_scale / one.type.elements)
+            self.grads[one.name] = net.constant(data, one.type, SEED)
+        for node in reversed(net.forward):
+            if node.output in self.leaves:
+                continue
+            grads = tuple(self.grads.get(name) for name in node.outputs)
+            wanted = tuple(name in self.wanted for name in node.inputs)
+            if any(wanted) and any(g is not None for g in grads):
+                self._add(node, gradients(net, node, grads, wanted))
+
+    def _add(self, node: Node, found: list[Value | None]) -> None:
+        """Add gradients to those that the tensors have from other readers."""
+        for name, grad in zip(node.inputs, found, strict=True):
+            if grad is not None:
+                before = self.grads.get(name)
+                self.grads[name] = grad if before is None else self.net.add(before, grad)
+
+    def _merged(self) -> dict[str, Value]:
+        """Return one gradient per parameter; one that is read in two formats adds them up."""
+        found: dict[str, Value] = {}
+        for leaf, name in self.leaves.items():
+            if leaf in self.grads:
+                grad = self.grads[leaf]
+                self.net.prefix = f"{name}.grad"
+                if name in found:
+                    both = (self.net.wide(found[name]), self.net.wide(grad))
+                    grad = self.net.add(*both)
+                found[name] = grad
+        return found
+
+    # -- update -----------------------------------------------------------------------------------
+    def finish(self, found: updates.Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
+        """Append the updates; return the graph with what its names mean."""
+        net, grads = self.net, self._merged()
+        missing = [name for name in self.names if name not in grads]
+        if missing and strict:
+            raise GraphError(f"a gradient of {missing[0]}", "none reaches it", "leave it out")
+        net.phase = "update"
+        parameters = tuple(name for name in self.names if name in grads)
+        new: dict[str, str] = {}
+        states: list[str] = []
+        for name in _as_written(net, grads):
+            if found is not None:
+                own = updates.declare_states(net, name, net.kind(name), found)
+                self.initial.update({state: updates.zeros(net, state) for state in own})
+                new.update(updates.update(net, name, grads[name], own, found, scale))
+                states += own
+        for name, batch in self.statistics.items():
+            states.append(name)
+            new[name] = updates.running(net, name, batch)
+        return self._described(parameters, grads, states, new, scale)
+
+    def _described(
+        self,
+        parameters: tuple[str, ...],
+        grads: Mapping[str, Value],
+        states: list[str],
+        new: dict[str, str],
+        scale: float,
+    ) -> TrainingGraph:
+        net, ready = self.net, _as_written(self.net, grads)
+        names = _names(net, {n: grads[n].name for n in ready}, new)
+        names[self.loss] = net.unique("loss")
+        slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
+        outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
+        graph = net.finished([self.loss, *outs, *new.values()], names)
+        graph = _without(graph, set(self.names) - set(parameters))
+        return TrainingGraph(
+            verify(graph), parameters, slopes, names[self.loss], self.typed.inputs,
+            tuple(self.targets), tuple(states), {old: names.get(one, one) for old, one in new.items()},
+            {node.name: net.phases[node.name] for node in graph.nodes},
+            {name: self.initial[name] for name in (*parameters, *states)}, scale,
+        )  # fmt: skip
+
+
+def _as_written(net: Tape, grads: Mapping[str, Value]) -> list[str]:
+    """Return the parameters in the order in which their gradients are written."""
+    order = {name: i for i, node in enumerate(net._nodes) for name in node.outputs}
+    return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
+
+
+def _names(net: Tape, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return names that say what a tensor is: w.grad, w.new; a tensor of two meanings keeps its."""
+    written = {name for node in net._nodes for name in node.outputs}
+    found: dict[str, str] = {}
+    for ending, pairs in (("grad", grads), ("new", new)):
+        for name, tensor in pairs.items():
+            if tensor in written and tensor not in found and tensor != f"{name}.{ending}":
+                found[tensor] = net.unique(f"{name}.{ending}")
+    return found
+
+
+def _without(graph: Graph, names: set[str]) -> Graph:
+    """Return the graph without what no output needs and without inputs named."""
+    graph = pruned(graph)
+    inputs = tuple(name for name in graph.inputs if name not in names)
+    return replace(graph, inputs=inputs)

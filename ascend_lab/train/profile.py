@@ -1,0 +1,244 @@
+"""How long a training step takes on one device, and when each gradient is there.
+
+The step is profiled as two graphs. Forward and backward read parameters as constants in the format
+they compute in, which lie as each kernel reads them (as a graph engine keeps its variables), and
+end with the gradients, row-major, in that format: so they are exchanged. The update then reads
+gradients, fp32 masters and states, and writes them and the copies for the next step.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import (
+    Compiled,
+    Constant,
+    Fill,
+    Graph,
+    GraphBuilder,
+    NetworkTimeline,
+    pruned,
+    simulate_graph,
+    verify,
+)
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compiled import compile_tasks
+from ascend_lab.graph.fusion import fuse
+from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.layouts.stay import stay_in_fractals
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.train.autodiff import TrainingGraph, training_graph
+from ascend_lab.train.updates import optimiser
+
+HEADER = ("name", "ready_us", "bytes")
+LONGEST_STAY = 2500
+"""Nodes up to which tensors are kept in fractals wherever that saves conversions."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRow:
+    """One gradient: its parameter, when it is written counted from the start of backward, bytes."""
+
+    name: str
+    ready_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """One kernel of the step: the nodes it computes, forward, backward or update, its time."""
+
+    nodes: tuple[str, ...]
+    phase: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """A step on one device: seconds of each phase, gradients in the order they are written.
+
+    Recomputation counts as backward. `memory_bytes` crossed the memory interface before the update.
+    """
+
+    name: str
+    chip: str
+    forward_s: float
+    backward_s: float
+    update_s: float
+    gradients: tuple[GradientRow, ...]
+    operators: tuple[OperatorRow, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step on one device."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(row.size_bytes for row in self.gradients)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON; `from_dict` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> StepProfile:
+        """Return a profile from what `as_dict` gave; raise `InputError` for other data."""
+        try:
+            rows = tuple(GradientRow(**row) for row in data["gradients"])
+            given = (dict(o, nodes=tuple(o["nodes"])) for o in data["operators"])
+            operators = tuple(OperatorRow(**o) for o in given)
+            return StepProfile(**{**data, "gradients": rows, "operators": operators})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError("a profile as as_dict() writes it", str(error), "check it") from error
+
+    def to_csv(self) -> str:
+        """Return the gradients as rows of name, ready_us, bytes, in backward order."""
+        out = io.StringIO()
+        rows = csv.writer(out, lineterminator="\n")
+        rows.writerow(HEADER)
+        rows.writerows((g.name, f"{g.ready_s * 1e6:.3f}", g.size_bytes) for g in self.gradients)
+        return out.getvalue()
+
+
+def profile_training(
+    graph: Graph, chip: Chip | str, *, optimizer: str = "sgd", dtype: str = "fp16"
+) -> StepProfile:
+    """Return the profile of a training step of a forward graph, batch as the graph has it.
+
+    `optimizer`: "sgd" (with momentum) or "adam", on fp32 masters. Gradients are exchanged in
+    `dtype`, fp16 or bf16. Raises as `training_graph` and `compile_stages`.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    if dtype not in ("fp16", "bf16"):
+        raise InputError("dtype fp16 or bf16", repr(dtype), "choose one")
+    step = training_graph(graph, optimizer=None, dtype=dtype)
+    compiled = compile_step(step, chip)
+    times = simulate_graph(compiled)
+    rows = _operators(step, compiled, times)
+    update_s = sum(r.time_s for r in rows if r.phase == "update")
+    update_s += updates_s(step, chip, optimizer)
+    return StepProfile(
+        graph.name,
+        chip.name,
+        sum(r.time_s for r in rows if r.phase == "forward"),
+        sum(r.time_s for r in rows if r.phase == "backward"),
+        update_s,
+        _gradients(step, compiled, rows, dtype),
+        rows,
+        times.memory_bytes,
+    )
+
+
+# -- forward and backward -------------------------------------------------------------------------
+def weights_in_place(step: TrainingGraph) -> Graph:
+    """Return the step with the parameters' copies as constants instead of inputs cast each step."""
+    graph, constants, nodes = step.graph, dict(step.graph.constants), []
+    known = set(step.parameters)
+    for node in graph.nodes:
+        if node.op == "cast" and node.inputs[0] in known:
+            constants[node.output] = Constant(graph.types[node.output], Fill(0.0))
+        else:
+            nodes.append(node)
+    read = {name for node in nodes for name in node.inputs}
+    for name in sorted(known & read):
+        constants[name] = Constant(graph.types[name], Fill(0.0))
+    inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
+    return verify(
+        pruned(replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants))
+    )
+
+
+def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
+    """Return the kernels of forward and backward; number formats stay as the step states them."""
+    rewritten, _ = run_passes(weights_in_place(step), DEFAULT)
+    laid_out = cancel_trans_data(assign_layouts(canonical(rewritten, chip)))
+    if len(laid_out.nodes) <= LONGEST_STAY:
+        laid_out = stay_in_fractals(laid_out, chip)
+    return compile_tasks(laid_out, chip, fuse(laid_out, chip, None).groups)
+
+
+def _operators(
+    step: TrainingGraph, compiled: Compiled, times: NetworkTimeline
+) -> tuple[OperatorRow, ...]:
+    """Return the kernels with the phase of their nodes; nodes without one are of the one before."""
+    rows, phase = [], "forward"
+    tasks = [task for task in compiled.tasks if task.lowered is not None]
+    for task, time in zip(tasks, times.operators, strict=True):
+        phase = max((phase_of(step, name) or phase for name in task.nodes), key=_rank)
+        rows.append(OperatorRow(task.nodes, phase, time.time_s))
+    return tuple(rows)
+
+
+def _rank(phase: str) -> int:
+    return ("forward", "backward", "update").index(phase)
+
+
+def phase_of(step: TrainingGraph, name: str) -> str:
+    """Return the phase of a node, also of one that a rewrite named after another; "" if unknown."""
+    found = step.phases.get(name, "")
+    if not found:
+        marks = {".update.": "update", ".grad.": "backward", ".again": "backward"}
+        found = next((phase for mark, phase in marks.items() if mark in name), "")
+    return "backward" if found == "recompute" else found
+
+
+def _gradients(
+    step: TrainingGraph, compiled: Compiled, rows: Sequence[OperatorRow], dtype: str
+) -> tuple[GradientRow, ...]:
+    """Return the gradients, by the end of the last kernel that writes them."""
+    ends, clock = {}, 0.0
+    for row in rows:
+        clock += row.time_s if row.phase == "backward" else 0.0
+        ends.update(dict.fromkeys(row.nodes, clock))
+    # rewrites give outputs other names, in the same order
+    names = dict(zip(step.graph.outputs, compiled.graph.outputs, strict=True))
+    found = []
+    for parameter, gradient in step.gradients.items():
+        size = step.graph.types[parameter].elements * DTYPE_BYTES[dtype]
+        ready_s = _written_s(compiled.graph, names[gradient], ends)
+        found.append(GradientRow(parameter, ready_s, size))
+    return tuple(sorted(found, key=lambda row: row.ready_s))
+
+
+def _written_s(graph: Graph, name: str, ends: Mapping[str, float]) -> float:
+    """Return when a tensor is written; a view is there when what it views is."""
+    node = graph.producers.get(name)
+    if node is None:
+        return 0.0
+    if node.name in ends:
+        return ends[node.name]
+    return max(_written_s(graph, one, ends) for one in node.inputs)
+
+
+# -- update ---------------------------------------------------------------------------------------
+def updates_s(step: TrainingGraph, chip: Chip, optimizer: str) -> float:
+    """Return the seconds of all parameters' updates; parameters of equal size take as long."""
+    dtype = next(
+        (step.graph.types[g].dtype for g in step.gradients.values()
+         if step.graph.types[g].dtype != "fp32"), "fp16",
+    )  # fmt: skip
+    sizes = Counter(step.graph.types[name].elements for name in step.parameters)
+    return sum(count * update_s(n, chip, optimizer, dtype) for n, count in sizes.items())
+
+
+def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
+    """Return the seconds in which one parameter is updated, from a cold L2."""
+    found = optimiser(optimizer, None)
+    assert found is not None
+    net = GraphBuilder("update")
+    old, grad = net.input("old", (elements,)), net.input("grad", (elements,), dtype)
+    states = [net.input(name, (elements,)) for name in found.states]
+    made = net.add_node(found.operator.name, old, net.cast(grad, dtype="fp32"), *states)
+    net.output(*made, net.cast(made[0], dtype=dtype))
+    graph = assign_layouts(canonical(net.build(), chip))
+    return simulate_graph(compile_tasks(graph, chip, fuse(graph, chip, None).groups)).time_s
