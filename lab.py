@@ -297,6 +297,11 @@ def do_bank(arguments: list[str]) -> int:
     return python("-m", "ascend_lab.presets", *arguments)
 
 
+def do_real_cluster(arguments: list[str]) -> int:
+    """Predict and measure a training step of four local processes (needs torch or mpi4py)."""
+    return python("-m", "ascend_lab.real_cluster", *arguments)
+
+
 def do_lint(arguments: list[str]) -> int:
     """Run ruff and mypy."""
     if run_lint() != 0:
@@ -320,6 +325,7 @@ VERBS = {
     "serve": do_serve,
     "bench": do_bench,
     "bank": do_bank,
+    "real-cluster": do_real_cluster,
     "lint": do_lint,
     "clean": do_clean,
 }
@@ -329,7 +335,7 @@ WITHOUT_ENVIRONMENT = ("serve", "clean")
 def usage() -> str:
     """Return the help text."""
     lines = ["usage: python3 lab.py VERB [ARGUMENTS]", ""]
-    lines += [f"  {name:<10} {(verb.__doc__ or '').strip()}" for name, verb in VERBS.items()]
+    lines += [f"  {name:<12} {(verb.__doc__ or '').strip()}" for name, verb in VERBS.items()]
     return "\n".join(lines)
 
 

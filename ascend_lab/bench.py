@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from ascend_lab import bench_chapters as chapters
 from ascend_lab import bench_graph as graphs
-from ascend_lab import bench_memory as packing
 from ascend_lab import bench_operators as operators
 from ascend_lab import bench_peers as peers
 from ascend_lab import bench_tuners as tuners
@@ -37,6 +37,8 @@ from ascend_lab.sim import (
 )
 
 PUBLISHED = GemmSchedule(128, 64, 256, 4, 1, 1)
+PARTS = ("bench_memory", "bench_tuners", "bench_strategy", "bench_gradient")
+"""Modules whose `quick()` gives rows of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,9 @@ def bench_candidates() -> list[Figure]:
     ratio = cube(4096) / cube(1024)
     seconds = {"cube candidate, 1024^3": cube(1024), "vector candidate, 4 tiles": vector(4)}
     seconds["vector candidate, 1600 tiles"] = vector(1600)
-    limits = (2e-3, 6e-4, 6e-4)
     return [
         Figure(name, f"{s * 1e3:.2f} ms", f"< {limit * 1e3:g} ms", s < limit)
-        for (name, s), limit in zip(seconds.items(), limits, strict=True)
+        for (name, s), limit in zip(seconds.items(), (2e-3, 6e-4, 6e-4), strict=True)
     ] + [Figure("  1024^3 and 4096^3 differ", f"{ratio:.2f}x", "< 1.3x", ratio < 1.3)]
 
 
@@ -178,10 +179,9 @@ def bench_batch() -> list[Figure]:
         for t in few
         if 768 % (t.base_m * t.grid_rows) == 0 and 768 % (t.base_n * t.grid_cols) == 0
     ]
-    exact = time_tilings(small, chip, few)
     wrong += sum(
         simulate(gemm_launch(small, chip, t), chip, engine="reference").cycles != c
-        for t, c in zip(few, exact, strict=True)
+        for t, c in zip(few, time_tilings(small, chip, few), strict=True)
     )
     return [
         Figure(f"batch of {len(tilings)} tilings", f"{rate:,.0f} /s", ">= 10,000 /s", rate >= 1e4),
@@ -220,18 +220,6 @@ def bench_graphs() -> list[Figure]:
     ]
 
 
-def bench_memory() -> list[Figure]:
-    """The challenging MiniMalloc instances: packed into their capacity, or how far above."""
-    rows = packing.measure()
-    packed = sum(row.over <= 0 for row in rows)
-    worst = max((row.over for row in rows), default=0.0)
-    print("\n" + packing.report(rows) + "\n")
-    return [
-        Figure("MiniMalloc instances packed", f"{packed} of {len(rows)}", ">= 4 of 6", packed >= 4),
-        Figure("  the others above capacity", f"{max(worst, 0.0):.1%}", "<= 5 %", worst <= 0.05),
-    ]
-
-
 def bench_chapters() -> list[Figure]:
     """Seconds to execute every notebook of the book fresh, kernel start included."""
     rows, first = [], 0.0
@@ -241,9 +229,10 @@ def bench_chapters() -> list[Figure]:
     return [*rows, Figure("chapters 1 to 4", f"{first:.1f} s", "< 60 s", first < 60)]
 
 
-def bench_tuners() -> list[Figure]:
-    """Seconds to tune, and the contest's problems; `--tuners` measures how good tuners are."""
-    return [Figure(*row) for row in tuners.quick()]
+def bench_parts() -> list[Figure]:
+    """Memory plans, tuners, strategies, gradients: each measured in a module of its own."""
+    modules = (import_module(f"ascend_lab.{name}") for name in PARTS)
+    return [Figure(*row) for module in modules for row in module.quick()]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -272,8 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         bench_reference,
         bench_batch,
         bench_graphs,
-        bench_memory,
-        bench_tuners,
+        bench_parts,
         bench_import,
     ]
     if not arguments.no_chapters:

@@ -66,5 +66,17 @@ def report(rows: Sequence[Packing]) -> str:
     return "\n".join(lines)
 
 
+def quick() -> list[tuple[str, str, str, bool | None]]:
+    """Return what `lab.py bench` prints: how many are packed, how far above the others are."""
+    rows = measure()
+    packed = sum(row.over <= 0 for row in rows)
+    worst = max((row.over for row in rows), default=0.0)
+    print("\n" + report(rows) + "\n")
+    return [
+        ("MiniMalloc instances packed", f"{packed} of {len(rows)}", ">= 4 of 6", packed >= 4),
+        ("  the others above capacity", f"{max(worst, 0.0):.1%}", "<= 5 %", worst <= 0.05),
+    ]
+
+
 if __name__ == "__main__":
     print(report(measure()))

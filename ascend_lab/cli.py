@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ascend_lab import __version__
+from ascend_lab.cli_collective import add_collective
 from ascend_lab.cli_fit_collective import add_fit_collective
 from ascend_lab.cli_gradient import add_gradient
 from ascend_lab.cli_memory import add_plan_memory
@@ -23,6 +24,7 @@ from ascend_lab.cli_ops import add_op
 from ascend_lab.cli_replay import add_replay
 from ascend_lab.cli_run import add_run
 from ascend_lab.cli_simulate import add_simulate
+from ascend_lab.cli_strategy import add_strategy
 from ascend_lab.cli_subgraph import add_subgraph
 from ascend_lab.cli_topologies import add_topologies
 from ascend_lab.errors import AscendLabError, InputError
@@ -75,8 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_memory(verbs, _emit)
     add_replay(verbs, _emit)
     add_subgraph(verbs, _emit)
+    add_strategy(verbs, _emit)
     add_gradient(verbs, _emit)
     add_topologies(verbs, _emit)
+    add_collective(verbs, _emit)
     add_fit_collective(verbs, _emit)
     return parser
 

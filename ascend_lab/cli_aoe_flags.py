@@ -142,7 +142,6 @@ def refuse(argv: Sequence[str]) -> None:
 def job_of(arguments: argparse.Namespace) -> str:
     """Return the jobs in the order they run; raise `InputError` for others."""
     from ascend_lab.aoe.settings import jobs_of
-
     from ascend_lab.cli_aoe_gradient import check_flags
 
     if arguments.framework != "5":

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_aoe_flags import Parser
+from ascend_lab.cli_aoe_flags import Parser, dtype_of
 from ascend_lab.errors import AscendLabError, InputError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def add_flags(made: Parser) -> None:
     add = group.add_argument
     add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
     add("--devices", type=int, metavar="N", help="of the cluster, in place of T:N")
+    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
     add("--max_segments", type=int, metavar="K", help="all-reduces at most (8, as HCCL)")
 
 
@@ -113,6 +114,7 @@ def _source(
     from ascend_lab.aoe.report import write_report
 
     limit = HCCL_SEGMENTS if arguments.max_segments is None else arguments.max_segments
+    settings = {"dtype": dtype_of(arguments), "optimizer": arguments.optimizer}
     sections = []
     for network in source.networks:
         found = tune_gradients(
@@ -122,6 +124,7 @@ def _source(
             max_segments=limit,
             knowledge=ledger,
             repeat=repeat,
+            settings=settings,
         )
         print(tuning_text(found))
         sections.append(section(found))

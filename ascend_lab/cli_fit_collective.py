@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
-    from ascend_lab.cluster.fit import Band, CollectiveFit, HeldOut, Measured
+    from ascend_lab.cluster.fit import CollectiveFit, Measured
 
 Emit = Callable[[str | None, Any, str], None]
 
@@ -25,46 +25,34 @@ def add_fit_collective(verbs: Any, emit: Emit) -> None:
 
 
 def _fit_collective(arguments: argparse.Namespace, emit: Emit) -> int:
-    from ascend_lab.cluster.fit import fit_collective, held_out
+    from ascend_lab.cluster.fit import fit_collective
     from ascend_lab.cluster.tables import read_table
 
     if arguments.max_ranks is not None and arguments.max_ranks < 2:
         raise InputError("--max-ranks of at least 2", str(arguments.max_ranks))
     rows = read_table(arguments.file, device=arguments.device, max_ranks=arguments.max_ranks)
-    fit = fit_collective(rows)
-    data = report(rows, fit, held_out(rows), held_out(rows, "ranks"))
+    data = report(rows, fit_collective(rows))
     emit(arguments.json, data, _text(data))
     return 0
 
 
-def report(
-    rows: list[Measured], fit: CollectiveFit, by_size: list[HeldOut], by_ranks: list[HeldOut]
-) -> dict[str, Any]:
-    """Return the fit and its errors on left-out sizes and counts of ranks, in all and per band.
+def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
+    """Return the fit and its errors on left-out sizes and counts of ranks: all, per band and size.
 
-    `held_out_mape` is on left-out sizes, on left-out ranks where the table has one size only.
+    Errors on sizes are those on counts of ranks where the table has one size only; None where
+    nothing can be left out.
     """
-    from ascend_lab.cluster.fit import mape, predicted
+    from ascend_lab.cluster.fit import held_out, mape, predicted
 
-    def errors(judged: list[HeldOut], keep: Callable[[Measured], bool]) -> float | None:
-        return mape(item for item in judged if keep(item.row))
+    by_ranks = held_out(rows, "ranks")
+    judged = {"held_out_mape": held_out(rows) or by_ranks, "held_out_mape_ranks": by_ranks}
+    sizes = sorted({row.size_bytes for row in rows})
 
-    def band_errors(band: Band) -> dict[str, Any]:
-        def inside(row: Measured) -> bool:
-            return fit.band_of(row.size_bytes) is band
-
-        return {
-            "rows": sum(map(inside, rows)),
-            "held_out_mape": errors(by_size, inside),
-            "held_out_mape_ranks": errors(by_ranks, inside),
-        }
-
-    def size_errors(size: float) -> dict[str, Any]:
-        return {
-            "bytes": size,
-            "held_out_mape": errors(by_size, lambda row: row.size_bytes == size),
-            "held_out_mape_ranks": errors(by_ranks, lambda row: row.size_bytes == size),
-        }
+    def errors(chosen: list[float]) -> dict[str, Any]:
+        found: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
+        for name, items in judged.items():
+            found[name] = mape(item for item in items if item.row.size_bytes in chosen)
+        return found
 
     return {
         "bands": [
@@ -73,15 +61,13 @@ def report(
                 "bytes_to": band.bytes_to,
                 "alpha_s": band.alpha_s,
                 "beta_s_per_byte": band.beta_s_per_byte,
-                **band_errors(band),
+                **errors([size for size in sizes if fit.band_of(size) is band]),
             }
             for band in fit.bands
         ],
-        "held_out_mape": mape(by_size or by_ranks),
-        "held_out_mape_ranks": mape(by_ranks),
+        **errors(sizes),
         "fit_mape": mape(predicted(fit, row) for row in rows),
-        "rows": len(rows),
-        "sizes": [size_errors(size) for size in sorted({row.size_bytes for row in rows})],
+        "sizes": [{"bytes": size, **errors([size])} for size in sizes],
     }
 
 

@@ -61,10 +61,14 @@ TOP = (
     "cli_aoe_gradient",
     "bench_gradient",
     "cli_subgraph",
+    "cli_strategy",
+    "bench_strategy",
     "presets",
     "cli_fit_collective",
     "cli_topologies",
+    "cli_collective",
     "real_cluster",
+    "real_worker",
 )
 """Nothing imports these but themselves and each other."""
 

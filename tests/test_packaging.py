@@ -105,7 +105,8 @@ def test_the_metadata_ask_for_ranges_not_pins(wheel: Path) -> None:
         "tqdm",
     }
     assert not any("==" in line for line in needed)
-    assert set(metadata.get_all("Provides-Extra", [])) == {"fast", "exact", "scale", "book", "dev"}
+    extras = {"fast", "exact", "scale", "torch", "book", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
 
 
 def test_the_installed_package_is_the_wheels(scripts: Path) -> None:

@@ -37,6 +37,37 @@ class Uses:
         flow = np.repeat(np.arange(len(paths)), lengths)
         return Uses(flow, flat, np.full(len(flat), weight), len(paths))
 
+    def only(self, kept: NDArray[np.bool_]) -> Uses:
+        """Return the uses of some of the flows, numbered anew in order."""
+        number, keep = np.cumsum(kept) - 1, kept[self.flow]
+        return Uses(
+            number[self.flow[keep]], self.resource[keep], self.weight[keep], int(kept.sum())
+        )
+
+    def components(self) -> Ints:
+        """Return for every flow the least flow it shares resources with, if only through others."""
+        label = np.arange(self.count)
+        least = np.full(int(self.resource.max(initial=0)) + 1, self.count)
+        while True:
+            np.minimum.at(least, self.resource, label[self.flow])
+            found = label.copy()
+            np.minimum.at(found, self.flow, least[self.resource])
+            found = found[found]
+            if (found == label).all():
+                return label
+            label = found
+
+
+def joined(parts: Sequence[Uses]) -> Uses:
+    """Return the uses of all flows of several, numbered one after another."""
+    offsets = np.cumsum([0, *(part.count for part in parts)])
+    return Uses(
+        np.concatenate([part.flow + at for part, at in zip(parts, offsets, strict=False)]),
+        np.concatenate([part.resource for part in parts]),
+        np.concatenate([part.weight for part in parts]),
+        int(offsets[-1]),
+    )
+
 
 def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
     """Return max-min fair rates of the active flows (others 0) by progressive filling.
@@ -50,7 +81,7 @@ def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = 
     left = np.array(capacity, float)
     finite = np.isfinite(left)
     while open_flow.any():
-        live = open_flow[uses.flow]
+        live = open_flow[uses.flow] & (uses.weight > 0)
         load = np.bincount(uses.resource[live], uses.weight[live], minlength=len(left))
         busy = (load > 0) & finite
         if not busy.any():

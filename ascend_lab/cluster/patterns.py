@@ -1,9 +1,8 @@
 """A schedule on a topology, prepared so that timing it for one more size is cheap.
 
 Rounds between the same devices with the same counts of blocks are one pattern: routes, starts and
-shares are worked out once. If all messages of a pattern start together, its time is a straight line
-in the size; so it is where no two messages share a link, for each message. Only what is left goes
-through the events of `fluid` for each size.
+shares are worked out once. Where messages that share links all start together, their times are
+straight lines in the size. Only the others go through the events of `fluid` for each size.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ Floats = NDArray[np.float64]
 class Pattern:
     """Messages between devices: `counts` blocks each, their links, and when their bytes start.
 
-    `slopes_s` are seconds a block byte of every message, or None where times are no straight lines.
-    `added` is the greatest number of blocks one rank adds.
+    `slopes_s` are seconds a block byte of every message; `bent` are the messages whose time is no
+    straight line, `bent_uses` their links. `added` is the most blocks one rank adds.
     """
 
     sources: Ints
@@ -38,15 +37,33 @@ class Pattern:
     counts: Floats
     uses: Uses
     starts_s: Floats
-    slopes_s: Floats | None
+    slopes_s: Floats
+    bent: Ints
+    bent_uses: Uses
     added: float
 
     def ends_s(self, block_bytes: float, topology: Topology) -> Floats:
         """Return when each message has arrived."""
-        if self.slopes_s is not None:
-            return self.starts_s + self.slopes_s * block_bytes
-        capacity = topology.rate_bytes_per_s
-        return finish_times(self.starts_s, self.counts * block_bytes, self.uses, capacity)
+        ends: Floats = self.starts_s + self.slopes_s * block_bytes
+        if len(self.bent):
+            sizes = self.counts[self.bent] * block_bytes
+            capacity = topology.rate_bytes_per_s
+            ends[self.bent] = finish_times(
+                self.starts_s[self.bent], sizes, self.bent_uses, capacity
+            )
+        return ends
+
+    def floor(self, topology: Topology) -> tuple[float, float, float]:
+        """Return the last start, the first start, and seconds a block byte of the busiest link.
+
+        The round takes at least max(last, first + busiest * block bytes).
+        """
+        if not len(self.starts_s):
+            return 0.0, 0.0, 0.0
+        blocks = self.counts[self.uses.flow] * self.uses.weight
+        load = np.bincount(self.uses.resource, blocks, len(topology.links))
+        busiest = float((load / topology.rate_bytes_per_s).max(initial=0.0))
+        return float(self.starts_s.max()), float(self.starts_s.min()), busiest
 
     def time_s(self, block_bytes: float, topology: Topology) -> float:
         """Return how long the round takes: the slowest message, then the busiest rank's adding."""
@@ -59,6 +76,8 @@ def pattern_of(step: Round, topology: Topology, places: Ints) -> Pattern:
     paths, starts = routed(step, topology, places)
     uses, counts = Uses.of(paths), step.counts.astype(np.float64)
     received = np.bincount(step.targets[step.reduces], counts[step.reduces])
+    bent = _bent(uses, starts)
+    slopes = finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
     return Pattern(
         places[step.sources],
         places[step.targets],
@@ -66,17 +85,21 @@ def pattern_of(step: Round, topology: Topology, places: Ints) -> Pattern:
         counts,
         uses,
         starts,
-        _slopes(counts, uses, starts, topology),
+        slopes,
+        np.flatnonzero(bent),
+        uses.only(bent),
         float(received.max(initial=0.0)),
     )
 
 
-def _slopes(counts: Floats, uses: Uses, starts: Floats, topology: Topology) -> Floats | None:
-    together = not len(starts) or float(np.ptp(starts)) == 0.0
-    alone = np.bincount(uses.resource).max(initial=0) <= 1
-    if not (together or alone):
-        return None
-    return finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
+def _bent(uses: Uses, starts: Floats) -> NDArray[np.bool_]:
+    """Return which messages share links, if only through others, with ones that start elsewhen."""
+    label = uses.components()
+    first, last = np.full(uses.count, np.inf), np.full(uses.count, -np.inf)
+    np.minimum.at(first, label, starts)
+    np.maximum.at(last, label, starts)
+    found: NDArray[np.bool_] = (last > first)[label]
+    return found
 
 
 def routed(step: Round, topology: Topology, places: Ints) -> tuple[list[tuple[int, ...]], Floats]:
@@ -98,12 +121,23 @@ def routed(step: Round, topology: Topology, places: Ints) -> tuple[list[tuple[in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A schedule's patterns on a topology and which of them each round is."""
+    """A schedule's patterns on a topology and which of them each round is.
+
+    `floors`: (rounds, 4), the patterns' `floor` and the blocks their busiest rank adds.
+    """
 
     topology: Topology
     patterns: tuple[Pattern, ...]
     rounds: Ints
     parts: int
+    floors: Floats
+
+    def floor_s(self, size_bytes: float) -> float:
+        """Return seconds this schedule cannot go below, without going through any events."""
+        block_bytes = size_bytes / self.parts
+        last, first, busiest, added = self.floors.T
+        adding = added * self.topology.gamma_s_per_byte * block_bytes
+        return float((np.maximum(last, first + busiest * block_bytes) + adding).sum())
 
     def times_s(self, size_bytes: float) -> Floats:
         """Return the seconds of every pattern."""
@@ -142,4 +176,5 @@ def _plan(rounds: Sequence[Round], topology: Topology, places: Ints, parts: int)
             known[key] = len(patterns)
             patterns.append(pattern_of(step, topology, places))
         which[number] = known[key]
-    return Plan(topology, tuple(patterns), which, parts)
+    floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
+    return Plan(topology, tuple(patterns), which, parts, floors[which])

@@ -193,7 +193,7 @@ _ALL = (
     Preset(
         "910a-server",
         "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
-        f"{CHIP_910A} (HCCS, PCIe); the link between the hosts as fast as PCIe: assumed",
+        f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)",
         0,
         _server_910a,
     ),

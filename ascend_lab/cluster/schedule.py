@@ -65,14 +65,16 @@ def together(rounds: Iterable[Round]) -> Round:
     if len(parts) == 1:
         return parts[0]
     widest = max(part.blocks.shape[1] for part in parts)
-    blocks = [
-        np.pad(p.blocks, ((0, 0), (0, widest - p.blocks.shape[1])), constant_values=NONE)
-        for p in parts
-    ]
+    blocks = np.full((sum(len(part.sources) for part in parts), widest), NONE)
+    row = 0
+    for part in parts:
+        messages, count = part.blocks.shape
+        blocks[row : row + messages, :count] = part.blocks
+        row += messages
     return Round(
         np.concatenate([p.sources for p in parts]),
         np.concatenate([p.targets for p in parts]),
-        np.concatenate(blocks),
+        blocks,
         np.concatenate([p.reduces for p in parts]),
     )
 

@@ -106,8 +106,8 @@ def lower_bound_s(
     """Return the larger of the latency and the bandwidth bound: no schedule is faster.
 
     Latency: with d links out of a device, k alphas inform at most (1 + d)^k ranks; to reduce, all
-    may send to the root at once. Bandwidth: what each rank must send and receive, and for
-    all_reduce 2 (p - 1) n bytes over all links together (Patarasuk and Yuan 2009).
+    may send to the root at once. Bandwidth: what each rank, and each server, must send and receive,
+    and for all_reduce 2 (m - 1) n bytes over the links of all m (Patarasuk and Yuan 2009).
     """
     if len(places) == 1 or size_bytes == 0:
         return 0.0
@@ -120,22 +120,37 @@ def lower_bound_s(
 
 
 def _bound_s_per_byte(op: str, topology: Topology, places: NDArray[np.int64], root: int) -> float:
-    """Return the seconds a byte that the busiest rank, or all together, cannot go below."""
-    ranks = len(places)
-    out, into = np.array([topology.rate_of(int(d)) for d in places]).T
-    one, others = 1 / ranks, (ranks - 1) / ranks
-    send, receive = {
-        "reduce_scatter": (others, one),
-        "all_gather": (one, others),
-        "all_to_all": (others, others),
-    }.get(op, (1.0, 1.0))
-    sends, receives = np.full(ranks, send), np.full(ranks, receive)
-    if op in ("broadcast", "reduce"):
-        at_root = np.arange(ranks) == root
-        sends, receives = (at_root, ~at_root) if op == "broadcast" else (~at_root, at_root)
+    """Return the seconds a byte that no rank, no server and not all together can go below."""
+    ranks = tuple((int(device),) for device in places)
+    used = set(places.tolist())
+    servers = tuple(group for group in topology.groups if used.intersection(group))
+    bounds = [0.0]
+    for parts in (ranks, servers):
+        if len(parts) > 1:
+            held = np.array([len(used.intersection(part)) for part in parts])
+            home = np.array([int(places[root]) in part for part in parts])
+            out, into = np.array([topology.rate_of(*part) for part in parts]).T
+            bounds.append(_parts_s_per_byte(op, held / len(places), home, out, into))
+    return max(bounds)
+
+
+def _parts_s_per_byte(
+    op: str, share: Floats, home: NDArray[np.bool_], out: Floats, into: Floats
+) -> float:
+    """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
+    all_of_it = np.ones(len(share))
+    crossing = share * (1 - share) * (1 / share.min() if op == "all_to_all" else 1)
+    sends, receives = {
+        "reduce_scatter": (1 - share, share),
+        "all_gather": (share, 1 - share),
+        "all_to_all": (crossing, crossing),
+        "broadcast": (home, ~home),
+        "reduce": (~home, home),
+    }.get(op, (all_of_it, all_of_it))
     found = max(_seconds(sends, out), _seconds(receives, into))
     if op == "all_reduce":
-        found = max(found, _seconds(np.array([2.0 * (ranks - 1)]), out.sum(keepdims=True)))
+        both_ways = np.array([2.0 * (len(share) - 1)])
+        found = max(found, _seconds(both_ways, out.sum(keepdims=True)))
     return found
 
 

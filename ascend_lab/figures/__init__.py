@@ -80,6 +80,10 @@ FIGURES: dict[str, str] = {
     "fig_grown_tree": "vector_tuner",
     "fig_search_tree": "vector_tuner",
     "fig_toy_tree": "vector_tuner",
+    "fig_best_collective": "collectives",
+    "fig_buckets": "gradient_tuner",
+    "fig_caps": "gradient_tuner",
+    "fig_holdings": "collectives",
     "fig_bands": "subgraph_tuner",
     "fig_halo": "subgraph_tuner",
     "fig_slice_times": "subgraph_tuner",
@@ -87,6 +91,7 @@ FIGURES: dict[str, str] = {
     "fig_switches": "tuned_networks",
     "fig_time_left": "tuned_networks",
     "fig_waterfall": "tuned_networks",
+    "fig_topology": "clusters",
 }
 
 

@@ -7,12 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Patch, Rectangle
 
-from ascend_lab.cluster import Schedule, execute
+from ascend_lab.cluster import Schedule, execute, load_topology
+from ascend_lab.cluster.collectives import collective_time
 from ascend_lab.errors import InputError
 from ascend_lab.figures.style import (
     BLUE,
+    GREEN,
+    GREY,
     INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
     LabFigure,
     finish,
     new_figure,
@@ -21,6 +30,20 @@ from ascend_lab.figures.style import (
 
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", BLUE])
 MOST_PANELS = 8
+FAMILIES = {
+    "recursive-doubling": ("RD", SKY),
+    "tree": ("T", GREY),
+    "mesh": ("M", YELLOW),
+    "halving-doubling": ("HD", GREEN),
+    "nhr": ("N", PURPLE),
+    "ring": ("R", ORANGE),
+    "double-ring": ("2R", ORANGE),
+    "chain": ("C", VERMILLION),
+    "pipeline": ("P", PURPLE),
+    "hierarchical": ("H", BLUE),
+}
+"""Letters and colour of each algorithm in the map."""
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
 def contributions(
@@ -68,3 +91,78 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabF
     panels[0].set_yticks(range(schedule.ranks))
     text = f"{schedule.algorithm} all-reduce of {schedule.ranks} ranks, {schedule.blocks} blocks"
     return finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
+
+
+@styled
+def fig_best_collective(
+    kind: str = "910a-roce",
+    counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    sizes_bytes: Sequence[int] = tuple(2**k for k in range(10, 31, 2)),
+    op: str = "all_reduce",
+) -> LabFigure:
+    """Draw which algorithm is quickest for every size and number of devices of a cluster.
+
+    `kind` is a topology that takes a count. Cells bear letters; the legend names them.
+    """
+    names = [
+        [
+            _family(collective_time(op, load_topology(f"{kind}:{p}"), n).algorithm)
+            for n in sizes_bytes
+        ]
+        for p in counts
+    ]
+    fig, ax = new_figure(height_in=0.55 + 0.36 * len(counts))
+    for row, line in enumerate(names):
+        for column, name in enumerate(line):
+            letters, colour = FAMILIES[name]
+            ax.add_patch(_cell(column, row, colour))
+            dark = colour in (BLUE, VERMILLION, GREEN, GREY)
+            ax.text(
+                column,
+                row,
+                letters,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="#FFFFFF" if dark else INK,
+            )
+    ax.set(
+        xlim=(-0.5, len(sizes_bytes) - 0.5),
+        ylim=(-0.5, len(counts) - 0.5),
+        xlabel="size",
+        ylabel="devices",
+    )
+    ax.set_xticks(range(len(sizes_bytes)), [_size(n) for n in sizes_bytes])
+    ax.set_yticks(range(len(counts)), [str(p) for p in counts])
+    ax.tick_params(length=0)
+    used = [name for name in FAMILIES if any(name in line for line in names)]
+    patches = [Patch(fc=FAMILIES[n][1], ec=INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
+    fig.legend(handles=patches, loc="outside upper center", ncols=min(4, len(used)), frameon=False)
+    said = "; ".join(
+        f"{p} devices {_runs(line, sizes_bytes)}" for p, line in zip(counts, names, strict=True)
+    )
+    return finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
+
+
+def _family(algorithm: str) -> str:
+    return algorithm.partition("(")[0].partition("*")[0]
+
+
+def _cell(column: int, row: int, colour: str) -> Rectangle:
+    return Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1)
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}".replace(" ", "\n")
+    return "0"
+
+
+def _runs(line: Sequence[str], sizes_bytes: Sequence[int]) -> str:
+    """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
+    found = []
+    for i, name in enumerate(line):
+        if i == 0 or name != line[i - 1]:
+            found.append(f"{name} from {_size(sizes_bytes[i])}".replace("\n", " "))
+    return ", ".join(found)

@@ -1,9 +1,10 @@
 """Where images lie in L1 for the weight gradient: every tap a shifted view of flat pixels.
 
-One axis at a time. Output o and tap i meet at x[o stride + i dilation - pad]. Split by the remainder
-p = (i dilation) mod stride into phases; in phase p entry a is x[a stride + p - pad], and the tap
-reads entry o + (i dilation) div stride: a shift, whatever the stride. Entries beyond the image are
-zeros. Neighbouring lines share them where one's zeros at the end can be the next one's at the start.
+One axis at a time. Output o and tap i meet at x[o stride + i dilation - pad]. Split by the
+remainder p = (i dilation) mod stride into phases; in phase p entry a is x[a stride + p - pad], and
+the tap reads entry o + (i dilation) div stride: a shift, whatever the stride. Entries beyond the
+image are zeros. Neighbouring lines share them where one's zeros at the end can be the next one's
+at the start.
 """
 
 from __future__ import annotations

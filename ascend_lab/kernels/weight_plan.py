@@ -32,7 +32,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """m and c1 in channel blocks, `depth` fractals of pixels a step, cores along m, c, n and rows."""
+    """m and c1 in channel blocks, `depth` fractals of pixels a step.
+
+    `grid` counts cores along output channels, input channels, images and rows.
+    """
 
     m: int
     c1: int
@@ -156,7 +159,9 @@ def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
     oh, ow = shape.out_hw
     whole = shape.n * (c_all * shape.h * shape.w + m_all * oh * ow) * pixel
     fresh = min(1.0, whole / (cores * tiles * turns * loaded))
-    l2 = min(chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores))
+    l2 = min(
+        chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
+    )
     memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
     mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
     store = plan.m * n * 1024 / 64

@@ -28,8 +28,9 @@ from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
+from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import weight_plan
+from ascend_lab.kernels.weight_stage import ZEROS
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.formats import TypeRule, numpy_type
@@ -151,9 +152,11 @@ def _applies(call: Call, chip: Chip) -> bool:
     return True
 
 
-def _build(call: Call, chip: Chip) -> Kernel:
-    """Return the product on the cube, and the sum of partial sums where cores share the pixels."""
-    shape = weight_shape(call)
+def weight_kernel(shape: ConvShape, chip: Chip) -> Kernel:
+    """Return the product on the cube, and the sum of partial sums where cores share the pixels.
+
+    Tensors are x, grad, zeros (`ZEROS` of them) and y; raises as `weight_plan`.
+    """
     plan = weight_plan(shape, chip)
     launch = weight_gradient_launch(shape, chip, plan)
     splits = splits_of(shape, plan)
@@ -204,7 +207,9 @@ register(
         shape_rule=_shape,
         types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
         slicing=_slices,
-        template=Template(_build, _feed, _fetch, _applies),
+        template=Template(
+            lambda call, chip: weight_kernel(weight_shape(call), chip), _feed, _fetch, _applies
+        ),
         layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
         examples=_EXAMPLES,
         tolerances=SUMS,

@@ -12,14 +12,21 @@ gradient is muls(expand(grad, x's shape), 1 / (h w)).
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
-from ascend_lab.errors import ShapeError
+from ascend_lab.chip import Chip
+from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.isa import Launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.pool_gradient import pool_gradient_launch
+from ascend_lab.kernels.pool_rows import PoolGradient
+from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.deconvolution import stretched
 from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
 from ascend_lab.ops.lifting import narrow, wide
@@ -29,9 +36,12 @@ from ascend_lab.ops.pooling_kernel import LOWEST
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.template import Call, Template
 from ascend_lab.ops.windowing import Pair, add_windows, cropped, out_size, padded, windows
 
 Values = NDArray[Any]
+LANES = 16
+"""Channels of a block in fp16."""
 
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
@@ -108,6 +118,43 @@ def _max_expression(
     return narrow(_cropped(total, plane, pads), x.dtype)
 
 
+def _max_launch(call: Call, chip: Chip) -> Launch:
+    return pool_gradient_launch(PoolGradient(_as_convolution(call, call.shapes[0]), True), chip)
+
+
+def _as_convolution(call: Call, image: Shape) -> ConvShape:
+    """Return the pooling of an image as a convolution with a group per channel."""
+    n, c, h, w = image
+    size, step, pads = geometry(*(call.attrs[a] for a in ("kernel", "stride", "pad")))
+    return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c)
+
+
+def _applies(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], bool]:
+    """Return whether the hand-written kernel does it: fp16, and a block of rows fits UB."""
+
+    def applies(call: Call, chip: Chip) -> bool:
+        if call.dtypes[0] != "fp16":
+            return False
+        try:
+            launch(call, chip)
+        except CapacityError:
+            return False
+        return True
+
+    return applies
+
+
+def _max_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    return {
+        name: pack(address_map("NC1HWC0", a.shape, "fp16"), a)
+        for name, a in zip(("x", "top", "grad"), arrays, strict=True)
+    }
+
+
+def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    return (unpack(address_map("NC1HWC0", call.outputs[0], "fp16"), memory["y"].reshape(-1)),)
+
+
 # -- average --------------------------------------------------------------------------------------
 def _average_shape(
     grad: Shape, *, kernel: Any, stride: Any, pad: Any, size: Any, **attrs: Any
@@ -153,11 +200,35 @@ def _scaled(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
         return x
     ends = [0, *(np.flatnonzero(np.diff(column)) + 1).tolist(), len(column)]
     pieces = []
-    for low, high in zip(ends, ends[1:], strict=False):
+    for low, high in pairwise(ends):
         begin = tuple(low if i == axis else 0 for i in range(4))
         end = tuple(high if i == axis else n for i, n in enumerate(x.shape))
         pieces.append(te.vmuls(te.slice(x, begin, end), 1.0 / float(column[low])))
     return te.concat(pieces, axis)
+
+
+def _call_counts(call: Call) -> Values:
+    """Return how many elements each window averages, (oh, ow)."""
+    size, step, pads = geometry(*(call.attrs[a] for a in ("kernel", "stride", "pad")))
+    include, plane = call.attrs["count_include_pad"], pair("size", call.attrs["size"])
+    counts: Values = window_counts(plane, size, step, pads, include)[0, 0]
+    return counts
+
+
+def _average_launch(call: Call, chip: Chip) -> Launch:
+    counts = _call_counts(call)
+    share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
+    shape = _as_convolution(call, call.outputs[0])
+    return pool_gradient_launch(PoolGradient(shape, False, share), chip)
+
+
+def _average_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+    """Return the gradient and, where windows differ, each one's rate in all 16 lanes."""
+    counts = _call_counts(call)
+    tensors = {"grad": pack(address_map("NC1HWC0", arrays[0].shape, "fp16"), arrays[0])}
+    if np.ptp(counts):
+        tensors["rate"] = np.repeat(1.0 / counts, LANES).astype(np.float16)
+    return tensors
 
 
 # -- registration ---------------------------------------------------------------------------------
@@ -182,6 +253,7 @@ register(
         shape_rule=_max_shape,
         types=TypeRule(FLOATS),
         slicing=_slices,
+        template=Template(_max_launch, _max_feed, _fetch, _applies(_max_launch)),
         layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"),
         domains={"x": _STEPS, "y": _STEPS},
         examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
@@ -201,12 +273,14 @@ register(
         shape_rule=_average_shape,
         types=TypeRule(FLOATS),
         slicing=_slices,
+        template=Template(_average_launch, _average_feed, _fetch, _applies(_average_launch)),
         layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"},
         examples=tuple(
             Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
             for include in (False, True)
             for x, o, a in _CASES[2 * include :]
         ),
-        tolerances=rounded(fp32_ulps=16, atol=2.0**-18),
+        # a kernel in fp16 rounds the rate, and after each of up to 9 additions
+        tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
     )
 )

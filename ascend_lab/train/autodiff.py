@@ -11,54 +11,28 @@ first, so that each parameter's gradient is there as soon as it can be.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, Value, pruned, verify
-from ascend_lab.train import precision, updates
+from ascend_lab.graph import Constant, Fill, Graph, Node, Value, verify
+from ascend_lab.train import (  # noqa: F401 - rules register themselves
+    precision,
+    rules_elementwise,
+    rules_moves,
+    rules_norms,
+    rules_products,
+    rules_windows,
+    updates,
+)
 from ascend_lab.train import recompute as again
-from ascend_lab.train import rules_elementwise as rules_elementwise
-from ascend_lab.train import rules_moves as rules_moves
-from ascend_lab.train import rules_norms as rules_norms
-from ascend_lab.train import rules_products as rules_products
-from ascend_lab.train import rules_windows as rules_windows
 from ascend_lab.train.rules import gradients
+from ascend_lab.train.step import TrainingGraph, as_written, telling_names, without
 from ascend_lab.train.tape import Tape
 from ascend_lab.train.trainable import NORMS, STATISTICS, trainable
 
+__all__ = ["SEED", "TrainingGraph", "training_graph"]
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
-
-
-@dataclass(frozen=True)
-class TrainingGraph:
-    """A step of training as a graph, and what its names mean.
-
-    `parameters` are inputs, in the order in which forward reads them; `gradients` names the tensor
-    with each one's gradient, in the order in which backward writes them: in the format forward
-    computes in and times `loss_scale`. `updates` maps every parameter and state to the output that
-    replaces it in the next step (only statistics of batch norms without an optimiser). `phases`
-    maps node names to forward, recompute, backward or update. `initial` holds the first values of
-    parameters and states.
-    """
-
-    graph: Graph
-    parameters: tuple[str, ...]
-    gradients: Mapping[str, str]
-    loss: str
-    data: tuple[str, ...]
-    targets: tuple[str, ...]
-    states: tuple[str, ...]
-    updates: Mapping[str, str]
-    phases: Mapping[str, str]
-    initial: Mapping[str, Constant]
-    loss_scale: float
-
-    @property
-    def parameter_count(self) -> int:
-        """Elements of all parameters."""
-        return sum(self.graph.types[name].elements for name in self.parameters)
 
 
 def training_graph(
@@ -109,9 +83,11 @@ class _Step:
         master: str,
         recompute: Sequence[str] | int,
     ) -> None:
-        self.given, self.typed, self.names, self.master = given, typed, names, master
+        self.given, self.names, self.master = given, names, master
         origins = {name: precision.master_of(name, given) for name in typed.constants}
-        self.leaves = {name: origin for name, origin in origins.items() if origin in names}
+        masters = {name: origin for name, origin in origins.items() if origin in names}
+        typed, self.leaves = precision.copies_named(typed, masters, master)
+        self.typed = typed
         dropped = again.dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
         self.wanted = again.carried(typed, tuple(self.leaves))
@@ -163,17 +139,14 @@ class _Step:
         batch = tuple(self.net.unique(f"{node.name}.batch_{key}") for key in ("mean", "variance"))
         for place, new in zip(STATISTICS, batch, strict=True):
             self.statistics[node.inputs[place]] = new
-        attrs = {"epsilon": node.attrs[k] for k in ("epsilon",) if k in node.attrs}
-        return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch),
-                    {**attrs, "momentum": 0.0})  # fmt: skip
+        attrs = {**node.attrs, "momentum": 0.0}
+        return Node(node.name, "batch_norm_training", node.inputs, (*outs, *batch), attrs)
 
     # -- loss -------------------------------------------------------------------------------------
     def losses(self) -> list[Value]:
         """Append the loss; return the losses of the rows of each output."""
-        net, found = self.net, []
-        for name in self.typed.outputs:
-            if name in self.wanted:
-                found.append(self._rows(net.value(name)))
+        net, outs = self.net, [name for name in self.typed.outputs if name in self.wanted]
+        found = [self._rows(net.value(name)) for name in outs]
         if not found:
             got = f"{len(self.names)} parameters, none of which an output hangs on"
             raise GraphError(f"{self.given.name}: parameters to train", got, "name parameters=")
@@ -246,7 +219,7 @@ class _Step:
         parameters = tuple(name for name in self.names if name in grads)
         new: dict[str, str] = {}
         states: list[str] = []
-        for name in _as_written(net, grads):
+        for name in as_written(net, grads):
             if found is not None:
                 own = updates.declare_states(net, name, net.kind(name), found)
                 self.initial.update({state: updates.zeros(net, state) for state in own})
@@ -265,40 +238,24 @@ class _Step:
         new: dict[str, str],
         scale: float,
     ) -> TrainingGraph:
-        net, ready = self.net, _as_written(self.net, grads)
-        names = _names(net, {n: grads[n].name for n in ready}, new)
+        net, ready = self.net, as_written(self.net, grads)
+        names = telling_names(net, {n: grads[n].name for n in ready}, new)
         names[self.loss] = net.unique("loss")
         slopes = {name: names.get(grads[name].name, grads[name].name) for name in ready}
         outs = [] if any(p in new for p in parameters) else [grads[name].name for name in ready]
         graph = net.finished([self.loss, *outs, *new.values()], names)
-        graph = _without(graph, set(self.names) - set(parameters))
+        graph = without(graph, set(self.names) - set(parameters))
+        kept = {name: self.initial[name] for name in (*parameters, *states)}
         return TrainingGraph(
-            verify(graph), parameters, slopes, names[self.loss], self.typed.inputs,
-            tuple(self.targets), tuple(states), {old: names.get(one, one) for old, one in new.items()},
-            {node.name: net.phases[node.name] for node in graph.nodes},
-            {name: self.initial[name] for name in (*parameters, *states)}, scale,
-        )  # fmt: skip
-
-
-def _as_written(net: Tape, grads: Mapping[str, Value]) -> list[str]:
-    """Return the parameters in the order in which their gradients are written."""
-    order = {name: i for i, node in enumerate(net._nodes) for name in node.outputs}
-    return sorted(grads, key=lambda name: order.get(grads[name].name, -1))
-
-
-def _names(net: Tape, grads: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """Return names that say what a tensor is: w.grad, w.new; a tensor of two meanings keeps its."""
-    written = {name for node in net._nodes for name in node.outputs}
-    found: dict[str, str] = {}
-    for ending, pairs in (("grad", grads), ("new", new)):
-        for name, tensor in pairs.items():
-            if tensor in written and tensor not in found and tensor != f"{name}.{ending}":
-                found[tensor] = net.unique(f"{name}.{ending}")
-    return found
-
-
-def _without(graph: Graph, names: set[str]) -> Graph:
-    """Return the graph without what no output needs and without inputs named."""
-    graph = pruned(graph)
-    inputs = tuple(name for name in graph.inputs if name not in names)
-    return replace(graph, inputs=inputs)
+            graph=verify(graph),
+            parameters=parameters,
+            gradients=slopes,
+            loss=names[self.loss],
+            data=self.typed.inputs,
+            targets=tuple(self.targets),
+            states=tuple(states),
+            updates={old: names.get(one, one) for old, one in new.items()},
+            phases={node.name: net.phases[node.name] for node in graph.nodes},
+            initial=kept,
+            loss_scale=scale,
+        )

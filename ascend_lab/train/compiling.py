@@ -10,14 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Stages
+from ascend_lab.graph import Graph, Stages
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.layouts import cancel_trans_data
 from ascend_lab.graph.layouts.stay import stay_in_fractals
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.pipeline import Front, finish_stages
-from ascend_lab.train.autodiff import TrainingGraph
 from ascend_lab.train.deconvolutions import as_convolutions
+from ascend_lab.train.images import (
+    batch_norms_apart,
+    casts_apart,
+    images_in_blocks,
+    rows_of_channels,
+)
+from ascend_lab.train.step import TrainingGraph
 
 MERGING = "CommonSubexpressionEliminationPass"
 
@@ -33,7 +39,14 @@ def compile_training(
     again = "recompute" in step.phases.values()
     names = [name for name in passes if not (again and name == MERGING)]
     rewritten, report = run_passes(step.graph, names)
-    plain = canonical(as_convolutions(rewritten), chip)
-    laid_out = cancel_trans_data(assign_layouts(plain))
+    laid_out = training_layouts(rewritten, chip)
     front = Front(report.matches, rewritten, stay_in_fractals(laid_out, chip))
     return finish_stages(front, chip, fusion=fusion)
+
+
+def training_layouts(graph: Graph, chip: Chip) -> Graph:
+    """Return a graph of a step after passes, in operators that have kernels, with layouts."""
+    for rewrite in (batch_norms_apart, as_convolutions, casts_apart, rows_of_channels):
+        graph = rewrite(graph)
+    plain = canonical(graph, chip)
+    return cancel_trans_data(images_in_blocks(plain))

@@ -40,6 +40,24 @@ def master_of(name: str, forward: Graph) -> str:
     return name if name in forward.constants or found is None else found[1]
 
 
+def copies_named(
+    typed: Graph, masters: Mapping[str, str], dtype: str
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph with w.fp16 for the copy of w, where masters are of another format.
+
+    With it: the master of each parameter, by the name under which the graph reads it.
+    """
+    formats = {name: typed.types[name].dtype for name in masters}
+    names = {n: m if formats[n] == dtype else f"{m}.{formats[n]}" for n, m in masters.items()}
+    nodes = tuple(
+        replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
+    )
+    types = {names.get(n, n): kind for n, kind in typed.types.items()}
+    constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
+    made = replace(typed, nodes=nodes, types=types, constants=constants)
+    return made, {names[n]: master for n, master in masters.items()}
+
+
 def master_constant(constant: Constant, dtype: str) -> Constant:
     """Return the initial values of a parameter in its master format."""
     return constant if constant.type.dtype == dtype else in_format(constant, dtype)

@@ -24,6 +24,7 @@ from ascend_lab.graph import (
     Graph,
     GraphBuilder,
     NetworkTimeline,
+    Node,
     pruned,
     simulate_graph,
     verify,
@@ -153,9 +154,7 @@ def weights_in_place(step: TrainingGraph) -> Graph:
     for name in sorted(known & read):
         constants[name] = Constant(graph.types[name], Fill(0.0))
     inputs = tuple(name for name in graph.inputs if name in read and name not in constants)
-    return verify(
-        pruned(replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants))
-    )
+    return verify(pruned(replace(graph, nodes=tuple(nodes), inputs=inputs, constants=constants)))
 
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
@@ -164,7 +163,23 @@ def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     laid_out = cancel_trans_data(assign_layouts(canonical(rewritten, chip)))
     if len(laid_out.nodes) <= LONGEST_STAY:
         laid_out = stay_in_fractals(laid_out, chip)
+    laid_out = promptly(laid_out)
     return compile_tasks(laid_out, chip, fuse(laid_out, chip, None).groups)
+
+
+def promptly(graph: Graph) -> Graph:
+    """Return the graph with conversions of outputs behind what they convert, not at the end."""
+    outs = set(graph.outputs)
+    late: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.op == "trans_data" and node.output in outs and not graph.readers[node.output]:
+            late.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for nodes in late.values() for node in nodes}
+    order = [node for name in (*graph.inputs, *graph.constants) for node in late.get(name, ())]
+    for node in graph.nodes:
+        if node.name not in moved:
+            order += [node, *(after for name in node.outputs for after in late.get(name, ()))]
+    return replace(graph, nodes=tuple(order))
 
 
 def _operators(

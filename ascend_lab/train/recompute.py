@@ -48,7 +48,8 @@ def every(graph: Graph, blocks: int, parameters: Sequence[str]) -> tuple[str, ..
     """
     if blocks < 1:
         raise InputError("recompute: every n-th block, n of at least 1", str(blocks), "raise it")
-    kept = cuts(graph, parameters)[blocks - 1 :: blocks]
+    inner = [name for name in cuts(graph, parameters) if name not in graph.outputs]
+    kept = inner[blocks - 1 :: blocks]
     if not kept:
         return ()
     flowing, dropped = carried(graph, parameters), []

@@ -94,7 +94,7 @@ def _rms_norm(s: Site) -> Grads:
 
 
 # -- batch norm -----------------------------------------------------------------------------------
-def _columns(s: Site, channels: Value) -> Value:
+def _column(s: Site, channels: Value) -> Value:
     """Return one number per channel, shaped to broadcast over (n, c, ...)."""
     return s.net.shaped(channels, (1, s.shape()[1], *(1,) * (len(s.shape()) - 2)))
 
@@ -104,33 +104,31 @@ def _batch_norm(s: Site) -> Grads:
     """Return a r (g - mean(g) - n mean(g n)), sum(g n), sum(g); a = scale, n = normalised x.
 
     With momentum 0 the operator's averages are the batch's own, so nothing is measured again.
+    Numbers per channel keep all axes: they lie beside the image in any layout.
     """
     net, shape = s.net, s.shape()
-    axes = (0, *range(2, len(shape)))
-    count = elements(shape) // shape[1]
-    rate = net.rsqrt(net.adds(s.y(2), number=s.attrs["epsilon"]))
-    grad, centred = s.g, net.sub(s.x(), _columns(s, s.y(1)))
-    dbias = net.reduce_sum(grad, axis=axes, keepdims=False)
-    moment = net.reduce_sum(net.mul(grad, centred), axis=axes, keepdims=False)
+    share, grad, mean = shape[1] / elements(shape), s.g, _column(s, s.y(1))
+    total = net.channel_sums(grad)
+    moment = net.channel_sums(net.mul(grad, net.sub(s.x(), mean)))
+    rate = net.rsqrt(net.adds(_column(s, s.y(2)), number=s.attrs["epsilon"]))
     dscale = net.mul(moment, rate)
-    # dx = g a - centred b - c with one number per channel each
-    a = net.mul(s.x(1), rate)
-    b = net.mul(net.muls(net.mul(dscale, rate), number=1.0 / count), a)
-    c = net.mul(net.muls(dbias, number=1.0 / count), a)
-    slope = net.sub(net.mul(grad, _columns(s, a)), net.mul(centred, _columns(s, b)))
-    return net.sub(slope, _columns(s, c)), dscale, dbias, None, None
+    # dx = g a - x b + c, one number per channel each: no other tensor of the image's size
+    a = net.mul(_column(s, s.x(1)), rate)
+    b = net.mul(net.muls(net.mul(dscale, rate), number=share), a)
+    c = net.sub(net.mul(mean, b), net.mul(net.muls(total, number=share), a))
+    dx = net.add(net.sub(net.mul(grad, a), net.mul(s.x(), b)), c)
+    return dx, net.shaped(dscale, (shape[1],)), net.shaped(total, (shape[1],)), None, None
 
 
 @rule("batch_norm", wide=True)
 def _fixed_batch_norm(s: Site) -> Grads:
     """Return the gradients where the statistics are given, as in fine-tuning with them frozen."""
-    net, shape = s.net, s.shape()
-    axes = (0, *range(2, len(shape)))
-    rate = net.rsqrt(net.adds(s.x(4), number=s.attrs["epsilon"]))
-    dbias = net.reduce_sum(s.g, axis=axes, keepdims=False)
-    centred = net.sub(s.x(), _columns(s, s.x(3)))
-    dscale = net.mul(net.reduce_sum(net.mul(s.g, centred), axis=axes, keepdims=False), rate)
-    return net.mul(s.g, _columns(s, net.mul(s.x(1), rate))), dscale, dbias, None, None
+    net, channels = s.net, (s.shape()[1],)
+    rate = net.rsqrt(net.adds(_column(s, s.x(4)), number=s.attrs["epsilon"]))
+    centred = net.sub(s.x(), _column(s, s.x(3)))
+    dscale = net.mul(net.channel_sums(net.mul(s.g, centred)), rate)
+    dbias, dx = net.channel_sums(s.g), net.mul(s.g, net.mul(_column(s, s.x(1)), rate))
+    return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), None, None
 
 
 # -- sums over axes -------------------------------------------------------------------------------

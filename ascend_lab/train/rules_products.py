@@ -76,4 +76,5 @@ def _attention(s: Site) -> Grads:
     dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
     inner = net.scaled(dscores, scale)
     dq, dk = net.batch_matmul(inner, k), net.batch_matmul(inner, q, trans_a=True)
-    return (dq, dk, dv, dmask) if masked else (dq, dk, dv)
+    found = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
+    return [*found, dmask] if masked else found

@@ -19,7 +19,8 @@ def _bias(s: Site) -> list[Value | None]:
     """Return places for the gradients; that of a bias is the sum per channel."""
     found: list[Value | None] = [None] * len(s.node.inputs)
     if len(found) > 2 and s.wanted[2]:
-        found[2] = s.net.reduce_sum(s.g, axis=(0, 2, 3), keepdims=False)
+        sums = s.net.channel_sums(s.net.wide(s.g))
+        found[2] = s.net.shaped(sums, s.shape(2))
     return found
 
 

@@ -130,6 +130,17 @@ class Tape(GraphBuilder):
             x = self.reduce_sum(x, axis=tuple(axes), keepdims=False)
         return self.shaped(x, shape)
 
+    def channel_sums(self, x: Value) -> Value:
+        """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1): columns, then the rest.
+
+        In the first step rows of pixels, of which every core has some, are added to each other.
+        """
+        inner = tuple(range(2, len(x.shape)))
+        if inner[:-1]:
+            x = self.reduce_sum(x, axis=inner[:-1], keepdims=True)
+        out: Value = self.reduce_sum(x, axis=(0, *inner[-1:]), keepdims=True)
+        return out
+
     def scaled(self, x: Value, number: float) -> Value:
         """Return x times a number."""
         out: Value = x if number == 1.0 else self.muls(x, number=float(number))

@@ -17,7 +17,9 @@ Values = NDArray[Any]
 
 def doubled(graph: Graph) -> Graph:
     """Return the graph with every fp32 tensor in fp64, which only references know."""
-    types = {n: replace(t, dtype="fp64") if t.dtype == "fp32" else t for n, t in graph.types.items()}
+    types = {
+        n: replace(t, dtype="fp64") if t.dtype == "fp32" else t for n, t in graph.types.items()
+    }
     constants = {n: Constant(types[n], c.data) for n, c in graph.constants.items()}
     return replace(graph, types=types, constants=constants)
 
@@ -33,7 +35,9 @@ def given(step: TrainingGraph, seed: int = 0) -> dict[str, Values]:
     return found
 
 
-def check_gradients(step: TrainingGraph, inputs: Mapping[str, Values], *, rtol: float = 1e-6) -> None:
+def check_gradients(
+    step: TrainingGraph, inputs: Mapping[str, Values], *, rtol: float = 1e-6
+) -> None:
     """Compare gradients, in fp64, with central differences of the loss along random directions."""
     graph = doubled(step.graph)
     start = {n: v.astype(np.float64) if v.dtype == np.float32 else v for n, v in inputs.items()}
@@ -70,7 +74,10 @@ def mlp(dtype: str = "fp32") -> Graph:
 def _norm(net: GraphBuilder, x: Any, name: str) -> Any:
     channels = x.shape[1]
     rows = [net.weight((channels,), f"{name}.{key}", scale=0.3) for key in ("scale", "bias")]
-    mean, variance = net.fill((channels,), 0.0, f"{name}.m"), net.fill((channels,), 1.0, f"{name}.v")
+    mean, variance = (
+        net.fill((channels,), 0.0, f"{name}.mean"),
+        net.fill((channels,), 1.0, f"{name}.var"),
+    )
     return net.batch_norm(x, *rows, mean, variance, name=name)
 
 
@@ -81,7 +88,7 @@ def convolutions(dtype: str = "fp32") -> Graph:
     x = net.conv2d(x, net.weight((8, 3, 3, 3), "w0"), net.weight((8,), "b0"), pad=1, name="conv0")
     x = net.relu(_norm(net, x, "bn0"), name="relu0")
     x = net.max_pool2d(x, kernel=3, stride=2, pad=1, name="pool")
-    y = net.conv2d(x, net.weight((8, 8, 3, 3), "w1"), pad=1, groups=1, name="conv1")
+    y = net.conv2d(x, net.weight((8, 8, 3, 3), "w1"), pad=1, name="conv1")
     y = net.relu6(_norm(net, y, "bn1"), name="relu1")
     y = net.conv2d(y, net.weight((8, 8, 3, 3), "w2"), pad=1, name="conv2")
     x = net.relu(net.add(_norm(net, y, "bn2"), x, name="sum"), name="relu2")

@@ -74,7 +74,7 @@ def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Sp
     count = int(np.ceil(per_octave * np.log2(total / least))) + 1 if total > least else 1
     best: tuple[float, float, Split] | None = None
     for step in range(count + 1):
-        cap = min(total, least * 2 ** (step / per_octave))
+        cap = float(round(min(total, least * 2 ** (step / per_octave))))
         split = legal(table, by_cap(table, cap))
         end = end_s(table, price, split)
         if best is None or end < best[0]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ascend_lab.aoe.gradient.rows import Floats
+from ascend_lab.aoe.gradient.rows import LONGEST_S, Floats
 from ascend_lab.errors import InputError
 
 Cost = Callable[[float], float]
@@ -85,15 +85,16 @@ def sampled(
     """Return a slow cost as a table of so many sizes per octave, `most_bytes` among them.
 
     For times with one straight line per algorithm the table errs only where the algorithm changes.
+    Below one byte its cost holds: an all-reduce of nothing is still started.
     """
     most = max(float(most_bytes), 2 * least_bytes)
     count = math.ceil(per_octave * math.log2(most / least_bytes)) + 1
-    sizes = [0.0, *np.geomspace(least_bytes, most, count).round().tolist()]
+    sizes = [1.0, *np.geomspace(least_bytes, most, count).round().tolist()]
     return Piecewise(tuple(sizes), tuple(float(cost(size)) for size in sizes))
 
 
 def price_of(cost: Cost) -> Price:
-    """Return a cost on arrays, checked: `InputError` for times below 0 or not finite."""
+    """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
     many = getattr(cost, "many", None)
     known: dict[float, float] = {}
 
@@ -105,17 +106,20 @@ def price_of(cost: Cost) -> Price:
     found: Price = each if many is None else many
 
     def price(sizes: Floats) -> Floats:
-        times = found(sizes)
-        if not (np.isfinite(times).all() and (times >= 0).all()):
-            raise InputError("a cost of at least 0 s for every size", str(times)[:80])
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+            times = found(sizes)
+        if not ((times >= 0) & (times <= LONGEST_S)).all():
+            got = str(times)[:80]
+            raise InputError(f"a cost of at least 0 and at most {LONGEST_S:g} s", got)
         return times
 
     return price
 
 
 def startup_s(cost: Cost) -> float:
-    """Return what an all-reduce takes beyond its bytes: its cost at 0 bytes."""
-    return float(cost(0.0))
+    """Return what an all-reduce takes beyond its bytes: alpha, else the cost of one byte."""
+    alpha_s = getattr(cost, "alpha_s", None)
+    return float(cost(1.0) if alpha_s is None else alpha_s)
 
 
 def _rising(values: Sequence[float] | Floats) -> Floats:

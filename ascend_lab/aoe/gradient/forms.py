@@ -3,6 +3,7 @@
 HCCL (Python API, `hccl.split.api`): `set_split_strategy_by_idx` takes the last gradient of every
 segment, `[20, 100, 159]` for 0-20, 21-100, 101-159; `set_split_strategy_by_size` takes shares of
 the bytes that add up to 100 percent; at most 8 segments. Where both are set the sizes count.
+Gradients are counted in the order of the all-reduces in the graph, which is that of backward.
 
 MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients too, the
 very last one implied (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0 refuse
@@ -43,7 +44,7 @@ class Forms:
     ddp_cap_mib: float
     ddp_segments: Split
     ddp_end_s: float
-    by_size_end_s: float
+    shares_end_s: float
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forms as JSON data, times in microseconds."""
@@ -52,7 +53,7 @@ class Forms:
                 "set_split_strategy_by_idx": list(self.by_idx),
                 "set_split_strategy_by_size": list(self.by_size),
                 "end_us": self.hccl.end_s * 1e6,
-                "by_size_end_us": self.by_size_end_s * 1e6,
+                "by_size_end_us": self.shares_end_s * 1e6,
             },
             "mindspore": {"all_reduce_fusion_config": list(self.mindspore)},
             "pytorch": {

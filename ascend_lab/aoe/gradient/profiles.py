@@ -21,6 +21,9 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.lower import piece_of
 
+PROFILE_VERSION = 1
+"""Raised whenever training steps are profiled in another way: older profiles are no hits then."""
+
 
 class StepTimes(Protocol):
     """What a profiler of training steps returns (see `train.profile`)."""
@@ -70,7 +73,8 @@ def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
 
     Equal networks have one key, whatever they and their nodes are called.
     """
-    problem = canonical({"graph": digest(piece_of(graph, graph.nodes).key), "training": settings})
+    network = digest(piece_of(graph, graph.nodes).key)
+    problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
     return BankKey(chip.name, chip_digest(chip), chip.core_count, "profile", "training", problem)
 
 

@@ -14,13 +14,12 @@ import csv
 import gzip
 import io
 import json
-import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.aoe.gradient.rows import Gradient
+from ascend_lab.aoe.gradient.rows import LONGEST_S, MOST_BYTES, Gradient
 from ascend_lab.aoe.gradient.traces import gradients_of_trace
 from ascend_lab.errors import InputError
 
@@ -30,7 +29,7 @@ COLUMNS = {
     "bytes": ("bytes", "gradient_size(byte)"),
     "dtype": ("dtype", "data_type"),
 }
-MOST_BYTES = 2**31
+LONGEST_BYTES = 2**31
 """Of a file, unpacked: larger ones are refused."""
 MOST_ROWS = 20_000
 
@@ -56,12 +55,12 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
 def _bytes_of(path: Path) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:
-            data = source.read(MOST_BYTES + 1)
+            data = source.read(LONGEST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError("a profile that can be read", f"{path}: {reason}", "check it") from None
-    if len(data) > MOST_BYTES:
-        raise InputError(f"{path}: at most {MOST_BYTES >> 20} MiB", "more", "trace fewer steps")
+    if len(data) > LONGEST_BYTES:
+        raise InputError(f"{path}: at most {LONGEST_BYTES >> 20} MiB", "more", "trace fewer steps")
     return data
 
 
@@ -97,7 +96,7 @@ def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
     size = _number(where, "bytes", row[places["bytes"]])
     ready = _number(where, "ready_us", row[places["ready"]])
     dtype = row[places["dtype"]] if "dtype" in places else ""
-    return gradient(where, row[places["name"]], ready * 1e-6, size, dtype)
+    return gradient(where, row[places["name"]], ready / 1e6, size, dtype)
 
 
 def _number(where: str, name: str, text: object) -> float:
@@ -109,9 +108,9 @@ def _number(where: str, name: str, text: object) -> float:
 
 def gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
     """Return a row, or raise `InputError` that says where the wrong one stands."""
-    if not (math.isfinite(ready_s) and ready_s >= 0):
+    if not 0 <= ready_s <= LONGEST_S:
         raise InputError(f"{where}: a ready time of at least 0", str(ready_s))
-    if not (math.isfinite(size) and size >= 0 and size == int(size)):
+    if not (0 <= size <= MOST_BYTES and size == int(size)):
         raise InputError(f"{where}: a whole number of bytes, at least 0", str(size))
     return Gradient(name, ready_s, int(size), dtype or "fp16")
 

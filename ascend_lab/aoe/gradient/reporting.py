@@ -45,7 +45,7 @@ def forms_text(forms: Forms) -> str:
             f"set_split_strategy_by_idx({list(forms.by_idx)})",
             f"set_split_strategy_by_size({list(forms.by_size)})",
             f"all_reduce_fusion_config={list(forms.mindspore)}",
-            f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:g})  # {ddp}",
+            f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
         ]
     )
 

@@ -6,7 +6,6 @@ buckets, each as (first, last), both inclusive and counted from 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +19,10 @@ Bucket = tuple[int, int]
 """First and last gradient of a bucket, both inclusive, counted from 0."""
 Split = tuple[Bucket, ...]
 Floats = NDArray[np.float64]
+MOST_BYTES = 2**53
+"""Sizes are counted exactly up to here."""
+LONGEST_S = 1e12
+"""Longer times are taken for mistakes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,9 @@ class Gradient:
 
     def __post_init__(self) -> None:
         """Raise `InputError` for times and sizes that mean nothing."""
-        if not (math.isfinite(self.ready_s) and self.ready_s >= 0):
+        if not 0 <= self.ready_s <= LONGEST_S:
             raise InputError(f"{self.name}: a ready time of at least 0 s", str(self.ready_s))
-        if not (math.isfinite(self.size_bytes) and 0 <= self.size_bytes == int(self.size_bytes)):
+        if not (0 <= self.size_bytes <= MOST_BYTES and self.size_bytes == int(self.size_bytes)):
             raise InputError(f"{self.name}: a whole number of bytes", str(self.size_bytes))
 
 
@@ -123,7 +126,7 @@ def split_at(lasts: Iterable[int]) -> Split:
 def check_split(split: Sequence[Sequence[int]], count: int) -> Split:
     """Return `split` as tuples if it covers gradients 0..count-1 in order; else `InputError`."""
     made = tuple((int(first), int(last)) for first, last in split)
-    if made != split_at([last for _, last in made]) or not made or made[-1][1] != count - 1:
+    if not made or made != split_at([b for _, b in made]) or made[-1][1] != count - 1:
         remedy = "buckets are (first, last), both inclusive, counted from 0"
         raise InputError(f"buckets that cover 0..{count - 1} in order", str(made)[:80], remedy)
     if any(first > last for first, last in made):

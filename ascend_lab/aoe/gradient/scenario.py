@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ascend_lab.aoe.gradient.cost import Cost, price_of
+from ascend_lab.aoe.gradient.cost import Cost, price_of, startup_s
 from ascend_lab.aoe.gradient.rows import Gradient, Split, Table, check_split, table_of
 from ascend_lab.errors import InputError
 
@@ -64,7 +64,7 @@ def evaluate(
 def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:
     """Return the function split -> end; the same samples serve every split."""
     price, draws = price_of(scenario.cost), _draws(table, scenario)
-    startup = float(price(np.zeros(1))[0])
+    startup = startup_s(scenario.cost)
 
     def score(split: Split) -> float:
         lasts = np.array([last for _, last in split])

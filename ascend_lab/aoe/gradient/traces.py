@@ -5,14 +5,17 @@ What such a trace holds (PyTorch's `ParamCommsUtils.hpp`, `saveNcclMeta` in `pro
 * `record_param_comms`, on the host, for every collective, with `Collective name`, `In msg nelems`,
   `dtype`; device kernels such as `ncclDevKernel_AllReduce_...` (category `kernel`) carry the same.
   One event is a bucket of DDP: record with a small `bucket_cap_mb`, so that it is one gradient.
-* `torch::autograd::AccumulateGrad`, when a gradient is done, with `Input Dims` and `Input type` if
-  `record_shapes=True`. These are host times: with a device they say when work was given to it.
+* `nccl:all_reduce`, around the same on the host; older releases have only this, with `Input Dims`
+  and `Input type` if `record_shapes=True`.
+* `torch::autograd::AccumulateGrad`, when a gradient is done, with the same two. These are host
+  times: with a device they say when work was given to it.
 * `ProfilerStep#n` around a step; `autograd::engine::evaluate_function: ...` where backward runs.
 
 Read are, of the last step that has any: the all-reduces of the device, ready when they begin (an
 upper bound where one waits for another); without a device the AccumulateGrad events with shapes,
-ready when they end; else the all-reduces of the host. Times count from the first backward function,
-or, without one, from the first gradient: that moves all ends alike and no split.
+ready when they end; else what the host has, all-reduces before AccumulateGrad. Without steps all
+of the trace is one. Times count from the first backward function, or, without one, from the first
+gradient: that moves all ends alike and no split.
 """
 
 from __future__ import annotations
@@ -43,11 +46,14 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     reduces = [e for e in timed if _is_all_reduce(e)]
     kernels = [e for e in reduces if e.get("cat") == "kernel"]
     has_device = any(e.get("cat") == "kernel" for e in timed)
-    sums = [e for e in timed if e.get("name") == ACCUMULATE and _shape(e) is not None]
+    shaped = [e for e in timed if _shape(e) is not None]
+    sums = [e for e in shaped if e.get("name") == ACCUMULATE]
+    older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
     sources: list[tuple[list[Event], Callable[[str, int, Event], _Row]]] = [
         (kernels, _reduce_row),
         ([] if has_device else sums, _sum_row),
         (reduces, _reduce_row),
+        (older, _older_row),
         (sums, _sum_row),
     ]
     found, make = next((s for s in sources if s[0]), ([], _reduce_row))
@@ -85,9 +91,10 @@ def _is_all_reduce(event: Event) -> bool:
 
 
 def _shape(event: Event) -> list[int] | None:
-    """Return the shape of the gradient an AccumulateGrad event was given."""
-    dims = _args(event).get("Input Dims")
-    shape = dims[0] if isinstance(dims, list) and dims else None
+    """Return the shape of what an event was given; None if that was nothing."""
+    dims, types = _args(event).get("Input Dims"), _args(event).get("Input type")
+    known = isinstance(types, list) and types and types[0]
+    shape = dims[0] if known and isinstance(dims, list) and dims else None
     good = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
     return shape if good else None
 
@@ -99,10 +106,10 @@ def _last_step(timed: Sequence[Event], found: Sequence[Event]) -> tuple[float, f
     """
     steps = [e for e in timed if str(e.get("name", "")).startswith(STEP)]
     on_device = [e for e in steps if e.get("cat") == "gpu_user_annotation"]
-    if found[0].get("cat") == "kernel" and on_device:
-        steps = on_device
-    begins = sorted({float(e["ts"]) for e in steps if e in on_device or not on_device})
-    for begin, end in reversed(list(zip(begins, [*begins[1:], math.inf], strict=True))):
+    device = found[0].get("cat") == "kernel" and bool(on_device)
+    mine = on_device if device else [e for e in steps if e not in on_device]
+    begins = sorted({float(e["ts"]) for e in mine})
+    for begin, end in zip(reversed(begins), [math.inf, *reversed(begins[1:])], strict=False):
         if any(begin <= float(e["ts"]) < end for e in found):
             return begin, end
     return -math.inf, math.inf
@@ -125,10 +132,15 @@ def _reduce_row(where: str, place: int, event: Event) -> _Row:
     return f"bucket {place}", float(event["ts"]), count * size, dtype
 
 
+def _older_row(where: str, place: int, event: Event) -> _Row:
+    _, _, size, dtype = _sum_row(where, place, event)
+    return f"bucket {place}", float(event["ts"]), size, dtype
+
+
 def _sum_row(where: str, place: int, event: Event) -> _Row:
-    shape, types = _shape(event), _args(event).get("Input type")
+    shape = _shape(event)
     assert shape is not None
-    size, dtype = _format(where, types[0] if isinstance(types, list) and types else None)
+    size, dtype = _format(where, _args(event)["Input type"][0])
     ready = float(event["ts"]) + float(event.get("dur", 0))
     name = f"gradient {place} {'x'.join(map(str, shape)) or 'scalar'}"
     return name, ready, math.prod(shape) * size, dtype

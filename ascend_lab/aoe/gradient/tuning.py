@@ -85,8 +85,9 @@ def tune_gradients(
 ) -> GradientTuning:
     """Return the best split of a network's gradients for data parallel training on a cluster.
 
-    The training step is profiled on one device (by `train.profile_training` with `settings`, unless
-    `profiler` is given), or taken from the banks; `repeat` profiles anew. All-reduces cost what
+    The training step is profiled on one device (by `train.profile_training` with `settings`, such
+    as `dtype` and `optimizer`, unless `profiler` is given), or taken from the banks; `repeat`
+    profiles anew. All-reduces cost what
     `cluster.collective_time` says, from a table of sizes, unless `cost` is given. At most
     `max_segments` (HCCL takes 8). Raises as the profiler, `load_topology` and `plan`.
     """
@@ -98,24 +99,16 @@ def tune_gradients(
     rows = profile.gradients
     if not rows:
         raise InputError(f"{graph.name}: parameters to train", "none", "train another network")
-    table = cost
-    if table is None:
-        table = cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
+    table = cost or cluster_cost(topology, float(sum(row.size_bytes for row in rows)))
     found = plan(rows, table, max_segments, max_bytes=max_bytes)
+    error = 0.0 if cost else _error(found, profile, table, topology)
+    forms = forms_of(found, rows, table, max_bytes=max_bytes)
+    least_s = bound(rows, table, max_bytes=max_bytes)
+    spent_s, warnings = time.monotonic() - started, tuple(bank.warnings)
     return GradientTuning(
-        graph.name,
-        chip,
-        topology,
-        profile,
-        found,
-        forms_of(found, rows, table, max_bytes=max_bytes),
-        bound(rows, table, max_bytes=max_bytes),
-        0.0 if cost is not None else _error(found, profile, table, topology),
-        outcome,
-        time.monotonic() - started,
-        tuple(bank.warnings),
-        given,
-    )
+        graph.name, chip, topology, profile, found, forms, least_s, error, outcome, spent_s,
+        warnings, given,
+    )  # fmt: skip
 
 
 def profiled(
@@ -136,7 +129,7 @@ def profiled(
         from ascend_lab.train.profile import profile_training
 
         profiler = profile_training
-    found = profile_of(profiler(graph, chip, **given))
+    found = profile_of(profiler(graph, chip, **given), given.get("dtype", "fp16"))
     return found, keep_profile(knowledge, key, found, chip.clock_hz)
 
 

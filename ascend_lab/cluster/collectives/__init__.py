@@ -2,11 +2,13 @@
 
 from ascend_lab.cluster.collectives.catalogue import ALGORITHMS, LEVELS, make, op_name, parse_name
 from ascend_lab.cluster.collectives.choice import choose, collective_time, compare
+from ascend_lab.cluster.collectives.closed import closed_form_s
 
 __all__ = [
     "ALGORITHMS",
     "LEVELS",
     "choose",
+    "closed_form_s",
     "collective_time",
     "compare",
     "make",

@@ -28,6 +28,11 @@ def turned(rounds: Rounds) -> Rounds:
     return tuple(Round.of(r.targets, r.sources, r.blocks, True) for r in reversed(rounds))
 
 
+def backwards(rounds: Rounds) -> Rounds:
+    """Return the gathering at one rank that is a scatter read backwards; nothing is added."""
+    return tuple(Round.of(r.targets, r.sources, r.blocks) for r in reversed(rounds))
+
+
 def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
     """Lay a template upon groups of ranks that act at once.
 

@@ -21,12 +21,12 @@ from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
-_SCATTERS = ("ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
+_SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
 _CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
     "all_reduce": (
-        *("ring", "mesh", "halving-doubling", "recursive-doubling", "nhr", "tree", "chain"),
-        *("hierarchical", "pipeline"),
+        *("ring", "double-ring", "mesh", "halving-doubling", "recursive-doubling", "nhr"),
+        *("tree", "chain", "hierarchical", "pipeline"),
     ),
     "reduce_scatter": _SCATTERS,
     "all_gather": _SCATTERS,
@@ -121,6 +121,10 @@ def _flat(op: str, name: str, p: int, root: int) -> tuple[int, tuple[Rounds, ...
     if op in ("broadcast", "reduce"):
         slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
         return slots, (in_order(rounds, (np.arange(p) + root) % p, slots),)
+    if name == "double-ring":
+        up = flat.double_ring_gather(p)
+        down = turned(up)
+        return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
     if op == "all_gather":
         return p, (flat.gather(name, p),)
     if op == "reduce_scatter":

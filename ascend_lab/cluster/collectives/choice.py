@@ -75,13 +75,11 @@ def compare(
     root: int = 0,
 ) -> tuple[CollectiveTime, ...]:
     """Return the quickest variant of every algorithm that "auto" tries, quickest first."""
-    op, found = op_name(op), []
-    places = _places(topology, placement)
-    full = [name for name, _ in _plans(op, topology, "auto", places, root)]
-    for name in ALGORITHMS[op]:
-        if any(parse_name(op, one)[0] == name for one in full):
-            found.append(collective_time(op, topology, size_bytes, name, placement, root))
-    return tuple(sorted(found, key=lambda one: one.time_s))
+    op = op_name(op)
+    plans = _plans(op, topology, "auto", _places(topology, placement), root)
+    tried = {parse_name(op, full)[0] for full, _ in plans}
+    times = (collective_time(op, topology, size_bytes, n, placement, root) for n in sorted(tried))
+    return tuple(sorted(times, key=lambda one: one.time_s))
 
 
 def servers_of(topology: Topology, places: Ints) -> Rows:
@@ -135,7 +133,15 @@ def _quickest(
     if not 0 <= size_bytes < float("inf"):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     plans = _plans(op, topology, algorithm, places, root)
-    return min(plans, key=lambda named: named[1].time_s(size_bytes))
+    floors = [plan.floor_s(size_bytes) for _, plan in plans]
+    best, best_s = 0, float("inf")
+    for i in sorted(range(len(plans)), key=lambda i: (floors[i], i)):
+        if floors[i] > best_s:
+            break
+        time_s = plans[i][1].time_s(size_bytes)
+        if time_s < best_s or (time_s == best_s and i < best):
+            best, best_s = i, time_s
+    return plans[best]
 
 
 def _plans(

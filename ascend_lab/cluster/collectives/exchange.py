@@ -63,8 +63,6 @@ def two_levels(groups: Ints) -> Rounds:
         there = (here + t) % servers
         blocks = groups[here][:, None, :] * p + groups[there][:, :, None]
         rounds.append(
-            Round.of(
-                groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each)
-            )
+            Round.of(groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each))
         )
     return tuple(rounds)

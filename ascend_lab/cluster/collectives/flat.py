@@ -7,12 +7,13 @@ after Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formula
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster.collectives.build import Rounds, in_order, turned
-from ascend_lab.cluster.schedule import NONE, Round
+from ascend_lab.cluster.schedule import NONE, Round, together
 
 Ints = NDArray[np.int64]
 
@@ -21,9 +22,23 @@ def ring_gather(p: int, step: int = 1) -> Rounds:
     """Pass on in p - 1 rounds, to the next rank, the slot received in the round before."""
     ranks = np.arange(p)
     targets = (ranks + step) % p
-    return tuple(
-        Round.of(ranks, targets, ((ranks - step * t) % p)[:, None]) for t in range(p - 1)
-    )
+    return tuple(Round.of(ranks, targets, ((ranks - step * t) % p)[:, None]) for t in range(p - 1))
+
+
+def double_ring_gather(p: int) -> Rounds:
+    """Gather even blocks round one way and odd ones the other, two blocks a rank.
+
+    Between two ranks both ways are one, and one message takes both blocks.
+    """
+    if p <= 2:
+        both = (replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
+        return tuple(both)
+    ways = zip(_half(ring_gather(p), 0), _half(ring_gather(p, -1), 1), strict=True)
+    return tuple(together(way) for way in ways)
+
+
+def _half(rounds: Rounds, which: int) -> Rounds:
+    return tuple(replace(step, blocks=2 * step.blocks + which) for step in rounds)
 
 
 def mesh_gather(p: int) -> Rounds:

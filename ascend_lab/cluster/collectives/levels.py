@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster.collectives import flat
-from ascend_lab.cluster.collectives.build import Rounds, laid, turned
-from ascend_lab.cluster.collectives.rooted import cast, collect
+from ascend_lab.cluster.collectives.build import Rounds, backwards, laid, turned
+from ascend_lab.cluster.collectives.rooted import CUT, WHOLE, cast, collect
 from ascend_lab.cluster.schedule import Round, together
 
 Ints = NDArray[np.int64]
@@ -49,24 +49,42 @@ def reduce_scatter(groups: Ints, inside: str, between: str) -> Stages:
 
 
 def broadcast(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
-    """Broadcast along the root's rail, then inside every server."""
-    outer, rail = cast(between, len(groups))
-    inner, local = cast(inside, groups.shape[1])
-    home, blocks = _from(groups, root), np.arange(outer * inner).reshape(outer, inner)
-    return outer * inner, (
-        laid(rail, home[:, 0][None], blocks[None]),
-        laid(local, home, blocks.T[None]),
+    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
+
+    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
+    """
+    home, (outer, rail) = _from(groups, root), cast(between, len(groups))
+    each = groups.shape[1]
+    slots, local = cast(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        first = laid(rail, home[:, 0][None], blocks[:, :, None])
+        return outer, (first, laid(local, home, blocks[None]))
+    scatter, gather = CUT[inside]
+    return slots * outer, (
+        laid(scatter(each), home[:1], blocks[None]),
+        laid(rail, home.T, blocks[:, :, None]),
+        laid(gather(each), home, blocks[None]),
     )
 
 
 def reduce(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
-    """Reduce inside every server, then along the root's rail."""
-    outer, rail = collect(between, len(groups))
-    inner, local = collect(inside, groups.shape[1])
-    home, blocks = _from(groups, root), np.arange(outer * inner).reshape(outer, inner)
-    return outer * inner, (
-        laid(local, home, blocks.T[None]),
-        laid(rail, home[:, 0][None], blocks[None]),
+    """Reduce-scatter inside every server, reduce along all rails, collect in the root's server.
+
+    Where `inside` sends whole tensors: reduce inside every server, then along the root's rail.
+    """
+    home, (outer, rail) = _from(groups, root), collect(between, len(groups))
+    each = groups.shape[1]
+    slots, local = collect(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        last = laid(rail, home[:, 0][None], blocks[:, :, None])
+        return outer, (laid(local, home, blocks[None]), last)
+    scatter, gather = CUT[inside]
+    return slots * outer, (
+        laid(turned(gather(each)), home, blocks[None]),
+        laid(rail, home.T, blocks[:, :, None]),
+        laid(backwards(scatter(each)), home[:1], blocks[None]),
     )
 
 

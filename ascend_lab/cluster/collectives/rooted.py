@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ascend_lab.cluster.collectives.build import Rounds, turned
+from ascend_lab.cluster.collectives.build import Rounds, backwards, turned
 from ascend_lab.cluster.collectives.flat import mesh_gather, nhr_gather
 from ascend_lab.cluster.schedule import Round
 
@@ -84,5 +84,4 @@ def collect(name: str, p: int) -> tuple[int, Rounds]:
     if name in WHOLE:
         return 1, turned(WHOLE[name](p))
     scatter, gather = CUT[name]
-    home = tuple(Round.of(r.targets, r.sources, r.blocks) for r in reversed(scatter(p)))
-    return p, (*turned(gather(p)), *home)
+    return p, (*turned(gather(p)), *backwards(scatter(p)))

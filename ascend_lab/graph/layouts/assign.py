@@ -22,7 +22,7 @@ from ascend_lab.graph.lower.matrices import operand_layouts
 
 CUBE_IMAGES = (*CONVOLUTIONS, "conv_transpose2d")
 IMAGES = (*CUBE_IMAGES, "max_pool2d", "avg_pool2d")
-IMAGE_GRADIENTS = ("max_pool2d_grad", "avg_pool2d_grad")
+POOL_GRADIENTS = ("max_pool2d_grad", "avg_pool2d_grad")
 FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
 ELEMENTWISE = frozenset((
     "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
@@ -110,7 +110,7 @@ class _Assigner:
         """Return the layout of each operand and of the results."""
         count = len(node.inputs)
         if node.op in PRODUCTS:
-            return operand_layouts(node), "FRACTAL_NZ"
+            return operand_layouts(node, self.graph.in_types(node)), "FRACTAL_NZ"
         if node.op == "flash_attention":
             rows = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in self.graph.in_types(node)[3:])
             mask = "ND" if rows else "FRACTAL_NZ"
@@ -119,7 +119,7 @@ class _Assigner:
             dense = node.op == "conv2d" and node.attr("groups", 1) == 1
             rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
             return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
-        if node.op in IMAGE_GRADIENTS:
+        if node.op in POOL_GRADIENTS and self.types[node.output].dtype == "fp16":
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.op == "conv2d_grad_weight" and node.attr("groups", 1) == 1:
             wide = DTYPE_BYTES[self.types[node.output].dtype] == 4

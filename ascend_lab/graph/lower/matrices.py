@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+
+import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -12,22 +15,40 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
 from ascend_lab.graph.lower.images import channels, is_channel, operand_forms, operands_of
+from ascend_lab.graph.lower.moves import named
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece
 from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
-from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.kernels.weight_stage import ZEROS
+from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
+from ascend_lab.ops.formats import numpy_type
 from ascend_lab.ops.lifting import narrow
 
 
-def operand_layouts(node: Node) -> tuple[str, str]:
+def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
     """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
+    if is_turned(node, kinds):
+        return "FRACTAL_NZ", "FRACTAL_NZ"
     return (
         "FRACTAL_ZN" if node.attr("trans_a", False) else "FRACTAL_NZ",
         "FRACTAL_NZ" if node.attr("trans_b", False) else "FRACTAL_ZN",
     )
+
+
+def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
+    """Tell whether a product is a^T b of two matrices: the gradient of a dense layer's weights.
+
+    It sums over rows, as a convolution's weight gradient sums over pixels, and that kernel reads
+    both operands as they lie; rows must not be padded.
+    """
+    a, b = kinds[:2]
+    turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
+    plain = node.op == "matmul" and a.dtype in GRADIENT_INPUTS and len(b.shape) == 2
+    return turned and plain and a.shape[0] % FRACTAL == 0
 
 
 def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
@@ -40,12 +61,14 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
     (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
     names = (a, f"{b}.b") if a == b else (a, b)
     forms: dict[str, Form] = {}
-    for name, kind, layout in zip(names, types, operand_layouts(node), strict=True):
+    for name, kind, layout in zip(names, types, operand_layouts(node, types), strict=True):
         own = name.partition(".")[0]
         if own in piece.constants:
             forms[name] = partial(packed, TensorType(kind.shape, kind.dtype, layout))
         elif kind.layout != layout:
             raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+    if is_turned(node, types):
+        return _turned(piece, names, chip, forms)
     if is_plain(piece):
         return _plain(piece, names, chip, forms, tiling)
     return _batched(piece, names, chip, forms, tiling)
@@ -81,6 +104,23 @@ def _plain(
     launch = gemm_launch(shape, chip, tiling, epilogue)
     own = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     return Lowered(Kernel("matmul", (renamed(launch, own),)), {**forms, **more})
+
+
+def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
+    """Return a^T b as the weight gradient of a 1 x 1 convolution; rows are pixels, 16 in a line.
+
+    There the gradient is a, the image is b: the result is (N1, K1, 16, 16), FRACTAL_NZ.
+    """
+    if len(piece.graph.nodes) > 1:
+        raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
+    (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
+    dtype = piece.type(names[0]).dtype
+    shape = ConvShape(
+        1, columns, rows // FRACTAL, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=piece.output.dtype
+    )
+    kernel = weight_kernel(shape, chip)
+    own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
+    return Lowered(named(kernel, own), forms, {"zeros": np.zeros(ZEROS, numpy_type(dtype))})
 
 
 def _main(out: TensorType) -> TensorType:

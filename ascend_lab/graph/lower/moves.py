@@ -127,7 +127,7 @@ def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
 
 FEEDS = {
     "conv2d_grad_weight": ("x", "grad"),
-    "max_pool2d_grad": ("x", "y", "grad"),
+    "max_pool2d_grad": ("x", "top", "grad"),
     "avg_pool2d_grad": ("grad",),
     "gather": ("x", "index"),
     "embedding": ("x", "index"),

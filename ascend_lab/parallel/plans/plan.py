@@ -13,7 +13,7 @@ AXES = ("tensor", "data", "pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Devices = data * tensor * pipeline; experts are spread over `expert` devices of the data axis.
+    """Devices = data * tensor * pipeline; `expert` devices of the data axis share the experts.
 
     `sequence`: what tensor parallelism computes alike everywhere is cut along the tokens instead
     (Korthikanti et al. 2022). `zero_stage`: 1 spreads the optimiser's state over the data axis, 2

@@ -82,7 +82,7 @@ def _times(unit: Unit, micro_batch: int) -> Unit:
     scaled = {
         name: getattr(unit, name) * micro_batch
         for name in ("forward_s", "backward_s", "activation_bytes", "input_bytes",
-                     "boundary_bytes", "dispatch_bytes")
+                     "boundary_bytes", "exchange_bytes", "dispatch_bytes")
     }  # fmt: skip
     return replace(unit, **scaled)
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from ascend_lab.parallel.plans.memory import DeviceMemory, stage_memory
-from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, run_pipeline
+from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.plans.shape import HALF_BYTES, Model, Unit, split_units
 
@@ -113,14 +114,19 @@ def cut_model(plan: Plan, model: Model, batch: int) -> Cut:
 
     Raises `ClusterError` for batches and models that do not divide so.
     """
-    from ascend_lab.parallel.plans.pipeline import peak_held
-
     units = model.units(plan.micro_batch(batch), plan.tensor, plan.sequence)
-    pieces = plan.pipeline * plan.virtual
-    ranges = split_units([u.forward_s + u.backward_s for u in units], pieces)
+    ranges = _ranges(tuple(u.forward_s + u.backward_s for u in units), plan.pipeline * plan.virtual)
     chunks = tuple(tuple(units[i] for i in part) for part in ranges)
-    lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
-    return Cut(plan, chunks, tuple(map(peak_held, lists)))
+    held = _held(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
+    return Cut(plan, chunks, held)
+
+
+_ranges = lru_cache(512)(split_units)
+
+
+@lru_cache(512)
+def _held(schedule: str, stages: int, micro: int, virtual: int) -> tuple[dict[int, int], ...]:
+    return tuple(map(peak_held, orders(schedule, stages, micro, virtual)))
 
 
 def exchange_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
@@ -192,9 +198,7 @@ def _backward_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
     return _two_lanes(work, gathers, scatters)
 
 
-def _two_lanes(
-    work: Sequence[float], before: Sequence[float], after: Sequence[float]
-) -> float:
+def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[float]) -> float:
     """Return when compute and communication are done: a gather ahead, a scatter behind each."""
     gathered = computed = scattered = 0.0
     for own, first, last in zip(work, before, after, strict=True):

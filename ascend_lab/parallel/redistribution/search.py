@@ -125,7 +125,8 @@ def compare(
 ) -> Comparison:
     """Run both searches between all pairs of layouts of a tensor; keep matrices small."""
     value = price(item_bytes, cost)
-    layouts = list(all_layouts(device_matrix, shape))
+    matrix = [size for size in device_matrix if size > 1]
+    layouts = list(all_layouts(matrix, shape))
     worse, worst, example = 0, 1.0, None
     paid = best = 0.0
     for source in layouts:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from ascend_lab.parallel.strategy.costs import on_topology, roofline
+from ascend_lab.parallel.strategy.graph_problem import GraphProblem, data_parallel, problem_of
 from ascend_lab.parallel.strategy.greedy import greedy
+from ascend_lab.parallel.strategy.halving import halving
 from ascend_lab.parallel.strategy.problem import (
     FORBIDDEN,
     Edge,
@@ -18,12 +21,18 @@ __all__ = [
     "FORBIDDEN",
     "Edge",
     "Evaluation",
+    "GraphProblem",
     "Node",
     "Problem",
     "Solution",
+    "data_parallel",
     "evaluate",
     "greedy",
+    "halving",
+    "on_topology",
     "parse_problem",
+    "problem_of",
     "read_problem",
+    "roofline",
     "solve",
 ]

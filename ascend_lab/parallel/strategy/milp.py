@@ -24,9 +24,6 @@ from numpy.typing import NDArray
 from ascend_lab.errors import ClusterError, UnsupportedError
 from ascend_lab.parallel.strategy.reduced import Costs, Reduced
 
-ROUNDING = 1e-9
-"""Relative trust in the solver's floating-point bound."""
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -88,11 +85,16 @@ def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
     if small.rows:
         constraints.append(LinearConstraint(*_memory(small, offsets, columns)))
     whole = (np.arange(columns) < choices).astype(int)
+    allowed = np.isfinite(costs)
     options = {"mip_rel_gap": 0.0}
     if math.isfinite(time_limit_s):
         options["time_limit"] = max(time_limit_s, 0.0)
     found = milp(
-        costs, integrality=whole, bounds=Bounds(0, 1), constraints=constraints, options=options
+        np.where(allowed, costs, 0.0),
+        integrality=whole,
+        bounds=Bounds(0, allowed.astype(float)),
+        constraints=constraints,
+        options=options,
     )
     if found.status == 2:
         raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
@@ -146,9 +148,9 @@ def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, NDArray[An
     Minima of rows and columns move into the costs of the nodes, which change in place.
     """
     rows = table.min(axis=1)
-    rest = table - rows[:, None]
+    rest = table - np.where(np.isfinite(rows), rows, 0.0)[:, None]
     columns = rest.min(axis=0)
-    rest = rest - columns
+    rest = rest - np.where(np.isfinite(columns), columns, 0.0)
     left += rows
     right += columns
     rest, by_row = np.unique(rest, axis=0, return_inverse=True)

@@ -51,11 +51,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a choice of strategies costs, its largest usage and when, and whether it is allowed."""
+    """What a choice of strategies costs, its largest usage and when, and whether it is allowed.
+
+    `forbidden` counts the costs in it that must not be chosen.
+    """
 
     cost: int
     peak_usage: int
     peak_at: int
+    forbidden: int
     feasible: bool
 
 
@@ -74,8 +78,8 @@ def evaluate(problem: Problem, strategies: Sequence[int]) -> Evaluation:
     used = [node.usages[s] for node, s in zip(nodes, strategies, strict=True)]
     at, peak = peak_usage(nodes, used)
     within = problem.usage_limit is None or peak <= problem.usage_limit
-    allowed = all(cost < FORBIDDEN for cost in paid)
-    return Evaluation(sum(paid), peak, at, within and allowed)
+    forbidden = sum(cost >= FORBIDDEN for cost in paid)
+    return Evaluation(sum(paid), peak, at, forbidden, within and not forbidden)
 
 
 def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:

@@ -8,7 +8,8 @@ memory does not matter are folded into these. `restore` gives the folded nodes t
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,27 @@ class Reduced:
         self.links[u][v] = table if old is None else old + table
         self.links[v][u] = self.links[u][v].T
 
+    @property
+    def lower_bound(self) -> float:
+        """Sum of every node's and every table's least cost: nothing costs less."""
+        parts = (*self.costs.values(), *self.edges.values())
+        return self.constant + sum(float(part.min()) for part in parts)
+
+    def below(self, cost: float) -> Reduced:
+        """Return the problem without what cannot be part of a choice of at most `cost`.
+
+        That is every cost which alone lifts the lower bound above it; it becomes inf.
+        """
+        least = self.lower_bound
+        slack = cost - least + 1.0 + 1e-9 * (abs(cost) + abs(least))
+
+        def cheap(table: Costs) -> Costs:
+            return np.where(table - table.min() <= slack, table, np.inf)
+
+        costs = {node: cheap(own) for node, own in self.costs.items()}
+        links = {u: {v: cheap(t) for v, t in near.items()} for u, near in self.links.items()}
+        return replace(self, costs=costs, links=links)
+
 
 def reduce_problem(problem: Problem) -> Reduced:
     """Return the smaller problem; ClusterError if it shows that no choice is allowed."""
@@ -112,7 +134,7 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
     times = sorted({*starts, *ends})
     live: set[int] = set()
     found: dict[tuple[int, ...], int] = {}
-    for time, after in zip(times, [*times[1:], None], strict=True):
+    for time, after in zip_longest(times, times[1:]):
         live = (live - set(ends[time])) | set(starts[time])
         # A set is largest where some node has just begun and the next change ends one.
         if not starts[time] or (after is not None and not ends[after]):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.strategy.local import search
-from ascend_lab.parallel.strategy.milp import ROUNDING, scipy_available, solve_milp
+from ascend_lab.parallel.strategy.milp import scipy_available, solve_milp
 from ascend_lab.parallel.strategy.problem import Problem, evaluate
 from ascend_lab.parallel.strategy.reduced import Reduced, reduce_problem
 
 Method = Literal["auto", "exact", "heuristic"]
 HEURISTIC_SHARE = 0.25
 """Part of a time limit spent on the heuristics before the solver starts."""
+FEW_SWEEPS, SWEEPS = 20, 200
+"""Sweeps of the heuristics when the solver follows without a time limit, and otherwise."""
 REPAIRS = 3
+ROUNDING = 1e-9
+"""Relative trust in the solver's bound, which is a floating-point number."""
 Found = tuple[int, tuple[int, ...], str, int]
 """Cost, strategies, what found them, peak usage."""
 
@@ -26,13 +29,13 @@ Found = tuple[int, tuple[int, ...], str, int]
 class Solution:
     """One strategy per node, what it costs and uses, and what is known about the optimum.
 
-    `proven`: no choice costs less; `lower_bound`: none costs less than this (-inf: unknown);
-    `method` is what found it: "milp" or "messages".
+    `proven`: no choice costs less, up to the billionth part that floating point allows;
+    `lower_bound`: none costs less than this; `method` is what found it: "milp" or "messages".
     """
 
     cost: int
     strategies: tuple[int, ...]
-    lower_bound: float
+    lower_bound: int
     proven: bool
     peak_usage: int
     usage_limit: int | None
@@ -43,9 +46,8 @@ class Solution:
         """Largest possible distance to the optimum, as a share of the bound."""
         if self.proven:
             return 0.0
-        return (
-            (self.cost - self.lower_bound) / self.lower_bound if self.lower_bound > 0 else math.inf
-        )
+        above = self.cost - self.lower_bound
+        return above / self.lower_bound if self.lower_bound > 0 else math.inf
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -71,9 +73,9 @@ def solve(
     "auto" uses SciPy's solver if it is installed, "heuristic" never, "exact" raises
     UnsupportedError without it. ClusterError if no choice is allowed, or none was found.
     """
-    ends = time.monotonic() + (math.inf if time_limit_s is None else time_limit_s)
+    limit_s = math.inf if time_limit_s is None else time_limit_s
+    ends = time.monotonic() + limit_s
     small = reduce_problem(problem)
-    lower = simple_bound(small)
     found: list[Found] = []
 
     def offer(positions: dict[int, int] | None, how: str) -> None:
@@ -84,12 +86,12 @@ def solve(
                 found.append((worth.cost, strategies, how, worth.peak_usage))
 
     exact = method == "exact" or (method == "auto" and scipy_available())
-    if not exact or time_limit_s is not None:
-        share = HEURISTIC_SHARE if exact else 1.0
-        limit_s = 1e9 if time_limit_s is None else share * (ends - time.monotonic())
-        offer(search(small, time_limit_s=limit_s, seed=seed), "messages")
+    sweeps = FEW_SWEEPS if exact and time_limit_s is None else SWEEPS
+    share = HEURISTIC_SHARE if exact else 1.0
+    offer(search(small, sweeps, share * (ends - time.monotonic()), seed), "messages")
+    lower = small.lower_bound
     if exact:
-        lower = max(lower, _exact(small, ends, offer))
+        lower = max(lower, _exact(small, found, ends, offer))
     if not found:
         raise ClusterError(
             f"an allowed choice of strategies for {problem.name or 'the problem'}",
@@ -99,12 +101,20 @@ def solve(
     return _solution(problem, min(found), lower)
 
 
-def _exact(small: Reduced, ends: float, offer: Any) -> float:
+def _exact(small: Reduced, found: list[Found], ends: float, offer: Any) -> float:
     """Offer what the solver finds and return its lower bound.
 
-    Where the solver's tolerance lets a choice exceed a row by a little, the row is tightened.
+    What a choice already found makes too dear is left out. Where the solver's tolerance lets a
+    choice exceed a row by a little, the row is tightened.
     """
-    answer = solve_milp(small, ends - time.monotonic())
+    if found:
+        small = small.below(found[0][0])
+    try:
+        answer = solve_milp(small, ends - time.monotonic())
+    except ClusterError:
+        if found:  # there is one: the solver's arithmetic failed on huge costs
+            return -math.inf
+        raise
     lower = answer.lower_bound
     for _ in range(REPAIRS):
         offer(answer.positions, "milp")
@@ -126,17 +136,11 @@ def _excess(small: Reduced, positions: dict[int, int]) -> int:
     return max(0, max(used, default=0))
 
 
-def simple_bound(small: Reduced) -> float:
-    """Return the sum of every node's and every table's least cost."""
-    parts: Sequence[Any] = (*small.costs.values(), *small.edges.values())
-    return small.constant + sum(float(part.min()) for part in parts)
-
-
 def _solution(problem: Problem, best: Found, lower: float) -> Solution:
-    """Return the best choice beside the bound, which is whole because all costs are."""
+    """Return the best choice beside the bound, rounded up to whole because all costs are."""
     cost, strategies, how, peak = best
-    if math.isfinite(lower):
-        lower = math.ceil(lower - max(1e-6, ROUNDING * abs(lower)))
-    proven = lower >= cost - ROUNDING * abs(cost)
-    bound = cost if proven else lower
+    trust = 1e-6 + ROUNDING * abs(cost)
+    # All costs are whole, so a bound a fraction below is as good.
+    proven = math.ceil(lower - trust) >= cost or lower >= cost - trust
+    bound = cost if proven else math.ceil(lower - trust)
     return Solution(cost, strategies, bound, proven, peak, problem.usage_limit, how)

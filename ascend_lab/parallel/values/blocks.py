@@ -20,7 +20,7 @@ from ascend_lab.parallel.values.tape import Var
 COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
 MLP_SHARDS = {"up": COLUMNS, "up.bias": BIAS, "down": ROWS}
 ATTENTION_SHARDS = {
-    **{name: COLUMNS for name in ("query", "key", "value")},
+    **dict.fromkeys(("query", "key", "value"), COLUMNS),
     **{f"{name}.bias": BIAS for name in ("query", "key", "value")},
     "out": ROWS,
 }

@@ -6,7 +6,7 @@ All ranks live in one process and move in step: a quantity is a list with one ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,66 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster import Round, Schedule, execute
+from ascend_lab.cluster.collectives import ALGORITHMS, make
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.values.standin import make
+from ascend_lab.parallel.values.traffic import Traffic
 
 Values = NDArray[Any]
 Ranked = list[Values]
 """One array a rank."""
 
 
-@dataclass(slots=True)
-class Count:
-    """Calls of one operation; bytes of the tensors given to it, and bytes a rank then sent.
-
-    Both byte counts are of the busiest rank. The tensor is what the operation is named after: the
-    input of all_reduce, reduce_scatter and all_to_all, the output of all_gather.
-    """
-
-    calls: int = 0
-    size_bytes: int = 0
-    sent_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What was communicated: counts by (group, operation)."""
-
-    counts: dict[tuple[str, str], Count] = field(default_factory=dict)
-
-    def of(self, group: str, op: str) -> Count:
-        """Return the count of an operation on a group; zeros if there was none."""
-        return self.counts.get((group, op), Count())
-
-    def note(self, group: str, op: str, size_bytes: int, sent_bytes: int) -> None:
-        """Count one call."""
-        count = self.counts.setdefault((group, op), Count())
-        count.calls += 1
-        count.size_bytes += size_bytes
-        count.sent_bytes += sent_bytes
-
-    def sent_bytes(self, group: str) -> int:
-        """Return the bytes the busiest rank sent on a group, all operations together."""
-        return sum(c.sent_bytes for (name, _), c in self.counts.items() if name == group)
-
-    def __str__(self) -> str:
-        """Return a table, one line an operation."""
-        lines = [f"{'group':10}{'operation':16}{'calls':>6}{'tensor bytes':>14}{'sent bytes':>12}"]
-        for (group, op), count in sorted(self.counts.items()):
-            numbers = f"{count.calls:6}{count.size_bytes:14,}{count.sent_bytes:12,}"
-            lines.append(f"{group:10}{op:16}{numbers}")
-        return "\n".join(lines)
-
-
 @cache
 def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
-    return make(op, algorithm, ranks)
+    known = ALGORITHMS[op]
+    return make(op, algorithm if algorithm in known else known[0], ranks)
 
 
-@cache
-def _message(ranks: int, source: int, target: int) -> Schedule:
-    """Return one message as a broadcast that reaches only `target`: ranks are those two."""
-    return Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
+SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
+"""One message from one rank to another."""
 
 
 def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
@@ -90,6 +47,7 @@ class Group:
 
     `members`: the ranks of each team; together every rank once. With one rank a team nothing is
     sent and nothing counted, so that a program for many ranks is also the program for one.
+    Operations that have no `algorithm` of this name take their first.
     """
 
     name: str
@@ -171,8 +129,8 @@ def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
 
 def _moved(array: Values) -> Values:
     """Return an array as it arrives at another rank."""
-    message = _message(2, 0, 1)
-    arrived = execute(message, [array.ravel(), np.zeros_like(array.ravel())])[1]
+    flat = array.ravel()
+    arrived = execute(SEND, [flat, np.zeros_like(flat)])[1]
     return arrived.reshape(array.shape)
 
 

@@ -23,9 +23,7 @@ class Sgd:
         """Return the state before the first step."""
         return (np.zeros_like(weight),)
 
-    def update(
-        self, weight: Values, grad: Values, state: State, step: int
-    ) -> tuple[Values, State]:
+    def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
         new, *rest = ops.get("sgd_momentum").reference(
             weight, grad, *state, lr=self.lr, momentum=self.momentum
@@ -45,9 +43,7 @@ class Adam:
         """Return the state before the first step."""
         return np.zeros_like(weight), np.zeros_like(weight)
 
-    def update(
-        self, weight: Values, grad: Values, state: State, step: int
-    ) -> tuple[Values, State]:
+    def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
         settings = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "step": step}
         new, *rest = ops.get("adam").reference(weight, grad, *state, **settings)

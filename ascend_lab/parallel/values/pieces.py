@@ -107,8 +107,9 @@ class Batch:
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Values:
-    """Return random weights of variance 1 / rows."""
-    return rng.normal(size=shape) / np.sqrt(shape[-2] if len(shape) > 1 else 1.0)
+    """Return random matrices (..., rows, columns) of variance 1 / rows."""
+    found: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
+    return found
 
 
 def norm_weights(name: str, width: int, rng: np.random.Generator) -> dict[str, Values]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ascend_lab.errors import ClusterError
+from ascend_lab.parallel.values.cuts import Cuts, Segments
 from ascend_lab.parallel.values.group import Group, Ranked, Values, parts
 from ascend_lab.parallel.values.optimizers import Optimizer, State
 from ascend_lab.parallel.values.pieces import Piece
-from ascend_lab.parallel.values.plan import Plan, Segments
 from ascend_lab.parallel.values.tape import Tape, Var
 
 Groups = Mapping[str, Group]
@@ -36,12 +36,12 @@ def summed(arrays: list[Ranked], group: Group) -> list[Ranked]:
     return [list(one) for one in zip(*(unflatten(f, shapes) for f in flat), strict=True)]
 
 
-def local_weights(pieces: Sequence[Piece], groups: Groups, plan: Plan) -> dict[str, Ranked]:
+def local_weights(pieces: Sequence[Piece], groups: Groups, cuts: Cuts) -> dict[str, Ranked]:
     """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
-    ranks, found = plan.data * plan.context * plan.tensor, {}
+    ranks, found = cuts.plan.data * cuts.context * cuts.plan.tensor, {}
     for piece in pieces:
         for name, full in piece.weights.items():
-            shard, key = plan.shard(piece, name), f"{piece.name}.{name}"
+            shard, key = cuts.shard(piece, name), f"{piece.name}.{name}"
             if shard is None:
                 found[key] = [full] * ranks
             else:
@@ -51,14 +51,14 @@ def local_weights(pieces: Sequence[Piece], groups: Groups, plan: Plan) -> dict[s
 
 
 class Replicas:
-    """Every data rank keeps all weights, gradients and state of its stage (plan.zero = 0)."""
+    """Every data rank keeps all weights, gradients and state of its stage (ZeRO stage 0)."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Groups, plan: Plan, optimizer: Optimizer
+        self, pieces: Sequence[Piece], groups: Groups, cuts: Cuts, optimizer: Optimizer
     ) -> None:
-        self.plan, self.groups, self.optimizer = plan, groups, optimizer
-        self.weights = local_weights(pieces, groups, plan)
-        self.sums = {f"{p.name}.{n}": plan.sums(p, n) for p in pieces for n in p.weights}
+        self.cuts, self.groups, self.optimizer = cuts, groups, optimizer
+        self.weights = local_weights(pieces, groups, cuts)
+        self.sums = {f"{p.name}.{n}": cuts.sums(p, n) for p in pieces for n in p.weights}
         self.grads: dict[str, Ranked] = {}
         self.states: dict[str, list[State]] = {
             key: [optimizer.start(w) for w in ranked] for key, ranked in self.weights.items()
@@ -88,12 +88,12 @@ class Replicas:
 
     def reduce(self) -> None:
         """Add gradients up over all ranks that saw other tokens; data ranks in segments."""
-        for axis in ("context", "tensor"):
-            names = [key for key, axes in self.sums.items() if axis in axes]
+        for axis in ("context", "tensor", "replica"):
+            names = [key for key in self.states if axis in self.sums[key]]
             if names:
                 self._sum(names, self.groups[axis])
-        names = [key for key in reversed(self.sums) if "data" in self.sums[key]]
-        for first, last in checked(self.plan.segments, len(names)):
+        names = [key for key in reversed(self.states) if "data" in self.sums[key]]
+        for first, last in checked(self.cuts.segments, len(names)):
             self._sum(names[first : last + 1], self.groups["data"])
 
     def _sum(self, names: list[str], group: Group) -> None:

@@ -16,8 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ascend_lab import ops
 from ascend_lab.parallel.values.group import Group, Ranked
+
+VIEWS = ("reshape", "transpose")
+"""Operators whose output is their input, seen otherwise."""
 
 
 class Var:
@@ -45,10 +50,22 @@ class Tape:
 
     def __init__(self) -> None:
         self.steps: list[Callable[[], None]] = []
+        self.elements = 0  # of all outputs kept on the first rank
 
-    def record(self, inputs: Sequence[Var], out: Ranked, slope: Callable[[Ranked], Any]) -> Var:
-        """Return a variable; `slope(grads)` gives one gradient (or None) for each input."""
+    def record(
+        self,
+        inputs: Sequence[Var],
+        out: Ranked,
+        slope: Callable[[Ranked], Any],
+        new: bool = True,
+    ) -> Var:
+        """Return a variable; `slope(grads)` gives one gradient (or None) for each input.
+
+        `new`: the output needs memory of its own (it is not another view of an input).
+        """
         var = Var(out)
+        if new and not any(np.may_share_memory(out[0], one.values[0]) for one in inputs):
+            self.elements += out[0].size
 
         def back() -> None:
             if var.grads is None:
@@ -76,7 +93,7 @@ class Tape:
             ]
             return [None if one[0] is None else list(one) for one in zip(*rows, strict=True)]
 
-        return self.record(inputs, out, slope)
+        return self.record(inputs, out, slope, name not in VIEWS)
 
     def backward(self, last: Var, grads: Ranked) -> None:
         """Run the steps in reverse from the gradient of the last variable."""

@@ -20,7 +20,8 @@ def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Ge
         y = net.leave(_rows(net.tape, net["table"], tokens, net.groups["tensor"]))
         return net.apply("add", y, _positions(net, y.shape[SEQUENCE]))
 
-    weights = {"table": rng.normal(size=(vocabulary, width)), "position": normal(rng, length, width)}
+    table, position = rng.normal(size=(vocabulary, width)), normal(rng, length, width)
+    weights = {"table": table, "position": position}
     return Piece(name, weights, forward, {"table": Shard("tensor", 0)})
 
 
@@ -46,8 +47,13 @@ def _rows(tape: Tape, table: Var, tokens: Var, group: Group) -> Var:
 def _positions(net: Net, length: int) -> Var:
     """Return the rows of "position" for the part of the sequence a rank has."""
     position, ranks = net["position"], range(len(net["position"].values))
-    split = net.groups["tensor"] if net.sequence else net.groups["context"]
-    spans = [slice(split.place(r) * length, (split.place(r) + 1) * length) for r in ranks]
+    context, tensor = net.groups["context"], net.groups["tensor"]
+    inner = tensor.ranks if net.sequence else 1
+    starts = [
+        length * (context.place(r) * inner + (tensor.place(r) if net.sequence else 0))
+        for r in ranks
+    ]
+    spans = [slice(start, start + length) for start in starts]
 
     def slope(grads: Ranked) -> list[Ranked]:
         out = [np.zeros(position.shape, grads[0].dtype) for _ in ranks]
@@ -86,9 +92,7 @@ def cross_entropy(tape: Tape, logits: Var, targets: Ranked, group: Group) -> Var
     power = [np.exp(v - m) for v, m in zip(wide, most, strict=True)]
     total = group.all_reduce([p.sum(-1) for p in power])
     target = group.all_reduce([(v * o).sum(-1) for v, o in zip(wide, ones, strict=True)])
-    losses = [
-        np.log(s) + m[..., 0] - t for s, m, t in zip(total, most, target, strict=True)
-    ]
+    losses = [np.log(s) + m[..., 0] - t for s, m, t in zip(total, most, target, strict=True)]
 
     def slope(grads: Ranked) -> list[Ranked]:
         rows = zip(grads, power, total, ones, logits.values, strict=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ascend_lab.parallel.values.cuts import Cuts
 from ascend_lab.parallel.values.group import Ranked, part
 from ascend_lab.parallel.values.optimizers import Optimizer, State
 from ascend_lab.parallel.values.pieces import Piece
-from ascend_lab.parallel.values.plan import Plan
 from ascend_lab.parallel.values.stores import Groups, Replicas, flatten, unflatten
 from ascend_lab.parallel.values.tape import Tape, Var
 
@@ -35,9 +35,10 @@ class Sharded(Replicas):
     """Weights that data ranks share are cut among them; experts, already cut, stay as they are."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Groups, plan: Plan, optimizer: Optimizer
+        self, pieces: Sequence[Piece], groups: Groups, cuts: Cuts, optimizer: Optimizer
     ) -> None:
-        super().__init__(pieces, groups, plan, optimizer)
+        super().__init__(pieces, groups, cuts, optimizer)
+        self.zero = cuts.plan.zero_stage
         self.group = groups["data"]
         self.units = {piece.name: self._units(piece) for piece in pieces}
         self.all_units = [unit for units in self.units.values() for unit in units]
@@ -49,7 +50,7 @@ class Sharded(Replicas):
             self.shard_states[unit] = [optimizer.start(shard) for shard in own]
             for key in unit.keys:
                 del self.states[key]
-            if plan.zero == 3:
+            if self.zero == 3:
                 self.shards[unit] = own
                 self._drop(unit)
 
@@ -84,11 +85,11 @@ class Sharded(Replicas):
 
     # -- one pass -------------------------------------------------------------------------------
     def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
-        """Return a piece's weights; from stage 2 on its gradients leave as soon as they are made."""
+        """Return a piece's weights; from stage 2 on its gradients leave once they are made."""
         units = self.units[piece.name]
-        if self.plan.zero > 1:
+        if self.zero > 1:
             tape.steps.append(lambda: self._scatter(units))  # met last on the way back
-        if self.plan.zero == 3:
+        if self.zero == 3:
             for unit in units:
                 flat = self.group.all_gather(self.shards[unit])
                 self.weights.update(self._named(unit, flat))
@@ -96,7 +97,7 @@ class Sharded(Replicas):
 
     def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
         """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
-        if self.plan.zero < 3:
+        if self.zero < 3:
             return
         units, start = self.units[piece.name], len(piece.name) + 1
 
@@ -126,8 +127,9 @@ class Sharded(Replicas):
     # -- the end of a step ----------------------------------------------------------------------
     def reduce(self) -> None:
         """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
-        if self.plan.zero == 1:
+        if self.zero == 1:
             self._scatter(self.all_units)
+        super().reduce()  # of experts, which are cut already
         for axis in ("context", "tensor"):
             for unit in self.all_units:
                 if axis in unit.sums:
@@ -137,12 +139,12 @@ class Sharded(Replicas):
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
         super().step(number)
         for unit in self.all_units:
-            own = self.shards[unit] if self.plan.zero == 3 else self._own(unit, self.weights)
+            own = self.shards[unit] if self.zero == 3 else self._own(unit, self.weights)
             rows = zip(own, self.shard_grads[unit], self.shard_states[unit], strict=True)
             new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
             self.shard_states[unit] = [state for _, state in new]
             shards = [weight for weight, _ in new]
-            if self.plan.zero == 3:
+            if self.zero == 3:
                 self.shards[unit] = shards
             else:
                 self.weights.update(self._named(unit, self.group.all_gather(shards)))

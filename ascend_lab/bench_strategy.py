@@ -1,0 +1,144 @@
+"""Strategy search against its optimum: part of `lab.py bench`.
+
+The contest's benchmark B is solved and proven; on networks of the zoo, recursive halving, message
+passing and plain data parallelism stand beside the optimum of the same problem.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ascend_lab.chip import load_chip
+from ascend_lab.cluster import load_topology
+from ascend_lab.errors import ClusterError
+from ascend_lab.graph import zoo
+from ascend_lab.parallel.redistribution import compare
+from ascend_lab.parallel.strategy import (
+    data_parallel,
+    evaluate,
+    greedy,
+    halving,
+    on_topology,
+    problem_of,
+    read_problem,
+    roofline,
+    solve,
+)
+from ascend_lab.parallel.strategy.local import search
+from ascend_lab.parallel.strategy.reduced import reduce_problem
+
+NETWORKS = ("alexnet", "vgg16", "resnet50", "mobilenet_v2", "bert_base", "gpt2_small")
+BATCH, DEVICES = 64, 8
+CHIP, TOPOLOGY = "Ascend910B2", "910b-server"
+CONTEST = Path(__file__).parent.parent / "tests" / "data" / "iopddl"
+OPTIMUM_B = 532_843
+LIMIT_S = 120.0
+LAYOUTS = (((2, 2), (64, 64)), ((4, 2), (64, 64)), ((2, 2, 2), (64, 64)), ((4, 2), (64, 64, 64)))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem: the optimum in nanoseconds, and what others cost above it, as shares.
+
+    `halved` is the optimum in half the memory per device of data parallelism; None: impossible.
+    """
+
+    network: str
+    operators: int
+    optimum_ns: int
+    proven: bool
+    halving: float
+    own_halving: float
+    messages: float
+    data_parallel: float
+    halved: float | None
+    solve_s: float
+
+
+def row(network: str) -> Row:
+    """Compare the searches on one network in training on one server."""
+    graph = zoo.build(network, batch=BATCH, dtype="fp16")
+    given = problem_of(
+        graph, DEVICES, on_topology(load_topology(TOPOLOGY)), roofline(load_chip(CHIP))
+    )
+    start = time.perf_counter()
+    best = solve(given.problem)
+    solve_s = time.perf_counter() - start
+
+    def above(cost: int) -> float:
+        return cost / best.cost - 1
+
+    choices = (halving(given), halving(given, own_costs=True), data_parallel(given))
+    first, second, plain = (above(evaluate(given.problem, choice).cost) for choice in choices)
+    told = above(solve(given.problem, method="heuristic").cost)
+    limit = evaluate(given.problem, choices[-1]).peak_usage // 2
+    try:
+        halved = above(solve(replace(given.problem, usage_limit=limit)).cost)
+    except ClusterError:
+        halved = None
+    size = len(graph.nodes)
+    found = (first, second, told, plain, halved)
+    return Row(network, size, best.cost, best.proven, *found, solve_s)
+
+
+def strategy_table(networks: Sequence[str] = NETWORKS) -> str:
+    """Return the searches beside the optimum, one line per network."""
+    title = (
+        f"Training step of {BATCH} samples on {DEVICES} devices of {TOPOLOGY}, nothing overlapped"
+    )
+    names = f"{'halving':>10}{'own costs':>11}{'messages':>10}{'data par.':>11}{'1/2 memory':>12}{'solved':>8}"
+    head = f"{'network':<14}{'nodes':>6}{'optimum':>11}{names}"
+    lines = [f"{title}; in columns: time above the optimum", head]
+    for name in networks:
+        r = row(name)
+        mark = "" if r.proven else " not proven"
+        lines.append(
+            f"{r.network:<14}{r.operators:>6}{r.optimum_ns / 1e6:>8.2f} ms{r.halving:>10.2%}"
+            f"{r.own_halving:>11.2%}{r.messages:>10.3%}{r.data_parallel:>11.2%}"
+            f"{'none' if r.halved is None else f'{r.halved:.2%}':>12}{r.solve_s:>6.1f} s{mark}"
+        )
+    return "\n".join(lines)
+
+
+def redistribution_table() -> str:
+    """Return how far the greedy redistribution lies above the cheapest, over all layout pairs."""
+    lines = [
+        f"{'devices':<12}{'tensor':<14}{'pairs':>7}{'dearer':>8}{'bytes above':>13}{'worst':>7}"
+    ]
+    for matrix, shape in LAYOUTS:
+        found = compare(matrix, shape)
+        lines.append(
+            f"{'x'.join(map(str, matrix)):<12}{'x'.join(map(str, shape)):<14}{found.pairs:>7}"
+            f"{found.worse:>8}{found.excess:>13.1%}{found.worst:>6.2f}x"
+        )
+    return "\n".join(lines)
+
+
+def contest_figures() -> list[tuple[str, str, str, bool | None]]:
+    """Return name, measured, target, met of benchmark B: exact, by messages, greedy."""
+    problem = read_problem(CONTEST / "asplos-2025-iopddl-B.json.gz")
+    wall, cpu = time.perf_counter(), time.process_time()
+    best = solve(problem)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    right = best.proven and best.cost == OPTIMUM_B
+    told = solve(problem, method="heuristic")
+    small = reduce_problem(problem)
+    descended = evaluate(problem, small.restore(search(small, sweeps=0) or {}))
+    first = evaluate(problem, greedy(problem))
+    over = first.peak_usage / (problem.usage_limit or 1)
+    return [
+        (f"IOPDDL B: {best.cost:,}", "proven" if best.proven else "not proven", "532,843", right),
+        ("  time to the proof", f"{wall:.1f} s, CPU {cpu:.1f} s", "< 120 s", wall < LIMIT_S),
+        ("  message passing above it", f"{told.cost / OPTIMUM_B - 1:.4%}", "", None),
+        ("  coordinate descent", f"{descended.cost / OPTIMUM_B:.0f}x the optimum", "", None),
+        ("  greedy: forbidden choices", f"{first.forbidden}, memory {over:.1f}x", "", None),
+    ]
+
+
+def quick() -> list[tuple[str, str, str, bool | None]]:
+    """Return what `lab.py bench` prints of strategies; prints the tables on the way."""
+    print("\n" + strategy_table() + "\n\n" + redistribution_table() + "\n")
+    return contest_figures()

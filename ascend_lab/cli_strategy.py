@@ -1,0 +1,69 @@
+"""The verb `ascend-lab strategy`: strategies for a problem of the ASPLOS 2025 contest."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.errors import InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.parallel.strategy import Problem, Solution
+
+Emit = Callable[[str | None, Any, str], None]
+LONGEST_S = 86_400.0
+METHODS = ("auto", "exact", "heuristic")
+
+
+def add_strategy(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("strategy", help="choose one strategy per operator, within memory")
+    verb.add_argument(
+        "file", metavar="PROBLEM.json[.gz]", help="a problem in the ASPLOS 2025 IOPDDL format"
+    )
+    verb.add_argument("--time-limit", type=float, metavar="S", help="seconds (until proven)")
+    verb.add_argument(
+        "--method", default="auto", help="auto (default), exact (needs SciPy) or heuristic"
+    )
+    verb.add_argument("--seed", type=int, default=0, help="seed of the heuristic (0)")
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _strategy(arguments, emit))
+
+
+def _strategy(arguments: argparse.Namespace, emit: Emit) -> int:
+    _check(arguments)
+    from ascend_lab.parallel.strategy import read_problem, solve
+
+    problem = read_problem(arguments.file)
+    found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
+    emit(arguments.json, found.as_dict(), _lines(problem, found))
+    return 0
+
+
+def _lines(problem: Problem, found: Solution) -> str:
+    """Return the answer for a person to read; the strategies themselves only in JSON."""
+    limit = problem.usage_limit
+    share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
+    verdict = "optimal, proven" if found.proven else f"at most {found.gap:.2%} above the optimum"
+    rows = [
+        f"{problem.name or 'problem'}: {len(problem.nodes)} nodes, {len(problem.edges)} edges",
+        f"  cost         {found.cost:,}: {verdict} ({found.method})",
+        f"  lower bound  {found.lower_bound:,}",
+        f"  peak usage   {found.peak_usage:,}{share}",
+    ]
+    if len(found.strategies) <= 40:
+        rows.append(f"  strategies   {list(found.strategies)}")
+    return "\n".join(rows)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and words that mean nothing."""
+    limit = arguments.time_limit
+    if limit is not None and not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
+    if arguments.method not in METHODS:
+        raise InputError(f"--method among {', '.join(METHODS)}", repr(arguments.method))
+    if arguments.seed < 0:
+        raise InputError("--seed of at least 0", str(arguments.seed))

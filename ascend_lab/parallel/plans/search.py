@@ -1,0 +1,124 @@
+"""All plans for some devices, those that fit, the quickest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from ascend_lab.cluster import Topology
+from ascend_lab.errors import ClusterError
+from ascend_lab.parallel.plans.cost import TopologyCosts
+from ascend_lab.parallel.plans.plan import AXES, Plan
+from ascend_lab.parallel.plans.shape import Model
+from ascend_lab.parallel.plans.time import Costs, PlanTime, cut_model, plan_time
+
+MOST_MICRO_BATCHES = 64
+VIRTUAL = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The plans that fit, quickest first; how many did not, and the least any plan needs."""
+
+    plans: tuple[PlanTime, ...]
+    tried: int
+    too_large: int
+    least_bytes: float
+
+    @property
+    def best(self) -> PlanTime:
+        """The quickest plan; raise `ClusterError` if none fits."""
+        if not self.plans:
+            what = f"device memory of {self.least_bytes / 1e9:.2f} GB, the least any plan needs"
+            raise ClusterError(what, "less", "use more devices, a smaller batch or another chip")
+        return self.plans[0]
+
+
+def best_plans(
+    model: Model,
+    topology: Topology,
+    devices: int,
+    batch: int,
+    *,
+    memory_bytes: float = float("inf"),
+    optimizer: str = "adam",
+    costs: Costs | None = None,
+) -> Ranking:
+    """Return all plans of `devices` devices for a batch, timed; equal times by less memory.
+
+    Plans that need more than `memory_bytes` a device are dropped. Raises `ClusterError` for
+    counts the topology does not have or the batch does not allow.
+    """
+    if not 1 <= devices <= topology.size:
+        what = f"{topology.name}: from 1 to {topology.size} devices"
+        raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
+    costs = costs or TopologyCosts(topology)
+    timed, tried, large, least = [], 0, 0, float("inf")
+    units = len(model.units(1, 1, False))
+    for plan in shapes(devices, batch, model.tensor_degrees(), units):
+        tried += 1
+        need = max(m.total_bytes for m in cut_model(plan, model, batch).memory(optimizer))
+        least = min(least, need)
+        if need > memory_bytes:
+            large += 1
+            continue
+        timed += [plan_time(one, model, costs, batch, optimizer) for one in placements(plan)]
+    if not tried:
+        what = f"a batch of at least one sample on each of {devices} devices that plans can share"
+        raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
+    timed.sort(key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))
+    return Ranking(tuple(timed), tried, large, least)
+
+
+def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:
+    """Yield all plans but for the order of axes: degrees that multiply to the devices.
+
+    Micro-batches are powers of two; ZeRO comes with a data axis, sequence with a tensor axis;
+    schedules other than 1F1B with a pipeline of more than one stage.
+    """
+    for t in tensor:
+        for p in _divisors(devices // t) if devices % t == 0 else ():
+            d = devices // t // p
+            for m in _powers(batch // d if batch % d == 0 else 0, p):
+                for schedule, virtual in _schedules(p, m, units):
+                    for zero in range(4) if d > 1 else (0,):
+                        for sequence in (False, True) if t > 1 else (False,):
+                            for recompute in (False, True):
+                                yield Plan(
+                                    d, t, p, 1, sequence, zero, m, schedule, virtual, recompute
+                                )
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _powers(samples: int, stages: int) -> list[int]:
+    """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
+    found = [2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
+    return [m for m in found if m <= MOST_MICRO_BATCHES and (m >= stages or m == found[-1])]
+
+
+def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
+    if stages > units:
+        return []
+    found = [("1f1b", 1)]
+    if stages > 1:
+        found.append(("gpipe", 1))
+        if micro_batches % stages == 0:
+            more = (v for v in VIRTUAL[1:] if v * stages <= units)
+            found += [("interleaved", v) for v in more]
+    return found
+
+
+def placements(plan: Plan) -> list[Plan]:
+    """Return the plan with every order of its axes that puts devices elsewhere."""
+    from dataclasses import replace
+
+    used = {"tensor": plan.tensor, "data": plan.data, "pipeline": plan.pipeline}
+    found: dict[tuple[str, ...], Plan] = {}
+    for order in permutations(AXES):
+        key = tuple(axis for axis in order if used[axis] > 1)
+        found.setdefault(key, replace(plan, axes=order))
+    return list(found.values())

@@ -1,0 +1,192 @@
+"""A data-parallel step on two lanes: compute, and the exchange of gradients in buckets.
+
+    compute:        forward | backward                | update
+    communication:            bucket 0 | bucket 1 | ...
+
+A bucket starts when its last gradient is written and the bucket before has arrived; the update
+starts when all have. Compute and communication do not slow each other here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ascend_lab.cluster import Topology
+from ascend_lab.errors import InputError
+from ascend_lab.train.cost import Cost, Interpolated
+from ascend_lab.train.profile import GradientRow, StepProfile
+
+Segments = tuple[tuple[int, int], ...]
+"""(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
+BUCKET_BYTES, FIRST_BYTES = 25 * 2**20, 2**20
+"""Sizes of PyTorch's DistributedDataParallel: 25 MiB, the first 1 MiB (Li et al. 2020)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a lane does from start to end."""
+
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """A step's spans, its end, seconds of compute and of communication, and the tail.
+
+    `tail_s` passes between the end of backward and the arrival of the last bucket.
+    """
+
+    name: str
+    spans: tuple[Span, ...]
+    step_s: float
+    compute_s: float
+    communication_s: float
+    tail_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """Communication during which nothing is computed: step - compute."""
+        return self.step_s - self.compute_s
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the communication behind which backward computes; 1 if there is none."""
+        if not self.communication_s:
+            return 1.0
+        return 1.0 - self.exposed_s / self.communication_s
+
+    def lane(self, name: str) -> tuple[Span, ...]:
+        """Return the spans of a lane, "compute" or "communication"."""
+        return tuple(span for span in self.spans if span.lane == name)
+
+
+def step_timeline(
+    profile: StepProfile, cost: Cost, segments: Sequence[tuple[int, int]] | None = None
+) -> StepTimeline:
+    """Return a step whose gradients travel in these segments (default: buckets of 25 MiB).
+
+    Raises `InputError` unless the segments are all gradients in order.
+    """
+    rows = profile.gradients
+    cuts = bucketed(rows) if segments is None else checked(segments, len(rows))
+    start, back = profile.forward_s, profile.forward_s + profile.backward_s
+    spans = [
+        Span("compute", "forward", 0.0, start),
+        Span("compute", "backward", start, back),
+    ]
+    lane = total = 0.0
+    for number, (first, last) in enumerate(cuts):
+        seconds = cost(sum(row.size_bytes for row in rows[first : last + 1]))
+        ready = start + max(row.ready_s for row in rows[first : last + 1])
+        begin = max(lane, ready)
+        lane, total = begin + seconds, total + seconds
+        spans.append(Span("communication", f"bucket {number}", begin, lane))
+    free = max(back, lane)
+    spans.append(Span("compute", "update", free, free + profile.update_s))
+    end = free + profile.update_s
+    return StepTimeline(
+        profile.name, tuple(spans), end, profile.step_s, total, max(0.0, lane - back)
+    )
+
+
+def checked(segments: Sequence[tuple[int, int]], count: int) -> Segments:
+    """Return the segments; raise `InputError` unless they cover 0 .. count - 1 in order."""
+    found = tuple((int(a), int(b)) for a, b in segments)
+    flat = [i for a, b in found for i in range(a, b + 1)]
+    if flat != list(range(count)) or any(a > b for a, b in found):
+        what = f"segments (first, last) that are gradients 0 to {count - 1} in order"
+        raise InputError(what, str(found)[:80], "leave no gap")
+    return found
+
+
+def bucketed(
+    rows: Sequence[GradientRow], limit_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BYTES
+) -> Segments:
+    """Return buckets that are closed when they hold `limit_bytes` (the first: `first_bytes`)."""
+    found: list[tuple[int, int]] = []
+    start = held = 0
+    for i, row in enumerate(rows):
+        held += row.size_bytes
+        if held >= (limit_bytes if found else first_bytes) or i == len(rows) - 1:
+            found.append((start, i))
+            start, held = i + 1, 0
+    return tuple(found)
+
+
+def single(rows: Sequence[GradientRow]) -> Segments:
+    """Return one bucket with everything."""
+    return ((0, len(rows) - 1),) if rows else ()
+
+
+def separate(rows: Sequence[GradientRow]) -> Segments:
+    """Return a bucket for each gradient."""
+    return tuple((i, i) for i in range(len(rows)))
+
+
+# -- many devices ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """A step on some devices, each with the same batch; efficiency = step of one / step."""
+
+    devices: int
+    step_s: float
+    efficiency: float
+    exposed_s: float
+    hidden_share: float
+
+
+def all_reduce_cost(topology: Topology) -> Cost:
+    """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
+    from ascend_lab.cluster.collectives import collective_time
+
+    if topology.size == 1:
+        return lambda size_bytes: 0.0
+    return Interpolated(lambda n: collective_time("all_reduce", topology, n).time_s)
+
+
+def scaling_curve(
+    profile: StepProfile,
+    topology: str,
+    counts: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+    segments: Sequence[tuple[int, int]] | None = None,
+) -> tuple[ScalingPoint, ...]:
+    """Return the step on "NAME:n" for every n, the batch of each device as it was profiled."""
+    from ascend_lab.cluster.presets import load_topology
+
+    found = []
+    for count in counts:
+        cost = all_reduce_cost(load_topology(f"{topology}:{count}"))
+        step = step_timeline(profile, cost, segments)
+        share = profile.step_s / step.step_s
+        found.append(ScalingPoint(count, step.step_s, share, step.exposed_s, step.hidden_share))
+    return tuple(found)
+
+
+def slowed(profile: StepProfile, factor: float) -> StepProfile:
+    """Return the profile of a device that computes `factor` times slower."""
+    if not factor > 0:
+        raise InputError("a factor above 0", str(factor), "1 is as quick")
+    return replace(
+        profile,
+        forward_s=profile.forward_s * factor,
+        backward_s=profile.backward_s * factor,
+        update_s=profile.update_s * factor,
+        gradients=tuple(replace(g, ready_s=g.ready_s * factor) for g in profile.gradients),
+        operators=tuple(replace(o, time_s=o.time_s * factor) for o in profile.operators),
+    )
+
+
+def straggler_timeline(
+    profile: StepProfile,
+    cost: Cost,
+    factors: Sequence[float],
+    segments: Sequence[tuple[int, int]] | None = None,
+) -> StepTimeline:
+    """Return the step of devices that are `factors` slower: synchronous, it is the slowest's."""
+    if not len(factors):
+        raise InputError("a factor for each device", "none", "1 is as quick as profiled")
+    return step_timeline(slowed(profile, max(factors)), cost, segments)

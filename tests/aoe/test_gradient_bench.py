@@ -1,0 +1,28 @@
+"""What `lab.py bench` says of the gradient tuner, on small cases."""
+
+from pathlib import Path
+
+from ascend_lab import bench_gradient
+from ascend_lab.aoe.gradient import BASELINES
+from ascend_lab.bench_gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
+
+
+def test_small_cases_are_exact_and_searched() -> None:
+    assert exact_cases(12) == 0
+    found = beyond(cases=2, count=6)
+    assert 0 <= found.search_gap <= found.worst_gap <= 0.01
+    assert found.plan_gap >= found.search_gap
+    assert plan_s(20, 4, repeats=1) > 0
+    assert sum(row.size_bytes for row in chain(50)) > 4.9e8
+
+
+def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench_gradient, "NETWORKS", {"squeezenet": 1})
+    monkeypatch.setattr(bench_gradient, "SIZES", (8,))
+    rows = [row_of(where, found) for where, found in tuned(["squeezenet"], tmp_path / "p.db")]
+    assert [row["cluster"] for row in rows] == ["910a-roce:8", "ethernet-25g:8"]
+    for row in rows:
+        assert set(row["gains"]) == set(BASELINES)
+        assert min(row["gains"].values()) >= -1e-9
+        assert row["hccl_loss"] >= -1e-9
+        assert "squeezenet" in line_of(row)

@@ -1,0 +1,275 @@
+"""Profiles from files, plans in the forms of frameworks, and the verb `gradient-plan`."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+from gradient_cases import costs, profiles, rows_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
+from ascend_lab.aoe.gradient.forms import by_size, forms_of, mindspore, split_by_size
+from ascend_lab.aoe.gradient.readers import read_profile
+from ascend_lab.cli import main
+from ascend_lab.errors import InputError
+
+CSV = "name,ready_us,bytes\nfc,0,1000\nconv,2.5,300\n"
+
+
+def written(folder: Path, text: str, name: str = "p.csv") -> Path:
+    file = folder / name
+    file.write_text(text, "utf-8")
+    return file
+
+
+def test_a_table_is_read(tmp_path: Path) -> None:
+    rows = read_profile(written(tmp_path, "﻿" + CSV + "\n# a remark\n"))
+    assert rows == (Gradient("fc", 0.0, 1000), Gradient("conv", 2.5e-6, 300))
+    text = "gradient_size(byte),data_type,graph_id,gradient_node_name,ready_us\n8,fp32,1,a/grad,1\n"
+    assert read_profile(written(tmp_path, text)) == (Gradient("a/grad", 1e-6, 8, "fp32"),)
+
+
+BAD_TABLES = {
+    "empty": ("", "header"),
+    "header only": ("name,ready_us,bytes\n", "at least one gradient"),
+    "no times": ("gradient_node_name,gradient_size(byte)\na,1\n", "line 1: a column ready_us"),
+    "letters": (CSV + "x,soon,5\n", "line 4: ready_us as a number"),
+    "nan": (CSV + "x,nan,5\n", "line 4: a ready time"),
+    "negative": (CSV + "x,-1,5\n", "line 4: a ready time"),
+    "half": (CSV + "x,1,0.5\n", "line 4: a whole number of bytes"),
+    "huge": (CSV + "x,1,inf\n", "line 4: a whole number of bytes"),
+    "short": (CSV + "x,1\n", "line 4: 3 columns"),
+    "quote": (CSV + '"x,1,2\n', "CSV table"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_wrong_tables_name_the_line(tmp_path: Path, case: str) -> None:
+    text, message = BAD_TABLES[case]
+    with pytest.raises(InputError, match=message):
+        read_profile(written(tmp_path, text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_profile(tmp_path / "none.csv")
+    (tmp_path / "latin.csv").write_bytes(b"name,ready_us,bytes\n\xe9,1,1\n")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_profile(tmp_path / "latin.csv")
+    (tmp_path / "t.json.gz").write_bytes(b"no gzip")
+    with pytest.raises(InputError, match="can be read"):
+        read_profile(tmp_path / "t.json.gz")
+    with pytest.raises(InputError, match="JSON"):
+        read_profile(written(tmp_path, "{", "t.json"))
+    with pytest.raises(InputError, match="Chrome trace"):
+        read_profile(written(tmp_path, "3", "t.json"))
+
+
+def test_the_bank_of_the_published_tuner_is_read(tmp_path: Path) -> None:
+    value = {"gradientTime": [777, 1000, 2000], "gradientSize": [4, 8, 0]}
+    file = written(tmp_path, json.dumps([{"modelhash": "1", "modelvalue": value}]), "g.json")
+    assert [(g.ready_s, g.size_bytes) for g in read_profile(file)] == [
+        (0.0, 4),
+        (pytest.approx(1e-6), 8),
+        (pytest.approx(3e-6), 0),
+    ]
+    value["gradientSize"] = [1]
+    with pytest.raises(InputError, match="of one length"):
+        read_profile(written(tmp_path, json.dumps([{"modelvalue": value}]), "g.json"))
+    value |= {"gradientSize": [1, None, 2]}
+    with pytest.raises(InputError, match="gradient 1: gradientSize as a number"):
+        read_profile(written(tmp_path, json.dumps([{"modelvalue": value}]), "g.json"))
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+
+def event(name: str, ts: float, dur: float = 1.0, cat: str = "cpu_op", **args: object) -> dict:
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
+
+
+def reduce_event(ts: float, count: int, cat: str = "cpu_op", dtype: str = "Float") -> dict:
+    args = {"Collective name": "allreduce", "In msg nelems": count, "dtype": dtype}
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL" if cat == "kernel" else "record_param_comms"
+    return event(name, ts, 5.0, cat, **args)
+
+
+def accumulate(ts: float, shape: list[int]) -> dict:
+    dims = {"Input Dims": [shape], "Input type": ["float"]}
+    return event("torch::autograd::AccumulateGrad", ts, 2.0, **dims)
+
+
+HOST = [
+    event("ProfilerStep#3", 0, 1000, "user_annotation"),
+    accumulate(100, [9, 9]),
+    event("ProfilerStep#4", 1000, 1000, "user_annotation"),
+    event("autograd::engine::evaluate_function: AddmmBackward0", 1100, 50),
+    reduce_event(1165, 30),
+    accumulate(1150, [10, 2]),
+    accumulate(1120, [10]),
+    {"ph": "i", "name": "mark", "ts": 3},
+]
+
+
+def trace_rows(folder: Path, events: list) -> list[tuple[float, int, str]]:
+    rows = read_profile(written(folder, json.dumps({"traceEvents": events}), "t.json"))
+    return [(round(g.ready_s * 1e6, 3), g.size_bytes, g.dtype) for g in rows]
+
+
+def test_on_the_host_gradients_are_done_when_they_are_accumulated(tmp_path: Path) -> None:
+    assert trace_rows(tmp_path, HOST) == [(22.0, 40, "fp32"), (52.0, 80, "fp32")]
+    packed = gzip.compress(json.dumps(HOST).encode())  # a bare list of events is a trace too
+    (tmp_path / "t.json.gz").write_bytes(packed)
+    assert [g.name for g in read_profile(tmp_path / "t.json.gz")] == [
+        "gradient 0 10",
+        "gradient 1 10x2",
+    ]
+
+
+def test_without_shapes_the_all_reduces_of_the_host_count(tmp_path: Path) -> None:
+    bare = [e for e in HOST if "Accumulate" not in e["name"]]
+    assert trace_rows(tmp_path, bare) == [(65.0, 120, "fp32")]
+    alone = [reduce_event(50, 2, dtype="c10::BFloat16"), reduce_event(70, 4, dtype="Half")]
+    assert trace_rows(tmp_path, alone) == [(0.0, 4, "bf16"), (20.0, 8, "fp16")]
+
+
+def test_on_a_device_its_own_kernels_count(tmp_path: Path) -> None:
+    device = [
+        *HOST,
+        event("ProfilerStep#3", 20, 1000, "gpu_user_annotation"),
+        event("ProfilerStep#4", 1120, 1000, "gpu_user_annotation"),
+        reduce_event(1110, 77, "kernel"),  # of the step before: the device is behind
+        reduce_event(1300, 10, "kernel"),
+        reduce_event(1400, 20, "kernel"),
+        event("gemm", 1290, 3, "kernel"),
+    ]
+    rows = trace_rows(tmp_path, device)
+    assert [size for _, size, _ in rows] == [40, 80]
+    assert rows[1][0] - rows[0][0] == 100.0
+
+
+def test_traces_of_older_releases_have_shapes_only(tmp_path: Path) -> None:
+    older = {"Input Dims": [[8, 4]], "Input type": ["c10::Half"]}
+    undefined = {"Input Dims": [[]], "Input type": [""]}
+    events = [
+        event("ncclKernel_AllReduce_RING_LL_Sum_half", 60, 5, "kernel"),
+        event("nccl:all_reduce", 50, 1, "user_annotation", **older),
+        event("nccl:all_reduce", 55, 1, "user_annotation"),
+        accumulate(40, [3]),
+        event("torch::autograd::AccumulateGrad", 41, **undefined),
+    ]
+    assert trace_rows(tmp_path, events) == [(0.0, 64, "fp16")]
+    assert trace_rows(tmp_path, events[3:]) == [(0.0, 12, "fp32")]
+
+
+def test_traces_without_gradients_say_what_is_missing(tmp_path: Path) -> None:
+    for events in ([], [event("aten::mm", 1)], [1, None, {"ph": "X", "ts": "x"}]):
+        with pytest.raises(InputError, match="record_shapes"):
+            trace_rows(tmp_path, events)
+    with pytest.raises(InputError, match="number format"):
+        trace_rows(tmp_path, [reduce_event(1, 2, dtype="Quaternion")])
+    with pytest.raises(InputError, match="In msg nelems"):
+        trace_rows(tmp_path, [reduce_event(1, -2)])
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+@given(profiles(most=30), costs())
+@settings(max_examples=60, deadline=None)
+def test_forms_say_the_same_as_the_plan(rows, cost):
+    found = plan(rows, cost)
+    forms = forms_of(found, rows, cost)
+    assert len(forms.hccl.segments) <= 8
+    assert forms.by_idx[-1] == len(rows) - 1
+    assert list(forms.by_idx) == sorted(set(forms.by_idx))
+    assert [*forms.mindspore, len(rows) - 1] == [last for _, last in found.segments]
+    assert sum(forms.by_size) == math.fsum(forms.by_size) == 100
+    assert len(forms.by_size) == len(forms.by_idx)
+    assert all(share >= 0 for share in forms.by_size)
+    assert forms.hccl.end_s >= found.end_s * (1 - 1e-12)
+    assert forms.ddp_end_s == end_of(forms.ddp_segments, rows, cost)
+    assert forms.ddp_end_s >= found.end_s * (1 - 1e-12)
+
+
+def test_forms_follow_the_published_examples() -> None:
+    rows = rows_of([0] * 160, [1] * 160)
+    split = ((0, 20), (21, 100), (101, 159))
+    table = forms_of(plan(rows, AlphaBeta(1, 1)), rows, AlphaBeta(1, 1)).as_dict()
+    assert set(table) == {"hccl", "mindspore", "pytorch"}
+    assert mindspore(split) == (20, 100)
+    assert by_size(((0, 95), (96, 127), (128, 159)), rows) == (60.0, 20.0, 20.0)
+    assert split_by_size((60, 20, 20), rows) == ((0, 95), (96, 127), (128, 159))
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=40), st.data())
+@settings(max_examples=40, deadline=None)
+def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
+    rows = rows_of([0.0] * len(sizes), [1000 + size for size in sizes])
+    cuts = data.draw(st.sets(st.integers(0, len(sizes) - 2), max_size=7))
+    lasts = [*sorted(cuts), len(sizes) - 1]
+    split = tuple(zip([0, *(n + 1 for n in lasts[:-1])], lasts, strict=True))
+    assert split_by_size(by_size(split, rows), rows) == split
+
+
+def test_without_bytes_the_first_segment_has_all() -> None:
+    assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (0.0, 100.0)
+
+
+# -- the verb --------------------------------------------------------------------------------------
+
+PRICE = ["--alpha-us", "1", "--beta-us-per-byte", "1"]
+
+
+def test_the_verb_answers_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "name,ready_us,bytes\na,0,10\nb,0.9,0\nc,1.8,0\n")
+    assert main(["gradient-plan", str(file), *PRICE, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["segments"] == [[0, 0], [1, 2]]
+    assert data["end_us"] == pytest.approx(12.0)
+    assert data["optimal"] is True
+    assert data["baselines"]["mg_wfbp"] == pytest.approx(12.8)
+    assert data["forms"]["hccl"]["set_split_strategy_by_idx"] == [0, 2]
+    assert "scenario" not in data
+    assert main(["gradient-plan", str(file), *PRICE, "--max-segments", "1", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["segments"] == [[0, 2]]
+
+
+def test_the_verb_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, CSV + "late,1,5\n")
+    assert main(["gradient-plan", str(file), *PRICE, "--streams", "2", "--noise", "0.1"]) == 0
+    out = capsys.readouterr().out
+    for word in ("optimal", "mg_wfbp", "set_split_strategy_by_size", "bucket_cap_mb", "2 streams"):
+        assert word in out
+    assert "1 gradients are ready before one above" in out
+
+
+BAD_CALLS = {
+    "no file": (["none.csv", *PRICE], "none.csv"),
+    "no alpha": (["FILE", "--beta-us-per-byte", "1"], "--alpha-us"),
+    "negative": (["FILE", "--alpha-us", "-1", "--beta-us-per-byte", "1"], "alpha and beta"),
+    "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "alpha and beta"),
+    "overflow": (["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e310"], "alpha and beta"),
+    "too slow": (["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e307"], "cost of at least"),
+    "segments": (["FILE", *PRICE, "--max-segments", "0"], "at least 1 segment"),
+    "bytes": (["FILE", *PRICE, "--max-bytes", "-3"], "more than 0"),
+    "streams": (["FILE", *PRICE, "--streams", "0"], "at least 1 stream"),
+    "budget": (["FILE", *PRICE, "--streams", "2", "--budget", "0"], "budget"),
+    "seed": (["FILE", *PRICE, "--seed", "-1"], "--seed"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_wrong_calls_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    arguments, message = BAD_CALLS[case]
+    file = str(written(tmp_path, CSV))
+    assert main(["gradient-plan", *(file if a == "FILE" else a for a in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not captured.out

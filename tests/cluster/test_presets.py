@@ -1,0 +1,214 @@
+"""Presets take their numbers from the chips; files of the reader's own are checked by entry."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ascend_lab.chip import load_chip
+from ascend_lab.cli import main
+from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology, router_of
+from ascend_lab.cluster.presets import ETHERNET_ALPHA_S, usage
+from ascend_lab.errors import ClusterError
+
+GBYTES_PER_S = 1e9
+
+
+def rate(topology: Topology, a: str, b: str) -> float:
+    nodes = (*topology.devices, *topology.switches)
+    link = topology.between[nodes.index(a), nodes.index(b)]
+    return float(topology.rate_bytes_per_s[link])
+
+
+@pytest.mark.parametrize("kind", list(TOPOLOGIES))
+@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 13, 64])
+def test_every_preset_joins_all_its_devices(kind: str, count: int) -> None:
+    limit = TOPOLOGIES[kind].limit
+    topology = load_topology(f"{kind}:{count}" if limit else kind)
+    assert topology.size == (count if limit else 8)
+    assert topology.name == (f"{kind}:{count}" if limit else kind)
+    for target in range(1, topology.size):
+        assert router_of(topology).route(0, target)
+        assert router_of(topology).route(target, 0)
+
+
+def test_a_910_server_is_two_meshes_joined_over_the_hosts() -> None:
+    chip, server = load_chip("Ascend910A"), load_topology("910a-server")
+    hccs, pcie = chip.links["hccs"].rate_bytes_per_s, chip.links["pcie"].rate_bytes_per_s
+    direct = [pair for pair in server.between if max(pair) < 8]
+    assert len(direct) == 2 * 4 * 3
+    assert all((a < 4) == (b < 4) for a, b in direct)
+    assert rate(server, "npu0", "npu3") == pytest.approx(hccs)
+    assert server.bisection_bytes_per_s() == pytest.approx(pcie)
+    assert server.groups == (tuple(range(8)),)
+    assert server.gamma_s_per_byte == 3 / chip.device_memory.rate_bytes_per_s
+
+
+def test_a_910b_server_is_one_mesh_of_seven_links_each() -> None:
+    chip, server = load_chip("Ascend910B2"), load_topology("910b-server")
+    assert chip.links["hccs"].count == 7
+    assert server.rate_of(0) == pytest.approx((196 * GBYTES_PER_S, 196 * GBYTES_PER_S))
+    assert server.bisection_bytes_per_s() == pytest.approx(16 * 28 * GBYTES_PER_S)
+    assert server.switches == ()
+    assert (server.alpha_s == chip.links["hccs"].latency_s).all()
+
+
+@pytest.mark.parametrize(("kind", "chip", "rails"), [("910a", "910A", 4), ("910b", "910B2", 8)])
+def test_roce_takes_the_ports_latency_over_one_rail_and_its_rate(
+    kind: str, chip: str, rails: int
+) -> None:
+    port = load_chip(f"Ascend{chip}").links["roce"]
+    cluster = load_topology(f"{kind}-roce:64")
+    path = router_of(cluster).route(0, 8)
+    assert sum(cluster.alpha_s[i] for i in path) == pytest.approx(port.latency_s)
+    assert cluster.rate_bytes_per_s[list(path)].min() == pytest.approx(port.rate_bytes_per_s)
+    assert sum(name.startswith("rail") for name in cluster.switches) == rails
+    assert cluster.bisection_bytes_per_s() == pytest.approx(32 * port.rate_bytes_per_s)
+    assert cluster.groups[3] == tuple(range(24, 32))
+
+
+def test_ethernet_is_one_card_a_server() -> None:
+    cluster = load_topology("ethernet-25g:32")
+    assert cluster.bisection_bytes_per_s() == pytest.approx(2 * 25e9 / 8)
+    path = router_of(cluster).route(0, 8)
+    hosts = load_chip("Ascend910A").links["pcie"].latency_s * 2
+    assert sum(cluster.alpha_s[i] for i in path) == pytest.approx(ETHERNET_ALPHA_S + hosts)
+
+
+def test_the_largest_cluster_is_1024_and_a_last_server_may_be_smaller() -> None:
+    assert load_topology("910a-roce:1024").bisection_bytes_per_s() == pytest.approx(512 * 12.5e9)
+    assert [len(g) for g in load_topology("910b-roce:21").groups] == [8, 8, 5]
+    assert load_topology("910b-roce:21") is load_topology("910b-roce:21")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("910b-srver", "did you mean 910b-server"),
+        ("", "there are 910a-server"),
+        ("910b-server:8", "without a count"),
+        ("star", "star:N with N from 1 to 1024"),
+        ("star:0", "N from 1"),
+        ("star:-3", "N from 1"),
+        ("star:2.5", "N from 1"),
+        ("star:\u0663", "N from 1"),
+        ("910a-roce:1025", "to 1024"),
+        ("mesh:" + "9" * 5000, "to 256"),
+        ("nowhere/at-all.toml", "a readable topology file"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(name: str, said: str) -> None:
+    with pytest.raises(ClusterError, match=said):
+        load_topology(name)
+
+
+# -- files ----------------------------------------------------------------------------------------
+GOOD = """
+name = "two boxes"
+devices = ["a", "b", "c", "d"]
+switches = ["sw"]
+servers = [["a", "b"], ["c", "d"]]
+gamma_s_per_byte = 2e-12
+[[links]]
+from = ["a", "b", "c", "d"]
+to = "sw"
+alpha_us = 2
+gbytes_per_s = 12.5
+[[links]]
+from = "a"
+to = "b"
+alpha_s = 1e-6
+beta_s_per_byte = 1e-11
+one_way = true
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "room.toml"
+    path.write_text(GOOD, "utf-8")
+    return path
+
+
+def test_a_file_becomes_a_topology(written: Path) -> None:
+    room = load_topology(written)
+    assert (room.name, room.devices, room.switches) == ("two boxes", tuple("abcd"), ("sw",))
+    assert room.groups == ((0, 1), (2, 3))
+    assert room.gamma_s_per_byte == 2e-12
+    assert len(room.links) == 9
+    assert (rate(room, "a", "sw"), rate(room, "sw", "a")) == pytest.approx((12.5e9, 12.5e9))
+    assert rate(room, "a", "b") == pytest.approx(1e11)
+    assert len(router_of(room).route(1, 0)) == 2
+
+
+def test_a_file_needs_little(written: Path) -> None:
+    written.write_text("devices = 1\n", "utf-8")
+    room = load_topology(str(written))
+    assert (room.name, room.devices, room.links) == ("room", ("npu0",), ())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('name = "two boxes"', "name = 3", "name as a text"),
+        ('name = "two boxes"', "nmae = 3", "'nmae'.*known: name"),
+        ('name = "two boxes"', "name = ", "valid TOML"),
+        ('devices = ["a", "b", "c", "d"]', "devices = 0", "from 1 to 4096"),
+        ('devices = ["a", "b", "c", "d"]', "devices = []", "0 names"),
+        ('devices = ["a", "b", "c", "d"]', "devices = true", "a list of names"),
+        ('devices = ["a", "b", "c", "d"]', 'devices = ["a", "b", "c", "c"]', "one twice"),
+        ('switches = ["sw"]', 'switches = ["a"]', "one twice"),
+        ('servers = [["a", "b"], ["c", "d"]]', 'servers = [["a", "b"]]', "in exactly one"),
+        ('servers = [["a", "b"], ["c", "d"]]', 'servers = [["a", "sw"]]', r"servers\[0\]"),
+        ('servers = [["a", "b"], ["c", "d"]]', "servers = 2", "servers as lists"),
+        ("gamma_s_per_byte = 2e-12", "gamma_s_per_byte = nan", "gamma_s_per_byte as a number"),
+        ("gamma_s_per_byte = 2e-12", "gamma_s_per_byte = -1", "gamma_s_per_byte as a number"),
+        ("alpha_us = 2", "alpha_us = -2", r"links\[0\]: alpha_us as a number of at least 0"),
+        ("alpha_us = 2", 'alpha_us = "2"', r"links\[0\]: alpha_us as a number"),
+        ("alpha_us = 2", "", r"links\[0\]: one of alpha_us and alpha_s; got neither"),
+        ("alpha_us = 2", "alpha_us = 2\nalpha_s = 2e-6", "one of alpha_us and alpha_s"),
+        ("gbytes_per_s = 12.5", "gbytes_per_s = 0", r"links\[0\]: gbytes_per_s above 0"),
+        ("gbytes_per_s = 12.5", "gbps = 12.5", r"links\[0\]: a known key; got 'gbps'"),
+        ('to = "sw"', 'to = "switch"', r"links\[0\]: to names a node; got 'switch'"),
+        ('to = "sw"', "to = 4", r"links\[0\]: to: a list of names"),
+        ('from = "a"\nto = "b"', 'from = "a"\nto = "a"', r"links\[1\]: a link between two nodes"),
+        ("one_way = true", 'one_way = "yes"', r"links\[1\]: one_way as true or false"),
+        ('["a", "b", "c", "d"]\nto', '["a", "b", "c"]\nto', "none to d"),
+        ("gbytes_per_s = 12.5", "gbytes_per_s = 12.5\none_way = true", "none to c, d"),
+        ("[[links]]", "[links]", "valid TOML"),
+    ],
+)
+def test_wrong_entries_are_named(written: Path, old: str, new: str, said: str) -> None:
+    assert old in GOOD
+    written.write_text(GOOD.replace(old, new, 1), "utf-8")
+    with pytest.raises(ClusterError, match=rf"room\.toml.*{said}"):
+        load_topology(written)
+
+
+def test_a_device_nobody_reaches_back_from_is_named(written: Path) -> None:
+    written.write_text(
+        'devices = 2\n[[links]]\nfrom="npu0"\nto="npu1"\nalpha_us=1\ngbytes_per_s=1\none_way=true\n'
+    )
+    with pytest.raises(ClusterError, match="a way from every device to npu0; got none from npu1"):
+        load_topology(written)
+
+
+# -- command line ---------------------------------------------------------------------------------
+def test_the_command_lists_and_shows(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topologies", "--json", "-"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert list(listed) == [usage(kind) for kind in TOPOLOGIES]
+    assert all(entry["summary"] and entry["source"] for entry in listed.values())
+    assert main(["topologies"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{name} " in text for name in listed)
+    assert main(["topologies", str(written), "--json", "-"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (len(shown["links"]), shown["bisection_bytes_per_s"]) == (9, pytest.approx(25e9))
+    assert main(["topologies", "910a-roce:64"]) == 0
+    text = capsys.readouterr().out
+    assert "910a-roce:64: 64 devices in 8 servers, 21 switches" in text
+    assert "bisection 400 GB/s" in text
+    assert "192 npu - npu" in text
+    assert main(["topologies", "star:x"]) == 2
+    assert capsys.readouterr().err.startswith("ascend-lab: star:N with N from 1")

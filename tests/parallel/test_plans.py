@@ -1,0 +1,323 @@
+"""Plans of many devices: memory and bytes as closed forms, times that behave, the search."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.cluster import full_mesh, load_topology, make, star
+from ascend_lab.errors import AscendLabError, ClusterError, InputError
+from ascend_lab.parallel.plans.cost import TopologyCosts, side_by_side
+from ascend_lab.parallel.plans.memory import stage_memory, state_bytes
+from ascend_lab.parallel.plans.plan import AXES, Plan
+from ascend_lab.parallel.plans.search import best_plans, placements, shapes
+from ascend_lab.parallel.plans.shape import (
+    FixedModel,
+    Unit,
+    split_units,
+    transformer_activation_bytes,
+)
+from ascend_lab.parallel.plans.time import plan_time
+
+WIDTH, TOKENS = 64, 16
+BLOCK = Unit("block", 12 * WIDTH**2, 1e-4, 2e-4, 40.0 * TOKENS * WIDTH, 2.0 * TOKENS * WIDTH,
+             2.0 * TOKENS * WIDTH, 2, 2.0 * TOKENS * WIDTH)  # fmt: skip
+EIGHT = FixedModel("eight", tuple(replace(BLOCK, name=f"block{i}") for i in range(8)), 1e-11)
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """Eight blocks whose work and weights divide by the tensor degree."""
+
+    name: str = "sliced"
+    update_s_per_parameter: float = 0.0
+
+    def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
+        whole = EIGHT.units(micro_batch, 1, False)
+        return tuple(
+            replace(u, parameters=u.parameters // tensor, forward_s=u.forward_s / tensor,
+                    backward_s=u.backward_s / tensor, activation_bytes=u.activation_bytes / tensor)
+            for u in whole
+        )  # fmt: skip
+
+    def tensor_degrees(self) -> tuple[int, ...]:
+        return (1, 2, 4)
+
+
+@dataclass
+class Counted:
+    """Costs that take no time and note every byte asked for."""
+
+    calls: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        self.calls.append((op, axis, size_bytes))
+        return 0.0
+
+    def transfer(self, plan: Plan, size_bytes: float) -> float:
+        self.calls.append(("send", "pipeline", size_bytes))
+        return 0.0
+
+    def total(self, op: str, axis: str) -> float:
+        return sum(n for o, a, n in self.calls if (o, a) == (op, axis))
+
+
+# -- memory ---------------------------------------------------------------------------------------
+@settings(max_examples=30, deadline=None)
+@given(parameters=st.integers(1, 10**9), sharers=st.sampled_from([1, 2, 8, 64]))
+def test_zero_memory_is_the_published_closed_form(parameters: int, sharers: int) -> None:
+    k = 12
+    wanted = {
+        0: (2 + 2 + k) * parameters,
+        1: 4 * parameters + k * parameters / sharers,
+        2: 2 * parameters + (2 + k) * parameters / sharers,
+        3: (2 + 2 + k) * parameters / sharers,
+    }
+    for stage, total in wanted.items():
+        assert sum(state_bytes(parameters, sharers, stage)) == pytest.approx(total)
+    assert sum(state_bytes(parameters, 1, 0, "sgd")) == 12 * parameters
+
+
+def test_the_memory_table_of_the_zero_paper() -> None:
+    # 7.5 billion parameters, 64 devices: 120, 31.4, 16.6, 1.9 GB (Rajbhandari et al. 2020, fig. 1)
+    found = [sum(state_bytes(7.5e9, 64, stage)) / 1e9 for stage in range(4)]
+    assert found == pytest.approx([120.0, 31.4, 16.6, 1.9], abs=0.05)
+
+
+def test_an_unknown_optimiser_is_refused() -> None:
+    with pytest.raises(InputError):
+        state_bytes(10, 1, 0, "lion")
+
+
+def test_activations_follow_held_micro_batches_and_recomputation() -> None:
+    units = EIGHT.units(2, 1, False)
+    plain = stage_memory([units], {0: 3}, Plan(micro_batches=4))
+    again = stage_memory([units], {0: 3}, Plan(micro_batches=4, recompute=True))
+    kept, read = units[0].activation_bytes, units[0].input_bytes
+    assert plain.activations_bytes == 3 * 8 * kept
+    assert again.activations_bytes == 3 * 8 * read + kept - read
+
+
+def test_1f1b_needs_less_than_gpipe_and_the_first_stage_most() -> None:
+    costs = Counted()
+    few = plan_time(Plan(pipeline=4, micro_batches=8), EIGHT, costs, 8)
+    many = plan_time(Plan(pipeline=4, micro_batches=8, schedule="gpipe"), EIGHT, costs, 8)
+    held = [m.activations_bytes / (2 * BLOCK.activation_bytes) for m in few.memory]
+    assert held == pytest.approx([4, 3, 2, 1])
+    assert [m.activations_bytes / (2 * BLOCK.activation_bytes) for m in many.memory] == [8] * 4
+    assert few.step_s == pytest.approx(many.step_s)
+
+
+def test_the_published_activation_formula() -> None:
+    # GPT-3 with 175 billion parameters: s b h = 2048 * 12288, 96 heads, t = 8: per token and width
+    tokens, width, heads, length = 2048, 12288, 96, 2048
+    whole = transformer_activation_bytes(tokens, width, heads, length)
+    assert whole == pytest.approx(tokens * width * (34 + 5 * heads * length / width))
+    cut = transformer_activation_bytes(tokens, width, heads, length, 8)
+    fine = transformer_activation_bytes(tokens, width, heads, length, 8, sequence=True)
+    assert fine == pytest.approx(whole / 8) and fine < cut < whole
+    least = transformer_activation_bytes(tokens, width, heads, length, 8, recompute=True)
+    assert least == 2 * tokens * width
+
+
+# -- bytes ----------------------------------------------------------------------------------------
+def test_tensor_parallelism_takes_four_all_reduces_a_block() -> None:
+    costs = Counted()
+    plan_time(Plan(tensor=4, micro_batches=2), Sliced(), costs, 6)
+    asked = [n for op, axis, n in costs.calls if (op, axis) == ("all_reduce", "tensor")]
+    each = 2 * TOKENS * WIDTH * 3
+    assert set(asked) == {each}
+    exchanged = plan_time(Plan(tensor=4), Sliced(), _Unity(), 1).exchange_s
+    assert exchanged == 8 * 4
+
+
+class _Unity(Counted):
+    """A second for every collective."""
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("zero", "wanted"),
+    [(0, {"all_reduce": 1}), (1, {"reduce_scatter": 1, "all_gather": 1}),
+     (2, {"reduce_scatter": 1, "all_gather": 1}), (3, {"reduce_scatter": 1, "all_gather": 2})],
+)  # fmt: skip
+def test_data_parallel_traffic_is_the_gradients(zero: int, wanted: dict[str, int]) -> None:
+    costs = Counted()
+    plan_time(Plan(data=4, zero_stage=zero), EIGHT, costs, 4)
+    weights = 2.0 * 8 * BLOCK.parameters
+    found = {op: costs.total(op, "data") / weights for op in {o for o, _, _ in costs.calls}}
+    assert found == pytest.approx(wanted)
+
+
+def test_pipelines_hand_on_the_boundary() -> None:
+    costs = Counted()
+    plan_time(Plan(pipeline=4, micro_batches=4), EIGHT, costs, 8)
+    sent = [n for op, _, n in costs.calls if op == "send"]
+    assert sent == [2 * BLOCK.boundary_bytes] * 3
+
+
+def test_experts_are_spread_and_dispatched() -> None:
+    unit = replace(BLOCK, expert_parameters=8 * 1000, dispatches=2, dispatch_bytes=64.0)
+    model = FixedModel("experts", (unit,) * 2)
+    costs = Counted()
+    found = plan_time(Plan(data=8, expert=4), model, costs, 8)
+    assert costs.total("all_reduce", "replica") == 2 * 2 * 2000
+    assert {n for op, _, n in costs.calls if op == "all_to_all"} == {64.0}
+    assert found.memory[0].weights_bytes == 2 * 2 * (BLOCK.parameters + 2000)
+    plan = Plan(data=8, expert=4)
+    assert plan.groups("expert") == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert plan.groups("replica") == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+# -- time -----------------------------------------------------------------------------------------
+def test_one_device_takes_the_sum_of_its_units() -> None:
+    found = plan_time(Plan(), EIGHT, Counted(), 3)
+    assert found.step_s == pytest.approx(8 * 3 * 3e-4 + 8 * BLOCK.parameters * 1e-11)
+    assert found.bubble == 0.0
+    again = plan_time(Plan(recompute=True), EIGHT, Counted(), 3)
+    assert again.pipeline_s == pytest.approx(8 * 3 * 4e-4)
+
+
+def test_the_pipeline_of_equal_stages_is_the_formula() -> None:
+    found = plan_time(Plan(pipeline=4, micro_batches=8), EIGHT, Counted(), 8)
+    assert found.pipeline_s == pytest.approx((8 + 3) * 2 * 3e-4)
+    assert found.bubble == pytest.approx(3 / 11)
+    finer = Plan(pipeline=4, micro_batches=8, schedule="interleaved", virtual=2)
+    assert plan_time(finer, EIGHT, Counted(), 8).bubble == pytest.approx(3 / 19)
+
+
+def test_gradients_hide_behind_the_last_backward() -> None:
+    quick = plan_time(Plan(data=4), EIGHT, TopologyCosts(full_mesh(4, 1e-6, 1e-12)), 4)
+    slow = plan_time(Plan(data=4), EIGHT, TopologyCosts(full_mesh(4, 1e-6, 1e-8)), 4)
+    last = TopologyCosts(full_mesh(4, 1e-6, 1e-12)).collective(
+        "all_reduce", Plan(data=4), "data", 2.0 * BLOCK.parameters
+    )
+    update = 8 * BLOCK.parameters * 1e-11
+    assert quick.exposed_s == pytest.approx(last + update)
+    assert slow.exposed_s > quick.exposed_s
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    shape=st.sampled_from([(4, 1, 1), (1, 4, 1), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2)]),
+    zero=st.integers(0, 3),
+    beta=st.floats(1e-11, 1e-8),
+)
+def test_more_bandwidth_is_never_slower(
+    shape: tuple[int, int, int], zero: int, beta: float
+) -> None:
+    d, t, p = shape
+    plan = Plan(d, t, p, zero_stage=zero if d > 1 else 0, micro_batches=4)
+    times = [
+        plan_time(plan, Sliced(), TopologyCosts(star(4, 1e-6, b)), 16).step_s
+        for b in (beta, beta / 3)
+    ]
+    assert times[1] <= times[0] * (1 + 1e-12)
+    assert times[1] >= plan_time(plan, Sliced(), Counted(), 16).step_s * (1 - 1e-12)
+
+
+def test_units_are_cut_so_that_the_dearest_stage_is_cheapest() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        costs = rng.integers(1, 20, 7).astype(float)
+        ranges = split_units(list(costs), 3)
+        found = max(costs[r.start : r.stop].sum() for r in ranges)
+        brute = min(
+            max(costs[:i].sum(), costs[i:j].sum(), costs[j:].sum())
+            for i in range(1, 6)
+            for j in range(i + 1, 7)
+        )
+        assert found == brute
+        assert [i for r in ranges for i in r] == list(range(7))
+    with pytest.raises(ClusterError):
+        split_units([1.0], 2)
+
+
+# -- places ---------------------------------------------------------------------------------------
+@settings(max_examples=30, deadline=None)
+@given(
+    d=st.sampled_from([1, 2, 3, 4]), t=st.sampled_from([1, 2, 4]), p=st.sampled_from([1, 2, 3]),
+    order=st.permutations(AXES),
+)  # fmt: skip
+def test_every_device_is_in_one_group_of_each_axis(
+    d: int, t: int, p: int, order: list[str]
+) -> None:
+    plan = Plan(d, t, p, axes=tuple(order))
+    for axis, size in (("data", d), ("tensor", t), ("pipeline", p)):
+        groups = plan.groups(axis)
+        assert {len(g) for g in groups} == {size}
+        assert sorted(x for g in groups for x in g) == list(range(d * t * p))
+
+
+def test_tensor_groups_inside_a_server_beat_those_across() -> None:
+    costs = TopologyCosts(load_topology("910b-roce:16"))
+    inside = Plan(2, 8)
+    across = Plan(2, 8, axes=("data", "tensor", "pipeline"))
+    assert inside.groups("tensor")[0] == tuple(range(8))
+    size = 2.0**22
+    assert costs.collective("all_reduce", inside, "tensor", size) < costs.collective(
+        "all_reduce", across, "tensor", size
+    )
+
+
+def test_groups_of_a_star_do_not_disturb_each_other() -> None:
+    costs = TopologyCosts(star(8, 0.0, 1e-9))
+    size = 4.0**5 * 1024
+    alone = costs.collective("all_reduce", Plan(8), "data", size)
+    halves = costs.collective("all_reduce", Plan(2, 4), "tensor", size)
+    assert halves == pytest.approx(2 * 3 / 4 * size * 1e-9)
+    assert alone == pytest.approx(2 * 7 / 8 * size * 1e-9)
+    assert side_by_side(make("all_reduce", "ring", 4), 2).ranks == 8
+
+
+# -- search ---------------------------------------------------------------------------------------
+def test_the_search_sorts_by_time_and_drops_what_does_not_fit() -> None:
+    topology = full_mesh(4, 1e-6, 1e-10)
+    all_plans = best_plans(Sliced(), topology, 4, 16)
+    times = [t.step_s for t in all_plans.plans]
+    assert times == sorted(times) and len(times) > 50 and not all_plans.too_large
+    limit = sorted(t.memory_bytes for t in all_plans.plans)[len(times) // 2]
+    some = best_plans(Sliced(), topology, 4, 16, memory_bytes=limit)
+    assert 0 < len(some.plans) < len(times) and some.too_large
+    assert all(t.memory_bytes <= limit for t in some.plans)
+    assert some.best.step_s >= all_plans.best.step_s
+    wanted = [t for t in all_plans.plans if t.memory_bytes <= limit]
+    assert some.best.step_s == wanted[0].step_s
+
+
+def test_nothing_fits() -> None:
+    found = best_plans(Sliced(), full_mesh(4, 1e-6, 1e-10), 4, 16, memory_bytes=10.0)
+    assert not found.plans and found.tried == found.too_large
+    with pytest.raises(ClusterError, match="least any plan needs"):
+        _ = found.best
+
+
+@pytest.mark.parametrize(("devices", "batch"), [(0, 8), (5, 8), (4, 0)])
+def test_counts_that_cannot_be(devices: int, batch: int) -> None:
+    with pytest.raises(AscendLabError):
+        best_plans(EIGHT, full_mesh(4, 1e-6, 1e-10), devices, batch)
+
+
+def test_all_shapes_use_all_devices_and_differ() -> None:
+    found = list(shapes(8, 32, (1, 2, 4), 8))
+    assert {plan.devices for plan in found} == {8}
+    assert len(set(found)) == len(found)
+    assert {(p.data, p.tensor, p.pipeline) for p in found} == {
+        (8 // t // p, t, p) for t in (1, 2, 4) for p in (1, 2, 4, 8) if t * p <= 8
+    }
+    assert len(placements(Plan(2, 2, 2))) == 6 and len(placements(Plan(8))) == 1
+    assert {one.place(1, 0, 0) for one in placements(Plan(2, 2, 2))} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    "settings_of",
+    [{"data": 0}, {"zero_stage": 4}, {"schedule": "other"}, {"data": 4, "expert": 3},
+     {"virtual": 2}, {"axes": ("data",)}, {"pipeline": 4, "virtual": 2, "micro_batches": 6}],
+)  # fmt: skip
+def test_plans_that_cannot_be(settings_of: dict[str, object]) -> None:
+    with pytest.raises(ClusterError):
+        Plan(**settings_of)  # type: ignore[arg-type]

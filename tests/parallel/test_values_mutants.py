@@ -1,0 +1,133 @@
+"""Plans with one mistake each: the checks of the other tests notice every one."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from values_cases import SGD, case, distance
+
+from ascend_lab.errors import ClusterError
+from ascend_lab.parallel import values
+from ascend_lab.parallel.values import (
+    Plan,
+    blocks,
+    cuts,
+    experts,
+    pieces,
+    ring_attention,
+    stores,
+    vocabulary,
+    zero,
+)
+from ascend_lab.parallel.values.group import Group
+from ascend_lab.parallel.values.tape import Tape, Var
+
+
+def keep(tape: Tape, x: Var, *rest: object) -> Var:
+    return tape.record([x], x.values, lambda g: [g])
+
+
+def own_slice(group: Group, arrays: list, axis: int = 0) -> list:
+    return [np.split(a, group.ranks, axis)[group.place(r)] for r, a in enumerate(arrays)]
+
+
+def last_only(self: stores.Replicas, key: str, var: Var) -> None:
+    self.grads[key] = var.grads
+
+
+def no_sums(wanted: str) -> Callable[..., tuple[str, ...]]:
+    right = cuts.Cuts.sums
+    return lambda self, piece, name: tuple(a for a in right(self, piece, name) if a != wanted)
+
+
+def local_mask(q: np.ndarray, k: np.ndarray, mine: int, theirs: int) -> np.ndarray:
+    return RIGHT_SCORES(q, k, 0, 0)
+
+
+def biased_leave(net: pieces.Net, x: Var) -> Var:
+    """Add the bias on every rank before the sum: it counts once a rank."""
+    y = net.enter(net.norm(x, "mlp.norm"))
+    y = net.linear(net.apply("gelu", net.linear(y, "up", "up.bias")), "down", "down.bias")
+    return net.apply("add", x, net.leave(y))
+
+
+def first_positions(net: pieces.Net, length: int) -> Var:
+    """Give every rank the positions of the first one's part of the sequence."""
+    position = net["position"]
+    rest = (len(position.values[0]) - length, position.shape[1])
+
+    def slope(grads: list) -> list:
+        return [[np.concatenate([g, np.zeros(rest)]) for g in grads]]
+
+    return net.tape.record([position], [v[:length] for v in position.values], slope)
+
+
+RIGHT_SCORES = ring_attention._scores
+TENSOR, DATA = Plan(tensor=2), Plan(data=2)
+MISTAKES = {
+    "no all-reduce backward": (pieces, "copy_in", keep, TENSOR, 1, "transformer"),
+    "no all-reduce forward": (pieces, "sum_out", keep, TENSOR, 1, "transformer"),
+    "bias before the sum": (blocks, "mlp", biased_leave, TENSOR, 1, "transformer"),
+    "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, 1, "transformer"),
+    "norms not summed": (
+        *(cuts.Cuts, "sums", no_sums("tensor")),
+        *(Plan(tensor=2, sequence=True), 1, "transformer"),
+    ),
+    "gradients not summed": (cuts.Cuts, "sums", no_sums("data"), DATA, 1, "transformer"),
+    "experts summed by nobody": (
+        *(cuts.Cuts, "sums", no_sums("replica")),
+        *(Plan(data=4, expert=2), 1, "experts"),
+    ),
+    "scatter without a sum": (
+        *(Group, "reduce_scatter", own_slice),
+        *(Plan(data=2, zero_stage=3), 1, "transformer"),
+    ),
+    "last micro-batch only": (
+        *(stores.Replicas, "keep", last_only),
+        *(Plan(micro_batches=4), 1, "transformer"),
+    ),
+    "mask of the own block": (ring_attention, "_scores", local_mask, Plan(), 2, "transformer"),
+    "ring stands still": (Group, "shift", lambda g, a: a, Plan(), 2, "transformer"),
+    "experts at home": (experts, "exchange", keep, Plan(data=2, expert=2), 1, "experts"),
+    "positions of the first rank": (
+        *(vocabulary, "_positions", first_positions),
+        *(Plan(tensor=2, sequence=True), 1, "transformer"),
+    ),
+}
+
+
+COPIES_DIFFER = (
+    "no all-reduce backward",
+    "no all-reduce forward",
+    "norms not summed",
+    "gradients not summed",
+    "experts summed by nobody",
+)
+"""Mistakes after which ranks that should hold equal arrays do not."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_noticed(name: str, monkeypatch) -> None:
+    owner, attribute, wrong, plan, context, model_name = MISTAKES[name]
+    model, data, single = case(model_name)
+    assert distance(values.train(model, data, SGD, plan, context=context), single) < 1e-10
+    monkeypatch.setattr(owner, attribute, wrong)
+    if name in COPIES_DIFFER:
+        with pytest.raises(ClusterError, match="equal copies"):
+            values.train(model, data, SGD, plan, context=context)
+    else:
+        run = values.train(model, data, SGD, plan, context=context)
+        assert distance(run, single) > 1e-4
+
+
+def test_parameters_dropped_too_early_are_missed(monkeypatch) -> None:
+    """Stage 3 must gather again for the backward pass: the dropped weights are really gone."""
+    monkeypatch.setattr(zero.Sharded, "release", lambda self, tape, piece, found: drop(found))
+    model, data, _ = case("perceptron")
+    with pytest.raises((ValueError, IndexError)):
+        values.train(model, data, SGD, Plan(data=2, zero_stage=3))
+
+
+def drop(found: dict[str, Var]) -> None:
+    for var in found.values():
+        var.values = []

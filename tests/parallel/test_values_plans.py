@@ -1,0 +1,227 @@
+"""Every plan gives the losses, gradients and parameters of one device."""
+
+import numpy as np
+import pytest
+from values_cases import SGD, case, distance
+
+from ascend_lab.errors import ClusterError
+from ascend_lab.parallel import values
+from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
+from ascend_lab.parallel.values import Plan, cuts
+
+TOLERANCE = 1e-10
+
+
+def check(name: str, plan: Plan, **more: object) -> values.Run:
+    model, data, single = case(name)
+    run = values.train(model, data, SGD, plan, **more)
+    assert distance(run, single) < TOLERANCE
+    return run
+
+
+# -- one device -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["transformer", "perceptron", "experts", "experts-top1"])
+def test_gradients_of_one_device_equal_finite_differences(name: str) -> None:
+    model, data, single = case(name)
+    rng = np.random.default_rng(5)
+    weights, step = model.weights, 1e-6
+    for key, weight in weights.items():
+        way = rng.normal(size=weight.shape)
+        ends = [
+            values.loss_and_gradients(model, {**weights, key: weight + s * step * way}, data[0])[0]
+            for s in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / (2 * step)
+        assert slope == pytest.approx((single.gradients[0][key] * way).sum(), rel=1e-4, abs=1e-7)
+
+
+def test_training_reduces_the_loss() -> None:
+    data = values.sentences(30)
+    run = values.train_single(values.transformer(), data, values.Adam())
+    assert np.mean(run.losses[-5:]) < 0.5 * run.losses[0]
+
+
+# -- data parallel --------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["transformer", "perceptron"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_data_parallel(name: str, ranks: int) -> None:
+    check(name, Plan(data=ranks))
+
+
+@pytest.mark.parametrize("cuts", [(0,), (0, 1, 20), (0, 5, 10, 15)])
+def test_segments_change_no_value(cuts: tuple[int, ...]) -> None:
+    model, _, _ = case("transformer")
+    ends = (*cuts[1:], len(model.weights))
+    segments = tuple((a, b - 1) for a, b in zip(cuts, ends, strict=True))
+    run = check("transformer", Plan(data=4), segments=segments)
+    assert run.traffic.of("data", "all_reduce").calls == 3 * len(segments)
+
+
+@pytest.mark.parametrize(("data", "micro"), [(1, 2), (1, 8), (2, 2), (2, 4)])
+def test_accumulated_gradients(data: int, micro: int) -> None:
+    check("transformer", Plan(data=data, micro_batches=micro))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("data", "micro"), [(2, 1), (4, 1), (8, 1), (2, 4)])
+def test_zero(stage: int, data: int, micro: int) -> None:
+    run = check("transformer", Plan(data=data, zero_stage=stage, micro_batches=micro))
+    whole = case("transformer")[0].elements
+    cut = {"parameters": stage > 2, "gradients": stage > 1, "state": True}
+    assert run.held == {key: whole // data if flag else whole for key, flag in cut.items()}
+
+
+def test_zero_pads_what_does_not_divide() -> None:
+    model, single = values.perceptron(width=5, classes=3), None
+    data = values.points(2, batch=12, classes=3)
+    single = values.train_single(model, data, SGD)
+    for stage in (1, 2, 3):
+        run = values.train_zero(model, data, SGD, 4, stage)
+        assert distance(run, single) < TOLERANCE
+        assert run.held["state"] * 4 >= model.elements
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_adam(stage: int) -> None:
+    """Adam makes whole steps of mere rounding where a gradient is 0: a perceptron has no such."""
+    model, data, _ = case("perceptron")
+    adam = values.Adam(lr=0.01)
+    run = values.train(model, data, adam, Plan(data=4, zero_stage=stage))
+    assert distance(run, values.train_single(model, data, adam)) < TOLERANCE
+    assert run.held["state"] == 2 * model.elements // (4 if stage else 1)
+
+
+# -- tensor, sequence, context --------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["transformer", "perceptron"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tensor_parallel(name: str, ranks: int) -> None:
+    run = check(name, Plan(tensor=ranks))
+    assert run.held["parameters"] < case(name)[0].elements * (0.5 / ranks + 0.5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sequence_parallel(ranks: int) -> None:
+    check("transformer", Plan(tensor=ranks, sequence=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_context_parallel(ranks: int) -> None:
+    check("transformer", Plan(), context=ranks)
+
+
+# -- pipeline -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "micro"), [(2, 1), (2, 4), (4, 2), (3, 8), (4, 8)])
+def test_pipeline(schedule: str, stages: int, micro: int) -> None:
+    run = check("transformer", Plan(pipeline=stages, micro_batches=micro, schedule=schedule))
+    held = [micro if schedule == "gpipe" else min(micro, stages - s) for s in range(stages)]
+    assert run.flights == tuple(held)
+
+
+@pytest.mark.parametrize("micro", [2, 4])
+def test_interleaved_pipeline(micro: int) -> None:
+    plan = Plan(pipeline=2, micro_batches=micro, schedule="interleaved", virtual=2)
+    check("transformer", plan)
+
+
+def test_any_order_that_can_run_gives_the_same() -> None:
+    made = orders("gpipe", 2, 4)
+    order = [[*reversed(row[:4]), *reversed(row[4:])] for row in made]
+    check("transformer", Plan(pipeline=2, micro_batches=4), order=order)
+
+
+def test_an_order_that_waits_for_itself() -> None:
+    order = [
+        [Task(0, 0, FORWARD), Task(0, 0, BACKWARD)],
+        [Task(1, 0, BACKWARD), Task(1, 0, FORWARD)],
+    ]
+    model, data, _ = case("perceptron")
+    with pytest.raises(ClusterError, match="can run"):
+        values.train(model, data, SGD, Plan(pipeline=2), order=order)
+
+
+# -- experts --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["experts", "experts-top1"])
+@pytest.mark.parametrize(("data", "expert"), [(2, 2), (4, 4), (4, 2), (4, 1), (8, 2)])
+def test_experts(name: str, data: int, expert: int) -> None:
+    check(name, Plan(data=data, expert=expert))
+
+
+# -- mixes ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("plan", "context"),
+    [
+        (Plan(data=2, tensor=2, pipeline=2), 1),
+        (Plan(data=2, tensor=2, pipeline=2, micro_batches=2, schedule="gpipe"), 1),
+        (Plan(data=2, tensor=2, pipeline=2, micro_batches=4, zero_stage=1), 1),
+        (Plan(data=2, tensor=2, pipeline=2, micro_batches=2, sequence=True, zero_stage=3), 1),
+        (Plan(data=2, tensor=2, sequence=True, zero_stage=2), 2),
+        (Plan(data=1, tensor=2, pipeline=2), 2),
+    ],
+)
+def test_three_axes_at_once(plan: Plan, context: int) -> None:
+    check("transformer", plan, context=context)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_experts_with_all_other_axes(stage: int) -> None:
+    plan = Plan(data=4, expert=2, tensor=2, pipeline=2, micro_batches=2, zero_stage=stage)
+    check("experts", plan)
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["halving-doubling", "mesh", "nhr", "recursive-doubling", "ring"]
+)
+def test_any_collective_algorithm_gives_the_same(algorithm: str, monkeypatch) -> None:
+    made = cuts.grid
+    monkeypatch.setattr(cuts, "grid", lambda sizes, t: made(sizes, t, algorithm))
+    check("transformer", Plan(data=2, tensor=4))
+
+
+# -- what cannot be -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("plan", "more", "what"),
+    [
+        (Plan(data=3), {}, "a batch divisible by 3"),
+        (Plan(tensor=3), {}, "axis 1 of layer0.query"),
+        (Plan(tensor=8), {}, "heads divisible by 8"),
+        (Plan(), {"context": 3}, "a sequence divisible by 3"),
+        (Plan(data=2, micro_batches=3), {}, "a rank's batch divisible by 3"),
+        (Plan(pipeline=5), {}, "at least 5 pieces"),
+        (Plan(pipeline=2, schedule="interleaved", virtual=3, micro_batches=2), {}, "6 pieces"),
+        (Plan(data=2, zero_stage=2), {"segments": ((0, 0),)}, "segments"),
+        (Plan(data=2), {"segments": ((0, 3), (5, 9))}, "segments that cover"),
+        (Plan(), {"context": 0}, "at least one rank"),
+    ],
+)
+def test_a_plan_that_does_not_fit(plan: Plan, more: dict, what: str) -> None:
+    model, data, _ = case("transformer")
+    with pytest.raises(ClusterError, match=what):
+        values.train(model, data, SGD, plan, **more)
+
+
+def test_experts_that_do_not_fit() -> None:
+    model, data, _ = case("experts")
+    with pytest.raises(ClusterError, match="up"):
+        values.train_experts(model, data, SGD, 8)
+    with pytest.raises(ClusterError, match="whole sequences"):
+        values.train(model, data, SGD, Plan(data=2, expert=2, tensor=2, sequence=True))
+
+
+def test_a_perceptron_has_no_sequence_to_split() -> None:
+    model, data, _ = case("perceptron")
+    with pytest.raises(ClusterError, match="to split"):
+        values.train_tensor_parallel(model, data, SGD, 2, sequence=True)
+
+
+@pytest.mark.parametrize("heads", [3, 5])
+def test_a_width_that_heads_do_not_divide(heads: int) -> None:
+    with pytest.raises(ClusterError, match="heads"):
+        values.transformer(width=16, heads=heads)
+
+
+def test_an_order_that_leaves_tasks_out() -> None:
+    model, data, _ = case("perceptron")
+    order = [row[:-1] for row in orders("1f1b", 2, 1)]
+    with pytest.raises(ClusterError, match="all its tasks"):
+        values.train(model, data, SGD, Plan(pipeline=2), order=order)

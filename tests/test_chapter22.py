@@ -1,0 +1,166 @@
+"""The checks and figures of chapter 22, and what its prose claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, check_ex_22_4
+from ascend_lab.checks.chapter22 import (
+    best_chunks,
+    chain_s,
+    crossover_bytes,
+    two_levels_s,
+)
+from ascend_lab.cluster import load_topology, ring, star, time_collective
+from ascend_lab.cluster.collectives import collective_time, make
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_best_collective, fig_holdings
+from ascend_lab.figures.collectives import contributions
+
+SEEDS = range(4)
+
+
+# -- exercises -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda p, a, b: 2 * (p - 1) * a / b,
+        lambda p, a, b: math.inf,
+        lambda p, a, b: (2 * (p - 1) - math.log2(p)) * a / (math.log2(p) - 1) / b if p > 2 else 0,
+    ],
+)
+def test_crossover_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_22_1(crossover_bytes, seed=seed).passed
+        assert not check_ex_22_1(wrong, seed=seed).passed
+
+
+def test_the_crossover_is_where_the_simulated_times_meet():
+    size, net = crossover_bytes(8, 1e-5, 1e-10), star(8, 1e-5, 1e-10)
+    times = [
+        time_collective(make("all_reduce", name, 8), net, size).time_s
+        for name in ("ring", "recursive-doubling")
+    ]
+    assert times[0] == pytest.approx(times[1], rel=1e-6)
+
+
+def right_rounds(ranks):
+    return [
+        [(r, (r + 1) % ranks, (r - 1 - step) % ranks) for r in range(ranks)]
+        for step in range(ranks - 1)
+    ]
+
+
+def direct_rounds(ranks):
+    return [
+        [(r, (r + 1 + step) % ranks, (r + 1 + step) % ranks) for r in range(ranks)]
+        for step in range(ranks - 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda p: None,
+        lambda p: [],
+        lambda p: right_rounds(p) * 2,
+        lambda p: [[(r, (r + 1) % p, r) for r in range(p)] for _ in range(p - 1)],
+        lambda p: [[(r, 0, 0) for r in range(1, p)]] * (p - 1),
+        lambda p: [[(r, (r + 1) % p, p) for r in range(p)]] * (p - 1),
+    ],
+)
+def test_rounds_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_22_2(right_rounds, seed=seed).passed
+        assert check_ex_22_2(direct_rounds, seed=seed).passed
+        assert not check_ex_22_2(wrong, seed=seed).passed
+
+
+def test_chunks_two_sided():
+    wrongs = (lambda p, n, a, b: p, lambda p, n, a, b: 1, lambda p, n, a, b: 2.5)
+    for seed in SEEDS:
+        assert check_ex_22_3(best_chunks, seed=seed).passed
+        assert not any(check_ex_22_3(wrong, seed=seed).passed for wrong in wrongs)
+
+
+def test_best_chunks_by_trying_all():
+    case = (9, 10_000, 1e-6, 1e-10)
+    assert best_chunks(*case) == min(range(1, 100), key=lambda k: chain_s(k, *case))
+
+
+def test_a_chain_takes_what_the_exercise_says():
+    chain = make("broadcast", "chain*5", 6)
+    line = ring(6, 1e-5, 1e-10)
+    assert time_collective(chain, line, 1e6).time_s == pytest.approx(
+        chain_s(5, 6, 1e6, 1e-5, 1e-10)
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda m, g, n, i, o: two_levels_s(m, g, n, o, i),
+        lambda m, g, n, i, o: two_levels_s(m, 1, n, i, o) + two_levels_s(1, g, n, i, o),
+        lambda m, g, n, i, o: two_levels_s(m, g, n, i, o) / 2,
+    ],
+)
+def test_two_levels_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_22_4(two_levels_s, seed=seed).passed
+        assert not check_ex_22_4(wrong, seed=seed).passed
+
+
+# -- figures and claims ----------------------------------------------------------------------------
+def test_holdings_count_contributions():
+    plan = make("all_reduce", "ring", 4)
+    assert (contributions(plan, 0) == 1).all()
+    assert np.sort(contributions(plan, 3).max(axis=1)).tolist() == [4] * 4
+    assert (contributions(plan, 6) == 4).all()
+    assert "after 6 rounds 16 complete" in fig_holdings(plan).alt_text
+
+
+def test_holdings_refuse_what_they_cannot_draw():
+    with pytest.raises(InputError, match="rounds to draw"):
+        fig_holdings(make("all_reduce", "ring", 8))
+    with pytest.raises(InputError, match="all_reduce"):
+        fig_holdings(make("broadcast", "tree", 4))
+
+
+def test_the_map_names_the_quickest():
+    figure = fig_best_collective("star", (4,), (2**10, 2**30))
+    net = load_topology("star:4")
+    for size in (2**10, 2**30):
+        name = collective_time("all_reduce", net, size).algorithm.partition("*")[0]
+        assert name in figure.alt_text
+
+
+def test_few_rounds_win_small_and_few_bytes_win_large():
+    cluster = load_topology("910a-roce:64")
+    small = collective_time("all_reduce", cluster, 1e3).algorithm
+    large = collective_time("all_reduce", cluster, 1e9).algorithm
+    assert small == "recursive-doubling"
+    assert large.startswith("hierarchical")
+
+
+def test_the_leader_is_slow_for_large_and_quicker_than_the_ring_for_small():
+    server = load_topology("910a-server")
+
+    def leader(size):
+        return sum(
+            collective_time(op, server, size, "star").time_s for op in ("reduce", "broadcast")
+        )
+
+    assert leader(1e8) > 4 * collective_time("all_reduce", server, 1e8).time_s
+    assert leader(1e3) < collective_time("all_reduce", server, 1e3, "ring").time_s / 2
+
+
+def test_contention_is_why_the_ring_exists():
+    circle, size = ring(8, 1e-5, 1e-10), 1e8
+    times = {
+        name: time_collective(make("all_reduce", name, 8), circle, size).time_s
+        for name in ("ring", "halving-doubling")
+    }
+    assert times["ring"] < 0.7 * times["halving-doubling"]

@@ -1,0 +1,304 @@
+"""Kernels of training's own operators: gradients of convolution weights and of pooling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ops_cases import pool, weight_gradient
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, ShapeError, TypeMismatchError
+from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, random_inputs, run_compiled
+from ascend_lab.isa import as_kernel, sanitize
+from ascend_lab.kernels import conv_launch
+from ascend_lab.kernels.conv_place import dense_placement
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
+from ascend_lab.kernels.weight_lattice import Plane, axes_of
+from ascend_lab.kernels.weight_plan import Stage, WeightPlan, weight_plan
+from ascend_lab.kernels.weight_stage import ZEROS
+from ascend_lab.layout import address_map, pack
+from ascend_lab.ops import verify
+from ascend_lab.ops.conv_gradient import input_remainder
+from ascend_lab.ops.convolution import conv_weight_slope
+from ascend_lab.sim import execute, simulate_kernel
+
+CHIPS = ("Ascend910A", "Ascend910B2")
+WEIGHT, CONV = ops.get("conv2d_grad_weight"), ops.get("conv2d")
+
+
+def fp64(shape, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, shape)
+
+
+# -- weights of a convolution: the formula --------------------------------------------------------
+@settings(max_examples=40)
+@given(st.data())
+def test_the_formula_is_the_convolutions_gradient(data):
+    (x, y), attrs = data.draw(weight_gradient())
+    kernel = attrs.pop("kernel")
+    image, grad = fp64(x), fp64(y, 1)
+    weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
+    _, wanted = CONV.gradient([grad], [image, weight], [grad], **attrs)
+    got = WEIGHT.reference(image, grad, kernel=kernel, **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_the_image_gradient_is_a_transposed_convolution(data):
+    (x, y), attrs = data.draw(weight_gradient())
+    kernel = attrs.pop("kernel")
+    image, grad = fp64(x), fp64(y, 1)
+    weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
+    wanted, _ = CONV.gradient([grad], [image, weight], [grad], **attrs)
+    extra = input_remainder(x[2:], kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
+    got = ops.get("conv_transpose2d").reference(grad, weight, output_padding=extra, **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_depthwise_weights_are_those_of_a_group_per_channel():
+    image, grad, weight = fp64((2, 5, 7, 6)), fp64((2, 5, 4, 3), 1), fp64((5, 1, 3, 3), 2)
+    attrs = {"stride": 2, "pad": 1}
+    _, wanted = ops.get("depthwise_conv2d").gradient([grad], [image, weight], [grad], **attrs)
+    got = WEIGHT.reference(image, grad, kernel=3, groups=5, **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_parts_of_a_batch_add_up_and_of_channels_join():
+    image, grad = fp64((4, 6, 8, 8)), fp64((4, 10, 8, 8), 1)
+    whole = WEIGHT.reference(image, grad, kernel=3, pad=1)
+    rules = WEIGHT.slice_rules((image.shape, grad.shape), {"kernel": 3, "pad": 1})
+    assert [rule.kind for rule in rules.axes] == ["free", "free", "whole", "whole"]
+    assert [r.sources for r in rules.reductions] == [((0, 0), (1, 0))]
+    halves = [WEIGHT.reference(image[i::2], grad[i::2], kernel=3, pad=1) for i in range(2)]
+    np.testing.assert_allclose(sum(halves), whole, atol=1e-12)
+    part = ops.cut(rules, (image.shape, grad.shape), {"kernel": 3, "pad": 1}, 0, (4, 10))
+    rows = WEIGHT.reference(*ops.take((image, grad), part.ranges), **part.attrs)
+    np.testing.assert_allclose(rows, whole[4:10], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attrs", "words"),
+    [
+        (((1, 4, 8, 8), (1, 4, 8, 8)), {"kernel": 3}, r"gradient of shape \(1, 4, 6, 6\)"),
+        (((2, 4, 8, 8), (1, 4, 8, 8)), {"kernel": 1}, r"gradient of shape \(2, 4, 8, 8\)"),
+        (((1, 4, 8, 8), (1, 6, 8, 8)), {"kernel": 1, "groups": 4}, "groups that divide"),
+        (((1, 4, 8), (1, 6, 8, 8)), {"kernel": 1}, "4 axes"),
+        (((1, 4, 2, 2), (1, 6, 1, 1)), {"kernel": 5}, "a window no larger"),
+    ],
+)
+def test_shapes_that_do_not_belong_together(shapes, attrs, words):
+    with pytest.raises(ShapeError, match=words):
+        WEIGHT.infer(*shapes, **attrs)
+
+
+def test_whole_numbers_have_no_gradient():
+    with pytest.raises(TypeMismatchError, match="fp16 or bf16"):
+        WEIGHT.dtypes("int8", "int8", kernel=1)
+
+
+# -- weights of a convolution: the kernel ---------------------------------------------------------
+def values_of(shape, chip, plan):
+    """Return dW by the kernel, partial sums added, and by the formula."""
+    rng = np.random.default_rng(3)
+    oh, ow = shape.out_hw
+    x, grad = (
+        rng.standard_normal(s).astype(np.float16)
+        for s in ((shape.n, shape.c, shape.h, shape.w), (shape.n, shape.k, oh, ow))
+    )
+    kernel = as_kernel(weight_gradient_launch(shape, chip, plan))
+    tensors = {
+        "x": pack(address_map("NC1HWC0", x.shape, "fp16"), x),
+        "grad": pack(address_map("NC1HWC0", grad.shape, "fp16"), grad),
+        "zeros": np.zeros(ZEROS, np.float16),
+    }
+    assert sanitize(kernel, chip, filled=tensors) == []
+    memory, (c1, k1) = execute(kernel, tensors, chip), shape.blocks
+    parts = memory["y"][None] if "y" in memory else memory["partial"]
+    total = parts.reshape(splits_of(shape, plan), -1).astype(np.float64).sum(axis=0)
+    dw = total.reshape(c1, shape.r, shape.s, k1 * 16, 16).transpose(3, 0, 4, 1, 2)
+    top, bottom, left, right = shape.pads
+    how = (shape.strides, ((top, bottom), (left, right)), shape.dilations, 1)
+    wanted = conv_weight_slope(grad.astype(float), x.astype(float), (shape.r, shape.s), *how)
+    return dw.reshape(k1 * 16, c1 * 16, shape.r, shape.s)[: shape.k, : shape.c], wanted
+
+
+STRIDE_1 = ConvShape(4, 20, 12, 9, 33, 3, 3, 1, 1)
+STRIDE_2 = ConvShape(4, 20, 12, 9, 33, 3, 3, 2, 1)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("grid", [(1, 1, 1, 1), (2, 2, 2, 2)])
+@pytest.mark.parametrize(
+    ("shape", "stage"),
+    [
+        *((STRIDE_1, stage) for stage in (Stage(2, 12), Stage(1, 12), Stage(1, 4), Stage(1, 1))),
+        *((STRIDE_2, stage) for stage in (Stage(4, 6), Stage(1, 3), Stage(1, 1))),
+    ],
+)
+def test_any_stage_and_grid_gives_the_same_weights(chip, shape, stage, grid):
+    plan = WeightPlan(2, 1, 4, stage, grid)
+    got, wanted = values_of(shape, load_chip(chip), plan)
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ConvShape(1, 16, 8, 8, 16, 1, 1),
+        ConvShape(2, 20, 9, 8, 33, 1, 1, 2, 0),
+        ConvShape(2, 20, 9, 7, 33, 3, 2, 2, (1, 0, 0, 1)),
+        ConvShape(3, 3, 12, 13, 40, 5, 3, (2, 3), (2, 2, 1, 1), dilation=(1, 2)),
+        ConvShape(2, 20, 9, 8, 33, 3, 3, 1, 2, dilation=2),
+        ConvShape(1, 3, 22, 20, 70, 7, 7, 2, 3),
+        ConvShape(2, 40, 3, 3, 90, 3, 3, 3, 2),
+    ],
+)
+def test_strides_pads_and_dilations(chip, shape):
+    chip = load_chip(chip)
+    got, wanted = values_of(shape, chip, weight_plan(shape, chip))
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_gaps_and_rectangles_cover_a_plane_once():
+    for plane in (
+        Plane(100, 3, 30, 6, (1, 4), (1, 5)),
+        Plane(64, 1, 64, 8, (0, 8), (0, 8)),
+        Plane(50, 2, 24, 6, (0, 4), (0, 6)),
+        Plane(10, 1, 10, 5, (2, 2), (0, 3)),
+    ):
+        seen = np.zeros(plane.pixels, int)
+        for image in range(plane.images):
+            for row in range(*plane.rows):
+                first = image * plane.image_pitch + row * plane.pitch
+                seen[first + plane.columns[0] : first + plane.columns[1]] += 1
+        for gap in plane.gaps():
+            for i in range(gap.counts[0]):
+                for j in range(gap.counts[1]):
+                    start = gap.start + i * gap.steps[0] + j * gap.steps[1]
+                    seen[start : start + gap.length] += 1
+        np.testing.assert_array_equal(seen, 1)
+
+
+def test_lines_share_their_zeros():
+    rows, columns = axes_of(ConvShape(1, 16, 7, 7, 16, 3, 3, 1, 1))
+    assert (rows.pitch, columns.pitch) == (8, 8)
+    rows, _ = axes_of(ConvShape(1, 16, 7, 7, 16, 3, 3, 1, 0))
+    assert rows.pitch == 7
+    rows, _ = axes_of(ConvShape(1, 16, 14, 14, 16, 3, 3, 2, 1))
+    assert rows.taps == ((0, 0), (1, 0), (0, 1))
+
+
+def test_sums_of_too_many_taps_are_refused_and_the_vector_unit_does_them():
+    shape = ConvShape(1, 16, 20, 20, 16, 20, 20)
+    chip = load_chip("Ascend910A")
+    with pytest.raises(CapacityError, match="400 taps in L0C"):
+        weight_plan(shape, chip)
+    verify.check_values(WEIGHT, ((1, 2, 20, 20), (1, 3, 1, 1)), {"kernel": 20}, "fp16", chip)
+
+
+@pytest.mark.parametrize(
+    ("c", "size", "k", "r", "stride", "pad"),
+    [
+        (64, 56, 64, 3, 1, 1),
+        (512, 7, 512, 3, 1, 1),
+        (256, 28, 256, 3, 2, 1),
+        (512, 7, 2048, 1, 1, 0),
+    ],
+)
+def test_resnet_layers_take_about_as_long_backward_as_forward(c, size, k, r, stride, pad):
+    chip = load_chip("Ascend910A")
+    shape = ConvShape(32, c, size, size, k, r, r, stride, pad)
+    forward = simulate_kernel(conv_launch(shape, chip, place=dense_placement(shape)), chip).cycles
+    backward = simulate_kernel(weight_gradient_launch(shape, chip), chip).cycles
+    assert 0.4 * forward < backward < 1.6 * forward
+
+
+# -- pooling --------------------------------------------------------------------------------------
+@settings(max_examples=40)
+@given(st.data())
+def test_maximum_gives_the_first_largest_element_all(data):
+    (x,), attrs = data.draw(pool())
+    image = np.rint(fp64(x, data.draw(st.integers(0, 99))) * 2)
+    forward = ops.get("max_pool2d")
+    y = forward.reference(image, **attrs)
+    grad = fp64(y.shape, 1)
+    (wanted,) = forward.gradient([grad], [image], [y], **attrs)
+    got = ops.get("max_pool2d_grad").reference(image, y, grad, **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_average_gives_every_element_its_share(data):
+    (x,), attrs = data.draw(pool(average=True))
+    image, forward = fp64(x), ops.get("avg_pool2d")
+    y = forward.reference(image, **attrs)
+    grad = fp64(y.shape, 1)
+    (wanted,) = forward.gradient([grad], [image], [y], **attrs)
+    got = ops.get("avg_pool2d_grad").reference(grad, size=x[2:], **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("x", "attrs"),
+    [
+        ((1, 16, 112, 112), {"kernel": 3, "stride": 2, "pad": 1}),
+        ((2, 33, 57, 40), {"kernel": 2}),
+        ((1, 20, 40, 61), {"kernel": 2, "stride": 3}),
+        ((1, 16, 50, 120), {"kernel": (5, 3), "stride": 1, "pad": (2, 1)}),
+    ],
+)
+def test_blocks_of_rows_join(chip, x, attrs):
+    chip, forward = load_chip(chip), ops.get("max_pool2d")
+    image = np.rint(fp64(x) * 4).astype(np.float16)
+    y = forward.reference(image, **attrs)
+    grad = np.rint(fp64(y.shape, 1) * 64).astype(np.float16)
+    operator = ops.get("max_pool2d_grad")
+    got = ops.run(operator, image, y, grad, chip=chip, **attrs)
+    np.testing.assert_array_equal(got, operator.reference(image, y, grad, **attrs))
+    average = ops.get("avg_pool2d_grad")
+    got = ops.run(average, grad, chip=chip, size=x[2:], **attrs)
+    wanted = average.reference(grad, size=x[2:], **attrs)
+    np.testing.assert_allclose(got, wanted, rtol=4e-3, atol=0.1)
+
+
+def test_pooling_shapes_that_do_not_belong_together():
+    x, y = (1, 4, 8, 8), (1, 4, 4, 4)
+    with pytest.raises(ShapeError, match=r"grad of shape \(1, 4, 4, 4\)"):
+        ops.get("max_pool2d_grad").infer(x, y, x, kernel=2)
+    with pytest.raises(ShapeError, match="a gradient of"):
+        ops.get("avg_pool2d_grad").infer(y, kernel=2, size=(7, 6))
+
+
+# -- in graphs ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("out_dtype", [None, "fp32"])
+def test_gradients_in_a_graph(chip, out_dtype):
+    net = GraphBuilder("backward")
+    x = net.input("x", (2, 20, 9, 9), "fp16")
+    y = net.max_pool2d(x, kernel=3, stride=2, pad=1)
+    grad = net.input("grad", y.shape, "fp16")
+    dx = net.max_pool2d_grad(x, y, grad, kernel=3, stride=2, pad=1)
+    net.output(net.avg_pool2d_grad(y, kernel=3, stride=2, pad=1, size=(9, 9)))
+    net.output(net.conv2d_grad_weight(x, dx, kernel=3, pad=1, out_dtype=out_dtype))
+    graph = net.build()
+    kinds = {n.op: compiled_layout for n, compiled_layout in layouts_of(graph, chip)}
+    assert kinds["max_pool2d_grad"] == kinds["avg_pool2d_grad"] == "NC1HWC0"
+    assert kinds["conv2d_grad_weight"].startswith("FRACTAL_Z")
+    inputs = random_inputs(graph)
+    got, wanted = run_compiled(graph, inputs, chip=load_chip(chip)), evaluate(graph, inputs)
+    for name in graph.outputs:
+        np.testing.assert_allclose(got[name], wanted[name], rtol=4e-3, atol=0.06)
+
+
+def layouts_of(graph, chip):
+    """Return each node of the compiled graph with the layout it writes."""
+    compiled = compile_graph(graph, chip)
+    return [(node, compiled.graph.types[node.output].layout) for node in compiled.graph.nodes]
