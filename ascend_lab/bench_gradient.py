@@ -98,7 +98,7 @@ class Beyond:
     cases: int
 
 
-def beyond(cases: int = 20, count: int = 10) -> Beyond:
+def beyond(cases: int = 12, count: int = 9) -> Beyond:
     """Return mean gaps of plan and search on small cases, and the search's worst."""
     planned, searched = [], []
     for seed in range(cases):
@@ -106,7 +106,7 @@ def beyond(cases: int = 20, count: int = 10) -> Beyond:
         cost = AlphaBeta(ALPHA_BETA.alpha_s * 10, ALPHA_BETA.beta_s_per_byte)
         scenario = Scenario(cost, streams=2, sharing=0.5, slowdown=0.3, noise=0.1, samples=4)
         _, best = brute_force(table_of(rows), scorer(table_of(rows), scenario))
-        found = improve(rows, scenario, budget=200)
+        found = improve(rows, scenario, budget=100)
         planned.append(evaluate(plan(rows, cost).segments, rows, scenario) / best - 1)
         searched.append(found.end_s / best - 1)
     return Beyond(statistics.mean(planned), statistics.mean(searched), max(searched), cases)

@@ -86,20 +86,19 @@ def row(network: str) -> Row:
 
 def strategy_table(networks: Sequence[str] = NETWORKS) -> str:
     """Return the searches beside the optimum, one line per network."""
-    title = (
-        f"Training step of {BATCH} samples on {DEVICES} devices of {TOPOLOGY}, nothing overlapped"
-    )
-    names = f"{'halving':>10}{'own costs':>11}{'messages':>10}{'data par.':>11}{'1/2 memory':>12}{'solved':>8}"
-    head = f"{'network':<14}{'nodes':>6}{'optimum':>11}{names}"
-    lines = [f"{title}; in columns: time above the optimum", head]
+    columns = ("halving", "own costs", "messages", "data par.", "1/2 memory", "solved")
+    names = "".join(f"{name:>12}" for name in columns)
+    lines = [
+        f"Training step, {BATCH} samples, {DEVICES} devices of {TOPOLOGY}: time above the optimum",
+        f"{'network':<14}{'nodes':>6}{'optimum':>11}{names}",
+    ]
     for name in networks:
         r = row(name)
         mark = "" if r.proven else " not proven"
-        lines.append(
-            f"{r.network:<14}{r.operators:>6}{r.optimum_ns / 1e6:>8.2f} ms{r.halving:>10.2%}"
-            f"{r.own_halving:>11.2%}{r.messages:>10.3%}{r.data_parallel:>11.2%}"
-            f"{'none' if r.halved is None else f'{r.halved:.2%}':>12}{r.solve_s:>6.1f} s{mark}"
-        )
+        shares = (r.halving, r.own_halving, r.messages, r.data_parallel, r.halved)
+        cells = "".join(f"{'none' if share is None else f'{share:.2%}':>12}" for share in shares)
+        head = f"{r.network:<14}{r.operators:>6}{r.optimum_ns / 1e6:>8.2f} ms"
+        lines.append(f"{head}{cells}{r.solve_s:>10.1f} s{mark}")
     return "\n".join(lines)
 
 

@@ -129,29 +129,54 @@ def _bound_s_per_byte(op: str, topology: Topology, places: NDArray[np.int64], ro
         if len(parts) > 1:
             held = np.array([len(used.intersection(part)) for part in parts])
             home = np.array([int(places[root]) in part for part in parts])
-            out, into = np.array([topology.rate_of(*part) for part in parts]).T
-            bounds.append(_parts_s_per_byte(op, held / len(places), home, out, into))
+            out, into = _cuts(topology, parts)
+            bounds.append(_parts_s_per_byte(op, held / len(places), len(places), home, out, into))
     return max(bounds)
 
 
 def _parts_s_per_byte(
-    op: str, share: Floats, home: NDArray[np.bool_], out: Floats, into: Floats
+    op: str, share: Floats, ranks: int, home: NDArray[np.bool_], out: Floats, into: Floats
 ) -> float:
     """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
     all_of_it = np.ones(len(share))
-    crossing = share * (1 - share) * (1 / share.min() if op == "all_to_all" else 1)
+    crossing = ranks * share * (1 - share)
     sends, receives = {
         "reduce_scatter": (1 - share, share),
         "all_gather": (share, 1 - share),
         "all_to_all": (crossing, crossing),
-        "broadcast": (home, ~home),
-        "reduce": (~home, home),
+        "broadcast": (home.astype(float), 1.0 - home),
+        "reduce": (1.0 - home, home.astype(float)),
     }.get(op, (all_of_it, all_of_it))
     found = max(_seconds(sends, out), _seconds(receives, into))
     if op == "all_reduce":
-        both_ways = np.array([2.0 * (len(share) - 1)])
-        found = max(found, _seconds(both_ways, out.sum(keepdims=True)))
+        both_ways, all_links = np.array([2.0 * (len(share) - 1)]), np.array([float(out.sum())])
+        found = max(found, _seconds(both_ways, all_links))
     return found
+
+
+def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
+    """Return the bytes a second that can leave and that can reach each part of the devices.
+
+    A switch whose devices are all of one part belongs to it.
+    """
+    part = np.full(topology.size + len(topology.switches), -1)
+    for number, devices in enumerate(parts):
+        part[list(devices)] = number
+    links = np.fromiter(topology.between.values(), np.int64)
+    nodes = np.array([(topology.links[i].source, topology.links[i].target) for i in links])
+    nodes = nodes.reshape(-1, 2).astype(np.int64)
+    least, most = np.full(len(part), len(parts)), np.full(len(part), -1)
+    for device, switch in (nodes.T, nodes.T[::-1]):
+        joins = (device < topology.size) & (switch >= topology.size)
+        np.minimum.at(least, switch[joins], part[device[joins]])
+        np.maximum.at(most, switch[joins], part[device[joins]])
+    part = np.where((least == most) & (most >= 0), most, part)
+    rates = np.zeros((2, len(parts)))
+    sides = part[nodes].T
+    for row, side in zip(rates, sides, strict=True):
+        counts = (sides[0] != sides[1]) & (side >= 0)
+        np.add.at(row, side[counts], topology.rate_bytes_per_s[links[counts]])
+    return rates[0], rates[1]
 
 
 def _seconds(size_bytes: Floats, rate_bytes_per_s: Floats) -> float:

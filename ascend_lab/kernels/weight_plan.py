@@ -18,6 +18,8 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_lattice import Plane, axes_of
 
+SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
+"""Blocks of channels of a tile that are tried."""
 PHASE_CYCLES = 1000
 """Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
 
@@ -103,22 +105,28 @@ def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
     return found
 
 
+def has_plan(shape: ConvShape, chip: Chip) -> bool:
+    """Tell whether any plan fits the chip."""
+    return next(_plans(shape, chip), None) is not None
+
+
 def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
     c_all, m_all = shape.blocks
     stages = list(_stages(shape))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * area)
     sums = FRACTAL * FRACTAL * DTYPE_BYTES[ACCUMULATOR[shape.dtype]] * shape.taps
-    for m in sorted({min(m, m_all) for m in (1, 2, 3, 4, 6, 8, 12, 16)}):
-        for c1 in sorted({min(c, c_all) for c in (1, 2, 3, 4, 6, 7, 8, 14, 16)}):
-            if m * c1 * sums > chip.buffers["L0C"]:
+    for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in (m_all, c_all))):
+        if m * c1 * sums > chip.buffers["L0C"]:
+            continue
+        if m < m_all and c1 < c_all and 4 * m * c1 * sums < chip.buffers["L0C"]:
+            continue  # a larger tile reads less
+        for stage in stages:
+            if 2 * sum(slot_bytes(shape, stage, m, c1)) > chip.buffers["L1"]:
                 continue
-            for stage in stages:
-                if 2 * sum(slot_bytes(shape, stage, m, c1)) > chip.buffers["L1"]:
-                    continue
-                depth = min(half // m, 16, fractals_of(shape, stage))
-                for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
-                    yield WeightPlan(m, c1, depth, stage, grid)
+            depth = min(half // m, 16, fractals_of(shape, stage))
+            for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
+                yield WeightPlan(m, c1, depth, stage, grid)
 
 
 def _stages(shape: ConvShape) -> Iterator[Stage]:
@@ -136,8 +144,10 @@ def _grids(
     for rows, columns in product(sizes, sizes):
         if rows <= tiles[0] and columns <= tiles[1] and rows * columns <= cores:
             left = cores // (rows * columns)
-            images = min(left, groups)
-            yield rows, columns, images, min(bands, left // images)
+            most = min(left, groups)
+            fewer = (d for d in sizes if d < most and d * bands >= left)
+            for images in (most, *fewer):
+                yield rows, columns, images, min(bands, left // images)
 
 
 def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:

@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
-from ascend_lab.kernels.weight_plan import weight_plan
+from ascend_lab.kernels.weight_plan import has_plan, weight_plan
 from ascend_lab.kernels.weight_stage import ZEROS
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
@@ -129,6 +129,23 @@ def _expression(
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
 
 
+def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
+    """Return the same sums of images stored as NC1HWC0, in the order of FRACTAL_Z: no groups.
+
+    x (n, c1, h, w, 16), grad (n, k1, oh, ow, 16) -> dw (c1, r, s, k1, 16, 16).
+    """
+    step, pads, spread = geometry(*(attrs[key] for key in ("stride", "pad", "dilation")))
+    (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
+    slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
+    b, i, j = (te.reduce_axis(m, name) for m, name in ((n, "b"), (oh, "i"), (ow, "j")))
+
+    def formula(c: Any, p: Any, q: Any, f: Any, row: Any, lane: Any) -> Any:
+        place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], (b, i, j))
+
+    return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+
+
 # -- kernel ----------------------------------------------------------------------------------------
 def weight_shape(call: Call) -> ConvShape:
     """Return the convolution whose weights the call is about, as the kernels describe it."""
@@ -143,13 +160,7 @@ def weight_shape(call: Call) -> ConvShape:
 
 def _applies(call: Call, chip: Chip) -> bool:
     """Tell whether the cube's kernel does it: no groups, and the sums of all taps fit L0C."""
-    if call.attrs["groups"] > 1:
-        return False
-    try:
-        weight_plan(weight_shape(call), chip)
-    except CapacityError:
-        return False
-    return True
+    return call.attrs["groups"] == 1 and has_plan(weight_shape(call), chip)
 
 
 def weight_kernel(shape: ConvShape, chip: Chip) -> Kernel:

@@ -3,7 +3,7 @@
 The step computes in fp16 from copies of fp32 parameters, and updates the fp32 ones: a change
 smaller than half the distance of neighbouring fp16 numbers would otherwise be lost. Gradients that
 fp16 would round to 0 survive because the loss is multiplied by a scale, and they are divided by it
-in fp32 (Micikevicius et al. 2018, {cite}`micikevicius2018mixed`).
+in fp32 (Micikevicius et al. 2018).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DynamicLossScale:
     """A loss scale that halves when a gradient overflows and doubles after many good steps.
 
     `good_steps` counts steps since the last change. The defaults are those of the usual libraries:
-    double after 2000 steps without infinity or NaN ({cite}`micikevicius2018mixed`).
+    double after 2000 steps without infinity or NaN (Micikevicius et al. 2018).
     """
 
     scale: float = 65536.0

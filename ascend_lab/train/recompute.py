@@ -1,7 +1,7 @@
 """Recomputation: activations that are not kept but computed once more, before backward needs them.
 
 Memory for time: with segments of equal cost between the kept tensors, a chain of n layers keeps
-about sqrt(n) tensors for one more forward pass (Chen et al. 2016, {cite}`chen2016sublinear`).
+about sqrt(n) tensors for one more forward pass (Chen et al. 2016).
 """
 
 from __future__ import annotations

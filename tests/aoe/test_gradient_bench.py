@@ -1,9 +1,13 @@
 """What `lab.py bench` says of the gradient tuner, on small cases."""
 
+from functools import partial
 from pathlib import Path
+
+from test_gradient_tuning import Counting, network
 
 from ascend_lab import bench_gradient
 from ascend_lab.aoe.gradient import BASELINES
+from ascend_lab.aoe.gradient.tuning import tune_gradients
 from ascend_lab.bench_gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 
 
@@ -17,12 +21,18 @@ def test_small_cases_are_exact_and_searched() -> None:
 
 
 def test_a_row_of_the_table_has_a_gain_for_every_baseline(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench_gradient, "NETWORKS", {"squeezenet": 1})
-    monkeypatch.setattr(bench_gradient, "SIZES", (8,))
-    rows = [row_of(where, found) for where, found in tuned(["squeezenet"], tmp_path / "p.db")]
-    assert [row["cluster"] for row in rows] == ["910a-roce:8", "ethernet-25g:8"]
+    ask = Counting()
+    monkeypatch.setattr(bench_gradient, "NETWORKS", {"small": 4})
+    monkeypatch.setattr(bench_gradient, "CLUSTERS", ("star", "ring"))
+    monkeypatch.setattr(bench_gradient, "SIZES", (4, 8))
+    monkeypatch.setattr(bench_gradient.zoo, "build", lambda name, batch: network(batch, name))
+    with_fake = partial(tune_gradients, profiler=ask)
+    monkeypatch.setattr(bench_gradient, "tune_gradients", with_fake)
+    rows = [row_of(where, found) for where, found in tuned(["small"], tmp_path / "p.db")]
+    assert [row["cluster"] for row in rows] == ["star:4", "star:8", "ring:4", "ring:8"]
+    assert ask.asked == 1
     for row in rows:
         assert set(row["gains"]) == set(BASELINES)
         assert min(row["gains"].values()) >= -1e-9
         assert row["hccl_loss"] >= -1e-9
-        assert "squeezenet" in line_of(row)
+        assert "small" in line_of(row)

@@ -277,12 +277,14 @@ def test_groups_of_a_star_do_not_disturb_each_other() -> None:
 # -- search ---------------------------------------------------------------------------------------
 def test_the_search_sorts_by_time_and_drops_what_does_not_fit() -> None:
     topology = full_mesh(4, 1e-6, 1e-10)
-    all_plans = best_plans(Sliced(), topology, 4, 16)
+    all_plans = best_plans(Sliced(), topology, 4, 16, keep=10**6)
     times = [t.step_s for t in all_plans.plans]
     assert times == sorted(times) and len(times) > 50 and not all_plans.too_large
     limit = sorted(t.memory_bytes for t in all_plans.plans)[len(times) // 2]
     some = best_plans(Sliced(), topology, 4, 16, memory_bytes=limit)
-    assert 0 < len(some.plans) < len(times) and some.too_large
+    few = best_plans(Sliced(), topology, 4, 16, keep=5)
+    assert few.plans == all_plans.plans[:5]
+    assert len(some.plans) == 20 < len(times) and some.too_large
     assert all(t.memory_bytes <= limit for t in some.plans)
     assert some.best.step_s >= all_plans.best.step_s
     wanted = [t for t in all_plans.plans if t.memory_bytes <= limit]

@@ -6,6 +6,7 @@ from values_cases import SGD, case, distance
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
+from ascend_lab.parallel.plans.memory import state_bytes
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
 from ascend_lab.parallel.values import Plan, cuts
 
@@ -225,3 +226,18 @@ def test_an_order_that_leaves_tasks_out() -> None:
     order = [row[:-1] for row in orders("1f1b", 2, 1)]
     with pytest.raises(ClusterError, match="all its tasks"):
         values.train(model, data, SGD, Plan(pipeline=2), order=order)
+
+
+# -- the model of memory --------------------------------------------------------------------------
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("data", "expert"), [(4, 1), (4, 2), (4, 4)])
+def test_what_is_held_is_what_the_memory_model_says(stage: int, data: int, expert: int) -> None:
+    """In fp64 with momentum a weight, its gradient and its state are one element each."""
+    model, _, _ = case("experts")
+    run = check("experts", Plan(data=data, expert=expert, zero_stage=stage))
+    own = sum(model.weights[f"layer0.{name}"].size for name in ("up", "down"))
+    wanted = [0.0, 0.0, 0.0]
+    for parameters, sharers in ((model.elements - own, data), (own / expert, data // expert)):
+        sizes = state_bytes(parameters, sharers, stage)
+        wanted = [a + b / c for a, b, c in zip(wanted, sizes, (2, 2, 12), strict=True)]
+    assert list(run.held.values()) == wanted

@@ -1,10 +1,13 @@
 """What each plan sends, against closed forms."""
 
+import numpy as np
 import pytest
 from values_cases import SGD, case
 
 from ascend_lab.parallel import values
 from ascend_lab.parallel.values import Plan, Run
+from ascend_lab.parallel.values.chunk import Chunk
+from ascend_lab.parallel.values.cuts import Cuts
 
 FP64_BYTES = 8
 BATCH, LENGTH, WIDTH = 8, 8, 16
@@ -69,6 +72,25 @@ def test_a_tensor_parallel_layer_all_reduces_four_activations(ranks: int) -> Non
     calls, size_bytes, sent_bytes = a_layer(Plan(tensor=ranks), "tensor", "all_reduce")
     assert (calls, size_bytes) == (4, 4 * ACTIVATION_BYTES)
     assert sent_bytes == 4 * 2 * (ranks - 1) * ACTIVATION_BYTES // ranks
+
+
+@pytest.mark.parametrize(
+    ("sequence", "wanted"),
+    [
+        (False, [{"all_reduce": 2}, {"all_reduce": 4}]),
+        (True, [{"all_gather": 2, "reduce_scatter": 2}, {"all_gather": 4, "reduce_scatter": 4}]),
+    ],
+)
+def test_half_of_them_forward_and_half_backward(sequence: bool, wanted: list) -> None:
+    layer = values.transformer().pieces[1:2]
+    cuts = Cuts(Plan(tensor=2, sequence=sequence))
+    traffic = values.Traffic()
+    chunk = Chunk(layer, cuts.groups(traffic), cuts, SGD)
+    shape = (BATCH, LENGTH // 2 if sequence else LENGTH, WIDTH)
+    x = [np.ones(shape)] * 2
+    for half, run in enumerate((lambda: chunk.forward(0, x, x), lambda: chunk.backward(0, x))):
+        run()
+        assert {op: count.calls for (_, op), count in traffic.counts.items()} == wanted[half]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -97,12 +97,10 @@ def variants(op: str, name: str, servers: Rows) -> tuple[str, ...]:
     if name not in LEVELS or op == "all_to_all" or name == "pipeline":
         return (name,)
     each = len(servers[0])
+    insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
         insides, betweens = ["tree", "nhr"], ["tree", "nhr"]
-        overlaps: tuple[int, ...] = (1,)
-    else:
-        insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
-        overlaps = OVERLAPS if ranks <= LONG else (1,)
+    overlaps = OVERLAPS if ranks <= LONG else (1,)
     insides = ["mesh", *insides] if each <= CROWD else insides
     return tuple(
         f"{name}({inside},{between})" + (f"*{chunks}" if chunks > 1 else "")

@@ -8,7 +8,11 @@ from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.lower.choice import Choice
 from ascend_lab.graph.lower.images import lower_conv, lower_deconv
 from ascend_lab.graph.lower.matrices import lower_product
-from ascend_lab.graph.lower.moves import lower_template, lower_trans_data
+from ascend_lab.graph.lower.moves import (
+    lower_template,
+    lower_trans_data,
+    lower_weight_gradient,
+)
 from ascend_lab.graph.lower.piece import Lowered, Piece
 from ascend_lab.graph.lower.rearrange import MOVES, lower_moves
 from ascend_lab.graph.lower.vector import lower_vector
@@ -42,6 +46,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_deconv(piece, chip)
     if op in PRODUCTS:
         return lower_product(piece, chip)
+    if op == "conv2d_grad_weight" and piece.output.layout != "ND":
+        return lower_weight_gradient(piece, chip)
     if len(nodes) == 1 and op not in IN_PLACE:
         found = lower_template(piece, chip)
         if found is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import UnsupportedError
@@ -18,6 +19,7 @@ from ascend_lab.graph.lower.piece import Lowered, Piece, Values
 from ascend_lab.graph.lower.stored import maps_between
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.layout.launch import maps_launch
+from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.template import Call, Template
 
 ALONG_CHANNELS = ("concat", "split", "slice")
@@ -53,6 +55,19 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
         if new in piece.constants and node.op in FEEDS
     }
     return Lowered(named(kernel, names), forms, extras(operator, call, kernel))
+
+
+def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
+    """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
+    found = lower_template(piece, chip)
+    if found is not None:
+        return found
+    (node,), types = piece.graph.nodes, piece.graph.types
+    x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
+    settings = operator_of(node.op).settings(node.attrs)
+    settings["out_dtype"] = piece.output.dtype
+    y = te.renamed(in_blocks(x, grad, **settings), node.output)
+    return Lowered(te.lower(te.auto_schedule(y, chip)))
 
 
 def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:

@@ -76,6 +76,7 @@ class GraphModel:
     layers: int = 0
     _parts: dict[int, tuple[Part, ...]] = field(default_factory=dict)
     _cut: dict[tuple[int, int, bool], tuple[Unit, ...]] = field(default_factory=dict)
+    _degrees: list[int] = field(default_factory=list)
     _seconds: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     @property
@@ -88,11 +89,10 @@ class GraphModel:
 
     def tensor_degrees(self) -> tuple[int, ...]:
         """Return the powers of two that divide the heads of all attentions; (1,) without."""
-        heads = attention_heads(self.build(1))
-        if not heads:
-            return (1,)
-        most = math.gcd(*heads)
-        return tuple(2**k for k in range(7) if most % 2**k == 0)
+        if not self._degrees:
+            most = math.gcd(*attention_heads(self.build(1)))
+            self._degrees.extend(2**k for k in range(7) if most % 2**k == 0 and most or not k)
+        return tuple(self._degrees)
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
         """Return the units; raise `ClusterError` for a tensor degree the heads do not allow."""

@@ -11,7 +11,7 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.cost import TopologyCosts
 from ascend_lab.parallel.plans.plan import AXES, Plan
 from ascend_lab.parallel.plans.shape import Model
-from ascend_lab.parallel.plans.time import Costs, PlanTime, cut_model, plan_time
+from ascend_lab.parallel.plans.time import Costs, Cut, PlanTime, cut_model, plan_time
 
 MOST_MICRO_BATCHES = 64
 VIRTUAL = (1, 2, 4)
@@ -19,7 +19,10 @@ VIRTUAL = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The plans that fit, quickest first; how many did not, and the least any plan needs."""
+    """The quickest plans that fit, sorted; `tried` and `too_large` count plans but for placements.
+
+    `least_bytes` is the least any plan needs on its fullest device.
+    """
 
     plans: tuple[PlanTime, ...]
     tried: int
@@ -44,8 +47,9 @@ def best_plans(
     memory_bytes: float = float("inf"),
     optimizer: str = "adam",
     costs: Costs | None = None,
+    keep: int = 20,
 ) -> Ranking:
-    """Return all plans of `devices` devices for a batch, timed; equal times by less memory.
+    """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
 
     Plans that need more than `memory_bytes` a device are dropped. Raises `ClusterError` for
     counts the topology does not have or the batch does not allow.
@@ -54,21 +58,34 @@ def best_plans(
         what = f"{topology.name}: from 1 to {topology.size} devices"
         raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
     costs = costs or TopologyCosts(topology)
-    timed, tried, large, least = [], 0, 0, float("inf")
-    units = len(model.units(1, 1, False))
+    cuts: list[Cut] = []
+    least, units = float("inf"), len(model.units(1, 1, False))
+    tried = 0
     for plan in shapes(devices, batch, model.tensor_degrees(), units):
-        tried += 1
-        need = max(m.total_bytes for m in cut_model(plan, model, batch).memory(optimizer))
+        cut, tried = cut_model(plan, model, batch), tried + 1
+        need = max(m.total_bytes for m in cut.memory(optimizer))
         least = min(least, need)
-        if need > memory_bytes:
-            large += 1
-            continue
-        timed += [plan_time(one, model, costs, batch, optimizer) for one in placements(plan)]
+        cuts += [cut] if need <= memory_bytes else []
     if not tried:
         what = f"a batch of at least one sample on each of {devices} devices that plans can share"
         raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
-    timed.sort(key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))
-    return Ranking(tuple(timed), tried, large, least)
+    timed = _timed(cuts, model, costs, batch, optimizer, keep)
+    return Ranking(tuple(timed), tried, tried - len(cuts), least)
+
+
+def _timed(
+    cuts: list[Cut], model: Model, costs: Costs, batch: int, optimizer: str, keep: int
+) -> list[PlanTime]:
+    """Return the quickest plans: by rising bounds, until no bound is below the last one kept."""
+    bounds = sorted(((cut.bound_s, i) for i, cut in enumerate(cuts)))
+    found: list[PlanTime] = []
+    for bound_s, i in bounds:
+        if len(found) >= keep and bound_s > found[keep - 1].step_s:
+            break
+        for plan in placements(cuts[i].plan):
+            found.append(plan_time(plan, model, costs, batch, optimizer))
+        found.sort(key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))
+    return found[:keep]
 
 
 def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:

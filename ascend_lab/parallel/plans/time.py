@@ -95,6 +95,18 @@ class Cut:
         """Return the chunks of a pipeline device."""
         return list(self.chunks[device :: self.plan.pipeline])
 
+    @property
+    def bound_s(self) -> float:
+        """Seconds no step is shorter than: a device's work, and the way to it and back."""
+        plan, way, most = self.plan, 0.0, 0.0
+        for device in range(plan.pipeline):
+            times = 2 if plan.recompute else 1
+            units = [unit for chunk in self.of_device(device) for unit in chunk]
+            work = sum(times * u.forward_s + u.backward_s for u in units)
+            most = max(most, plan.micro_batches * work + way)
+            way += work if plan.virtual == 1 else 0.0
+        return most
+
     def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
         """Return the memory of one device of every pipeline stage."""
         stages = self.plan.pipeline

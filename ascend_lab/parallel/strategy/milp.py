@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from ascend_lab.errors import ClusterError, UnsupportedError
 from ascend_lab.parallel.strategy.reduced import Costs, Reduced
 
+INFEASIBLE = 2
+"""Status of SciPy's `milp` for a program that is proven to have no solution."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -74,46 +77,53 @@ def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
         )
     if not small.costs:
         return Answer({}, small.constant)
+    costs, equal, offsets, choices = _formulate(small)
+    found = _solver(small, costs, equal, offsets, choices, time_limit_s)
+    if found.status == INFEASIBLE:
+        raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
+    bound = found.mip_dual_bound
+    known = bound is not None and math.isfinite(bound)
+    lower = bound + small.constant if known else -math.inf
+    if found.x is None:
+        return Answer(None, lower)
+    values = {
+        node: found.x[first : first + len(small.costs[node])] for node, first in offsets.items()
+    }
+    return Answer({node: int(np.argmax(own)) for node, own in values.items()}, lower)
+
+
+def _solver(
+    small: Reduced,
+    costs: Costs,
+    equal: _Matrix,
+    offsets: dict[int, int],
+    choices: int,
+    time_limit_s: float,
+) -> Any:
+    """Hand the program to HiGHS and return SciPy's result; columns of cost inf stay 0."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    costs, equal, offsets, choices, constant = _formulate(small)
     columns = len(costs)
     rhs = np.zeros(equal.count)
     rhs[: len(offsets)] = 1.0
-    matrix = equal.build(columns)
-    constraints = [LinearConstraint(matrix, rhs, rhs)]
+    constraints = [LinearConstraint(equal.build(columns), rhs, rhs)]
     if small.rows:
         constraints.append(LinearConstraint(*_memory(small, offsets, columns)))
-    whole = (np.arange(columns) < choices).astype(int)
-    allowed = np.isfinite(costs)
     options = {"mip_rel_gap": 0.0}
     if math.isfinite(time_limit_s):
         options["time_limit"] = max(time_limit_s, 0.0)
-    found = milp(
+    allowed = np.isfinite(costs)
+    return milp(
         np.where(allowed, costs, 0.0),
-        integrality=whole,
+        integrality=(np.arange(columns) < choices).astype(int),
         bounds=Bounds(0, allowed.astype(float)),
         constraints=constraints,
         options=options,
     )
-    if found.status == 2:
-        raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
-    bound = found.mip_dual_bound
-    known = bound is not None and math.isfinite(bound)
-    lower = bound + constant if known else -math.inf
-    if found.x is None:
-        return Answer(None, lower)
-    return Answer(
-        {
-            node: int(np.argmax(found.x[first : first + len(small.costs[node])]))
-            for node, first in offsets.items()
-        },
-        lower,
-    )
 
 
-def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int, float]:
-    """Return costs of columns, equations, first column of each node, number of x, constant."""
+def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int]:
+    """Return costs of columns, equations, first column of each node, number of x."""
     costs = {node: own.copy() for node, own in small.costs.items()}
     offsets, choices = {}, 0
     equal = _Matrix([], [], [])
@@ -138,8 +148,7 @@ def _formulate(small: Reduced) -> tuple[Costs, _Matrix, dict[int, int], int, flo
             equal.add(equal.count + place, lines[lines >= 0], 1.0)
             equal.add(equal.count + labels, offsets[node] + np.arange(len(labels)), -1.0)
             equal.count += len(lines)
-    constant = small.constant
-    return np.concatenate([*costs.values(), *tables]), equal, offsets, choices, constant
+    return np.concatenate([*costs.values(), *tables]), equal, offsets, choices
 
 
 def _grouped(table: Costs, left: Costs, right: Costs) -> tuple[Costs, NDArray[Any], NDArray[Any]]:

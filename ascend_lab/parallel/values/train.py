@@ -79,7 +79,8 @@ def train(
     """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
 
     `context`: ranks that share each sequence; `segments`: gradients all-reduced together, in
-    backward order; `order`: each stage's tasks, instead of those of the plan's schedule.
+    backward order; `order`: each stage's tasks, instead of those of the plan's schedule. The plan's
+    `recompute` and `axes` matter for time and memory, not for values: they are ignored here.
     """
     trainer = Trainer(model, optimizer, Cuts(plan, context, segments), order)
     losses, gradients = [], []

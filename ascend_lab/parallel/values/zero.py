@@ -24,22 +24,30 @@ from ascend_lab.parallel.values.tape import Tape, Var
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Weights of a piece that are cut together, and the groups their gradients are summed over."""
+    """Weights of a piece that are cut together; `sums`: groups their gradients are summed over.
+
+    The last of these are the ranks they are cut among: "data", for experts "replica".
+    """
 
     keys: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     sums: tuple[str, ...]
 
+    @property
+    def group(self) -> str:
+        """The group the unit is cut among."""
+        return self.sums[-1]
+
 
 class Sharded(Replicas):
-    """Weights that data ranks share are cut among them; experts, already cut, stay as they are."""
+    """Weights that ranks share are cut among them (plan.zero_stage says what of them)."""
 
     def __init__(
         self, pieces: Sequence[Piece], groups: Groups, cuts: Cuts, optimizer: Optimizer
     ) -> None:
         super().__init__(pieces, groups, cuts, optimizer)
+        self.states = {}
         self.zero = cuts.plan.zero_stage
-        self.group = groups["data"]
         self.units = {piece.name: self._units(piece) for piece in pieces}
         self.all_units = [unit for units in self.units.values() for unit in units]
         self.shards: dict[Unit, Ranked] = {}
@@ -48,15 +56,13 @@ class Sharded(Replicas):
         for unit in self.all_units:
             own = self._own(unit, self.weights)
             self.shard_states[unit] = [optimizer.start(shard) for shard in own]
-            for key in unit.keys:
-                del self.states[key]
             if self.zero == 3:
                 self.shards[unit] = own
                 self._drop(unit)
 
     def _units(self, piece: Piece) -> tuple[Unit, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
-        kinds = dict.fromkeys(self.sums[key] for key in keys if "data" in self.sums[key])
+        kinds = dict.fromkeys(self.sums[key] for key in keys)
         found = []
         for kind in kinds:
             some = tuple(key for key in keys if self.sums[key] == kind)
@@ -66,12 +72,12 @@ class Sharded(Replicas):
     # -- flat vectors ---------------------------------------------------------------------------
     def _flat(self, unit: Unit, arrays: dict[str, Ranked]) -> Ranked:
         rows = zip(*(arrays[key] for key in unit.keys), strict=True)
-        return [flatten(row, self.group.ranks) for row in rows]
+        return [flatten(row, self.groups[unit.group].ranks) for row in rows]
 
     def _own(self, unit: Unit, arrays: dict[str, Ranked]) -> Ranked:
         """Return every rank's part of a unit."""
-        flat = self._flat(unit, arrays)
-        return [part(f, self.group.ranks, self.group.place(r), 0) for r, f in enumerate(flat)]
+        flat, group = self._flat(unit, arrays), self.groups[unit.group]
+        return [part(f, group.ranks, group.place(r), 0) for r, f in enumerate(flat)]
 
     @staticmethod
     def _named(unit: Unit, flat: Ranked) -> dict[str, Ranked]:
@@ -91,7 +97,7 @@ class Sharded(Replicas):
             tape.steps.append(lambda: self._scatter(units))  # met last on the way back
         if self.zero == 3:
             for unit in units:
-                flat = self.group.all_gather(self.shards[unit])
+                flat = self.groups[unit.group].all_gather(self.shards[unit])
                 self.weights.update(self._named(unit, flat))
         return super().fetch(tape, piece)
 
@@ -103,7 +109,7 @@ class Sharded(Replicas):
 
         def gather_again() -> None:
             for unit in units:
-                flat = self.group.all_gather(self.shards[unit])
+                flat = self.groups[unit.group].all_gather(self.shards[unit])
                 for key, values in self._named(unit, flat).items():
                     found[key[start:]].values = values
 
@@ -114,9 +120,9 @@ class Sharded(Replicas):
         tape.steps.append(gather_again)  # met first on the way back
 
     def _scatter(self, units: Sequence[Unit]) -> None:
-        """Add whole gradients up over the data ranks; each rank keeps its part."""
+        """Add whole gradients up over the ranks that share them; each keeps its part."""
         for unit in units:
-            found = self.group.reduce_scatter(self._flat(unit, self.grads))
+            found = self.groups[unit.group].reduce_scatter(self._flat(unit, self.grads))
             old = self.shard_grads.get(unit)
             self.shard_grads[unit] = (
                 [a + b for a, b in zip(old, found, strict=True)] if old else found
@@ -129,7 +135,6 @@ class Sharded(Replicas):
         """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
         if self.zero == 1:
             self._scatter(self.all_units)
-        super().reduce()  # of experts, which are cut already
         for axis in ("context", "tensor"):
             for unit in self.all_units:
                 if axis in unit.sums:
@@ -137,7 +142,6 @@ class Sharded(Replicas):
 
     def step(self, number: int) -> None:
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
-        super().step(number)
         for unit in self.all_units:
             own = self.shards[unit] if self.zero == 3 else self._own(unit, self.weights)
             rows = zip(own, self.shard_grads[unit], self.shard_states[unit], strict=True)
@@ -147,7 +151,8 @@ class Sharded(Replicas):
             if self.zero == 3:
                 self.shards[unit] = shards
             else:
-                self.weights.update(self._named(unit, self.group.all_gather(shards)))
+                flat = self.groups[unit.group].all_gather(shards)
+                self.weights.update(self._named(unit, flat))
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -157,7 +162,7 @@ class Sharded(Replicas):
     # -- for the report -------------------------------------------------------------------------
     def _joined(self, unit: Unit, shards: Ranked) -> dict[str, Ranked]:
         """Return whole arrays for the reader, without any message between ranks."""
-        team = {r: members for members in self.group.members for r in members}
+        team = {r: members for members in self.groups[unit.group].members for r in members}
         flat = [np.concatenate([shards[m] for m in team[r]]) for r in range(len(shards))]
         return self._named(unit, flat)
 

@@ -1,0 +1,158 @@
+"""The checks and figures of chapter 24, and what its prose claims."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ascend_lab.aoe.gradient import AlphaBeta, plan
+from ascend_lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
+from ascend_lab.checks.chapter24 import best_of, ends_at, merged
+from ascend_lab.errors import InputError
+from ascend_lab.figures import fig_buckets, fig_caps
+from ascend_lab.figures.gradient_tuner import lanes_of, toy_rows
+
+SEEDS = range(4)
+
+
+# -- exercises -------------------------------------------------------------------------------------
+def end(ready, sizes, a, b, lasts):
+    done, first = 0.0, 0
+    for last in lasts:
+        done = max(done, ready[last]) + a + b * sum(sizes[first : last + 1])
+        first = last + 1
+    return done
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda r, s, a, b, lasts: r[-1] + a + b * sum(s),
+        lambda r, s, a, b, lasts: len(lasts) * a + b * sum(s),
+        lambda r, s, a, b, lasts: end(r, s, 0, b, lasts),
+        lambda r, s, a, b, lasts: end([0] * len(r), s, a, b, lasts),
+    ],
+)
+def test_ends_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_24_1(end, seed=seed).passed
+        assert not check_ex_24_1(wrong, seed=seed).passed
+
+
+def merge(ready, sizes, a, b, patience=1.0):
+    lasts, first, start = [], 0, ready[0]
+    for i in range(len(ready) - 1):
+        sent = start + a + b * sum(sizes[first : i + 1])
+        late = ready[i + 1]
+        if late < sent and (late < start or late - start < patience * a):
+            start = max(start, late)
+        else:
+            lasts, first, start = [*lasts, i], i + 1, max(sent, late)
+    return [*lasts, len(ready) - 1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda r, s, a, b: list(range(len(r))),
+        lambda r, s, a, b: [len(r) - 1],
+        lambda r, s, a, b: merge(r, s, a, b, patience=0.0),
+        lambda r, s, a, b: merge(r, s, a, b, patience=9.0),
+    ],
+)
+def test_merging_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_24_2(merge, seed=seed).passed
+        assert check_ex_24_2(merged, seed=seed).passed
+        assert not check_ex_24_2(wrong, seed=seed).passed
+
+
+def best(ready, sizes, a, b, most):
+    count, sums = len(ready), np.concatenate([[0], np.cumsum(sizes)])
+    kept, answers = {0: (0.0, [])}, []
+    for _ in range(min(most, count)):
+        kept = {
+            j: min(
+                (
+                    max(kept[i][0], ready[j - 1]) + a + b * (sums[j] - sums[i]),
+                    [*kept[i][1], j - 1],
+                )
+                for i in kept
+                if i < j
+            )
+            for j in range(1, count + 1)
+            if any(i < j for i in kept)
+        }
+        answers.append(kept[count])
+    return min(answers)[1]
+
+
+def tuner(ready, sizes, a, b, most):
+    found = plan(toy_rows(ready, sizes), AlphaBeta(a, b), most)
+    return [last for _, last in found.segments]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda r, s, a, b, most: [len(r) - 1],
+        lambda r, s, a, b, most: list(range(len(r))),
+        lambda r, s, a, b, most: tuner(r, s, a, b, None),
+        lambda r, s, a, b, most: None,
+        lambda r, s, a, b, most: [0],
+    ],
+)
+def test_few_buckets_two_sided(wrong):
+    for seed in SEEDS:
+        assert check_ex_24_3(best, seed=seed).passed
+        assert check_ex_24_3(tuner, seed=seed).passed
+        assert not check_ex_24_3(wrong, seed=seed).passed
+
+
+def test_traps_two_sided():
+    def trap():
+        return [0.99 * i for i in range(40)], [40, *[0] * 39], 1.0, 1.0
+
+    assert check_ex_24_4(trap).passed
+    for wrong in (
+        lambda: ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0),
+        lambda: None,
+        lambda: ([1.0, 0.0], [1, 1], 1.0, 1.0),
+        lambda: ([0.0], [-1], 1.0, 1.0),
+    ):
+        assert not check_ex_24_4(wrong).passed
+
+
+# -- figures and claims ----------------------------------------------------------------------------
+def test_the_toy_of_the_chapter():
+    given = [0, 1, 2, 3, 4], [1, 1, 4, 1, 6], 1.0, 0.5
+    assert ends_at(*given, [0, 2, 4]) == best_of(*given) == pytest.approx(10.0)
+    assert ends_at(*given, [4]) == ends_at(*given, [0, 1, 2, 3, 4]) == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize(("count", "rule", "exact"), [(3, 12.8, 12.0), (13, 21.8, 12.0)])
+def test_the_counter_example(count, rule, exact):
+    rows = toy_rows([0.9 * i for i in range(count)], [10] + [0] * (count - 1))
+    found = plan(rows, AlphaBeta(1.0, 1.0))
+    assert found.end_s == pytest.approx(exact)
+    assert found.baselines["mg_wfbp"] == pytest.approx(rule)
+
+
+def test_buckets_are_drawn_where_they_are_sent():
+    rows, cost = toy_rows([0, 1, 2], [1, 1, 1]), AlphaBeta(1.0, 1.0)
+    assert lanes_of(((0, 0), (1, 2)), rows, cost) == [(0.0, 2.0), (2.0, 3.0)]
+    figure = fig_buckets(rows, cost, {"two": ((0, 0), (1, 2))})
+    assert "two 2 buckets, end 5000.00 ms" in figure.alt_text
+    with pytest.raises(InputError, match="one split"):
+        fig_buckets(rows, cost, {})
+
+
+def test_caps_are_never_better_than_the_best_split():
+    rows = toy_rows([0.001 * i for i in range(20)], [2**i for i in range(20)])
+    figure = fig_caps(rows, alpha_us=100.0, gbytes_per_s=0.5)
+    said = figure.alt_text
+    assert float(said.split("with ")[1].split(" ms")[0]) >= float(
+        said.split("best split ")[1].split(";")[0]
+    )
+    with pytest.raises(InputError, match="rate above 0"):
+        fig_caps(rows, gbytes_per_s=0.0)
