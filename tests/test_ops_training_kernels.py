@@ -302,3 +302,21 @@ def layouts_of(graph, chip):
     """Return each node of the compiled graph with the layout it writes."""
     compiled = compile_graph(graph, chip)
     return [(node, compiled.graph.types[node.output].layout) for node in compiled.graph.nodes]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("rows", "k", "columns"), [(16, 1, 1), (32, 20, 33), (208, 48, 17), (33, 20, 33)]
+)
+def test_gradients_of_dense_weights_read_fractals_as_they_lie(chip, rows, k, columns):
+    net = GraphBuilder("dense")
+    a, b = net.input("a", (rows, k), "fp16"), net.input("b", (rows, columns), "fp16")
+    net.output(net.relu(net.matmul(a, b, trans_a=True)))
+    graph = net.build()
+    layouts = [layout for node, layout in layouts_of(graph, chip) if node.op == "trans_data"]
+    turned = ["FRACTAL_NZ", "FRACTAL_NZ"] if rows % 16 == 0 else ["FRACTAL_ZN", "FRACTAL_ZN"]
+    assert layouts[:2] == turned
+    inputs = random_inputs(graph)
+    got, wanted = run_compiled(graph, inputs, load_chip(chip)), evaluate(graph, inputs)
+    name = graph.outputs[0]
+    np.testing.assert_allclose(got[name], wanted[name], rtol=4e-3, atol=4e-3)

@@ -14,7 +14,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.graph import Compiled, Task
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Piece, by_template
 from ascend_lab.graph.lower.images import by_vector, conv_shape_of
-from ascend_lab.graph.lower.matrices import is_plain
+from ascend_lab.graph.lower.matrices import is_plain, is_turned
 from ascend_lab.graph.lower.rearrange import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.isa import Kernel
@@ -99,6 +99,8 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
             return "", "its weights are computed, not constant"
         return "cube", ""
     if op in PRODUCTS:
+        if is_turned(nodes[0], [piece.type(n) for n in nodes[0].inputs]):
+            return "", "a product a^T b has a hand-written kernel without parameters"
         return ("cube" if is_plain(piece) else "product"), ""
     if all(node.op in MOVES for node in nodes) or by_template(piece, chip):
         return "", "it has a hand-written kernel without parameters"

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.patches import Patch, Rectangle
 
-from ascend_lab.cluster import Schedule, execute, load_topology
+from ascend_lab.cluster import Schedule, Topology, execute, load_topology
 from ascend_lab.cluster.collectives import collective_time
 from ascend_lab.errors import InputError
 from ascend_lab.figures.style import (
@@ -36,6 +36,9 @@ FAMILIES = {
     "mesh": ("M", YELLOW),
     "halving-doubling": ("HD", GREEN),
     "nhr": ("N", PURPLE),
+    "bruck": ("B", SKY),
+    "pairwise": ("PW", ORANGE),
+    "star": ("S", PURPLE),
     "ring": ("R", ORANGE),
     "double-ring": ("2R", ORANGE),
     "chain": ("C", VERMILLION),
@@ -43,6 +46,8 @@ FAMILIES = {
     "hierarchical": ("H", BLUE),
 }
 """Letters and colour of each algorithm in the map."""
+DARK = (BLUE, VERMILLION, GREEN, GREY)
+"""Colours on which letters are white."""
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
@@ -104,52 +109,30 @@ def fig_best_collective(
 
     `kind` is a topology that takes a count. Cells bear letters; the legend names them.
     """
-    names = [
-        [
-            _family(collective_time(op, load_topology(f"{kind}:{p}"), n).algorithm)
-            for n in sizes_bytes
-        ]
-        for p in counts
-    ]
+    names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in sizes_bytes] for p in counts]
     fig, ax = new_figure(height_in=0.55 + 0.36 * len(counts))
-    for row, line in enumerate(names):
-        for column, name in enumerate(line):
-            letters, colour = FAMILIES[name]
-            ax.add_patch(_cell(column, row, colour))
-            dark = colour in (BLUE, VERMILLION, GREEN, GREY)
-            ax.text(
-                column,
-                row,
-                letters,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="#FFFFFF" if dark else INK,
-            )
-    ax.set(
-        xlim=(-0.5, len(sizes_bytes) - 0.5),
-        ylim=(-0.5, len(counts) - 0.5),
-        xlabel="size",
-        ylabel="devices",
-    )
+    for (row, column), name in np.ndenumerate(np.array(names)):
+        letters, colour = FAMILIES[name]
+        ink = "#FFFFFF" if colour in DARK else INK
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1))
+        ax.text(column, row, letters, ha="center", va="center", fontsize=8, color=ink)
+    ax.set(xlim=(-0.5, len(sizes_bytes) - 0.5), ylim=(-0.5, len(counts) - 0.5))
+    ax.set(xlabel="size", ylabel="devices")
     ax.set_xticks(range(len(sizes_bytes)), [_size(n) for n in sizes_bytes])
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
     used = [name for name in FAMILIES if any(name in line for line in names)]
     patches = [Patch(fc=FAMILIES[n][1], ec=INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
     fig.legend(handles=patches, loc="outside upper center", ncols=min(4, len(used)), frameon=False)
-    said = "; ".join(
-        f"{p} devices {_runs(line, sizes_bytes)}" for p, line in zip(counts, names, strict=True)
-    )
+    lines = zip(counts, names, strict=True)
+    said = "; ".join(f"{p} devices {_runs(line, sizes_bytes)}" for p, line in lines)
     return finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
 
 
-def _family(algorithm: str) -> str:
+def _winner(op: str, topology: Topology, size_bytes: int) -> str:
+    """Return the family of the quickest algorithm: its name without levels and chunks."""
+    algorithm = collective_time(op, topology, size_bytes).algorithm
     return algorithm.partition("(")[0].partition("*")[0]
-
-
-def _cell(column: int, row: int, colour: str) -> Rectangle:
-    return Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1)
 
 
 def _size(size_bytes: int) -> str:

@@ -30,15 +30,18 @@ from ascend_lab.graph import (
     verify,
 )
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compiled import compile_tasks
+from ascend_lab.graph.compiled import compile_tasks, is_view, lowered_once, timed_once
 from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.layouts import assign_layouts
 from ascend_lab.graph.layouts.stay import stay_in_fractals
+from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.train.autodiff import TrainingGraph, training_graph
+from ascend_lab.train.compiling import training_layouts
 from ascend_lab.train.updates import optimiser
 
 HEADER = ("name", "ready_us", "bytes")
+REDUCTIONS = ("reduce_sum", "reduce_mean")
 LONGEST_STAY = 2500
 """Nodes up to which tensors are kept in fractals wherever that saves conversions."""
 
@@ -160,11 +163,26 @@ def weights_in_place(step: TrainingGraph) -> Graph:
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
     rewritten, _ = run_passes(weights_in_place(step), DEFAULT)
-    laid_out = cancel_trans_data(assign_layouts(canonical(rewritten, chip)))
+    laid_out = training_layouts(rewritten, chip)
     if len(laid_out.nodes) <= LONGEST_STAY:
         laid_out = stay_in_fractals(laid_out, chip)
     laid_out = promptly(laid_out)
-    return compile_tasks(laid_out, chip, fuse(laid_out, chip, None).groups)
+    groups = fuse(laid_out, chip, None).groups
+    kept = [part for group in groups for part in worth_fusing(laid_out, group, chip)]
+    return compile_tasks(laid_out, chip, kept)
+
+
+def worth_fusing(graph: Graph, group: Sequence[Node], chip: Chip) -> list[Sequence[Node]]:
+    """Return a group of several reductions as it is, or its nodes alone if they are quicker."""
+    if sum(node.op in REDUCTIONS for node in group) < 2:
+        return [group]
+    alone: list[Sequence[Node]] = [(node,) for node in group]
+
+    def cycles(parts: Sequence[Sequence[Node]]) -> int:
+        pieces = (piece_of(graph, p) for p in parts if len(p) > 1 or not is_view(graph, p[0]))
+        return sum(timed_once(lowered_once(piece, chip).kernel, chip) for piece in pieces)
+
+    return alone if cycles(alone) < cycles([group]) else [group]
 
 
 def promptly(graph: Graph) -> Graph:

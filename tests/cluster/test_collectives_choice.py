@@ -76,6 +76,23 @@ def test_placement_decides_over_servers() -> None:
     assert not uneven.algorithm.startswith(("hierarchical", "pipeline"))
 
 
+def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
+    server, places = load_topology("910a-server"), np.arange(8)
+    assert choice.islands(server, places, choice.servers_of(server, places)) == 4
+    best = collective_time("all_reduce", server, 1e8)
+    assert best.algorithm.startswith("hierarchical/4(mesh,")
+    assert best.time_s < collective_time("all_reduce", server, 1e8, "double-ring").time_s
+    for name in ("910b-server", "star:8", "ring:8", "mesh:8"):
+        topology = load_topology(name)
+        assert choice.islands(topology, places, choice.servers_of(topology, places)) is None
+    crossed = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+    rows = choice.servers_of(server, crossed)
+    assert rows == ((0, 2, 4, 6, 1, 3, 5, 7),)
+    assert choice.islands(server, crossed, rows) == 4
+    some = np.array([0, 1, 2, 4])
+    assert choice.islands(server, some, choice.servers_of(server, some)) is None
+
+
 def test_a_thousand_devices() -> None:
     topology = load_topology("910b-roce:1024")
     times = [

@@ -5,6 +5,7 @@ from collective_cases import CASES, rows
 
 from ascend_lab.cluster import ALGORITHMS, OPS, load_topology, make
 from ascend_lab.cluster.collectives import op_name, parse_name
+from ascend_lab.cluster.collectives.names import Name
 from ascend_lab.errors import ClusterError
 
 
@@ -19,10 +20,10 @@ def test_spellings_of_an_operation(text: str) -> None:
 
 
 def test_names_with_levels_and_chunks() -> None:
-    assert parse_name("all_reduce", "Ring") == ("ring", None, None, None)
-    assert parse_name("all_reduce", "halving_doubling*2") == ("halving-doubling", None, None, 2)
-    name = "hierarchical( mesh, nhr ) * 4"
-    assert parse_name("all_reduce", name) == ("hierarchical", "mesh", "nhr", 4)
+    assert parse_name("all_reduce", "Ring") == Name("ring")
+    assert parse_name("all_reduce", "halving_doubling*2") == Name("halving-doubling", chunks=2)
+    name = "hierarchical/8( mesh, nhr ) * 4"
+    assert parse_name("all_reduce", name) == Name("hierarchical", "mesh", "nhr", 4, 8)
     assert parse_name("broadcast", "binomial")[0] == "tree"
     assert parse_name("broadcast", "pipeline*8") == ("chain", None, None, 8)
     assert parse_name("all_reduce", "pipeline")[0] == "pipeline"
@@ -39,12 +40,27 @@ def test_a_schedule_is_made_again_from_its_name(op: str, name: str) -> None:
 
 def test_defaults_between_servers_are_as_on_the_910() -> None:
     of_four = make("all_reduce", "hierarchical", load_topology("910a-roce:32"))
+    halves = make("all_reduce", "hierarchical/4", load_topology("910a-server"))
+    assert halves.algorithm == "hierarchical/4(mesh,halving-doubling)"
     of_three = make("all_reduce", "hierarchical", load_topology("910a-roce:24"))
     assert of_four.algorithm == "hierarchical(mesh,halving-doubling)"
     assert of_three.algorithm == "hierarchical(mesh,ring)"
 
 
-@pytest.mark.parametrize("bad", ["rings", "ring*", "ring*0", "tree(ring,ring)x", "", "star"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "rings",
+        "ring*",
+        "ring*0",
+        "ring/2",
+        "ring(mesh,nhr)",
+        "hierarchical/0",
+        "tree(ring,ring)x",
+        "",
+        "star",
+    ],
+)
 def test_unknown_algorithms(bad: str) -> None:
     with pytest.raises(ClusterError):
         make("all_reduce", bad, 4)

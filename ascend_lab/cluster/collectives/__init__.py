@@ -1,8 +1,9 @@
 """The algorithms of collective communication: schedules, their choice, their closed forms."""
 
-from ascend_lab.cluster.collectives.catalogue import ALGORITHMS, LEVELS, make, op_name, parse_name
+from ascend_lab.cluster.collectives.catalogue import make
 from ascend_lab.cluster.collectives.choice import choose, collective_time, compare
 from ascend_lab.cluster.collectives.closed import closed_form_s
+from ascend_lab.cluster.collectives.names import ALGORITHMS, LEVELS, op_name, parse_name
 
 __all__ = [
     "ALGORITHMS",

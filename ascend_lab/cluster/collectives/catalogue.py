@@ -1,12 +1,7 @@
-"""Every collective by operation and name of its algorithm.
-
-A name may say more: "hierarchical(mesh,nhr)*4" is mesh inside servers, NHR between them, in four
-chunks; a schedule's `algorithm` is such a name and makes the schedule again.
-"""
+"""Every collective by operation and name of its algorithm."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,60 +9,14 @@ from numpy.typing import NDArray
 
 from ascend_lab.cluster.collectives import exchange, flat, levels
 from ascend_lab.cluster.collectives.build import Rounds, chunked, in_order, longest, turned
+from ascend_lab.cluster.collectives.names import ALIASES, LEVELS, op_name, parse_name
 from ascend_lab.cluster.collectives.rooted import CASTS, cast, collect
-from ascend_lab.cluster.schedule import OPS, Schedule
+from ascend_lab.cluster.schedule import Schedule
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
-_SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
-_CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
-ALGORITHMS: dict[str, tuple[str, ...]] = {
-    "all_reduce": (
-        *("ring", "double-ring", "mesh", "halving-doubling", "recursive-doubling", "nhr"),
-        *("tree", "chain", "hierarchical", "pipeline"),
-    ),
-    "reduce_scatter": _SCATTERS,
-    "all_gather": _SCATTERS,
-    "broadcast": _CASTS,
-    "reduce": _CASTS,
-    "all_to_all": ("mesh", "pairwise", "bruck", "hierarchical"),
-}
-"""The algorithms of every operation."""
-LEVELS = ("hierarchical", "pipeline")
-"""Algorithms that need servers."""
-_ALIASES = {
-    "binomial": "tree",
-    "binomial-tree": "tree",
-    "rhd": "halving-doubling",
-    "h-d-r": "halving-doubling",
-    "recursive-halving-doubling": "halving-doubling",
-    "direct": "mesh",
-}
-_NAME = re.compile(r"([a-z-]+)(?:\(([a-z-]+),([a-z-]+)\))?(?:\*(\d+))?")
-
-
-def op_name(text: str) -> str:
-    """Return the operation a spelling means (allreduce, all-reduce, All_Reduce)."""
-    plain = re.sub(r"[^a-z]", "", text.lower())
-    for op in OPS:
-        if plain == op.replace("_", ""):
-            return op
-    raise ClusterError(f"one of {', '.join(OPS)}", repr(text), "choose one")
-
-
-def parse_name(op: str, text: str) -> tuple[str, str | None, str | None, int | None]:
-    """Return (algorithm, inside, between, chunks) of a name; None where it does not say."""
-    known = ALGORITHMS[op_name(op)]
-    found = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
-    if found is not None:
-        name = _ALIASES.get(found[1], found[1])
-        if name == "pipeline" and "chain" in known and name not in known:
-            name = "chain"
-        if name in known:
-            return name, found[2], found[3], int(found[4]) if found[4] else None
-    raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")
 
 
 def make(
@@ -85,13 +34,14 @@ def make(
 
     `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
     algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
-    each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server.
+    each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
+    name with "/4" takes every four ranks of a server, in order, for a server.
     `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
     halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
     Raises `ClusterError` for what does not exist.
     """
     op = op_name(op)
-    name, one, two, cut = parse_name(op, algorithm)
+    name, one, two, cut, split = parse_name(op, algorithm)
     if isinstance(ranks, Topology):
         groups = ranks.groups if groups is None else groups
         ranks = ranks.size
@@ -101,10 +51,11 @@ def make(
         raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
     label = name
     if name in LEVELS:
-        servers = _servers(ranks, groups)
+        servers = _servers(ranks, groups, split)
         inside, between = _level_names(op, name, servers, one or inside, two or between)
         blocks, stages = _levelled(op, name, servers, root, inside, between)
-        label = f"{name}({inside},{between})" if inside and between else name
+        label += f"/{split}" if split else ""
+        label += f"({inside},{between})" if inside and between else ""
     else:
         blocks, stages = _flat(op, name, ranks, root)
     rounds = tuple(step for stage in stages for step in stage)
@@ -137,9 +88,11 @@ def _flat(op: str, name: str, p: int, root: int) -> tuple[int, tuple[Rounds, ...
 
 
 # -- two levels -----------------------------------------------------------------------------------
-def _servers(ranks: int, groups: Groups | None) -> Ints:
+def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
     """Return (servers, ranks a server); raise `ClusterError` unless they are of one size."""
     rows = [list(range(ranks))] if groups is None else [list(map(int, row)) for row in groups]
+    if split:
+        rows = [row[i : i + split] for row in rows for i in range(0, len(row), split)]
     sizes = sorted({len(row) for row in rows})
     if sorted(r for row in rows for r in row) != list(range(ranks)) or len(sizes) != 1:
         what = f"servers of one size that hold {ranks} ranks"
@@ -162,7 +115,7 @@ def _level_names(
     between = between or usual or "halving-doubling"
     known = CASTS if rooted else tuple(flat.GATHERS)
     wider = (*known, "recursive-doubling") if op == "all_reduce" else known
-    inside, between = (_ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
+    inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
     if inside not in known or between not in wider:
         raise ClusterError(f"levels by {', '.join(known)}", f"{inside}, {between}", "choose these")
     return inside, between

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster.collectives.catalogue import ALGORITHMS, LEVELS, make, op_name, parse_name
+from ascend_lab.cluster.collectives.catalogue import make
+from ascend_lab.cluster.collectives.names import ALGORITHMS, LEVELS, op_name, parse_name
 from ascend_lab.cluster.patterns import Plan, plan_of
 from ascend_lab.cluster.schedule import Schedule
 from ascend_lab.cluster.timing import CollectiveTime, lower_bound_s, placed
@@ -89,21 +90,42 @@ def servers_of(topology: Topology, places: Ints) -> Rows:
     return tuple(row for row in rows if row)
 
 
-def variants(op: str, name: str, servers: Rows) -> tuple[str, ...]:
-    """Return the full names of an algorithm worth trying with these servers."""
-    ranks = sum(map(len, servers))
+def islands(topology: Topology, places: Ints, servers: Rows) -> int | None:
+    """Return k if every k ranks of a server, in order, are linked directly and others are not."""
+    linked = topology.between
+    for each in range(2, min(max(map(len, servers)), CROWD + 1)):
+        pieces = [row[i : i + each] for row in servers for i in range(0, len(row), each)]
+        sizes = {len(piece) for piece in pieces}
+        of = {int(places[rank]): n for n, piece in enumerate(pieces) for rank in piece}
+        if sizes == {each} and all(
+            ((a, b) in linked) == (of[a] == of[b])
+            for row in servers
+            for a in (int(places[r]) for r in row)
+            for b in (int(places[r]) for r in row)
+            if a != b
+        ):
+            return each
+    return None
+
+
+def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:
+    """Return the full names of an algorithm worth trying with these servers, or parts of them."""
     if name == "chain":
         return ("chain", *(f"chain*{c}" for c in CHUNKS if c > 1))
-    if name not in LEVELS or op == "all_to_all" or name == "pipeline":
+    if name not in LEVELS:
         return (name,)
-    each = len(servers[0])
+    full = f"{name}/{split}" if split else name
+    if op == "all_to_all" or name == "pipeline":
+        return (full,)
+    big = sum(map(len, servers)) > LONG
     insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
         insides, betweens = ["tree", "nhr"], ["tree", "nhr"]
-    overlaps = OVERLAPS if ranks <= LONG else (1,)
-    insides = ["mesh", *insides] if each <= CROWD else insides
+    if (split or len(servers[0])) <= CROWD:
+        insides = ["mesh", *insides][: 2 if big else 3]
+    overlaps = (1,) if big else OVERLAPS
     return tuple(
-        f"{name}({inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
+        f"{full}({inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
         for inside in insides
         for between in betweens
         for chunks in overlaps
@@ -113,8 +135,7 @@ def variants(op: str, name: str, servers: Rows) -> tuple[str, ...]:
 def _applies(name: str, servers: Rows) -> bool:
     ranks = sum(map(len, servers))
     if name in LEVELS:
-        even = len({len(row) for row in servers}) == 1
-        return even and len(servers) > 1 and (len(servers[0]) > 1)
+        return len({len(row) for row in servers}) == 1 and 1 < len(servers[0]) < ranks
     if name in ("mesh", "star"):
         return ranks <= CROWD
     return name not in ("chain", "pairwise") or ranks <= LONG
@@ -149,19 +170,26 @@ def _plans(
     kept = topology.__dict__.setdefault("_candidates", {})
     key = (op, algorithm, places.tobytes(), root)
     if key not in kept:
-        servers = servers_of(topology, places)
-        kept[key] = _prepared(op, topology, _names(op, algorithm, servers), places, root)
+        kept[key] = _prepared(op, topology, _names(op, topology, algorithm, places), places, root)
     found: tuple[tuple[str, Plan], ...] = kept[key]
     return found
 
 
-def _names(op: str, algorithm: str, servers: Rows) -> tuple[str, ...]:
+def _names(op: str, topology: Topology, algorithm: str, places: Ints) -> tuple[str, ...]:
+    """Return the full names of what to try; a name that says more than the algorithm is one."""
+    servers = servers_of(topology, places)
+    split = islands(topology, places, servers)
+
+    def tried(name: str, asked: bool) -> tuple[str, ...]:
+        levels = name in LEVELS
+        whole = _applies(name, servers) or (asked and not (levels and split))
+        parts = variants(op, name, servers, split) if levels and split else ()
+        return (*(variants(op, name, servers) if whole else ()), *parts)
+
     if algorithm == "auto":
-        names = [name for name in ALGORITHMS[op] if _applies(name, servers)]
-        return tuple(full for name in names for full in variants(op, name, servers))
-    name, inside, _, chunks = parse_name(op, algorithm)
-    plain = inside is None and chunks is None
-    return variants(op, name, servers) if plain else (algorithm,)
+        return tuple(full for name in ALGORITHMS[op] for full in tried(name, asked=False))
+    name, *details = parse_name(op, algorithm)
+    return (algorithm,) if any(details) else tried(name, asked=True)
 
 
 def _prepared(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ascend_lab.cluster.collectives.catalogue import op_name, parse_name
+from ascend_lab.cluster.collectives.names import op_name, parse_name
 from ascend_lab.errors import ClusterError
 
 
@@ -50,7 +50,7 @@ def closed_form_s(
     `size_bytes` as in `time_collective`. Raises `ClusterError` for algorithms in levels.
     """
     op = op_name(op)
-    name, _, _, chunks = parse_name(op, algorithm)
+    name, _, _, chunks, _ = parse_name(op, algorithm)
     if ranks < 1 or not size_bytes >= 0:
         raise ClusterError("ranks >= 1 and bytes >= 0", f"{ranks}, {size_bytes}", "count")
     if ranks == 1 or size_bytes == 0:

@@ -68,6 +68,8 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
         elif kind.layout != layout:
             raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
     if is_turned(node, types):
+        if tiling is not None:
+            raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
         return _turned(piece, names, chip, forms)
     if is_plain(piece):
         return _plain(piece, names, chip, forms, tiling)

@@ -1,0 +1,117 @@
+"""The training model held against published measurements, row by row, hits and misses alike.
+
+SGD with momentum, fp16 with fp32 masters; eight devices share gradients in buckets of 25 MiB over
+the preset 910A server. No constant of the model is fitted to a row.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.cluster import load_topology
+from ascend_lab.graph import zoo
+from ascend_lab.train.profile import StepProfile, profile_training
+from ascend_lab.train.timeline import all_reduce_cost, step_timeline
+
+CHIP, SERVER = "Ascend910A", "910a-server"
+NORMS = (".bn",)
+EXPLANATION = """\
+The step is too long by the batch norms: real kernels compute them on fractals (NC1HWC0) in one
+pass that also writes the statistics; here batch_norm_training and the reductions of its gradient
+work row-major, so every one is surrounded by conversions, and its gradient is several kernels.
+Without kernels of batch norms, their gradients and conversions (column "rest") the model is below
+the published step, as it should be. Scaling efficiency comes out higher than published because a
+longer backward hides more communication, and input pipelines and waiting hosts are not modelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One published row and the model's answer.
+
+    `rest_s` is the step without kernels of batch norms and without layout conversions.
+    """
+
+    name: str
+    devices: int
+    batch_per_device: int
+    published_images_per_s: float
+    model_images_per_s: float
+    published_efficiency: float | None
+    model_efficiency: float
+    rest_s: float
+
+    @property
+    def error(self) -> float:
+        """model / published - 1, of images per second."""
+        return self.model_images_per_s / self.published_images_per_s - 1.0
+
+    @property
+    def model_s(self) -> float:
+        """Seconds of the model's step."""
+        return self.devices * self.batch_per_device / self.model_images_per_s
+
+    @property
+    def published_s(self) -> float:
+        """Seconds of the published step."""
+        return self.devices * self.batch_per_device / self.published_images_per_s
+
+
+def published_rows() -> list[dict[str, Any]]:
+    """Return the published rows as they are written down."""
+    text = (resources.files("ascend_lab.train") / "published.toml").read_text("utf-8")
+    rows: list[dict[str, Any]] = tomllib.loads(text)["row"]
+    return rows
+
+
+def training_validation_rows(
+    profiles: Mapping[int, StepProfile] | None = None, chip: Chip | None = None
+) -> list[TrainingRow]:
+    """Return all rows with the model's numbers; `profiles` by batch save the simulation."""
+    chip = chip or load_chip(CHIP)
+    known = dict(profiles or {})
+    cost = all_reduce_cost(load_topology(SERVER))
+    found = []
+    for row in published_rows():
+        batch, devices = row["batch_per_device"], row["devices"]
+        if batch not in known:
+            known[batch] = profile_training(zoo.build(row["model"], batch), chip, optimizer="sgd")
+        profile = known[batch]
+        step_s = step_timeline(profile, cost).step_s if devices > 1 else profile.step_s
+        found.append(
+            TrainingRow(
+                row["name"], devices, batch, row["images_per_s"], devices * batch / step_s,
+                row.get("efficiency"), profile.step_s / step_s, rest_s(profile),
+            )
+        )  # fmt: skip
+    return found
+
+
+def rest_s(profile: StepProfile) -> float:
+    """Return the step without kernels of batch norms and without layout conversions."""
+    gone = sum(
+        row.time_s
+        for row in profile.operators
+        if any(mark in name for name in row.nodes for mark in NORMS)
+        or row.nodes[-1].rpartition(".")[2] in ("ND", "NC1HWC0", "FRACTAL_NZ", "FRACTAL_ZN")
+    )
+    return profile.step_s - gone
+
+
+def training_validation_table(rows: list[TrainingRow] | None = None) -> str:
+    """Return the rows as text, and what explains the error."""
+    rows = training_validation_rows() if rows is None else rows
+    head = f"{'row':<36}{'model':>10}{'publ.':>10}{'error':>8}{'step':>11}{'publ.':>10}"
+    lines = [f"{head}{'rest':>10}{'scaling':>9}{'publ.':>7}"]
+    for row in rows:
+        wanted = "-" if row.published_efficiency is None else f"{row.published_efficiency:.2f}"
+        lines.append(
+            f"{row.name:<36}{row.model_images_per_s:>6.0f}/s  {row.published_images_per_s:>6.0f}/s  "
+            f"{row.error:>+6.0%}{row.model_s * 1e3:>8.2f} ms{row.published_s * 1e3:>7.2f} ms"
+            f"{row.rest_s * 1e3:>7.2f} ms{row.model_efficiency:>9.2f}{wanted:>7}"
+        )
+    return "\n".join([*lines, EXPLANATION])
