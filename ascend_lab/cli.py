@@ -27,6 +27,7 @@ from ascend_lab.cli_simulate import add_simulate
 from ascend_lab.cli_strategy import add_strategy
 from ascend_lab.cli_subgraph import add_subgraph
 from ascend_lab.cli_topologies import add_topologies
+from ascend_lab.cli_train_plan import add_train_plan
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add_topologies(verbs, _emit)
     add_collective(verbs, _emit)
     add_fit_collective(verbs, _emit)
+    add_train_plan(verbs, _emit)
     return parser
 
 

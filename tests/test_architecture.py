@@ -66,6 +66,7 @@ TOP = (
     "presets",
     "cli_fit_collective",
     "cli_topologies",
+    "cli_train_plan",
     "cli_collective",
     "real_cluster",
     "real_worker",

@@ -16,8 +16,10 @@ from ascend_lab.graph.onnx.export_site import RULES
 from ascend_lab.ops import verify
 from ascend_lab.ops.formats import format_of
 
-# Training writes parameters; ONNX's optimisers are a preview domain of their own.
-WITHOUT_FORM = {"sgd_momentum", "adam"}
+# Training writes parameters and walks backwards; ONNX's operators for it are a preview domain.
+WITHOUT_FORM = {
+    "sgd_momentum", "adam", "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad",
+}  # fmt: skip
 WHOLE = ("int8", "int32")
 # ONNX Runtime has no CPU kernel: bf16 nearly anywhere, ScatterND sums in fp16.
 NOT_RUN = {("scatter_add", "fp16")}
@@ -104,8 +106,9 @@ def test_bf16_models_are_valid():
 def test_every_operator_has_a_rule_or_is_refused_by_name():
     assert set(ops.OPERATORS) - set(RULES) == WITHOUT_FORM
     for name in WITHOUT_FORM:
-        shapes = ops.get(name).examples[0].shapes
-        graph, _ = one_node(name, [np.ones(s, np.float32) for s in shapes], {})
+        example, kind = ops.get(name).examples[0], ops.get(name).types.allowed[0]
+        graph, _ = one_node(name, verify.sample(ops.get(name), example.shapes, kind, example.attrs),
+                            example.attrs)  # fmt: skip
         with pytest.raises(UnsupportedError, match=f"node {name}.*got {name}"):
             export_onnx(graph)
 

@@ -80,7 +80,7 @@ def test_the_two_meshes_of_a_910_server_are_levels_of_their_own() -> None:
     server, places = load_topology("910a-server"), np.arange(8)
     assert choice.islands(server, places, choice.servers_of(server, places)) == 4
     best = collective_time("all_reduce", server, 1e8)
-    assert best.algorithm.startswith("hierarchical/4(mesh,")
+    assert best.algorithm.startswith("hierarchical(4:mesh,")
     assert best.time_s < collective_time("all_reduce", server, 1e8, "double-ring").time_s
     for name in ("910b-server", "star:8", "ring:8", "mesh:8"):
         topology = load_topology(name)

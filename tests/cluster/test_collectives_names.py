@@ -22,10 +22,10 @@ def test_spellings_of_an_operation(text: str) -> None:
 def test_names_with_levels_and_chunks() -> None:
     assert parse_name("all_reduce", "Ring") == Name("ring")
     assert parse_name("all_reduce", "halving_doubling*2") == Name("halving-doubling", chunks=2)
-    name = "hierarchical/8( mesh, nhr ) * 4"
+    name = "hierarchical( 8: mesh, nhr ) * 4"
     assert parse_name("all_reduce", name) == Name("hierarchical", "mesh", "nhr", 4, 8)
     assert parse_name("broadcast", "binomial")[0] == "tree"
-    assert parse_name("broadcast", "pipeline*8") == ("chain", None, None, 8)
+    assert parse_name("broadcast", "pipeline*8") == Name("chain", chunks=8)
     assert parse_name("all_reduce", "pipeline")[0] == "pipeline"
 
 
@@ -40,8 +40,8 @@ def test_a_schedule_is_made_again_from_its_name(op: str, name: str) -> None:
 
 def test_defaults_between_servers_are_as_on_the_910() -> None:
     of_four = make("all_reduce", "hierarchical", load_topology("910a-roce:32"))
-    halves = make("all_reduce", "hierarchical/4", load_topology("910a-server"))
-    assert halves.algorithm == "hierarchical/4(mesh,halving-doubling)"
+    halves = make("all_reduce", "hierarchical(4)", load_topology("910a-server"))
+    assert halves.algorithm == "hierarchical(4:mesh,halving-doubling)"
     of_three = make("all_reduce", "hierarchical", load_topology("910a-roce:24"))
     assert of_four.algorithm == "hierarchical(mesh,halving-doubling)"
     assert of_three.algorithm == "hierarchical(mesh,ring)"

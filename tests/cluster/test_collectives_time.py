@@ -117,6 +117,9 @@ def test_bounds_are_reached() -> None:
     ):
         found = collective_time(op, topology, n, name)
         assert found.time_s <= found.lower_bound_s * 1.001
+    for op, shape in (("all_reduce", "ethernet-25g:64"), ("all_gather", "910b-roce:64")):
+        found = collective_time(op, load_topology(shape), n)
+        assert found.time_s <= found.lower_bound_s * 1.15, "servers bound it, not ranks"
     tiny = collective_time("broadcast", star(8, *COSTS[:2]), 1e-6, "tree")
     assert np.isclose(tiny.time_s, tiny.lower_bound_s, rtol=1e-6)
 

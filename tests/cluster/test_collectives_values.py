@@ -70,6 +70,15 @@ def test_any_two_casts_make_two_levels(op: str, inside: str, between: str) -> No
         check(made, inputs(op, 12, 29, seed=root))
 
 
+@pytest.mark.parametrize(("op", "name"), LEVELLED)
+def test_parts_of_servers_are_servers_too(op: str, name: str) -> None:
+    made = make(op, f"{name}(2)", 12, root=5, groups=rows(12, 4))
+    assert made.algorithm.startswith(f"{name}(2")
+    check(made, inputs(op, 12, 17, seed=3))
+    twos = make(op, name, 12, root=5, groups=rows(12, 2))
+    assert [r.targets.tolist() for r in made.rounds] == [r.targets.tolist() for r in twos.rounds]
+
+
 def test_a_wrong_schedule_would_be_seen() -> None:
     good = make("all_reduce", "ring", 4)
     short = type(good)("all_reduce", "short", 4, good.blocks, good.rounds[:-1])

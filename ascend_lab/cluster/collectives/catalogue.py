@@ -35,7 +35,7 @@ def make(
     `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
     algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
     each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
-    name with "/4" takes every four ranks of a server, in order, for a server.
+    name with "(4" takes every four ranks of a server, in order, for a server.
     `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
     halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
     Raises `ClusterError` for what does not exist.
@@ -54,8 +54,9 @@ def make(
         servers = _servers(ranks, groups, split)
         inside, between = _level_names(op, name, servers, one or inside, two or between)
         blocks, stages = _levelled(op, name, servers, root, inside, between)
-        label += f"/{split}" if split else ""
-        label += f"({inside},{between})" if inside and between else ""
+        parts = [str(split)] if split else []
+        parts += [f"{inside},{between}"] if inside else []
+        label += f"({':'.join(parts)})" if parts else ""
     else:
         blocks, stages = _flat(op, name, ranks, root)
     rounds = tuple(step for stage in stages for step in stage)

@@ -114,18 +114,17 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
         return ("chain", *(f"chain*{c}" for c in CHUNKS if c > 1))
     if name not in LEVELS:
         return (name,)
-    full = f"{name}/{split}" if split else name
     if op == "all_to_all" or name == "pipeline":
-        return (full,)
+        return (f"{name}({split})" if split else name,)
     big = sum(map(len, servers)) > LONG
     insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
         insides, betweens = ["tree", "nhr"], ["tree", "nhr"]
     if (split or len(servers[0])) <= CROWD:
         insides = ["mesh", *insides][: 2 if big else 3]
-    overlaps = (1,) if big else OVERLAPS
+    part, overlaps = f"{split}:" if split else "", (1,) if big else OVERLAPS
     return tuple(
-        f"{full}({inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
+        f"{name}({part}{inside},{between})" + (f"*{chunks}" if chunks > 1 else "")
         for inside in insides
         for between in betweens
         for chunks in overlaps

@@ -1,6 +1,6 @@
 """Names of operations and algorithms.
 
-A name may say more: "hierarchical/4(mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR
+A name may say more: "hierarchical(4:mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR
 between the fours, in two chunks. A schedule's `algorithm` is such a name and makes it again.
 """
 
@@ -37,7 +37,8 @@ ALIASES = {
     "direct": "mesh",
 }
 """Other names people use."""
-_NAME = re.compile(r"([a-z-]+)(?:/(\d+))?(?:\(([a-z-]+),([a-z-]+)\))?(?:\*(\d+))?")
+_LEVEL_PART = r"\((?:(\d+)|(?:(\d+):)?([a-z-]+),([a-z-]+))\)"
+_NAME = re.compile(rf"([a-z-]+)(?:{_LEVEL_PART})?(?:\*(\d+))?")
 
 
 class Name(NamedTuple):
@@ -67,8 +68,8 @@ def parse_name(op: str, text: str) -> Name:
         name = ALIASES.get(found[1], found[1])
         if name == "pipeline" and "chain" in known and name not in known:
             name = "chain"
-        chunks, split = (int(n) if n else None for n in (found[5], found[2]))
-        plain = not (found[3] or split)
+        chunks, split = (int(n) if n else None for n in (found[6], found[2] or found[3]))
+        plain = not (found[4] or split)
         if name in known and (plain or name in LEVELS) and chunks != 0 and split != 0:
-            return Name(name, found[3], found[4], chunks, split)
+            return Name(name, found[4], found[5], chunks, split)
     raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")

@@ -91,7 +91,7 @@ class GraphModel:
         """Return the powers of two that divide the heads of all attentions; (1,) without."""
         if not self._degrees:
             most = math.gcd(*attention_heads(self.build(1)))
-            self._degrees.extend(2**k for k in range(7) if most % 2**k == 0 and most or not k)
+            self._degrees.extend(2**k for k in range(7) if (most % 2**k == 0 and most) or not k)
         return tuple(self._degrees)
 
     def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
@@ -114,7 +114,8 @@ class GraphModel:
         share = (micro_batch - low) / (high - low)
         once: dict[tuple[int, int], Unit] = {}
         return tuple(
-            once.setdefault((id(a), id(b)), between(a, b, share)) for a, b in zip(*ends, strict=True)
+            once.setdefault((id(a), id(b)), between(a, b, share))
+            for a, b in zip(*ends, strict=True)
         )
 
     def _units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
@@ -140,7 +141,7 @@ def model_of(name: str, chip: Chip, *, optimizer: str = "adam", dtype: str = "fp
     layers = equal_layers(name)
     if not layers:
         builder = zoo.find(name)
-        return GraphModel(name, lambda batch: builder(batch), chip, optimizer, dtype)
+        return GraphModel(name, builder, chip, optimizer, dtype)
     return GraphModel(
         name, lambda batch: zoo.build(name, batch, layers=SAMPLE), chip, optimizer, dtype, layers
     )

@@ -28,13 +28,15 @@ class Ranking:
     tried: int
     too_large: int
     least_bytes: float
+    limit_bytes: float = float("inf")
 
     @property
     def best(self) -> PlanTime:
         """The quickest plan; raise `ClusterError` if none fits."""
         if not self.plans:
             what = f"device memory of {self.least_bytes / 1e9:.2f} GB, the least any plan needs"
-            raise ClusterError(what, "less", "use more devices, a smaller batch or another chip")
+            got = f"{self.limit_bytes / 1e9:.2f} GB"
+            raise ClusterError(what, got, "use more devices, a smaller batch or another chip")
         return self.plans[0]
 
 
@@ -70,7 +72,7 @@ def best_plans(
         what = f"a batch of at least one sample on each of {devices} devices that plans can share"
         raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
     timed = _timed(cuts, model, costs, batch, optimizer, keep)
-    return Ranking(tuple(timed), tried, tried - len(cuts), least)
+    return Ranking(tuple(timed), tried, tried - len(cuts), least, memory_bytes)
 
 
 def _timed(
@@ -82,8 +84,8 @@ def _timed(
     for bound_s, i in bounds:
         if len(found) >= keep and bound_s > found[keep - 1].step_s:
             break
-        for plan in placements(cuts[i].plan):
-            found.append(plan_time(plan, model, costs, batch, optimizer))
+        places = placements(cuts[i].plan)
+        found += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
         found.sort(key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))
     return found[:keep]
 

@@ -1,0 +1,135 @@
+"""The verb `ascend-lab train-plan`: the quickest way to train a model on many devices."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli_run import import_with, shapes_of
+from ascend_lab.errors import InputError
+
+if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
+    from ascend_lab.cluster import Topology
+    from ascend_lab.parallel.plans.model import GraphModel
+    from ascend_lab.parallel.plans.search import Ranking
+
+Emit = Callable[[str | None, Any, str], None]
+CHIPS = {"910b": "Ascend910B2"}
+"""Chip by the start of a cluster's name; Ascend910A for all others."""
+SAMPLES = 8
+"""Default batch of a device."""
+OPTIMIZERS = ("adam", "sgd")
+
+
+def add_train_plan(verbs: Any, emit: Emit) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("train-plan", help="the best parallel plan to train a model")
+    verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
+    verb.add_argument("--cluster", required=True, metavar="T", help="a topology or .toml file")
+    verb.add_argument("--devices", required=True, type=int, metavar="N")
+    verb.add_argument("--chip", help="a preset or .toml file (default: the cluster's)")
+    verb.add_argument("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)")
+    verb.add_argument("--dtype", default="fp16", help="fp16 (default) or bf16")
+    verb.add_argument("--memory-limit", type=float, metavar="BYTES", help="(default: the chip's)")
+    verb.add_argument("--plans", type=int, default=20, metavar="K", help="plans to list (20)")
+    verb.add_argument(
+        "--batch", type=int, metavar="B", help=f"samples of a step, all devices ({SAMPLES} each)"
+    )
+    verb.add_argument(
+        "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
+        help="the shape of an input of an .onnx file whose sizes are symbolic; repeatable",
+    )  # fmt: skip
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    verb.set_defaults(run=lambda arguments: _train_plan(arguments, emit))
+
+
+def _train_plan(arguments: argparse.Namespace, emit: Emit) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.parallel.plans.search import best_plans
+
+    _check(arguments)
+    topology = _topology(arguments.cluster, arguments.devices)
+    start = arguments.cluster.partition("-")[0]
+    chip = load_chip(arguments.chip or CHIPS.get(start, "Ascend910A"))
+    batch = arguments.batch or SAMPLES * arguments.devices
+    limit = arguments.memory_limit
+    ranking = best_plans(
+        _model(arguments, chip), topology, arguments.devices, batch,
+        memory_bytes=chip.device_memory.size_bytes if limit is None else limit,
+        optimizer=arguments.optimizer, keep=arguments.plans,
+    )  # fmt: skip
+    best = ranking.best
+    data = {
+        "model": arguments.model, "chip": chip.name, "cluster": topology.name,
+        "devices": arguments.devices, "batch": batch, "optimizer": arguments.optimizer,
+        "best": best.as_dict(),
+        "step_s": best.step_s,
+        "memory_bytes": best.memory_bytes,
+        "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
+        "tried": ranking.tried, "too_large": ranking.too_large,
+        "least_memory_bytes": ranking.least_bytes,
+    }  # fmt: skip
+    emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and names that mean nothing."""
+    if arguments.devices < 1:
+        raise InputError("--devices of at least 1", str(arguments.devices), "raise it")
+    if arguments.batch is not None and arguments.batch < 1:
+        raise InputError("--batch of at least 1", str(arguments.batch), "raise it")
+    if arguments.plans < 1:
+        raise InputError("--plans of at least 1", str(arguments.plans), "raise it")
+    if arguments.optimizer not in OPTIMIZERS:
+        wanted = f"--optimizer {' or '.join(OPTIMIZERS)}"
+        raise InputError(wanted, repr(arguments.optimizer), "choose one")
+    if arguments.dtype not in ("fp16", "bf16"):
+        raise InputError("--dtype fp16 or bf16", repr(arguments.dtype), "choose one")
+    limit = arguments.memory_limit
+    if limit is not None and not limit > 0:
+        raise InputError("--memory-limit above 0 bytes", str(limit), "raise it")
+
+
+def _topology(text: str, devices: int) -> Topology:
+    """Return the topology; a preset that takes a count and has none gets the devices'."""
+    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
+
+    known = TOPOLOGIES.get(text)
+    return load_topology(f"{text}:{devices}" if known is not None and known.limit else text)
+
+
+def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
+    from ascend_lab.parallel.plans.model import GraphModel, model_of
+
+    name, optimizer, dtype = arguments.model, arguments.optimizer, arguments.dtype
+    if not name.endswith(".onnx"):
+        return model_of(name, chip, optimizer=optimizer, dtype=dtype)
+    shapes = shapes_of(arguments)
+
+    def build(batch: int) -> Any:
+        return import_with(name, None, shapes, batch).graph
+
+    return GraphModel(name, build, chip, optimizer, dtype)
+
+
+def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
+    """Return the plans as a table, the best first."""
+    best = ranking.best
+    lines = [
+        (f"{model}, batch {batch}, on {cluster}: {best.plan.label}, {best.step_s * 1e3:.3f} ms "
+        f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"),
+        (f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, exposed "
+        "what gradients and update add"),
+        (f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'bubble':>8}{'exposed':>11}"
+        f"{'memory':>11}"),
+    ]
+    lines += [
+        f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"
+        f"{p.exchange_s * 1e3:>8.3f} ms{p.bubble:>8.1%}{p.exposed_s * 1e3:>8.3f} ms"
+        f"{p.memory_bytes / 1e9:>8.3f} GB"
+        for p in ranking.plans
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""Two lanes: buckets wait for gradients and each other; many devices; slow ones; SGD's rates."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.cluster import star
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.train.asynchronous import compare_rates, staleness
+from ascend_lab.train.cost import Interpolated
+from ascend_lab.train.profile import GradientRow, StepProfile
+from ascend_lab.train.timeline import (
+    all_reduce_cost,
+    bucketed,
+    scaling_curve,
+    separate,
+    single,
+    slowed,
+    step_timeline,
+    straggler_timeline,
+)
+
+ROWS = tuple(GradientRow(f"g{i}", 0.001 * (i + 1), 10**6 * (i + 1)) for i in range(4))
+STEP = StepProfile("step", "chip", 0.002, 0.004, 0.001, ROWS)
+
+
+def cost(size_bytes: float) -> float:
+    """Return 0.1 ms + 1 ns a byte."""
+    return 1e-4 + 1e-9 * size_bytes
+
+
+def test_one_bucket_is_a_tail() -> None:
+    found = step_timeline(STEP, cost, single(ROWS))
+    assert found.tail_s == pytest.approx(cost(10**7)) == found.exposed_s
+    assert found.step_s == pytest.approx(0.007 + cost(10**7))
+    assert found.hidden_share == pytest.approx(0.0)
+
+
+def test_separate_buckets_by_hand() -> None:
+    found = step_timeline(STEP, cost, separate(ROWS))
+    # ready 3, 4, 5, 6 ms after the start of the step; 1.1, 2.1, 3.1, 4.1 ms long
+    spans = [
+        (round(s.start_s * 1e3, 6), round(s.end_s * 1e3, 6)) for s in found.lane("communication")
+    ]
+    assert spans == [(3.0, 4.1), (4.1, 6.2), (6.2, 9.3), (9.3, 13.4)]
+    assert found.step_s == pytest.approx(0.0144)
+    assert found.tail_s == pytest.approx(0.0074) == found.exposed_s
+    assert found.hidden_share == pytest.approx(1 - 7.4 / 10.4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.sets(st.integers(1, 3)), beta=st.floats(0, 1e-8))
+def test_lanes_never_overlap_and_bandwidth_never_hurts(cuts: set[int], beta: float) -> None:
+    edges = [0, *sorted(cuts), 4]
+    segments = [(a, b - 1) for a, b in itertools.pairwise(edges)]
+    found = step_timeline(STEP, lambda n: 1e-5 + beta * n, segments)
+    quick = step_timeline(STEP, lambda n: 1e-5 + beta / 2 * n, segments)
+    assert quick.step_s <= found.step_s
+    for lane in ("compute", "communication"):
+        spans = found.lane(lane)
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in itertools.pairwise(spans))
+    assert STEP.step_s <= found.step_s <= STEP.step_s + found.communication_s + 1e-12
+    assert -1e-9 <= found.hidden_share <= 1 + 1e-9
+    assert found.exposed_s == pytest.approx(found.tail_s)
+
+
+@pytest.mark.parametrize("segments", [[(0, 1)], [(0, 1), (3, 3)], [(1, 3)], [(0, 3), (3, 3)], []])
+def test_segments_that_leave_gaps(segments: list[tuple[int, int]]) -> None:
+    with pytest.raises(InputError):
+        step_timeline(STEP, cost, segments)
+
+
+def test_buckets_close_when_they_are_full() -> None:
+    assert bucketed(ROWS, 5 * 10**6, 10**6) == ((0, 0), (1, 2), (3, 3))
+    assert bucketed(ROWS) == ((0, 1), (2, 3))
+    assert bucketed(()) == single(()) == ()
+
+
+def test_nothing_to_exchange_is_the_step_alone() -> None:
+    found = step_timeline(STEP, lambda n: 0.0)
+    assert found.step_s == pytest.approx(STEP.step_s) and found.hidden_share == 1.0
+
+
+# -- many devices ---------------------------------------------------------------------------------
+def test_efficiency_falls_and_never_exceeds_one() -> None:
+    points = scaling_curve(STEP, "910a-roce", (1, 2, 8, 16, 64))
+    shares = [point.efficiency for point in points]
+    assert shares[0] == 1.0 and max(shares) <= 1.0
+    assert points[-1].step_s > points[0].step_s == STEP.step_s
+    assert [point.devices for point in points] == [1, 2, 8, 16, 64]
+    for point in points:
+        assert point.exposed_s == pytest.approx(point.step_s - STEP.step_s)
+
+
+def test_the_cost_of_an_all_reduce_keeps_to_its_bound() -> None:
+    found = all_reduce_cost(star(4, 1e-6, 1e-9))
+    for size in (10.0**4, 10.0**6, 10.0**8):
+        assert found(size) >= 2 * 3 / 4 * size * 1e-9
+    assert all_reduce_cost(star(1, 1e-6, 1e-9))(1e9) == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.floats(1.0, 1e9))
+def test_straight_lines_are_interpolated_exactly(size: float) -> None:
+    calls: list[float] = []
+
+    def line(n: float) -> float:
+        calls.append(n)
+        return 1e-5 + 1e-9 * n
+
+    found = Interpolated(line)
+    assert found(size) == pytest.approx(line(size))
+    found(size)
+    assert len(calls) == 3 and found(0) == 0.0
+
+
+def test_a_slow_device_slows_all() -> None:
+    alone = straggler_timeline(STEP, cost, [1.0] * 8)
+    mixed = straggler_timeline(STEP, cost, [1.0] * 7 + [1.5])
+    assert mixed.step_s > alone.step_s == step_timeline(STEP, cost).step_s
+    assert mixed.step_s == step_timeline(slowed(STEP, 1.5), cost).step_s
+    assert slowed(STEP, 2.0).step_s == 2 * STEP.step_s
+    for bad in ([], [0.0]):
+        with pytest.raises(AscendLabError):
+            straggler_timeline(STEP, cost, bad)
+
+
+# -- rates ----------------------------------------------------------------------------------------
+def test_equal_devices_gain_nothing() -> None:
+    found = compare_rates(np.full((50, 4), 0.01), 0.002)
+    assert found.synchronous_per_s == pytest.approx(4 / 0.012)
+    assert found.gain == pytest.approx(1.0)
+    assert found.most_staleness == 3
+
+
+def test_asynchronous_is_the_mean_and_synchronous_the_maximum() -> None:
+    times = np.tile([1.0, 1.0, 1.0, 2.0], (60, 1))
+    found = compare_rates(times)
+    assert found.synchronous_per_s == pytest.approx(4 / 2)
+    assert found.asynchronous_per_s == pytest.approx(3.5)
+    assert compare_rates(times, 0.0, 0.5).asynchronous_per_s == pytest.approx(2.0)
+
+
+def test_staleness_counts_the_updates_of_others() -> None:
+    counts = staleness(np.tile([1.0, 4.0], (40, 1)))
+    # 10 rounds of the slow one while the quick one works: it misses the 4 of the quick one
+    assert counts.max() == 4 and counts.min() == 0
+    rng = np.random.default_rng(0)
+    for devices in (2, 8, 32):
+        counts = staleness(rng.lognormal(0, 0.2, (200, devices)))
+        assert counts.mean() == pytest.approx(devices - 1, rel=0.05)
+
+
+@pytest.mark.parametrize("times", [[1.0, 2.0], [[]], [[0.0]], [[-1.0]]])
+def test_times_that_are_none(times: list[object]) -> None:
+    with pytest.raises(InputError):
+        compare_rates(times)
