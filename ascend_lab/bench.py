@@ -37,7 +37,7 @@ from ascend_lab.sim import (
 )
 
 PUBLISHED = GemmSchedule(128, 64, 256, 4, 1, 1)
-PARTS = ("bench_memory", "bench_tuners", "bench_strategy", "bench_gradient")
+PARTS = ("bench_memory", "bench_tuners", "bench_cluster", "bench_strategy", "bench_gradient")
 """Modules whose `quick()` gives rows of the table."""
 
 

@@ -62,6 +62,7 @@ TOP = (
     "bench_gradient",
     "cli_subgraph",
     "cli_strategy",
+    "bench_cluster",
     "bench_strategy",
     "presets",
     "cli_fit_collective",

@@ -7,6 +7,7 @@ that program, `make_test` writes its tests; `register` adds an operator of your 
 from ascend_lab.ops import activations as activations
 from ascend_lab.ops import attention as attention
 from ascend_lab.ops import batch_norm as batch_norm
+from ascend_lab.ops import batch_statistics as batch_statistics
 from ascend_lab.ops import binary as binary
 from ascend_lab.ops import casting as casting
 from ascend_lab.ops import conv_gradient as conv_gradient

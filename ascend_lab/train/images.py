@@ -78,15 +78,8 @@ def _apart(edit: Editor, node: Node) -> None:
     def put(op: str, *inputs: str, **attrs: Any) -> str:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
-    def mean_of(values: str) -> str:
-        rows = put("reduce_sum", values, axis=(2,), keepdims=True)
-        total = put("reduce_sum", rows, axis=(0, 3), keepdims=True)
-        return put("muls", total, number=kind.shape[1] / kind.elements)
-
     wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
-    mean = mean_of(wide)
-    # rounding may leave a spread of 0 slightly below it
-    spread = put("relu", put("sub", mean_of(put("square", wide)), put("square", mean)))
+    mean, spread = edit.insert_all("bn_training_reduce", (x,), {}, f"{name}.bn_training_reduce")
     rate = put("rsqrt", put("adds", spread, number=epsilon))
     slope = put("mul", _column(edit, scale, name), rate)
     offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))

@@ -136,9 +136,9 @@ def profiled(
 def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
     """Return what an all-reduce of up to `most_bytes` takes on a cluster, as a table.
 
-    The largest size is the next power of two, so that networks of like sizes share one table.
+    The table reaches to 1 GiB or the next power of two, so that networks share it.
     """
-    return _table(topology, 2.0 ** max(11, int(most_bytes - 1).bit_length()))
+    return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
 
 
 @lru_cache(maxsize=64)

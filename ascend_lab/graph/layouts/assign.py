@@ -23,6 +23,7 @@ from ascend_lab.graph.lower.matrices import operand_layouts
 CUBE_IMAGES = (*CONVOLUTIONS, "conv_transpose2d")
 IMAGES = (*CUBE_IMAGES, "max_pool2d", "avg_pool2d")
 POOL_GRADIENTS = ("max_pool2d_grad", "avg_pool2d_grad")
+CHANNEL_SUMS = ("bn_training_reduce", "bn_training_update_grad")
 FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
 ELEMENTWISE = frozenset((
     "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
@@ -104,7 +105,10 @@ class _Assigner:
             self.forms[name] = {writes: name}
         if writes == "NC1HWC0" and node.op not in (*ELEMENTWISE, *CUBE_IMAGES):
             ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
-            self.padding[node.output] = min(a for a, _ in ends), max(b for _, b in ends)
+            low, high = min(a for a, _ in ends), max(b for _, b in ends)
+            if node.op in CHANNEL_SUMS and (low, high) != (0.0, 0.0):
+                low, high = -math.inf, math.inf  # sums of what pads, however much that is
+            self.padding.update(dict.fromkeys(node.outputs, (low, high)))
 
     def choose(self, node: Node) -> tuple[Sequence[str], str]:
         """Return the layout of each operand and of the results."""
@@ -120,6 +124,8 @@ class _Assigner:
             rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
             return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
         if node.op in POOL_GRADIENTS and self.types[node.output].dtype == "fp16":
+            return ("NC1HWC0",) * count, "NC1HWC0"
+        if node.op in CHANNEL_SUMS and DTYPE_BYTES[self.types[node.inputs[0]].dtype] == 2:
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.op == "conv2d_grad_weight" and node.attr("groups", 1) == 1:
             wide = DTYPE_BYTES[self.types[node.output].dtype] == 4

@@ -142,6 +142,7 @@ def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
 
 FEEDS = {
     "conv2d_grad_weight": ("x", "grad"),
+    "bn_training_update_grad": ("grad", "x", "mean", "variance"),
     "max_pool2d_grad": ("x", "top", "grad"),
     "avg_pool2d_grad": ("grad",),
     "gather": ("x", "index"),
