@@ -1,4 +1,4 @@
-"""Checks of chapter 23: micro-batches, memory, traffic, a tensor-parallel pair of products, all plans."""
+"""Checks of chapter 23: micro-batches, memory, traffic, two products on ranks, all plans."""
 
 from __future__ import annotations
 

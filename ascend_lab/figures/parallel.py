@@ -105,14 +105,19 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
             zorder=2,
             bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": INK},
         )
-    handles = [
-        ax.plot([], [], color=AXIS_STYLE[n][0], ls=AXIS_STYLE[n][1], lw=2.2,
-                label=f"{n}: {_amount(traffic[n])}")[0]
-        for n in names
-    ]  # fmt: skip
-    ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.02))
+    last = _at(counts[0] - 1, counts[1] - 1, counts[2] - 1)
+    first, below = _at(0, 0, 0), _at(0, counts[1] - 1, counts[2] - 1)
+    labels = (
+        ("tensor", below[0] / 2, below[1] - 0.2, "center", "top", 0),
+        ("data", (below[0] + last[0]) / 2 + 0.14, (below[1] + last[1]) / 2 - 0.1, "left", "top", 0),
+        ("pipeline", first[0] - 0.2, (first[1] + below[1]) / 2, "right", "center", 90),
+    )
+    for name, x, y, ha, va, turn in labels:
+        if degrees[name] > 1:
+            text = f"{name}\n{_amount(traffic[name])}"
+            ax.text(x, y, text, ha=ha, va=va, rotation=turn, fontsize=8.5)
     ax.set(title="sent by a device in a step", aspect="equal")
-    ax.margins(0.16)
+    ax.margins(0.12)
     ax.axis("off")
 
 

@@ -4,9 +4,9 @@ An image (n, c1, h, w, c0) is folded over n, h and w whatever its channels do, a
 (1, c, 1, 1), lies there as (1, c1, 1, 1, c0): it broadcasts without moving. The forward operator
 becomes what the vendor's two kernels compute, a reduction and an update,
 
-    sum(x), sum(x^2)        y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
+    mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
 
-so that the image is read three times and written once.
+so that the image is read twice and written once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _apart(edit: Editor, node: Node) -> None:
         return edit.insert(op, inputs, attrs, f"{name}.{op}")
 
     wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
-    mean, spread = edit.insert_all("bn_training_reduce", (x,), {}, f"{name}.bn_training_reduce")
+    mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
     rate = put("rsqrt", put("adds", spread, number=epsilon))
     slope = put("mul", _column(edit, scale, name), rate)
     offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))

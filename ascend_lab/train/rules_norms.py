@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ascend_lab.graph import Value
 from ascend_lab.ops.shapes import Shape, axes_of, axis_of, elements
 from ascend_lab.train.rules import Grads, Site, rule
@@ -99,6 +101,18 @@ def _column(s: Site, channels: Value) -> Value:
     return s.net.shaped(channels, (1, s.shape()[1], *(1,) * (len(s.shape()) - 2)))
 
 
+def _norm_gradients(s: Site, mean: Value, variance: Value) -> tuple[Value, Value, Value]:
+    """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
+    net, narrow, epsilon = s.net, replace(s, wide=False), s.attrs["epsilon"]
+    rate = net.rsqrt(net.adds(variance, number=epsilon))
+    if len(s.shape()) == 4:
+        given = narrow.g, narrow.x(), mean, variance
+        dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
+        return dscale, dbias, rate
+    moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
+    return net.mul(moment, rate), net.channel_sums(s.g), rate
+
+
 @rule("batch_norm_training", wide=True)
 def _batch_norm(s: Site) -> Grads:
     """Return a r (g - mean(g) - n mean(g n)), sum(g n), sum(g); a = scale, n = normalised x.
@@ -108,10 +122,7 @@ def _batch_norm(s: Site) -> Grads:
     """
     net, shape = s.net, s.shape()
     share, grad, mean = shape[1] / elements(shape), s.g, _column(s, s.y(1))
-    total = net.channel_sums(grad)
-    moment = net.channel_sums(net.mul(grad, net.sub(s.x(), mean)))
-    rate = net.rsqrt(net.adds(_column(s, s.y(2)), number=s.attrs["epsilon"]))
-    dscale = net.mul(moment, rate)
+    dscale, total, rate = _norm_gradients(s, mean, _column(s, s.y(2)))
     # dx = g a - x b + c, one number per channel each: no other tensor of the image's size
     a = net.mul(_column(s, s.x(1)), rate)
     b = net.mul(net.muls(net.mul(dscale, rate), number=share), a)
@@ -124,10 +135,8 @@ def _batch_norm(s: Site) -> Grads:
 def _fixed_batch_norm(s: Site) -> Grads:
     """Return the gradients where the statistics are given, as in fine-tuning with them frozen."""
     net, channels = s.net, (s.shape()[1],)
-    rate = net.rsqrt(net.adds(_column(s, s.x(4)), number=s.attrs["epsilon"]))
-    centred = net.sub(s.x(), _column(s, s.x(3)))
-    dscale = net.mul(net.channel_sums(net.mul(s.g, centred)), rate)
-    dbias, dx = net.channel_sums(s.g), net.mul(s.g, net.mul(_column(s, s.x(1)), rate))
+    dscale, dbias, rate = _norm_gradients(s, _column(s, s.x(3)), _column(s, s.x(4)))
+    dx = net.mul(s.g, net.mul(_column(s, s.x(1)), rate))
     return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), None, None
 
 

@@ -39,13 +39,14 @@ class GradientPlan:
         return self.baselines[name] / self.end_s - 1.0 if self.end_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON data, times in microseconds."""
+        """Return JSON data, times in microseconds; baselines that break a limit stand apart."""
+        ends = {name: end * 1e6 for name, end in self.baselines.items()}
         return {
             "segments": [list(bucket) for bucket in self.segments],
             "end_us": self.end_s * 1e6,
             "optimal": self.optimal,
-            "baselines": {name: end * 1e6 for name, end in self.baselines.items()},
-            "baselines_over_limit": list(self.over_limit),
+            "baselines": {n: end for n, end in ends.items() if n not in self.over_limit},
+            "baselines_over_limit": {n: ends[n] for n in self.over_limit},
             "tail_us": self.tail_s * 1e6,
         }
 

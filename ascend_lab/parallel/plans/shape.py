@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from ascend_lab.errors import ClusterError
 
 HALF_BYTES = 2
@@ -118,21 +120,19 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
     n = len(costs)
     if pieces > n:
         raise ClusterError(f"{pieces} stages of at least one unit", f"{n} units", "fewer stages")
-    prefix = [0.0]
-    for cost in costs:
-        prefix.append(prefix[-1] + cost)
-    best = [[float("inf")] * (n + 1) for _ in range(pieces + 1)]
-    cut = [[0] * (n + 1) for _ in range(pieces + 1)]
-    best[0][0] = 0.0
-    for p in range(1, pieces + 1):
-        for end in range(p, n - (pieces - p) + 1):
-            for start in range(p - 1, end):
-                cost = max(best[p - 1][start], prefix[end] - prefix[start])
-                if cost < best[p][end]:
-                    best[p][end], cut[p][end] = cost, start
+    prefix = np.concatenate([[0.0], np.cumsum(costs)])
+    last = prefix[:, None] - prefix[None, :]
+    last[np.tri(n + 1, dtype=bool).T] = np.inf  # a piece starts before it ends
+    best = np.full(n + 1, np.inf)
+    best[0] = 0.0
+    cut = []
+    for _ in range(pieces):
+        dearest = np.maximum(best[None, :], last)
+        cut.append(dearest.argmin(axis=1))
+        best = dearest.min(axis=1)
     ranges: list[range] = []
     end = n
-    for p in range(pieces, 0, -1):
-        ranges.append(range(cut[p][end], end))
-        end = cut[p][end]
+    for starts in reversed(cut):
+        ranges.append(range(int(starts[end]), end))
+        end = int(starts[end])
     return ranges[::-1]
