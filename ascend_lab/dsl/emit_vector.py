@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.views import Dims, Memory, View, coalesce, row_major, with_dims
+from ascend_lab.dsl.views import (
+    Dims,
+    Memory,
+    View,
+    coalesce,
+    row_major,
+    rows_side_by_side,
+    with_dims,
+)
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
 
@@ -72,7 +80,12 @@ def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[i
     dims = _lanes_last(coalesce(sizes, (dst, *srcs)))
     views = with_dims((dst, *srcs), dims)
     expanded = [_expand(unit, v, dims) if n else v for n, v in enumerate(views)]
-    _emit(unit, op, expanded, [size for size, _ in dims])
+    box = [size for size, _ in dims]
+    factor = rows_side_by_side(expanded, box, unit.builder.chip.vector_bytes_per_repeat)
+    if factor > 1:
+        _emit_side_by_side(unit, op, expanded, box, factor)
+    else:
+        _emit(unit, op, expanded, box)
     for old, new in zip(views, expanded, strict=True):
         if new.memory is not old.memory:
             unit.give(new.memory)
@@ -137,6 +150,32 @@ def _spread_rows(unit: Unit, dst: View, src: View, sizes: list[int]) -> None:
     for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
         out = dst.memory.region(dst.offset + at * c0, (part, c0))
         unit.builder.vector("vbrcb", out, src.memory.region(src.offset + at, part))
+
+
+def _emit_side_by_side(
+    unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int], factor: int
+) -> None:
+    """Emit with `factor` rows as one, operands that repeat copied as often side by side."""
+    *outer, rows, last = sizes
+    wide, tiles, operands = factor * last, [], []
+    for v in views:
+        if v.strides[-2]:
+            operands.append(View(v.memory, v.dtype, v.offset, (*v.strides[:-2], wide, 1)))
+            continue
+        own = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
+        tiles.append(unit.take(v.dtype, math.prod(own) * wide))
+        steps = tuple(s * wide for s in row_major(own))
+        copy = View(tiles[-1], v.dtype, 0, (*steps, last, 1))
+        _emit(unit, Op("vcopy"), [copy, v], [*own, factor, last])
+        steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
+        operands.append(View(tiles[-1], v.dtype, 0, (*steps, 0, 1)))
+    whole, rest = divmod(rows, factor)
+    _emit(unit, op, operands, [*outer, whole, wide])
+    if rest:
+        ends = [v.moved(len(outer), whole) for v in operands]
+        _emit(unit, op, [v.take([*range(len(outer)), -1]) for v in ends], [*outer, rest * last])
+    for tile in tiles:
+        unit.give(tile)
 
 
 def _emit(unit: Unit, op: Op, views: list[View], sizes: list[int]) -> None:

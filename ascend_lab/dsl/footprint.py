@@ -79,6 +79,7 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
             spare += _tile(stage.expr, sizes)
     if _repeats_lanes(stage):
         spare += 2 * 32 * rows
+    spare += _side_by_side(stage, box, chip)
     return spare + _peak(stage.expr, sizes, stage.dtype, top=True)
 
 
@@ -87,6 +88,19 @@ def _repeats_lanes(stage: Stage) -> bool:
     axes = (*stage.axes, *stage.reduce)
     last = [a.name for a in axes if a.extent > 1][-1:]
     return any(last and not any(last[0] in dict(i.terms) for i in r.index) for r in stage.reads)
+
+
+def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
+    """Bytes in which two operands that repeat short rows are copied side by side."""
+    *outer, rows, last = [1, 1, *(a for a in stage.axes if box[a.name].count > 1)]
+    if isinstance(rows, int) or isinstance(last, int):
+        return 0
+    lanes = chip.vector_bytes_per_repeat
+    short = box[last.name].count * DTYPE_BYTES[stage.dtype] < lanes
+    used = [{n for i in r.index for n, _ in i.terms} for r in stage.reads]
+    if not short or not any(last.name in names and rows.name not in names for names in used):
+        return 0
+    return 2 * lanes * math.prod(box[a.name].count for a in outer if not isinstance(a, int))
 
 
 def _tile(expr: Expr, sizes: Sequence[int]) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ascend_lab.isa import Affine, Region
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.isa import Affine, Region, c0_of
 
 
 class Memory(Protocol):
@@ -80,6 +81,25 @@ def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
         steps.append(step)
         step *= size
     return tuple(reversed(steps))
+
+
+def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes: int) -> int:
+    """Return how many rows one repeat of an instruction can take, 1 where rows stay apart.
+
+    Rows, along the last axis but one, are longer than a block and a fraction of a repeat, and lie
+    behind each other in the destination; some operand is the same for all.
+    """
+    if len(sizes) < 2 or any(v.blocks or v.strides[-1] != 1 for v in views):
+        return 1
+    rows, last = sizes[-2:]
+    lanes = min(repeat_bytes // DTYPE_BYTES[v.dtype] for v in views)
+    if any(last % c0_of(v.dtype) for v in views) or last == min(c0_of(v.dtype) for v in views):
+        return 1
+    if lanes % last or rows < 2 * (lanes // last):
+        return 1
+    steps = [v.strides[-2] for v in views]
+    fits = steps[0] == last and 0 in steps and all(s in (0, last) for s in steps)
+    return lanes // last if fits else 1
 
 
 def block_steps(

@@ -46,7 +46,7 @@ def compile_training(
 
 def training_layouts(graph: Graph, chip: Chip) -> Graph:
     """Return a graph of a step after passes, in operators that have kernels, with layouts."""
-    for rewrite in (batch_norms_apart, as_convolutions, casts_apart, rows_of_channels):
+    for rewrite in (batch_norms_apart, as_convolutions):
         graph = rewrite(graph)
     plain = canonical(graph, chip)
     return cancel_trans_data(images_in_blocks(plain))
