@@ -119,12 +119,18 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
     """Return the plans as a table, the best first."""
     best = ranking.best
     lines = [
-        (f"{model}, batch {batch}, on {cluster}: {best.plan.label}, {best.step_s * 1e3:.3f} ms "
-        f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"),
-        (f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, exposed "
-        "what gradients and update add"),
-        (f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'bubble':>8}{'exposed':>11}"
-        f"{'memory':>11}"),
+        (
+            f"{model}, batch {batch}, on {cluster}: {best.plan.label}, {best.step_s * 1e3:.3f} ms "
+            f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"
+        ),
+        (
+            f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, exposed "
+            "what gradients and update add"
+        ),
+        (
+            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'bubble':>8}{'exposed':>11}"
+            f"{'memory':>11}"
+        ),
     ]
     lines += [
         f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"

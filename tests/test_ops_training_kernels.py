@@ -320,3 +320,53 @@ def test_gradients_of_dense_weights_read_fractals_as_they_lie(chip, rows, k, col
     got, wanted = run_compiled(graph, inputs, load_chip(chip)), evaluate(graph, inputs)
     name = graph.outputs[0]
     np.testing.assert_allclose(got[name], wanted[name], rtol=4e-3, atol=4e-3)
+
+
+# -- depthwise ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("out_dtype", [None, "fp32"])
+@pytest.mark.parametrize(
+    ("n", "c", "size", "attrs"),
+    [
+        (4, 33, 14, {"kernel": 3, "stride": 2, "pad": 1}),
+        (1, 16, 30, {"kernel": 5, "pad": 2}),
+        (3, 20, 9, {"kernel": (3, 2), "dilation": 2}),
+    ],
+)
+def test_depthwise_weights_on_the_cube(chip, out_dtype, n, c, size, attrs):
+    attrs = {**attrs, "groups": c, "out_dtype": out_dtype}
+    weight = (c, 1, *np.broadcast_to(attrs["kernel"], 2).tolist())
+    plain = {k: v for k, v in attrs.items() if k not in ("kernel", "out_dtype")}
+    (y,) = CONV.infer((n, c, size, size), weight, **plain)
+    shapes = ((n, c, size, size), y)
+    verify.check_values(WEIGHT, shapes, attrs, "fp16", load_chip(chip))
+    verify.check_program(WEIGHT, shapes, attrs, "fp16", load_chip(chip))
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(("stride", "extra"), [(1, 0), (2, 0), (2, 1)])
+def test_depthwise_layers_with_computed_weights(chip, stride, extra):
+    """Forward, the image's and the weights' gradients: weights are packed in the kernel."""
+    net = GraphBuilder("depthwise")
+    x, w = net.input("x", (2, 33, 9 + extra, 9 + extra), "fp16"), net.input("w", (33, 1, 3, 3))
+    w = net.cast(w, dtype="fp16")
+    y = net.depthwise_conv2d(x, w, stride=stride, pad=1)
+    attrs = {"stride": stride, "pad": 1, "groups": 33}
+    net.output(y, net.conv_transpose2d(y, w, output_padding=extra, **attrs))
+    net.output(net.conv2d_grad_weight(x, y, kernel=3, **attrs))
+    graph = net.build()
+    kinds = {node.op: layout for node, layout in layouts_of(graph, chip)}
+    assert kinds["depthwise_conv2d"] == kinds["conv_transpose2d"] == "NC1HWC0"
+    inputs = random_inputs(graph)
+    got, wanted = run_compiled(graph, inputs, load_chip(chip)), evaluate(graph, inputs)
+    for name in graph.outputs:
+        scale = float(np.abs(wanted[name]).max())
+        np.testing.assert_allclose(got[name], wanted[name], rtol=8e-3, atol=4e-3 * scale)
+
+
+def test_depthwise_weights_take_no_longer_than_reading_their_images_four_times():
+    chip, shapes = load_chip("Ascend910A"), ((32, 32, 112, 112),) * 2
+    attrs = {"kernel": 3, "pad": 1, "groups": 32}
+    line = ops.time(WEIGHT, shapes, ("fp16", "fp16"), chip, **attrs)
+    size_bytes = 2 * 2 * np.prod(shapes[0])
+    assert line.time_s < 4 * size_bytes / chip.device_memory.rate_bytes_per_s

@@ -42,9 +42,17 @@ def schedule_phase(s: Schedule, phase: Phase, *, merge: bool = True) -> Schedule
         s = merge_axes(s, phase)
     rows = row_axes(s.state, phase)
     best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
-    if best is None:
+    if best is None or _cuts_blocks(s, phase, best[0]):
         return _apart(before, phase)
     return arrange(s, phase, rows, *best)
+
+
+def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
+    """True if elementwise tiles leave the phase less than a block of its innermost axis."""
+    if phase.outputs or not phase.tiles or any(s.state.stage(n).fold for n in phase.tiles):
+        return False
+    last = s.state.stage(phase.root).axes[-1]
+    return widths[last.name] < min(last.extent, block_elements(s.state, phase))
 
 
 def _apart(s: Schedule, phase: Phase) -> Schedule:

@@ -194,7 +194,7 @@ def fig_plan_memory(
     ax.legend(loc="lower right")
     said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, start, strict=True))
     limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
-    return finish(fig, alt=f"Memory of a device by plan: {said}.{limit}")
+    return finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
 
 
 @styled

@@ -3,7 +3,8 @@
 Maximum, for each tap in order: hit = (x at the tap == y), part = hit * left, left = left - part,
 and part is added to dx at the tap. `left` starts as the gradient: after a window's first hit it is
 zero, so that later equal elements get nothing. Average: the gradient, divided by what its window
-averaged, is added at every tap. Rows of dx are walked in blocks; windows that reach across the end
+averaged, is added at every tap. The image gradient of a depthwise convolution is the same with a
+weight per tap and channel. Rows of dx are walked in blocks; windows that reach across the end
 of a block are computed in both.
 """
 
@@ -66,7 +67,8 @@ class _Work:
 def pool_gradient_launch(job: PoolGradient, chip: Chip) -> Launch:
     """Return the kernel: grad (N, C1, OH, OW, 16) to y (N, C1, H, W, 16).
 
-    Maximum also reads x (like y) and `top` (like grad), what pooling read and wrote. Raises
+    Maximum also reads x (like y) and `top` (like grad), what pooling read and wrote; depthwise
+    convolutions `weight` (C1, r, s, 16); averages of different size `rate` (OH, OW, 16). Raises
     `CapacityError` where one block of rows does not fit UB.
     """
     shape, rows = job.shape, rows_of_block(job, chip)
@@ -113,6 +115,10 @@ def _new(job: PoolGradient, chip: Chip, rows: int) -> _Work:
     elif not job.share:
         top = k.tensor("rate", "fp16", oh * ow * C0)
         tiles = (left.join("rate_ub", "fp16", pixels),)
+    elif job.weighted:
+        top = k.tensor("weight", "fp16", c1 * shape.taps * C0)
+        part = k.buffer("part", "UB", "fp16", pixels)
+        tiles = (left.join("weight_ub", "fp16", shape.taps * C0), part)
     grad = k.tensor("grad", "fp16", planes * oh * ow)
     y = k.tensor("y", "fp16", planes * hw)
     sums = k.queue("dx_ub", "UB", "fp16", image, src="V", dst="MTE3")
@@ -132,9 +138,10 @@ def _program(work: _Work, counts: Counts, own: range) -> Program:
             _fill(k, Tile(work.tiles[0], slot).region(), LOWEST)
         k.barrier()
     with repeat(k, "c", c) as at, repeat(k, "image", n) as image:
-        plane = (first_n + image) * shape.blocks[0] + first_c + at
+        channel = first_c + at
+        plane = (first_n + image) * shape.blocks[0] + channel
         for block, index in _runs(work, own):
-            _whole_block(work, block, plane, index)
+            _whole_block(work, block, (plane, channel), index)
     return k.finish()
 
 
@@ -162,9 +169,10 @@ def _flat(k: KernelBuilder, region: Region) -> Iterator[Region]:
         done += sizes[0] * sizes[1]
 
 
-def _whole_block(work: _Work, block: RowBlock, plane: Affine, index: Affine) -> None:
-    k, shape = work.builder, work.shape
-    _load(work, work.left.alloc().slot, block, plane, index)
+def _whole_block(work: _Work, block: RowBlock, place: tuple[Affine, Affine], index: Affine) -> None:
+    """One block of rows of one plane; `place` is the plane and its channel block."""
+    k, shape, plane = work.builder, work.shape, place[0]
+    _load(work, work.left.alloc().slot, block, place, index)
     work.left.enqueue()
     left, dx, row = work.left.dequeue(), work.sums.alloc(), work.line * C0
     if work.job.maximum:
@@ -188,9 +196,11 @@ def _whole_block(work: _Work, block: RowBlock, plane: Affine, index: Affine) -> 
     work.sums.free()
 
 
-def _load(work: _Work, slot: int, block: RowBlock, plane: Affine, index: Affine) -> None:
-    """Bring rows of x between the borders, and the windows' gradients and y, or rates."""
-    k, shape, (oh, ow) = work.builder, work.shape, work.shape.out_hw
+def _load(
+    work: _Work, slot: int, block: RowBlock, place: tuple[Affine, Affine], index: Affine
+) -> None:
+    """Bring rows of x between the borders, and the windows' gradients and y, rates or weights."""
+    k, shape, (oh, ow), (plane, channel) = work.builder, work.shape, work.shape.out_hw, place
     if work.x is not None:
         row = index * work.rows + (block.base + block.first)
         sizes = (block.end - block.first, shape.w * C0)
@@ -205,7 +215,11 @@ def _load(work: _Work, slot: int, block: RowBlock, plane: Affine, index: Affine)
     first = (first + (block.window + shape.pads[0]) // shape.strides[0]) * (ow * C0)
     at = plane * (oh * ow * C0) + first
     k.copy(Tile(work.left.buffer, slot).region(0, size), work.grad.region(at, size))
-    if work.top is not None:
+    if work.top is not None and work.job.weighted:
+        weights = shape.taps * C0
+        to = Tile(work.tiles[0], slot).region(0, weights)
+        k.copy(to, work.top.region(channel * weights, weights))
+    elif work.top is not None:
         to = Tile(work.tiles[1 if work.job.maximum else 0], slot).region(0, size)
         k.copy(to, work.top.region(at if work.job.maximum else first, size))
 
@@ -237,9 +251,25 @@ def _tap(work: _Work, left: Tile, dx: Tile, block: RowBlock, tap: tuple[int, int
             same = Region(work.tiles[2], flat.offset, flat.sizes, flat.strides)
             k.vector("vmul", same, same, flat)
             k.vector("vsub", flat, flat, same)
+    if work.job.weighted:
+        part = _weighted(work, left, block.windows * ow, tap)
     with repeat(k, "line", block.windows) as line:
         for here, there in _lines(work, line * (ow * C0), line * pitch + first, step):
             k.vector("vadd", there(dx), there(dx), here(part))
+
+
+def _weighted(work: _Work, left: Tile, pixels: int, tap: tuple[int, int]) -> Tile:
+    """Return the gradients times the weights of one tap, one for each of 16 channels."""
+    weights, part = Tile(work.tiles[0], left.slot), Tile(work.tiles[1], 0)
+    most, done = work.builder.chip.max_repeat, 0
+    while done < pixels:
+        count = min((pixels - done) // PIXELS, most)
+        sizes = (count, PIXELS, C0) if count else (1, pixels - done, C0)
+        rate = weights.region((tap[0] * work.shape.s + tap[1]) * C0, sizes, (0, 0, 1))
+        views = (tile.region(done * C0, sizes) for tile in (part, left))
+        work.builder.vector("vmul", *views, rate)
+        done += sizes[0] * sizes[1]
+    return part
 
 
 View = Callable[[Tile], Region]

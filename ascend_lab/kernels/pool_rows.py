@@ -15,12 +15,14 @@ class PoolGradient:
     """What to do: the pooling as a convolution with a group per channel, and its kind.
 
     `share` is what the gradient of an average is multiplied by, 0 where that differs from window
-    to window: then `top` holds it for each, (OH, OW, 16).
+    to window: then `rate` holds it for each, (OH, OW, 16). `weighted` is the gradient of a
+    depthwise convolution's image: each tap has a weight per channel, (C1, r, s, 16).
     """
 
     shape: ConvShape
     maximum: bool
     share: float = 1.0
+    weighted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def _needed(job: PoolGradient, rows: int) -> int:
     blocks, ow = blocks_of(shape, rows), shape.out_hw[1]
     span, windows = max(b.span for b in blocks), max(b.windows for b in blocks)
     planes, runs = (4, 5) if job.maximum else (2, 2 if job.share else 4)
-    return planes * span * line_of(shape) + runs * max(windows, 1) * ow
+    weights = 2 * shape.taps if job.weighted else 0
+    return planes * span * line_of(shape) + (runs + job.weighted) * max(windows, 1) * ow + weights
 
 
 def rows_of_block(job: PoolGradient, chip: Chip) -> int:

@@ -46,6 +46,7 @@ from ascend_lab.kernels.weight_plan import (
     fractals_of,
     grad_plane,
     image_pixels,
+    tile_blocks,
     weight_plan,
 )
 from ascend_lab.kernels.weight_stage import C0, ZEROS, Span, Work, bands, clear, load_stage
@@ -67,11 +68,11 @@ class _Share:
 def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None = None) -> Launch:
     """Return the product: x, grad, zeros to y, or to `partial` sums where the plan splits pixels.
 
-    `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has no groups. Raises
-    `CapacityError` where no plan fits.
+    `partial` is (splits, C1 r s, K1, 16, 16) in fp32. The shape has one group, or one per channel:
+    then K1 is 1, and dW lies on the diagonals. Raises `CapacityError` where no plan fits.
     """
     plan = plan or weight_plan(shape, chip)
-    (c_all, m_all), stage = shape.blocks, plan.stage
+    (c_all, m_all), stage = tile_blocks(shape), plan.stage
     rows, columns, images, bands = plan.grid
     m_sizes, c_sizes = chunks(m_all, plan.m, rows), chunks(c_all, plan.c1, columns)
     group_sizes = chunks(shape.n // stage.images, 1, images)
@@ -117,7 +118,8 @@ def _new(shape: ConvShape, plan: WeightPlan, chip: Chip, share: _Share, splits: 
     grad_slot = m * grad_plane(shape, plan.stage).pixels * C0
     step = columns_per_step(chip, plan)
     name, out_dtype = ("y", shape.out_dtype) if splits == 1 else ("partial", sums)
-    total = splits * c_all * shape.taps * m_all * AREA
+    wide, high = tile_blocks(shape)
+    total = splits * wide * shape.taps * high * AREA
     return Work(
         shape,
         plan,
@@ -150,10 +152,11 @@ def _program(work: Work, share: _Share, band_count: int) -> Program:
     for m_at, m in segments(k, "m", share.m[0], plan.m):
         for c_at, c in segments(k, "c", share.c[0], plan.c1):
             sides = (m_base + m_at, m), (c_base + c_at, c)
+            read = sides if work.shape.groups == 1 else (sides[1], sides[1])
             with _sums(work, sides, split) as tile, repeat(k, "group", share.groups[0]) as group:
                 at = batch * share.groups[1] + group
                 for band, done in bands(work, share.bands):
-                    load_stage(work, sides, at, band)
+                    load_stage(work, read, at, band)
                     _reduce(work, sides, tile, group + done)
     return k.finish()
 
@@ -163,7 +166,7 @@ def _program(work: Work, share: _Share, band_count: int) -> Program:
 def _sums(work: Work, sides: tuple[Span, Span], split: Affine) -> Iterator[Tile]:
     """Hold a tile of dW in L0C while the pixels are walked, then store it."""
     shape, ((m_at, m), (c_at, c)) = work.shape, sides
-    c_all, m_all = shape.blocks
+    c_all, m_all = tile_blocks(shape)
     yield work.acc.alloc()
     work.acc.enqueue()
     column = split * (c_all * shape.taps) + c_at * shape.taps

@@ -14,7 +14,7 @@ from itertools import product
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, Pair
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_lattice import Plane, axes_of
 
@@ -49,6 +49,15 @@ class WeightPlan:
     def splits(self) -> int:
         """How many cores share the pixels of one result."""
         return self.grid[2] * self.grid[3]
+
+
+def tile_blocks(shape: ConvShape) -> Pair:
+    """Return the blocks of input and of output channels that a result is tiled in.
+
+    With a group per channel, 16 channels of x meet their own 16 of the gradient and no others: the
+    result is one block high, and its diagonal is what is wanted.
+    """
+    return (shape.blocks[0], 1) if shape.groups > 1 else shape.blocks
 
 
 def fractals_of(shape: ConvShape, stage: Stage) -> int:
@@ -111,12 +120,13 @@ def has_plan(shape: ConvShape, chip: Chip) -> bool:
 
 
 def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
-    c_all, m_all = shape.blocks
+    c_all, m_all = tile_blocks(shape)
     stages = list(_stages(shape))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * area)
     sums = FRACTAL * FRACTAL * DTYPE_BYTES[ACCUMULATOR[shape.dtype]] * shape.taps
-    for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in (m_all, c_all))):
+    most = m_all, c_all if shape.groups == 1 else 1
+    for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in most)):
         if m * c1 * sums > chip.buffers["L0C"]:
             continue
         if m < m_all and c1 < c_all and 4 * m * c1 * sums < chip.buffers["L0C"]:
@@ -152,7 +162,7 @@ def _grids(
 
 def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
     """Estimate the busiest core: the longest of cube, MTE1 and MTE2 in each stage, and stores."""
-    stage, (c_all, m_all) = plan.stage, shape.blocks
+    stage, (c_all, m_all) = plan.stage, tile_blocks(shape)
     n, size = plan.c1 * shape.taps, fractals_of(shape, stage)
     pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     steps = up(size, plan.depth)
@@ -167,7 +177,7 @@ def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
     cores = rows * columns * images * bands
     loaded = stage_pixels(shape, plan) * pixel
     oh, ow = shape.out_hw
-    whole = shape.n * (c_all * shape.h * shape.w + m_all * oh * ow) * pixel
+    whole = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow) * pixel
     fresh = min(1.0, whole / (cores * tiles * turns * loaded))
     l2 = min(
         chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)

@@ -17,6 +17,7 @@ with conv2d's attributes and, where the stride does not divide h + pads - reach,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,16 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel
+from ascend_lab.isa import Kernel, Launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
 from ascend_lab.kernels.weight_stage import ZEROS
 from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.layout.launch import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.formats import TypeRule, numpy_type
 from ascend_lab.ops.lifting import narrow, wide
@@ -130,10 +133,12 @@ def _expression(
 
 
 def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te.Tensor:
-    """Return the same sums of images stored as NC1HWC0, in the order of FRACTAL_Z: no groups.
+    """Return the same sums of images stored as NC1HWC0, in the order of FRACTAL_Z.
 
-    x (n, c1, h, w, 16), grad (n, k1, oh, ow, 16) -> dw (c1, r, s, k1, 16, 16).
+    x (n, c1, h, w, 16), grad (n, k1, oh, ow, 16) -> dw (c1, r, s, k1, 16, 16); with a group per
+    channel, all of `groups`, row-major.
     """
+    groups: int = attrs["groups"]
     step, pads, spread = geometry(*(attrs[key] for key in ("stride", "pad", "dilation")))
     (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
     slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
@@ -143,7 +148,14 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
         place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
         return te.sum(slope[b, f, i, j, row] * image[b, c, *place, lane], (b, i, j))
 
-    return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+    def apart(c: Any, lane: Any, p: Any, q: Any) -> Any:
+        place = i * step[0] + p * spread[0], j * step[1] + q * spread[1]
+        return te.sum(slope[b, c, i, j, lane] * image[b, c, *place, lane], (b, i, j))
+
+    if groups == 1:
+        return narrow(te.compute((x.shape[1], r, s, k1, lanes, lanes), formula), out_dtype)
+    each = te.reshape(te.compute((k1, lanes, r, s), apart), (k1 * lanes, r, s))
+    return narrow(te.slice(each, (0, 0, 0), (groups, r, s)), out_dtype)
 
 
 # -- kernel ----------------------------------------------------------------------------------------
@@ -158,26 +170,47 @@ def weight_shape(call: Call) -> ConvShape:
     )  # fmt: skip
 
 
+def is_depthwise(shape: ConvShape) -> bool:
+    """Tell whether every channel is a group of its own."""
+    return 1 < shape.groups == shape.c == shape.k
+
+
 def _applies(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube's kernel does it: no groups, and the sums of all taps fit L0C."""
-    return call.attrs["groups"] == 1 and has_plan(weight_shape(call), chip)
+    """Tell whether the cube does it: no groups or one per channel, sums of all taps fit L0C."""
+    shape = weight_shape(call)
+    return (shape.groups == 1 or is_depthwise(shape)) and has_plan(shape, chip)
 
 
 def weight_kernel(shape: ConvShape, chip: Chip) -> Kernel:
     """Return the product on the cube, and the sum of partial sums where cores share the pixels.
 
-    Tensors are x, grad, zeros (`ZEROS` of them) and y; raises as `weight_plan`.
+    Tensors are x, grad, zeros (`ZEROS` of them) and y, FRACTAL_Z; with a group per channel `eye`
+    (16, 16) too, and y is row-major. Raises as `weight_plan`.
     """
-    plan = weight_plan(shape, chip)
-    launch = weight_gradient_launch(shape, chip, plan)
-    splits = splits_of(shape, plan)
-    if splits == 1:
-        return Kernel(launch.name, (launch,))
-    total = next(t.elements for t in launch.tensors if t.name == "partial")
-    partial = te.placeholder((splits, total // splits), "fp32", "partial")
-    y = te.renamed(narrow(te.reduce_sum(partial, 0), shape.out_dtype), "y")
-    added = te.lower(te.auto_schedule(y, chip))
-    return Kernel(launch.name, (launch, *added.phases))
+    depthwise = is_depthwise(shape)
+    wide = replace(shape, out_dtype="fp32") if depthwise else shape
+    plan = weight_plan(wide, chip)
+    launch, splits = weight_gradient_launch(wide, chip, plan), splits_of(wide, plan)
+    phases = [renamed(launch, {"y": "total"}) if depthwise else launch]
+    if splits > 1:
+        count = next(t.elements for t in launch.tensors if t.name == "partial") // splits
+        partial = te.placeholder((splits, count), "fp32", "partial")
+        y = te.renamed(narrow(te.reduce_sum(partial, 0), wide.out_dtype), "y")
+        added = te.lower(te.auto_schedule(y, chip)).phases
+        phases += [renamed(phase, {"y": "total"}) if depthwise else phase for phase in added]
+    return Kernel(launch.name, (*phases, *(_diagonals(shape, chip) if depthwise else ())))
+
+
+def _diagonals(shape: ConvShape, chip: Chip) -> tuple[Launch, ...]:
+    """Return the phases that take the diagonals of `total` (C1 r s, 16, 16), and store them."""
+    blocks, out = shape.blocks[0] * shape.taps, shape.out_dtype
+    total = te.placeholder((blocks, FRACTAL, FRACTAL), "fp32", "total")
+    eye = te.placeholder((1, FRACTAL, FRACTAL), "fp32", "eye")
+    lanes = te.reduce_sum(te.vmul(total, te.broadcast(eye, total.shape)), 1)
+    taken = te.lower(te.auto_schedule(te.renamed(narrow(lanes, out), "lanes"), chip)).phases
+    image = (1, shape.c, shape.r, shape.s)
+    maps = (address_map("NC1HWC0", image, out, c0=FRACTAL), address_map("NCHW", image, out))
+    return (*taken, renamed(maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
@@ -185,10 +218,15 @@ def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
         name: pack(address_map("NC1HWC0", a.shape, call.dtypes[0]), a)
         for name, a in zip(("x", "grad"), arrays, strict=True)
     }
-    return {**tensors, "zeros": np.zeros(ZEROS, numpy_type(call.dtypes[0]))}
+    tensors["zeros"] = np.zeros(ZEROS, numpy_type(call.dtypes[0]))
+    if call.attrs["groups"] > 1:
+        tensors["eye"] = np.eye(FRACTAL, dtype=np.float32)
+    return tensors
 
 
 def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+    if call.attrs["groups"] > 1:
+        return (memory["y"].reshape(call.outputs[0]),)
     out = cube_result(call.dtypes[0], call.attrs)
     stored = address_map("FRACTAL_Z", call.outputs[0], out, c0=FRACTAL)
     return (unpack(stored, memory["y"].reshape(-1)),)

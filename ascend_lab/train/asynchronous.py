@@ -2,7 +2,7 @@
 
 Synchronous, each step waits for the slowest: E[max of n]. Asynchronous, a device updates shared
 parameters when it is ready: E[mean], but its gradient was taken at parameters that others have
-changed since (Chen et al. 2016, Revisiting distributed synchronous SGD). How that changes the
+changed since ({cite}`chen2016revisiting`). How that changes the
 values is another question; here is only time.
 """
 

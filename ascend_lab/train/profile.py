@@ -30,18 +30,18 @@ from ascend_lab.graph import (
     verify,
 )
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compiled import compile_tasks, is_view, lowered_once, timed_once
+from ascend_lab.graph.compiled import compile_tasks, keep
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.layouts import assign_layouts
 from ascend_lab.graph.layouts.stay import stay_in_fractals
-from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.train.autodiff import TrainingGraph, training_graph
 from ascend_lab.train.compiling import training_layouts
 from ascend_lab.train.updates import optimiser
 
 HEADER = ("name", "ready_us", "bytes")
-REDUCTIONS = ("reduce_sum", "reduce_mean")
+_UPDATES: dict[tuple[int, int, str, str], tuple[Chip, float]] = {}
+"""Seconds of updates by size, identity of the chip (kept with them), optimiser and format."""
 LONGEST_STAY = 2500
 """Nodes up to which tensors are kept in fractals wherever that saves conversions."""
 
@@ -167,22 +167,7 @@ def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     if len(laid_out.nodes) <= LONGEST_STAY:
         laid_out = stay_in_fractals(laid_out, chip)
     laid_out = promptly(laid_out)
-    groups = fuse(laid_out, chip, None).groups
-    kept = [part for group in groups for part in worth_fusing(laid_out, group, chip)]
-    return compile_tasks(laid_out, chip, kept)
-
-
-def worth_fusing(graph: Graph, group: Sequence[Node], chip: Chip) -> list[Sequence[Node]]:
-    """Return a group of several reductions as it is, or its nodes alone if they are quicker."""
-    if sum(node.op in REDUCTIONS for node in group) < 2:
-        return [group]
-    alone: list[Sequence[Node]] = [(node,) for node in group]
-
-    def cycles(parts: Sequence[Sequence[Node]]) -> int:
-        pieces = (piece_of(graph, p) for p in parts if len(p) > 1 or not is_view(graph, p[0]))
-        return sum(timed_once(lowered_once(piece, chip).kernel, chip) for piece in pieces)
-
-    return alone if cycles(alone) < cycles([group]) else [group]
+    return compile_tasks(laid_out, chip, fuse(laid_out, chip, None).groups)
 
 
 def promptly(graph: Graph) -> Graph:
@@ -266,6 +251,13 @@ def updates_s(step: TrainingGraph, chip: Chip, optimizer: str) -> float:
 
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
     """Return the seconds in which one parameter is updated, from a cold L2."""
+    key = (elements, id(chip), optimizer, dtype)
+    if key not in _UPDATES:
+        keep(_UPDATES, key, (chip, _update_s(elements, chip, optimizer, dtype)))
+    return _UPDATES[key][1]
+
+
+def _update_s(elements: int, chip: Chip, optimizer: str, dtype: str) -> float:
     found = optimiser(optimizer, None)
     assert found is not None
     net = GraphBuilder("update")

@@ -104,11 +104,11 @@ def _column(s: Site, channels: Value) -> Value:
 def _norm_gradients(s: Site, mean: Value, variance: Value) -> tuple[Value, Value, Value]:
     """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
     net, narrow, epsilon = s.net, replace(s, wide=False), s.attrs["epsilon"]
-    rate = net.rsqrt(net.adds(variance, number=epsilon))
-    if len(s.shape()) == 4:
+    if len(s.shape()) == 4:  # first the sums, which have the column's layout converted for all
         given = narrow.g, narrow.x(), mean, variance
         dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
-        return dscale, dbias, rate
+        return dscale, dbias, net.rsqrt(net.adds(variance, number=epsilon))
+    rate = net.rsqrt(net.adds(variance, number=epsilon))
     moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
     return net.mul(moment, rate), net.channel_sums(s.g), rate
 
@@ -123,11 +123,11 @@ def _batch_norm(s: Site) -> Grads:
     net, shape = s.net, s.shape()
     share, grad, mean = shape[1] / elements(shape), s.g, _column(s, s.y(1))
     dscale, total, rate = _norm_gradients(s, mean, _column(s, s.y(2)))
-    # dx = g a - x b + c, one number per channel each: no other tensor of the image's size
-    a = net.mul(_column(s, s.x(1)), rate)
-    b = net.mul(net.muls(net.mul(dscale, rate), number=share), a)
-    c = net.sub(net.mul(mean, b), net.mul(net.muls(total, number=share), a))
-    dx = net.add(net.sub(net.mul(grad, a), net.mul(s.x(), b)), c)
+    # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
+    b = net.mul(net.muls(dscale, number=share), rate)
+    c = net.sub(net.muls(total, number=share), net.mul(mean, b))
+    centred = net.sub(net.sub(grad, net.mul(s.x(), b)), c)
+    dx = net.mul(centred, net.mul(_column(s, s.x(1)), rate))
     return dx, net.shaped(dscale, (shape[1],)), net.shaped(total, (shape[1],)), None, None
 
 

@@ -20,7 +20,7 @@ from ascend_lab.train.profile import GradientRow, StepProfile
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
 BUCKET_BYTES, FIRST_BYTES = 25 * 2**20, 2**20
-"""Sizes of PyTorch's DistributedDataParallel: 25 MiB, the first 1 MiB (Li et al. 2020)."""
+"""Sizes of PyTorch's DistributedDataParallel: 25 MiB, the first 1 MiB ({cite}`ddp2020`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,17 +140,30 @@ class _Unity(Counted):
         return 1.0
 
 
-@pytest.mark.parametrize(
-    ("zero", "wanted"),
-    [(0, {"all_reduce": 1}), (1, {"reduce_scatter": 1, "all_gather": 1}),
-     (2, {"reduce_scatter": 1, "all_gather": 1}), (3, {"reduce_scatter": 1, "all_gather": 2})],
-)  # fmt: skip
-def test_data_parallel_traffic_is_the_gradients(zero: int, wanted: dict[str, int]) -> None:
-    costs = Counted()
-    plan_time(Plan(data=4, zero_stage=zero), EIGHT, costs, 4)
+class _Bytes(Counted):
+    """A second a byte; an all-reduce is a reduce-scatter and an all-gather."""
+
+    def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
+        assert axis == "data"
+        return size_bytes * (2.0 if op == "all_reduce" else 1.0)
+
+
+@pytest.mark.parametrize(("zero", "wanted"), [(0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)])
+def test_zero_moves_as_much_as_an_all_reduce_and_stage_3_half_more(
+    zero: int, wanted: float
+) -> None:
+    idle = tuple(replace(u, forward_s=0.0, backward_s=0.0) for u in EIGHT.samples)
+    found = plan_time(Plan(data=4, zero_stage=zero), FixedModel("idle", idle), _Bytes(), 4)
+    assert found.step_s == pytest.approx(wanted * 2.0 * 8 * BLOCK.parameters)
+
+
+def test_zero_2_and_3_scatter_every_micro_batch() -> None:
+    idle = FixedModel("idle", tuple(replace(u, forward_s=0.0, backward_s=0.0)
+                                    for u in EIGHT.samples))  # fmt: skip
     weights = 2.0 * 8 * BLOCK.parameters
-    found = {op: costs.total(op, "data") / weights for op in {o for o, _, _ in costs.calls}}
-    assert found == pytest.approx(wanted)
+    for zero, wanted in ((0, 2), (1, 2), (2, 3 + 1), (3, 3 * 3)):
+        found = plan_time(Plan(data=4, zero_stage=zero, micro_batches=3), idle, _Bytes(), 12)
+        assert found.step_s == pytest.approx(wanted * weights)
 
 
 def test_pipelines_hand_on_the_boundary() -> None:

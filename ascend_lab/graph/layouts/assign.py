@@ -44,6 +44,13 @@ def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
     return work.finish()
 
 
+def weights_in_blocks(graph: Graph, node: Node) -> bool:
+    """Tell whether a weight gradient reads images in blocks: one group, or one per channel."""
+    x, grad = graph.in_types(node)
+    groups = node.attr("groups", 1)
+    return bool(groups == 1 or groups == x.shape[1] == grad.shape[1])
+
+
 class _Assigner:
     """The graph with layouts as far as it is built: every tensor in every layout there is."""
 
@@ -127,9 +134,10 @@ class _Assigner:
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.op in CHANNEL_SUMS and DTYPE_BYTES[self.types[node.inputs[0]].dtype] == 2:
             return ("NC1HWC0",) * count, "NC1HWC0"
-        if node.op == "conv2d_grad_weight" and node.attr("groups", 1) == 1:
+        if node.op == "conv2d_grad_weight" and weights_in_blocks(self.graph, node):
             wide = DTYPE_BYTES[self.types[node.output].dtype] == 4
-            return ("NC1HWC0",) * count, "FRACTAL_Z:16" if wide else "FRACTAL_Z"
+            dense = "FRACTAL_Z:16" if wide else "FRACTAL_Z"
+            return ("NC1HWC0",) * count, dense if node.attr("groups", 1) == 1 else "ND"
         if self.follow:
             layout = self.followed(node)
             if layout != "ND":

@@ -46,7 +46,7 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_deconv(piece, chip)
     if op in PRODUCTS:
         return lower_product(piece, chip)
-    if op == "conv2d_grad_weight" and piece.output.layout != "ND":
+    if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return lower_weight_gradient(piece, chip)
     if len(nodes) == 1 and op not in IN_PLACE:
         found = lower_template(piece, chip)

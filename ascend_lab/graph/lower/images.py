@@ -14,6 +14,12 @@ from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.chain import epilogue_of
+from ascend_lab.graph.lower.depthwise import (
+    PACKED,
+    is_depthwise,
+    lower_depthwise_deconv,
+    pack_launch,
+)
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, Values
 from ascend_lab.graph.lower.stored import packed
 from ascend_lab.graph.lower.vector import expressions
@@ -62,6 +68,8 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     node = piece.graph.nodes[0]
     shape = conv_shape_of(piece, node, piece.output.dtype)
     fixed = node.inputs[1] in piece.constants
+    if not fixed and by_vector(shape):
+        return _lower_conv(piece, chip, vector=True)
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
         _refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not by_vector(shape):
@@ -89,9 +97,11 @@ def _lower_conv(
         launch = depthwise_launch(shape, chip, dense=True, epilogue=epilogue)
     else:
         launch = conv_launch(shape, chip, tiling, dense_placement(shape), epilogue)
-    own = {"x": x, "weight": weight, "y": piece.graph.outputs[-1]}
-    forms = {weight: form, **operands} if weight in piece.constants else operands
-    return Lowered(Kernel(node.op, (renamed(launch, own),)), forms)
+    fixed = weight in piece.constants
+    packing = (pack_launch(piece.type(weight), weight, chip),) if vector and not fixed else ()
+    own = {"x": x, "weight": PACKED if packing else weight, "y": piece.graph.outputs[-1]}
+    forms = {weight: form, **operands} if fixed else operands
+    return Lowered(Kernel(node.op, (*packing, renamed(launch, own))), forms)
 
 
 def conv_job(
@@ -125,6 +135,8 @@ def lower_deconv(piece: Piece, chip: Chip) -> Lowered:
     """Return a transposed convolution: one plain one per phase of the stride, each its weights."""
     (node,) = piece.graph.nodes
     x, weight = node.inputs
+    if weight not in piece.constants and is_depthwise(piece):
+        return lower_depthwise_deconv(piece, chip)
     _refuse_computed(piece, weight)
     types = [piece.type(n) for n in node.inputs]
     settings = operator_of(node.op).settings(node.attrs)

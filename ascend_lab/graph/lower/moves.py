@@ -118,7 +118,7 @@ def _blocked_slice(
 
 def extras(operator: Any, call: Call, kernel: Kernel) -> dict[str, Values]:
     """Return the small tensors of a template's own, such as the reciprocals of pooling counts."""
-    own = {"rate", "zeros"} & {t.name for t in kernel.tensors}
+    own = {"rate", "zeros", "eye"} & {t.name for t in kernel.tensors}
     if not own:
         return {}
     empty = [np.zeros(s, np.float16) for s in call.shapes]

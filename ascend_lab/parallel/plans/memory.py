@@ -45,7 +45,7 @@ def state_bytes(
     """Return weights, gradients and optimiser state of a device in mixed precision.
 
     2 + 2 bytes a parameter in fp16 and K in fp32, K = 12 for Adam (16 in all); ZeRO stage 1
-    divides K by the `sharers`, 2 the gradients too, 3 the weights too (Rajbhandari et al. 2020).
+    divides K by the `sharers`, 2 the gradients too, 3 the weights too ({cite}`zero2020`).
     """
     if optimizer not in STATE_BYTES:
         raise InputError(f"an optimiser of {', '.join(STATE_BYTES)}", repr(optimizer), "choose one")

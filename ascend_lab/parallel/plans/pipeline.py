@@ -57,9 +57,9 @@ class PipelineTime:
 def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> list[list[Task]]:
     """Return each device's tasks in the order it takes them.
 
-    "gpipe" (Huang et al. 2019): all forwards, then all backwards. "1f1b" (Narayanan et al. 2019):
+    "gpipe" ({cite}`gpipe2019`): all forwards, then all backwards. "1f1b" ({cite}`pipedream2019`):
     device i starts with P - 1 - i forwards, then takes one of each in turn. "interleaved"
-    (Narayanan et al. 2021): 1F1B over `virtual` stages a device; wants a multiple of P
+    ({cite}`megatron2021`): 1F1B over `virtual` stages a device; wants a multiple of P
     micro-batches. Raises `ClusterError` for other names and counts.
     """
     _check(schedule, stages, micro_batches, virtual)

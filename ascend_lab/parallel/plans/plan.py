@@ -16,10 +16,10 @@ class Plan:
     """Devices = data * tensor * pipeline; `expert` devices of the data axis share the experts.
 
     `sequence`: what tensor parallelism computes alike everywhere is cut along the tokens instead
-    (Korthikanti et al. 2022). `zero_stage`: 1 spreads the optimiser's state over the data axis, 2
-    the gradients too, 3 the weights too (Rajbhandari et al. 2020). `recompute`: keep only what each
-    layer reads and compute it once more on the way back (Chen et al. 2016). `axes`: the order in
-    which devices are counted, the fastest first. Raises `ClusterError` for what cannot be.
+    ({cite}`korthikanti2022`). `zero_stage`: 1 spreads the optimiser's state over the data axis, 2
+    the gradients too, 3 the weights too ({cite}`zero2020`). `recompute`: keep only what each layer
+    reads and compute it once more on the way back ({cite}`chen2016sublinear`). `axes`: the order
+    in which devices are counted, the fastest first. Raises `ClusterError` for what cannot be.
     """
 
     data: int = 1

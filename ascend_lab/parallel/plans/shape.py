@@ -102,7 +102,7 @@ def transformer_activation_bytes(
     """Return what one layer keeps for the backward pass, two-byte numbers, dropout masks included.
 
     tokens * width * (10 + 24 / t + 5 heads length / (width t)) bytes; with sequence parallelism
-    (34 + 5 heads length / width) / t; with recomputation 2 (Korthikanti et al. 2022).
+    (34 + 5 heads length / width) / t; with recomputation 2 ({cite}`korthikanti2022`).
     """
     if recompute:
         return 2.0 * tokens * width / (tensor if sequence else 1)

@@ -12,7 +12,7 @@ its last backward on, one after another. ZeRO 3 gathers weights ahead of each un
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -141,21 +141,58 @@ def _held(schedule: str, stages: int, micro: int, virtual: int) -> tuple[dict[in
     return tuple(map(peak_held, orders(schedule, stages, micro, virtual)))
 
 
-def exchange_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
-    """Return the seconds tensor and expert groups exchange in these units, one way.
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the units of a plan take to communicate; equal units are asked for once."""
 
-    Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
-    """
-    ops = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
-    total = 0.0
-    for unit in units:
+    plan: Plan
+    costs: Costs
+    _known: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def exchange_s(self, unit: Unit) -> float:
+        """Return the seconds tensor and expert groups exchange in a unit, one way.
+
+        Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
+        """
+        key = ("exchange", id(unit))
+        if key not in self._known:
+            self._known[key] = self._exchange_s(unit)
+        return self._known[key]
+
+    def _exchange_s(self, unit: Unit) -> float:
+        plan, timed, total = self.plan, self.costs.collective, 0.0
+        ops = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
         if plan.tensor > 1 and unit.exchanges:
-            each = sum(costs.collective(op, plan, "tensor", unit.exchange_bytes) for op in ops)
+            each = sum(timed(op, plan, "tensor", unit.exchange_bytes) for op in ops)
             total += unit.exchanges * each
         if plan.expert > 1 and unit.dispatches:
-            size = unit.dispatch_bytes
-            total += unit.dispatches * costs.collective("all_to_all", plan, "expert", size)
-    return total
+            total += unit.dispatches * timed("all_to_all", plan, "expert", unit.dispatch_bytes)
+        return total
+
+    def gradient_s(self, op: str, unit: Unit) -> float:
+        """Return the seconds of an operation on all gradients (or weights) of a unit, in fp16."""
+        key = (op, id(unit))
+        if key not in self._known:
+            self._known[key] = self._gradient_s(op, unit)
+        return self._known[key]
+
+    def _gradient_s(self, op: str, unit: Unit) -> float:
+        plan, total = self.plan, 0.0
+        if plan.data > 1 and unit.parameters:
+            size = float(HALF_BYTES * unit.parameters)
+            total += self.costs.collective(op, plan, "data", size)
+        if plan.data > plan.expert and unit.expert_parameters:
+            size = HALF_BYTES * unit.expert_parameters / plan.expert
+            total += self.costs.collective(op, plan, "replica", size)
+        return total
+
+    def gather_s(self, unit: Unit) -> float:
+        """Return the seconds in which ZeRO 3 brings a unit's weights together."""
+        return self.gradient_s("all_gather", unit) if self.plan.zero_stage == 3 else 0.0
+
+    def scatter_s(self, unit: Unit) -> float:
+        """Return the seconds in which ZeRO 2 and 3 add up a unit's gradients each micro-batch."""
+        return self.gradient_s("reduce_scatter", unit) if self.plan.zero_stage >= 2 else 0.0
 
 
 def plan_time(
@@ -163,50 +200,44 @@ def plan_time(
 ) -> PlanTime:
     """Return the step time and memory of a plan; raises as `cut_model`."""
     cut = cut_model(plan, model, batch)
-    ahead = [_forward_s(chunk, plan, costs) for chunk in cut.chunks]
-    back = [_backward_s(chunk, plan, costs) for chunk in cut.chunks]
+    traffic = Traffic(plan, costs)
+    ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
+    back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
     ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
     timed = run_pipeline(lists, ahead, back, ways)
     step_s = max(
-        _finished_s(cut.of_device(d), plan, model, costs, timed, d) for d in range(plan.pipeline)
+        _finished_s(cut.of_device(d), model, traffic, timed, d) for d in range(plan.pipeline)
     )
-    work, exchanges = _busiest(cut, costs)
+    work, exchanges = _busiest(cut, traffic)
     return PlanTime(
         plan, batch, step_s, work, exchanges, timed.end_s, timed.bubble,
         step_s - timed.end_s, cut.memory(optimizer),
     )  # fmt: skip
 
 
-def _busiest(cut: Cut, costs: Costs) -> tuple[float, float]:
+def _busiest(cut: Cut, traffic: Traffic) -> tuple[float, float]:
     """Return work and exchanges in a step of the device that computes longest."""
     plan, found = cut.plan, []
     for device in range(plan.pipeline):
         units = [unit for chunk in cut.of_device(device) for unit in chunk]
         times = 2 if plan.recompute else 1
         work = sum(times * u.forward_s + u.backward_s for u in units)
-        swaps = (1 + times) * exchange_s(units, plan, costs)
+        swaps = (1 + times) * sum(map(traffic.exchange_s, units))
         found.append((plan.micro_batches * work, plan.micro_batches * swaps))
     return max(found)
 
 
-def _forward_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
-    work = [u.forward_s + exchange_s([u], plan, costs) for u in units]
-    gathers = [_gather_s(u, plan, costs) for u in units]
-    return _two_lanes(work, gathers, [0.0] * len(units))
+def _forward_s(units: Sequence[Unit], traffic: Traffic) -> float:
+    work = [u.forward_s + traffic.exchange_s(u) for u in units]
+    return _two_lanes(work, list(map(traffic.gather_s, units)), [0.0] * len(units))
 
 
-def _backward_s(units: Sequence[Unit], plan: Plan, costs: Costs) -> float:
-    again = 1 if plan.recompute else 0
-    work = [
-        u.backward_s + again * u.forward_s + (1 + again) * exchange_s([u], plan, costs)
-        for u in units[::-1]
-    ]
-    gathers = [_gather_s(u, plan, costs) for u in units[::-1]]
-    scatters = [
-        _gradient_s("reduce_scatter", u, plan, costs) if plan.zero_stage >= 2 else 0.0
-        for u in units[::-1]
-    ]
+def _backward_s(units: Sequence[Unit], traffic: Traffic) -> float:
+    again = 1 if traffic.plan.recompute else 0
+    back = units[::-1]
+    work = [u.backward_s + again * u.forward_s + (1 + again) * traffic.exchange_s(u) for u in back]
+    gathers, scatters = (list(map(f, back)) for f in (traffic.gather_s, traffic.scatter_s))
     return _two_lanes(work, gathers, scatters)
 
 
@@ -220,28 +251,15 @@ def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[f
     return max(computed, scattered, sum(before) + sum(after))
 
 
-def _gather_s(unit: Unit, plan: Plan, costs: Costs) -> float:
-    """Return the seconds in which ZeRO 3 brings a unit's weights together."""
-    return _gradient_s("all_gather", unit, plan, costs) if plan.zero_stage == 3 else 0.0
-
-
-def _gradient_s(op: str, unit: Unit, plan: Plan, costs: Costs) -> float:
-    """Return the seconds of an operation on all gradients (or weights) of a unit, in fp16."""
-    total = 0.0
-    if plan.data > 1 and unit.parameters:
-        total += costs.collective(op, plan, "data", float(HALF_BYTES * unit.parameters))
-    if plan.data > plan.expert and unit.expert_parameters:
-        size = HALF_BYTES * unit.expert_parameters / plan.expert
-        total += costs.collective(op, plan, "replica", size)
-    return total
-
-
 def _finished_s(
-    chunks: Sequence[Sequence[Unit]], plan: Plan, model: Model, costs: Costs,
-    timed: PipelineTime, device: int,
+    chunks: Sequence[Sequence[Unit]],
+    model: Model,
+    traffic: Traffic,
+    timed: PipelineTime,
+    device: int,
 ) -> float:  # fmt: skip
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
-    last = timed.last_backward(device)
+    plan, last = traffic.plan, timed.last_backward(device)
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
     now, lane = last.start_s, 0.0
     final = last.task.stage // plan.pipeline
@@ -251,11 +269,11 @@ def _finished_s(
                 share = unit.backward_s / (sum(u.backward_s for u in chunks[place]) or 1.0)
                 now += share * (last.end_s - last.start_s)
             lane = max(lane, now if place == final else last.start_s)
-            lane += _gradient_s(op, unit, plan, costs) if op else 0.0
+            lane += traffic.gradient_s(op, unit) if op else 0.0
     units = [unit for chunk in chunks for unit in chunk]
     own = sum(u.parameters + u.expert_parameters / plan.expert for u in units)
     own /= plan.data if plan.zero_stage else 1
     end = max(lane, last.end_s) + own * model.update_s_per_parameter
     if plan.zero_stage in (1, 2):
-        end += sum(_gradient_s("all_gather", u, plan, costs) for u in units)
+        end += sum(traffic.gradient_s("all_gather", u) for u in units)
     return end

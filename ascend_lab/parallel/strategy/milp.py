@@ -83,7 +83,7 @@ def solve_milp(small: Reduced, time_limit_s: float = math.inf) -> Answer:
         raise ClusterError("a choice of strategies within the usage limit", "proof: none exists")
     bound = found.mip_dual_bound
     known = bound is not None and math.isfinite(bound)
-    lower = bound + small.constant if known else -math.inf
+    lower = float(bound) + small.constant if known else -math.inf
     if found.x is None:
         return Answer(None, lower)
     values = {

@@ -220,7 +220,7 @@ def _fold(small: Reduced) -> None:
             continue
         tables = small.forget(node)
         if not near:
-            small.constant += costs.min()
+            small.constant += float(costs.min())
         elif len(near) == 1:
             small.costs[near[0]] = small.costs[near[0]] + (tables[near[0]].T + costs).min(axis=1)
         else:

@@ -1,0 +1,307 @@
+"""The checks and figures of chapter 23, and what its prose claims."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ascend_lab.checks import (
+    check_ex_23_1,
+    check_ex_23_2,
+    check_ex_23_3,
+    check_ex_23_4,
+    check_ex_23_5,
+)
+from ascend_lab.checks.chapter23 import (
+    degrees,
+    least_micro_batches,
+    sent_bytes,
+    zero_bytes,
+)
+from ascend_lab.cluster import load_topology
+from ascend_lab.errors import ClusterError, InputError
+from ascend_lab.figures import (
+    fig_cube_and_bubble,
+    fig_loss_scale,
+    fig_placements,
+    fig_plan_memory,
+)
+from ascend_lab.parallel.plans.cost import TopologyCosts
+from ascend_lab.parallel.plans.memory import DeviceMemory
+from ascend_lab.parallel.plans.pipeline import bubble_share
+from ascend_lab.parallel.plans.search import placements
+from ascend_lab.parallel.plans.shape import Unit, transformer_activation_bytes
+from ascend_lab.parallel.plans.time import PlanTime, plan_time
+from ascend_lab.parallel.values import (
+    Plan,
+    Sgd,
+    pieces,
+    sentences,
+    train,
+    train_single,
+    transformer,
+)
+
+SEEDS = range(4)
+
+
+def fails(check, wrong) -> None:
+    assert not any(check(wrong, seed=seed).passed for seed in SEEDS)
+
+
+def passes(check, right) -> None:
+    assert all(check(right, seed=seed).passed for seed in SEEDS)
+
+
+# -- exercises -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda p, b: None,
+        lambda p, b: 4 * p,
+        lambda p, b: math.ceil((p - 1) / b),
+        lambda p, b: math.ceil((p - 1) * (1 / b - 1)),
+        lambda p, b: 1 + max(1, math.ceil((p - 1) * (1 / b - 1))),
+        lambda p, b: max(1, math.floor((p - 1) * (1 / b - 1))),
+        lambda p, b: max(1.0, float(math.ceil((p - 1) * (1 / b - 1)))),
+    ],
+)
+def test_micro_batches_two_sided(wrong) -> None:
+    passes(check_ex_23_1, lambda p, b: max(1, math.ceil((p - 1) * (1 / b - 1))))
+    fails(check_ex_23_1, wrong)
+
+
+def test_least_micro_batches_by_trying_all() -> None:
+    for stages, bubble in ((1, 0.5), (4, 0.3), (8, 0.123), (16, 0.0499)):
+        m = least_micro_batches(stages, bubble)
+        assert bubble_share(stages, m) <= bubble
+        assert m == 1 or bubble_share(stages, m - 1) > bubble
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda w, d, s: 16 * w / (d if s else 1),
+        lambda w, d, s: 16 * w,
+        lambda w, d, s: w * (4 / (d if s > 1 else 1) + 12 / (d if s else 1)),
+        lambda w, d, s: w * (2 + 2 / (d if s > 1 else 1) + 12 / (d if s else 1)),
+        lambda w, d, s: w * sum(c / (d if s > i else 1) for i, c in enumerate((8, 2, 2))),
+    ],
+)
+def test_memory_two_sided(wrong) -> None:
+    passes(check_ex_23_2, zero_bytes)
+    fails(check_ex_23_2, wrong)
+
+
+def sent(data, tensor, pipeline, layers, width, length, batch):
+    weights = 24 * layers * width**2 / tensor / pipeline
+    tokens = 2 * batch / data * length * width
+    along = min(pipeline - 1, 2) * tokens
+    return (
+        2 * (1 - 1 / data) * weights,
+        8 * (1 - 1 / tensor) * layers / pipeline * tokens,
+        along,
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda *a: sum(sent(*a)),
+        lambda *a: sent(*a)[:2],
+        lambda *a: sent(*a)[::-1],
+        lambda *a: (sent(*a)[0] / 2, *sent(*a)[1:]),
+        lambda *a: (sent(*a)[0], sent(*a)[1] / 2, sent(*a)[2]),
+        lambda *a: (*sent(*a)[:2], sent(*a)[2] / a[1]),
+        lambda *a: (*sent(*a)[:2], 2 * sent(*a)[2]),
+    ],
+)
+def test_bytes_two_sided(wrong) -> None:
+    passes(check_ex_23_3, sent)
+    fails(check_ex_23_3, wrong)
+
+
+def pair(x, ups, downs, slope, all_reduce):
+    hidden = [x @ up for up in ups]
+    out = all_reduce([np.maximum(h, 0) @ down for h, down in zip(hidden, downs, strict=True)])
+    backs = [slope @ down.T * (h > 0) for h, down in zip(hidden, downs, strict=True)]
+    slopes = all_reduce([back @ up.T for back, up in zip(backs, ups, strict=True)])
+    return out, slopes, [x.T @ b for b in backs], [np.maximum(h, 0).T @ slope for h in hidden]
+
+
+def keep(arrays):
+    return arrays
+
+
+def chatty(x, ups, downs, slope, all_reduce):
+    found = pair(x, ups, downs, slope, all_reduce)
+    all_reduce(list(found[0]))
+    return found
+
+
+def without_relu(x, ups, downs, slope, all_reduce):
+    out, slopes, _, down = pair(x, ups, downs, slope, all_reduce)
+    return out, slopes, [x.T @ (slope @ one.T) for one in downs], down
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda *a: None,
+        lambda *a: pair(*a)[:3],
+        lambda *a: pair(*a[:4], keep),
+        lambda *a: (*pair(*a)[:2], *pair(*a)[:1:-1]),
+        chatty,
+        without_relu,
+    ],
+)
+def test_pair_two_sided(wrong) -> None:
+    passes(check_ex_23_4, pair)
+    fails(check_ex_23_4, wrong)
+
+
+def test_pair_names_whose_function_it_was() -> None:
+    assert check_ex_23_4(pair).subject is pair
+    assert check_ex_23_4(None).subject is None
+    assert "after 3 all-reduces" in check_ex_23_4(chatty).message
+
+
+def test_pair_counts_only_forward_when_backward_forgets() -> None:
+    def half(x, ups, downs, slope, all_reduce):
+        right = pair(x, ups, downs, slope, all_reduce)
+        return right[0], pair(x, ups, downs, slope, keep)[1], *right[2:]
+
+    assert "slope of x" in check_ex_23_4(half).message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda n, a, layers, b: [(n, 1, 1)],
+        lambda n, a, layers, b: degrees(n, n, layers, b),
+        lambda n, a, layers, b: degrees(n, a, n, b),
+        lambda n, a, layers, b: degrees(n, a, layers, n),
+        lambda n, a, layers, b: [*degrees(n, a, layers, b), (n + 1, 1, 1)],
+        lambda n, a, layers, b: degrees(n, a, layers, b)[:-1],
+        lambda n, a, layers, b: degrees(n, a, layers, b) * 2,
+        lambda n, a, layers, b: None,
+    ],
+)
+def test_degrees_two_sided(wrong) -> None:
+    passes(check_ex_23_5, degrees)
+    passes(check_ex_23_5, lambda *a: set(degrees(*a)))
+    fails(check_ex_23_5, wrong)
+
+
+# -- the closed forms, and messages between arrays -------------------------------------------------
+def test_closed_bytes_are_those_of_executed_messages() -> None:
+    """A layer more of the small transformer (fp64, biases and norms beside the matrices)."""
+    width, length, batch, layers = 16, 8, 8, 1
+    plan = Plan(2, 2)
+    more, less = (train(transformer(n), sentences(1), Sgd(), plan).traffic for n in (3, 2))
+    wanted = sent_bytes(2, 2, 1, layers, width, length, batch)
+    assert more.sent_bytes("tensor") - less.sent_bytes("tensor") == 4 * wanted[1]
+    others = 8 * (7 * width / 2 + 6 * width)  # biases cut in two; norms and two biases whole
+    assert more.sent_bytes("data") - less.sent_bytes("data") == 4 * wanted[0] + others
+
+
+@pytest.mark.parametrize(("stages", "ways"), [(2, 1), (4, 2)])
+def test_a_stage_in_the_middle_sends_both_ways(stages: int, ways: int) -> None:
+    wanted = sent_bytes(1, 1, stages, 4, 16, 8, 8)[2]
+    assert wanted == ways * 2 * 8 * 8 * 16
+    run = train(transformer(), sentences(1), Sgd(), Plan(pipeline=stages, micro_batches=2))
+    # counted over all boundaries: an activation forward and a slope back, 8 bytes a number
+    assert run.traffic.sent_bytes("stage") == (stages - 1) * 2 * 8 * (8 * 8 * 16)
+
+
+def test_activations_of_the_text() -> None:
+    b, s, h, a, t = 3, 128, 256, 8, 4
+    wanted = s * b * h * (10 + 24 / t + 5 * a * s / h / t)
+    assert transformer_activation_bytes(b * s, h, a, s, t) == pytest.approx(wanted)
+    assert transformer_activation_bytes(b * s, h, a, s, recompute=True) == 2 * s * b * h
+
+
+def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkeypatch) -> None:
+    model, data = transformer(), sentences(1)
+    one = train_single(model, data, Sgd())
+    monkeypatch.setattr(pieces, "copy_in", lambda tape, x, group: x)
+    with pytest.raises(ClusterError, match="copies that differ"):
+        train(model, data, Sgd(), Plan(tensor=2))
+    monkeypatch.setattr("ascend_lab.parallel.values.engine.same", lambda copies: True)
+    blind = train(model, data, Sgd(), Plan(tensor=2))
+    assert blind.losses[0] == pytest.approx(one.losses[0], rel=1e-12)
+    key = "layer0.attention.norm.scale"
+    assert not np.allclose(blind.gradients[0][key], one.gradients[0][key])
+
+
+# -- figures ---------------------------------------------------------------------------------------
+def test_the_cube_says_what_is_sent_and_waited() -> None:
+    text = fig_cube_and_bubble(2, 2, 2, 4, layers=48, width=2560, length=512).alt_text
+    data, tensor, stage = sent_bytes(2, 2, 2, 48, 2560, 512, 8)
+    for part in (f"{data / 1e9:.3g} GB", f"{tensor / 1e9:.3g} GB", f"{stage / 1e6:.3g} MB"):
+        assert part in text
+    assert f"{bubble_share(2, 4):.0%} of which is bubble" in text
+    assert "0% of which" in fig_cube_and_bubble(2, 2, 1, 4).alt_text
+    assert fig_cube_and_bubble(1, 1, 1, 1, "gpipe").to_png() != fig_cube_and_bubble().to_png()
+
+
+@pytest.mark.parametrize("bad", [{"data": 5}, {"tensor": 0}, {"micro_batches": 13}])
+def test_the_cube_refuses_what_cannot_be_read(bad) -> None:
+    with pytest.raises(InputError, match="from 1 to"):
+        fig_cube_and_bubble(**bad)
+
+
+def test_memory_bars_say_totals() -> None:
+    fig = fig_plan_memory({"a": DeviceMemory(1e9, 2e9, 3e9, 4e9)}, 32e9)
+    assert "a 10.0 GB" in fig.alt_text and "has 32 GB" in fig.alt_text
+    assert fig.to_png() != fig_plan_memory({"a": DeviceMemory(1e9, 2e9, 3e9, 5e9)}).to_png()
+    with pytest.raises(InputError):
+        fig_plan_memory({})
+
+
+def test_the_window_of_scales() -> None:
+    fig = fig_loss_scale({"w": np.array([2.0**-30, 1.0, 0.0])}, (0, 8, 15, 16))
+    assert "Of 2 gradients 50 % vanish at 2^0" in fig.alt_text
+    assert "50 % overflow at 2^16" in fig.alt_text
+    assert "from 2^8 to 2^15" in fig.alt_text
+    assert "for no scale shown" in fig_loss_scale({"w": np.array([2.0**-14, 1.0])}, (30,)).alt_text
+
+
+class Layers:
+    """Four layers of 10 million parameters that tensor parallelism may cut in two."""
+
+    name = "layers"
+    update_s_per_parameter = 0.0
+
+    def units(self, micro_batch: int, tensor: int, sequence: bool) -> tuple[Unit, ...]:
+        size = 4e6 * micro_batch
+        return (
+            Unit("u", 10**7 // tensor, 1e-3 / tensor, 2e-3 / tensor, size, size, size, 2, size),
+        ) * 4
+
+    def tensor_degrees(self) -> tuple[int, ...]:
+        return (1, 2)
+
+
+def placed() -> list[PlanTime]:
+    plan = Plan(2, 4, 2, micro_batches=4)
+    costs = TopologyCosts(load_topology("910a-roce:16"))
+    return [plan_time(one, Layers(), costs, 8) for one in placements(plan)]
+
+
+def test_tensor_innermost_is_quickest() -> None:
+    timed = sorted(placed(), key=lambda one: one.step_s)
+    assert timed[0].plan.axes[0] == "tensor"
+    assert timed[-1].step_s > 1.2 * timed[0].step_s
+    assert len({one.plan.axes for one in timed}) == 6
+
+
+def test_bars_of_placements_add_up_to_steps() -> None:
+    timed = placed()
+    fig = fig_placements(timed)
+    for one in timed:
+        assert f"{', '.join(one.plan.axes)} {1e3 * one.step_s:.0f} ms" in fig.alt_text
+    with pytest.raises(InputError):
+        fig_placements([])
