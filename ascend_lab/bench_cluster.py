@@ -22,12 +22,13 @@ STEP = """
 import time
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph.zoo import build
-from ascend_lab.train.profile import profile_training
+from ascend_lab.train.repeated import profile_layers
 from ascend_lab.train.timeline import all_reduce_cost, step_timeline
 
-net = build("bert_large", batch=8)
 start = time.process_time()
-profile = profile_training(net, "Ascend910A", optimizer="adam")
+profile = profile_layers(
+    lambda layers: build("bert_large", batch=8, layers=layers), 24, "Ascend910A", optimizer="adam"
+)
 middle = time.process_time()
 step_timeline(profile, all_reduce_cost(load_topology("910a-server")))
 print(middle - start, time.process_time() - middle)
@@ -68,7 +69,7 @@ def step_figures() -> list[Figure]:
     name = "BERT-large on 8 devices, processor time"
     return [
         (f"{name}: timeline of a step", f"{timeline_s:.2f} s", "< 2 s", timeline_s < 2),
-        (f"{name}: profile before it", f"{profile_s:.1f} s", "information", None),
+        (f"{name}: with its profile", f"{profile_s + timeline_s:.1f} s", "< 2 s", None),
     ]
 
 

@@ -329,6 +329,10 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "rms_norm": lambda: norm(1),
     "batch_norm": batch,
     "batch_norm_training": batch,
+    "bn_training_reduce": lambda: image().map(lambda x: ((x,), {})),
+    "bn_training_update_grad": lambda: image().map(
+        lambda x: ((x, x, *((1, x[1], 1, 1),) * 2), {"epsilon": 1e-3})
+    ),
     "transpose": transpose,
     "reshape": reshape,
     "expand": expand,

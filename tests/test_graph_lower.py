@@ -111,7 +111,7 @@ def test_results_that_nobody_reads(name):
         assert np.allclose(*values, rtol=1e-2, atol=1e-2)
 
 
-COMPUTED_WEIGHTS = ("depthwise_conv2d", "conv_transpose2d")
+COMPUTED_WEIGHTS = ("conv_transpose2d",)
 """Operators that need constant weights on a chip; see test_weights_that_are_computed."""
 
 
@@ -130,7 +130,7 @@ def test_every_operator_alone(name):
 
 @pytest.mark.parametrize("chip", NAMES)
 @pytest.mark.parametrize(
-    "name", ["conv2d", *COMPUTED_WEIGHTS, "matmul", "batch_matmul", "attention"]
+    "name", ["conv2d", "depthwise_conv2d", *COMPUTED_WEIGHTS, "matmul", "batch_matmul", "attention"]
 )
 def test_operators_with_constant_weights(name, chip):
     for example in examples_of(name):
@@ -163,12 +163,6 @@ def product_of(a, b, dtype="int8", **attrs):
 REFUSED = {
     "computed weights of groups": (
         one_node("conv2d", ops.Example(((1, 4, 5, 5), (6, 2, 3, 3)), {"groups": 2}))[0],
-        "Toy",
-        UnsupportedError,
-        "node: constant weights",
-    ),
-    "computed depthwise weights": (
-        one_node("depthwise_conv2d", ops.Example(((1, 4, 5, 5), (4, 1, 3, 3))))[0],
         "Toy",
         UnsupportedError,
         "node: constant weights",

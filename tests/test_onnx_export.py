@@ -19,6 +19,7 @@ from ascend_lab.ops.formats import format_of
 # Training writes parameters and walks backwards; ONNX's operators for it are a preview domain.
 WITHOUT_FORM = {
     "sgd_momentum", "adam", "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad",
+    "bn_training_reduce", "bn_training_update_grad",
 }  # fmt: skip
 WHOLE = ("int8", "int32")
 # ONNX Runtime has no CPU kernel: bf16 nearly anywhere, ScatterND sums in fp16.

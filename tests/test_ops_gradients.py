@@ -14,7 +14,7 @@ from ascend_lab.ops import verify
 WITH_GRADIENT = [name for name, operator in ops.OPERATORS.items() if operator.backward]
 WITHOUT = {
     "not", "and", "or", "one_hot", "sgd_momentum", "adam",
-    "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad",
+    "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad", "bn_training_update_grad",
 }  # fmt: skip
 
 

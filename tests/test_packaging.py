@@ -147,7 +147,7 @@ def test_what_the_readme_shows_runs(
     lines = re.findall(r"^(ascend-lab|aoe) (.+)$", text, re.MULTILINE)
     assert {words.split()[0] for script, words in lines if script == "ascend-lab"} == {
         "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
-        "subgraph",
+        "subgraph", "collective", "fit-collective", "strategy", "train-plan",
     }  # fmt: skip
     monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
     for script, words in lines:
@@ -155,11 +155,12 @@ def test_what_the_readme_shows_runs(
     assert all((tmp_path / name).exists() for name in ("gemm.json", "network.json", "outputs.npz"))
     programs = re.findall(r"^```python\n((?:from|import) .+?)^```", text, re.MULTILINE | re.DOTALL)
     said = [run(python_in(scripts), "-c", program) for program in programs]
-    assert len(said) == 4
+    assert len(said) == 5
     assert re.match(r"\d+ \w+ \{", said[0])
     assert "KernelTimeline(y: 1 phases" in said[1]
     assert "TbeConv" in said[2]
     assert "improved by" in said[3]
+    assert re.match(r"hierarchical.* \d", said[4])
     (heart,) = re.findall(r"^```python\n(with .+?)^```", text, re.MULTILINE | re.DOTALL)
     kernel = (ROOT / "notebooks" / "my_kernel.py").read_text("utf-8")
     assert textwrap.indent(heart, "    ") in kernel

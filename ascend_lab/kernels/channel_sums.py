@@ -5,8 +5,8 @@ added lane by lane, in fp32, to a tile of sums; at the end its rows of 16 lanes 
 first. Channel blocks, images and rows are divided over the cores. Each writes its partial sums; a
 second phase adds them and computes what is wanted of them:
 
-    a = b = x:          mean = sum / m,  variance = sum / m - mean^2        (m elements a channel)
-    a = grad, b = x:    dscale = (sum(a b) - mean sum(a)) / sqrt(variance + epsilon),  dbias = sum(a)
+    a = b = x:        mean = sum(x) / m,  variance = sum(x x) / m - mean^2     (m per channel)
+    a = grad, b = x:  dscale = (sum(a b) - mean sum(a)) / sqrt(variance + epsilon), dbias = sum(a)
 
 so that batch norm reads its images once for the statistics, and once for both gradients.
 """

@@ -73,10 +73,10 @@ def weight_gradient_launch(shape: ConvShape, chip: Chip, plan: WeightPlan | None
     """
     plan = plan or weight_plan(shape, chip)
     (c_all, m_all), stage = tile_blocks(shape), plan.stage
-    rows, columns, images, bands = plan.grid
+    rows, columns, images, cuts = plan.grid
     m_sizes, c_sizes = chunks(m_all, plan.m, rows), chunks(c_all, plan.c1, columns)
     group_sizes = chunks(shape.n // stage.images, 1, images)
-    band_sizes = chunks(shape.out_hw[0] // stage.rows, 1, bands)
+    band_sizes = chunks(shape.out_hw[0] // stage.rows, 1, cuts)
     splits = len(group_sizes) * len(band_sizes)
     parts = []
     sides = [by_size(s).items() for s in (m_sizes, c_sizes, group_sizes)]

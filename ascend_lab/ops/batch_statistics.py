@@ -109,8 +109,9 @@ def _applies(call: Call, chip: Chip) -> bool:
 
 
 def _kernel(call: Call, chip: Chip) -> Kernel:
-    shape, main = call.shapes[0], call.dtypes[0]
-    return channel_sums_kernel(ChannelSums(*shape, main, call.attrs.get("epsilon")), chip)
+    n, c, h, w = call.shapes[0]
+    job = ChannelSums(n, c, h, w, call.dtypes[0], call.attrs.get("epsilon"))
+    return channel_sums_kernel(job, chip)
 
 
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:

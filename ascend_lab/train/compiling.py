@@ -17,12 +17,7 @@ from ascend_lab.graph.layouts.stay import stay_in_fractals
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.pipeline import Front, finish_stages
 from ascend_lab.train.deconvolutions import as_convolutions
-from ascend_lab.train.images import (
-    batch_norms_apart,
-    casts_apart,
-    images_in_blocks,
-    rows_of_channels,
-)
+from ascend_lab.train.images import batch_norms_apart, casts_apart, images_in_blocks
 from ascend_lab.train.step import TrainingGraph
 
 MERGING = "CommonSubexpressionEliminationPass"
@@ -46,7 +41,7 @@ def compile_training(
 
 def training_layouts(graph: Graph, chip: Chip) -> Graph:
     """Return a graph of a step after passes, in operators that have kernels, with layouts."""
-    for rewrite in (batch_norms_apart, as_convolutions):
+    for rewrite in (batch_norms_apart, as_convolutions, casts_apart):
         graph = rewrite(graph)
     plain = canonical(graph, chip)
     return cancel_trans_data(images_in_blocks(plain))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ascend_lab.graph import Constant, Editor, Fill, Graph, Node, TensorType
+from ascend_lab.graph import Editor, Graph, Node
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.layouts.assign import ELEMENTWISE, _Assigner
 from ascend_lab.graph.passes.rewrite import derived
@@ -115,34 +115,3 @@ def casts_apart(graph: Graph) -> Graph:
             now = edit.current(reader.name)
             edit.put(replace(now, inputs=tuple(own if n == node.output else n for n in now.inputs)))
     return edit.finish()
-
-
-def rows_of_channels(graph: Graph) -> Graph:
-    """Return the graph with numbers per channel repeated along a row where they meet fp32 images.
-
-    A block of 16 channels in fp32 fills a quarter of the vector unit's lanes, and an operand that
-    repeats every 16 elements keeps the others idle; one as long as a row of pixels does not.
-    """
-    edit = Editor(graph)
-    rows: dict[tuple[str, int], str] = {}
-    for node in edit:
-        out = edit.types[node.output]
-        wide = node.op in ("add", "sub", "mul") and out.dtype == "fp32" and len(out.shape) == 4
-        if not wide or out.shape[2] == 1:
-            continue
-        for name in dict.fromkeys(node.inputs):
-            single = edit.types[name].shape == (1, out.shape[1], 1, 1) != out.shape
-            if single and out.shape[3] > 1 and name not in edit.constants:
-                key = (name, out.shape[3])
-                rows[key] = rows.get(key) or _row(edit, *key)
-                now = edit.current(node.name)
-                inputs = tuple(rows[key] if n == name else n for n in now.inputs)
-                edit.put(replace(now, inputs=inputs))
-    return edit.finish()
-
-
-def _row(edit: Editor, name: str, width: int) -> str:
-    """Append the tensor (1, c, 1, width) that repeats one number per channel; return it."""
-    kind = TensorType((1, 1, 1, width), "fp32")
-    zeros = edit.constant(Constant(kind, Fill(0.0)), f"{name}.zeros")
-    return edit.insert("add", (name, zeros), {}, f"{name}.row")

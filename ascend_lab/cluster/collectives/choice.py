@@ -21,6 +21,8 @@ from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Rows = tuple[tuple[int, ...], ...]
+Named = tuple[str, Plan]
+"""A plan and the full name of its algorithm."""
 CROWD = 32
 """From more ranks than these "auto" does not try mesh and star: p^2 messages at once."""
 LONG = 256
@@ -46,12 +48,8 @@ def collective_time(
     """
     op = op_name(op)
     places = _places(topology, placement)
-    name, plan = _quickest(op, topology, size_bytes, algorithm, places, root)
-    if size_bytes == 0 or len(places) == 1:
-        return CollectiveTime(op, name, len(places), size_bytes, 0.0, (), 0.0)
-    rounds = tuple(plan.rounds_s(size_bytes).tolist())
-    bound = lower_bound_s(op, topology, size_bytes, places, root)
-    return CollectiveTime(op, name, len(places), size_bytes, sum(rounds), rounds, bound)
+    plans = _plans(op, topology, algorithm, places, root)
+    return _timed(op, topology, size_bytes, plans, places, root)
 
 
 def choose(
@@ -64,7 +62,7 @@ def choose(
     """Return the schedule of the algorithm that takes least time at this size."""
     op = op_name(op)
     places = _places(topology, placement)
-    name, _ = _quickest(op, topology, size_bytes, "auto", places, root)
+    name, _ = _quickest(_plans(op, topology, "auto", places, root), size_bytes)
     return make(op, name, len(places), root=root, groups=servers_of(topology, places))
 
 
@@ -77,9 +75,11 @@ def compare(
 ) -> tuple[CollectiveTime, ...]:
     """Return the quickest variant of every algorithm that "auto" tries, quickest first."""
     op = op_name(op)
-    plans = _plans(op, topology, "auto", _places(topology, placement), root)
-    tried = {parse_name(op, full)[0] for full, _ in plans}
-    times = (collective_time(op, topology, size_bytes, n, placement, root) for n in sorted(tried))
+    places = _places(topology, placement)
+    named: dict[str, list[Named]] = {}
+    for full, plan in _plans(op, topology, "auto", places, root):
+        named.setdefault(parse_name(op, full)[0], []).append((full, plan))
+    times = (_timed(op, topology, size_bytes, named[n], places, root) for n in sorted(named))
     return tuple(sorted(times, key=lambda one: one.time_s))
 
 
@@ -145,12 +145,26 @@ def _places(topology: Topology, placement: Sequence[int] | None) -> Ints:
     return placed(ranks, topology, placement)
 
 
-def _quickest(
-    op: str, topology: Topology, size_bytes: float, algorithm: str, places: Ints, root: int
-) -> tuple[str, Plan]:
+def _timed(
+    op: str,
+    topology: Topology,
+    size_bytes: float,
+    plans: Sequence[Named],
+    places: Ints,
+    root: int,
+) -> CollectiveTime:
+    """Return the time of the quickest of the plans."""
+    name, plan = _quickest(plans, size_bytes)
+    if size_bytes == 0 or len(places) == 1:
+        return CollectiveTime(op, name, len(places), size_bytes, 0.0, (), 0.0)
+    rounds = tuple(plan.rounds_s(size_bytes).tolist())
+    bound = lower_bound_s(op, topology, size_bytes, places, root)
+    return CollectiveTime(op, name, len(places), size_bytes, sum(rounds), rounds, bound)
+
+
+def _quickest(plans: Sequence[Named], size_bytes: float) -> Named:
     if not 0 <= size_bytes < float("inf"):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
-    plans = _plans(op, topology, algorithm, places, root)
     floors = [plan.floor_s(size_bytes) for _, plan in plans]
     best, best_s = 0, float("inf")
     for i in sorted(range(len(plans)), key=lambda i: (floors[i], i)):
@@ -164,13 +178,13 @@ def _quickest(
 
 def _plans(
     op: str, topology: Topology, algorithm: str, places: Ints, root: int
-) -> tuple[tuple[str, Plan], ...]:
+) -> tuple[Named, ...]:
     """Return the candidates, prepared when first asked for; the schedules are not kept."""
     kept = topology.__dict__.setdefault("_candidates", {})
     key = (op, algorithm, places.tobytes(), root)
     if key not in kept:
         kept[key] = _prepared(op, topology, _names(op, topology, algorithm, places), places, root)
-    found: tuple[tuple[str, Plan], ...] = kept[key]
+    found: tuple[Named, ...] = kept[key]
     return found
 
 
@@ -193,7 +207,7 @@ def _names(op: str, topology: Topology, algorithm: str, places: Ints) -> tuple[s
 
 def _prepared(
     op: str, topology: Topology, names: tuple[str, ...], places: Ints, root: int
-) -> tuple[tuple[str, Plan], ...]:
+) -> tuple[Named, ...]:
     """Return plans by name; where no path joins two devices, only those that can do without."""
     servers, found, last = servers_of(topology, places), [], None
     for name in names:

@@ -68,9 +68,9 @@ def lower_conv(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> 
     node = piece.graph.nodes[0]
     shape = conv_shape_of(piece, node, piece.output.dtype)
     fixed = node.inputs[1] in piece.constants
-    if not fixed and by_vector(shape):
-        return _lower_conv(piece, chip, vector=True)
     if piece.type(node.inputs[1]).layout != "FRACTAL_Z":
+        if not fixed and by_vector(shape):
+            return _lower_conv(piece, chip, vector=True)
         _refuse_computed(piece, node.inputs[1])
     if tiling or not fixed or not by_vector(shape):
         return _lower_conv(piece, chip, vector=False, tiling=tiling)
