@@ -23,9 +23,9 @@ from ascend_lab.checks.chapter23 import (
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.figures import (
-    fig_cube_and_bubble,
     fig_loss_scale,
     fig_placements,
+    fig_plan_cube,
     fig_plan_memory,
 )
 from ascend_lab.parallel.plans.cost import TopologyCosts
@@ -238,19 +238,19 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
 
 # -- figures ---------------------------------------------------------------------------------------
 def test_the_cube_says_what_is_sent_and_waited() -> None:
-    text = fig_cube_and_bubble(2, 2, 2, 4, layers=48, width=2560, length=512).alt_text
+    text = fig_plan_cube(2, 2, 2, 4, layers=48, width=2560, length=512).alt_text
     data, tensor, stage = sent_bytes(2, 2, 2, 48, 2560, 512, 8)
     for part in (f"{data / 1e9:.3g} GB", f"{tensor / 1e9:.3g} GB", f"{stage / 1e6:.3g} MB"):
         assert part in text
     assert f"{bubble_share(2, 4):.0%} of which is bubble" in text
-    assert "0% of which" in fig_cube_and_bubble(2, 2, 1, 4).alt_text
-    assert fig_cube_and_bubble(1, 1, 1, 1, "gpipe").to_png() != fig_cube_and_bubble().to_png()
+    assert "0% of which" in fig_plan_cube(2, 2, 1, 4).alt_text
+    assert fig_plan_cube(1, 1, 1, 1, "gpipe").to_png() != fig_plan_cube().to_png()
 
 
 @pytest.mark.parametrize("bad", [{"data": 5}, {"tensor": 0}, {"micro_batches": 13}])
 def test_the_cube_refuses_what_cannot_be_read(bad) -> None:
     with pytest.raises(InputError, match="from 1 to"):
-        fig_cube_and_bubble(**bad)
+        fig_plan_cube(**bad)
 
 
 def test_memory_bars_say_totals() -> None:

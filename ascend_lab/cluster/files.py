@@ -28,6 +28,8 @@ from ascend_lab.errors import ClusterError
 KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
 DEVICE_LIMIT = 4096
+LARGEST = 1e15
+"""Of any number in a file: beyond it a slip of units."""
 
 
 def read_topology(file: str | Path) -> Topology:
@@ -147,8 +149,10 @@ def _beta_s_per_byte(where: str, entry: dict[str, Any]) -> float:
 
 def _number(where: str, value: Any) -> float:
     fine = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (fine and math.isfinite(value) and value >= 0):
+    if not (fine and 0 <= value < math.inf):
         raise ClusterError(f"{where} as a number of at least 0", repr(value), "correct it")
+    if value > LARGEST:
+        raise ClusterError(f"{where} of at most {LARGEST:g}", repr(value)[:40], "correct it")
     return float(value)
 
 

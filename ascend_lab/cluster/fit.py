@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 Fitted = tuple[float, float, float]
 """alpha, beta, sum of squared relative errors."""
 MAX_BANDS = 4
+MANY = 20
+"""With more sizes than these, bands end at so many only, and several are left out at once."""
 CLEARLY = 2.0
 """Standard errors by which more bands must predict better to be taken."""
 FINE = 0.01
@@ -144,10 +146,18 @@ def _band_count(rows: Sequence[Measured]) -> int:
 
 
 def _folds(rows: Sequence[Measured], by: str) -> list[tuple[list[Measured], list[Measured]]]:
-    """Return for each size (or count of ranks) the other rows and its own."""
+    """Return for each size (or count of ranks) the other rows and its own.
+
+    Of more than `MANY` values every so-manieth is left out together.
+    """
+    values = sorted({getattr(row, by) for row in rows})
+    parts = [set(values[i::MANY]) for i in range(min(MANY, len(values)))]
     return [
-        ([r for r in rows if getattr(r, by) != value], [r for r in rows if getattr(r, by) == value])
-        for value in sorted({getattr(row, by) for row in rows})
+        (
+            [row for row in rows if getattr(row, by) not in part],
+            [row for row in rows if getattr(row, by) in part],
+        )
+        for part in parts
     ]
 
 
@@ -155,10 +165,12 @@ def _fits(rows: Sequence[Measured], most: int) -> list[CollectiveFit]:
     """Return the best fit with one band, with two, ..., all of two sizes or more."""
     sizes = sorted({row.size_bytes for row in rows})
     sums, count, narrow = _Sums.of(rows, sizes), len(sizes), min(2, len(sizes))
+    edges = np.unique(np.linspace(0, count, min(count, MANY) + 1).round().astype(int)).tolist()
     parts = {
         (start, end): sums.fit(start, end)
-        for start in range(count)
-        for end in range(start + narrow, count + 1)
+        for start in edges
+        for end in edges
+        if end >= start + narrow
     }
     # Dynamic programming: the least error of the sizes before `end` in so many bands, and starts.
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
@@ -228,7 +240,8 @@ class _Sums:
 def held_out(rows: Sequence[Measured], by: str = "size_bytes") -> list[HeldOut]:
     """Predict every row from a fit, bands and all, to the rows of other sizes (or "ranks").
 
-    Empty where the table has one size (count of ranks) only or the rest cannot be fitted.
+    With many sizes a twentieth of them is left out at a time. Empty where the table has one size
+    (count of ranks) only or the rest cannot be fitted.
     """
     found = []
     for kept, left in _folds(rows, by):

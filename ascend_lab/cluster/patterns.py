@@ -18,9 +18,12 @@ from ascend_lab.cluster.fluid import Uses, finish_times
 from ascend_lab.cluster.routing import router_of
 from ascend_lab.cluster.schedule import Round, Schedule
 from ascend_lab.cluster.topology import Topology
+from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+MOST_MESSAGES, MOST_USES = 2**17, 2**23
+"""Messages of a round, links that all different rounds use: more would take minutes to time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,15 +169,25 @@ def plan_of(schedule: Schedule, topology: Topology, places: Ints) -> Plan:
 
 
 def _plan(rounds: Sequence[Round], topology: Topology, places: Ints, parts: int) -> Plan:
+    """Return the plan; raise `ClusterError` if there is too much in it to be timed."""
     known: dict[tuple[bytes, ...], int] = {}
     patterns: list[Pattern] = []
-    which = np.zeros(len(rounds), np.int64)
+    which, uses = np.zeros(len(rounds), np.int64), 0
     for number, step in enumerate(rounds):
         arrays = (step.sources, step.targets, step.counts, step.reduces)
         key = tuple(a.tobytes() for a in arrays)
         if key not in known:
             known[key] = len(patterns)
+            _check_work(len(step.sources), uses)
             patterns.append(pattern_of(step, topology, places))
+            uses += len(patterns[-1].uses.flow)
         which[number] = known[key]
     floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
     return Plan(topology, tuple(patterns), which, parts, floors[which])
+
+
+def _check_work(messages: int, uses: int) -> None:
+    if messages > MOST_MESSAGES or uses > MOST_USES:
+        what = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
+        got = f"{messages} and {uses}"
+        raise ClusterError(what, got, "take fewer ranks, or an algorithm of fewer messages")

@@ -12,6 +12,8 @@ from ascend_lab.errors import InputError
 OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4
+MOST_ROWS = 2000
+"""Errors on rows left out take many fits: more rows would take minutes."""
 LARGEST = 1e18
 """Of any number in a table: beyond it a slip of units or of the pen."""
 
@@ -44,6 +46,9 @@ def read_table(
         if device is None or row.get("device") == device
     ]
     kept = [row for row in found if max_ranks is None or row.ranks <= max_ranks]
+    if len(kept) > MOST_ROWS:
+        what = f"{name}: at most {MOST_ROWS} rows"
+        raise InputError(what, str(len(kept)), "average those of one size, or use --max-ranks")
     if not kept:
         got = f"{len(found)} rows, none of at most {max_ranks} ranks" if found else "no rows"
         raise InputError(f"{name}: measured rows", got, "measure some")

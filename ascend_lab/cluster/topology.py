@@ -19,6 +19,8 @@ from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+LONGEST_S = 1e9
+"""Latencies, and seconds a byte, beyond this are slips of units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Topology:
     def rate_bytes_per_s(self) -> Floats:
         """Bytes a second of every link; infinite where beta is 0."""
         betas = np.array([link.beta_s_per_byte for link in self.links])
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return 1.0 / betas
 
     @cached_property
@@ -166,8 +168,10 @@ class Topology:
 
 
 def _number(what: str, value: Any) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+    if not (isinstance(value, int | float) and 0 <= value < math.inf):
         raise ClusterError(f"{what} as a number of at least 0", repr(value), "correct it")
+    if value > LONGEST_S:
+        raise ClusterError(f"{what} of at most {LONGEST_S:g}", repr(value)[:40], "correct it")
 
 
 def both_ways(a: int, b: int, alpha_s: float, beta_s_per_byte: float) -> tuple[Link, Link]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ascend_lab.dsl.emit_vector import Unit
+from ascend_lab.dsl.unit import Unit
 from ascend_lab.dsl.views import View, coalesce, with_dims
 from ascend_lab.isa import Region, c0_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ascend_lab.dsl.boxes import Box, Range
-from ascend_lab.dsl.emit_vector import Op, apply
+from ascend_lab.dsl.emit_vector import apply
 from ascend_lab.dsl.matrices import (
     Matrix,
     has_relu,
@@ -20,6 +20,7 @@ from ascend_lab.dsl.matrices import (
     stored_elements,
 )
 from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage
+from ascend_lab.dsl.unit import Op
 from ascend_lab.dsl.views import Memory, View
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Region, c0_of

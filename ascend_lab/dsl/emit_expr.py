@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from ascend_lab.dsl.boxes import Box
 from ascend_lab.dsl.emit_fold import fold_box
-from ascend_lab.dsl.emit_vector import Op, Unit, apply
+from ascend_lab.dsl.emit_vector import apply
 from ascend_lab.dsl.expr import Call, Expr, Read, leaves
 from ascend_lab.dsl.stages import Stage
+from ascend_lab.dsl.unit import Op, Unit
 from ascend_lab.dsl.views import View
 from ascend_lab.isa import c0_of
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.emit_lanes import COMBINE, WIDE, fold_lanes
-from ascend_lab.dsl.emit_vector import Op, Unit, apply, fill
+from ascend_lab.dsl.emit_vector import apply, fill
+from ascend_lab.dsl.unit import Op, Unit
 from ascend_lab.dsl.views import View, block_steps, row_major
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.emit_vector import Op, Unit, apply
+from ascend_lab.dsl.emit_vector import apply
+from ascend_lab.dsl.unit import Op, Unit
 from ascend_lab.dsl.views import View, coalesce, row_major, with_dims
 from ascend_lab.isa import c0_of
 

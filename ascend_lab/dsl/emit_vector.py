@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
+from ascend_lab.dsl.unit import Op, Unit
 from ascend_lab.dsl.views import (
     Dims,
-    Memory,
     View,
     coalesce,
     row_major,
@@ -18,61 +16,7 @@ from ascend_lab.dsl.views import (
     with_dims,
 )
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
-
-
-@dataclass(slots=True)
-class Unit:
-    """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
-
-    builder: KernelBuilder
-    scratch: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
-    free: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
-    loops: int = 0
-    buffers: int = 0
-
-    def take(self, dtype: str, elements: int) -> Buffer:
-        """Return a scratch tile for at least `elements`; give it back with `give`."""
-        for (kind, size), tiles in self.free.items():
-            if kind == dtype and size >= elements and tiles:
-                return tiles.pop()
-        self.buffers += 1
-        unit = BLOCK_BYTES // DTYPE_BYTES[dtype]
-        rounded = -(-elements // unit) * unit
-        return self.builder.buffer(f"scratch{self.buffers}", "UB", dtype, rounded)
-
-    def give(self, tile: Memory) -> None:
-        """Return a scratch tile for reuse; other memories are ignored."""
-        if isinstance(tile, Buffer) and tile.name.startswith("scratch"):
-            self.free.setdefault((tile.dtype, tile.elements), []).append(tile)
-
-    @contextmanager
-    def repeat(self, count: int) -> Iterator[Affine]:
-        """A loop of `count` passes, or the body alone where it runs once."""
-        if count == 1:
-            yield Affine()
-            return
-        self.loops += 1
-        with self.builder.loop(f"v{self.loops}", count) as index:
-            yield index
-
-    def parts(self, total: int, size: int) -> Iterator[tuple[Affine, int]]:
-        """Yield (start, length): a loop over whole parts of `size`, then the rest."""
-        whole = total // size
-        if whole:
-            with self.repeat(whole) as index:
-                yield index * size, size
-        if total % size:
-            yield Affine(whole * size), total % size
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """A vector instruction without its operands."""
-
-    name: str
-    number: float | None = None
-    mode: str = ""
+from ascend_lab.isa import Affine, Region, c0_of
 
 
 def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[int]) -> None:

@@ -10,11 +10,11 @@ from ascend_lab.dsl.boxes import Box, Range, index_range, needed
 from ascend_lab.dsl.complete import loop_count
 from ascend_lab.dsl.emit_expr import compute_tile
 from ascend_lab.dsl.emit_fold import accumulator
-from ascend_lab.dsl.emit_vector import Unit
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.stages import Leaf, Stage, State, bare
 from ascend_lab.dsl.tensor import Axis
 from ascend_lab.dsl.tiles import Group, Held, Tiles
+from ascend_lab.dsl.unit import Unit
 from ascend_lab.dsl.views import View, row_major
 from ascend_lab.isa import Affine, Buffer, KernelBuilder
 

@@ -92,7 +92,7 @@ FIGURES: dict[str, str] = {
     "fig_time_left": "tuned_networks",
     "fig_waterfall": "tuned_networks",
     "fig_topology": "clusters",
-    "fig_cube_and_bubble": "parallel",
+    "fig_plan_cube": "parallel",
     "fig_loss_scale": "parallel",
     "fig_placements": "parallel",
     "fig_plan_memory": "parallel",

@@ -41,7 +41,7 @@ AXIS_STYLE = {"tensor": (VERMILLION, "-"), "data": (BLUE, "--"), "pipeline": (GR
 
 
 @styled
-def fig_cube_and_bubble(
+def fig_plan_cube(
     data: int = 2,
     tensor: int = 2,
     pipeline: int = 2,

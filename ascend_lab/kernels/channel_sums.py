@@ -27,6 +27,7 @@ from ascend_lab.isa import (
     Part,
     Program,
     Queue,
+    Region,
     Tile,
     binding_of,
 )
@@ -144,7 +145,7 @@ def _partial(job: ChannelSums, share: _Share, slots: int, chip: Chip) -> Program
     slot = batch * share.bands + share.band
     with repeat(k, "c", share.c[0]) as c:
         for one in sums:
-            _zero(k, one, size)
+            _each(k, "vdup", size, (one, 0), scalar=0.0)
         block = c_at + c
         for at, sizes in _tiles(k, share.n[0], run, together, size):
             start = (batch * (share.n[1] * job.blocks) + block) * plane + at[0] * (
@@ -155,7 +156,8 @@ def _partial(job: ChannelSums, share: _Share, slots: int, chip: Chip) -> Program
                 k.copy(Tile(buffer, place).region(0, sizes), source)
             loaded.enqueue()
             _add(k, loaded, slot_of, wide, sums, sizes[0] * sizes[1])
-        _store(k, sums, size, out, partial, slot * (2 * total) + block * C0, total)
+        start = slot * (2 * total) + block * C0
+        _store(k, sums, size, out, partial.region(start, (2, C0), (total, 1)))
     return k.finish()
 
 
@@ -191,15 +193,7 @@ def _add(
     _each(k, "vadd", count, (sums[1], 0), (sums[1], 0), b)
 
 
-def _store(
-    k: KernelBuilder,
-    sums: list[Buffer],
-    size: int,
-    out: Queue,
-    partial: Buffer,
-    start: Affine,
-    total: int,
-) -> None:
+def _store(k: KernelBuilder, sums: list[Buffer], size: int, out: Queue, to: Region) -> None:
     """Fold the sums onto their first 16 lanes and write these."""
     tile = out.alloc()
     for number, one in enumerate(sums):
@@ -207,7 +201,7 @@ def _store(
         _each(k, "vcopy", C0, (tile, number * C0), (one, 0))
     out.enqueue()
     held = out.dequeue()
-    k.copy(partial.region(start, (2, C0), (total, 1)), held.region(0, (2, C0)))
+    k.copy(to, held.region(0, (2, C0)))
     out.free()
 
 
@@ -292,10 +286,6 @@ def _each(
         regions = [memory.region(at + done, sizes) for memory, at in places]
         k.vector(op, *regions, scalar=scalar)
         done += sizes[0] * sizes[1]
-
-
-def _zero(k: KernelBuilder, buffer: Buffer, count: int) -> None:
-    _each(k, "vdup", count, (buffer, 0), scalar=0.0)
 
 
 def _fold(k: KernelBuilder, buffer: Buffer, rows: int, width: int) -> None:

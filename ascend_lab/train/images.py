@@ -22,7 +22,7 @@ from ascend_lab.ops.shapes import axes_of
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
 """Axes of images that blocks of channels do not cut."""
-ALSO_ELEMENTWISE = frozenset(("select", "rsqrt", "sign"))
+ALSO_ELEMENTWISE = frozenset(("greater", "less", "rsqrt", "select", "sign"))
 """Lane by lane too; rsqrt follows an addition of epsilon, so that padding stays finite."""
 FOLDS = ("reduce_sum", "reduce_mean")
 

@@ -126,7 +126,7 @@ def test_a_step_takes_longer_than_its_forward_half() -> None:
 
 def test_groups_with_weights_that_change_are_refused() -> None:
     net = GraphBuilder("groups")
-    x = net.conv2d(net.input("x", (1, 32, 8, 8)), net.weight((32, 1, 3, 3), "w"), groups=32, pad=1)
+    x = net.conv2d(net.input("x", (1, 32, 8, 8)), net.weight((32, 8, 3, 3), "w"), groups=4, pad=1)
     net.output(net.reshape(net.global_avg_pool(x), shape=(1, 32)))
     with pytest.raises(UnsupportedError, match="constant weights"):
         compile_training(training_graph(net.build(), dtype="fp16"), CHIP)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ascend_lab.aoe.gradient.baselines import MIB, best_cap
+from ascend_lab.aoe.gradient.baselines import MIB, best_cap, legal
 from ascend_lab.aoe.gradient.cost import Cost, price_of
 from ascend_lab.aoe.gradient.planning import GradientPlan, end_of, plan
 from ascend_lab.aoe.gradient.rows import Gradient, Split, table_of
@@ -81,7 +81,7 @@ def forms_of(
         cap / MIB,
         split,
         end,
-        end_of(split_by_size(shares, rows), rows, cost),
+        end_of(legal(table_of(rows), split_by_size(shares, rows)), rows, cost),
     )
 
 

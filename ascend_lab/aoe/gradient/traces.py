@@ -126,7 +126,7 @@ def _backward_start(timed: Sequence[Event], begin: float, first: float) -> float
 def _reduce_row(where: str, place: int, event: Event) -> _Row:
     args = _args(event)
     count = args["In msg nelems"]
-    if not isinstance(count, int) or count < 0:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise InputError(f"{where}: In msg nelems as a whole number", repr(count)[:40])
     size, dtype = _format(where, args.get("dtype"))
     return f"bucket {place}", float(event["ts"]), count * size, dtype

@@ -17,6 +17,8 @@ from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Groups = Sequence[Sequence[int]]
+MOST_STEPS = 2**17
+"""Chunks times rounds at most: more would take minutes to lay out."""
 
 
 def make(
@@ -61,6 +63,9 @@ def make(
         blocks, stages = _flat(op, name, ranks, root)
     rounds = tuple(step for stage in stages for step in stage)
     if chunks > 1:
+        if chunks * len(rounds) > MOST_STEPS:
+            what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
+            raise ClusterError(what, str(chunks), "take fewer")
         lag = 1 if name == "chain" else longest(stages)
         rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)

@@ -119,7 +119,7 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
     big = sum(map(len, servers)) > LONG
     insides, betweens = ["ring", "halving-doubling"], ["halving-doubling", "nhr", "ring"]
     if op in ("broadcast", "reduce"):
-        insides, betweens = ["tree", "nhr"], ["tree", "nhr"]
+        insides, betweens = ["tree", "nhr"], ["tree", "nhr"][: len(servers) if not split else 2]
     if (split or len(servers[0])) <= CROWD:
         insides = ["mesh", *insides][: 2 if big else 3]
     part, overlaps = f"{split}:" if split else "", (1,) if big else OVERLAPS
@@ -131,10 +131,12 @@ def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tup
     )
 
 
-def _applies(name: str, servers: Rows) -> bool:
+def _applies(op: str, name: str, servers: Rows) -> bool:
+    """Tell whether "auto" tries an algorithm; hierarchical in one server where that has a root."""
     ranks = sum(map(len, servers))
     if name in LEVELS:
-        return len({len(row) for row in servers}) == 1 and 1 < len(servers[0]) < ranks
+        alike = len({len(row) for row in servers}) == 1 < len(servers[0])
+        return alike and (len(servers) > 1 or op in ("broadcast", "reduce"))
     if name in ("mesh", "star"):
         return ranks <= CROWD
     return name not in ("chain", "pairwise") or ranks <= LONG
@@ -195,7 +197,7 @@ def _names(op: str, topology: Topology, algorithm: str, places: Ints) -> tuple[s
 
     def tried(name: str, asked: bool) -> tuple[str, ...]:
         levels = name in LEVELS
-        whole = _applies(name, servers) or (asked and not (levels and split))
+        whole = _applies(op, name, servers) or (asked and not (levels and split))
         parts = variants(op, name, servers, split) if levels and split else ()
         return (*(variants(op, name, servers) if whole else ()), *parts)
 

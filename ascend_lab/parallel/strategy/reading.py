@@ -102,6 +102,8 @@ def _numbers(
 
 
 def _whole(value: Any, name: str, least: int) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # as writers put large costs: 1e18
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name} in whole numbers", repr(value)[:40])
     if not least <= value <= LARGEST:

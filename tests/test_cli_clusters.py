@@ -1,0 +1,218 @@
+"""The cluster verbs against small computations of their own, and what they must refuse."""
+
+import gzip
+import itertools
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascend_lab.cli import main
+
+Run = Callable[..., Any]
+ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10
+FORBIDDEN = 10**18
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs a verb with --json - and returns what it wrote."""
+
+    def found(*arguments: object) -> Any:
+        code = main([*map(str, arguments), "--json", "-"])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return found
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs a verb, expects one line of complaint and returns it."""
+
+    def found(*arguments: object) -> str:
+        code = main(list(map(str, arguments)))
+        out, err = capsys.readouterr()
+        assert (code, out) == (2, "")
+        assert err.startswith("ascend-lab: ") and err.count("\n") == 1
+        return err
+
+    return found
+
+
+# -- collective -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", ["star", "mesh"])
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+def test_flat_collectives_take_what_the_textbook_says(run: Run, shape: str, p: int) -> None:
+    n, log, share = 3.3e7, math.ceil(math.log2(p)), (p - 1) / p
+    expected_s = {
+        ("allreduce", "ring"): 2 * (p - 1) * ALPHA_S + 2 * share * n * BETA_S_PER_BYTE,
+        ("reduce_scatter", "ring"): (p - 1) * ALPHA_S + share * n * BETA_S_PER_BYTE,
+        ("all_gather", "ring"): (p - 1) * ALPHA_S + share * n * BETA_S_PER_BYTE,
+        ("broadcast", "tree"): log * (ALPHA_S + n * BETA_S_PER_BYTE),
+        ("reduce", "tree"): log * (ALPHA_S + n * BETA_S_PER_BYTE),
+        ("alltoall", "pairwise"): (p - 1) * (ALPHA_S + n / p * BETA_S_PER_BYTE),
+    }
+    for (op, algorithm), time_s in expected_s.items():
+        flags = ("--op", op, "--algorithm", algorithm, "--bytes", n, "--topology", f"{shape}:{p}")
+        found = run("collective", *flags)
+        assert found["time_s"] == pytest.approx(time_s), op
+        assert found["lower_bound_s"] <= found["time_s"] * (1 + 1e-9), op
+        assert found["algorithm_bandwidth"] == pytest.approx(n / time_s)
+
+
+@pytest.mark.parametrize("topology", ["star:6", "ring:7", "910a-server"])
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+def test_no_algorithm_by_name_is_quicker_than_auto(run: Run, topology: str, op: str) -> None:
+    flags = ("--op", op, "--topology", topology, "--bytes")
+    for n in (1e3, 1e6, 1e7):
+        auto_s = run("collective", *flags, n)["time_s"]
+        for algorithm in ("tree", "chain", "star", "mesh", "nhr", "hierarchical"):
+            named = run("collective", *flags, n, "--algorithm", algorithm)
+            assert auto_s <= named["time_s"] * (1 + 1e-12), (n, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("topology", "algorithm", "says"),
+    [
+        ("star:8", "ring*1000000", "at most 9362 chunks on 8 ranks; got 1000000"),
+        ("star:8", "ring*99999999999999999999", "take fewer"),
+        ("star:1024", "mesh", "131072 messages a round"),
+        ("ring:1024", "mesh", "131072 messages a round"),
+    ],
+)
+def test_schedules_that_would_take_minutes_are_refused(
+    refused: Run, topology: str, algorithm: str, says: str
+) -> None:
+    flags = ("--bytes", "1e8", "--topology", topology, "--algorithm", algorithm)
+    assert says in refused("collective", "--op", "allreduce", *flags)
+
+
+@pytest.mark.parametrize(
+    "slip", ["beta_s_per_byte = 1e308", "beta_s_per_byte = 1e14", "gbytes_per_s = 1e-20"]
+)
+def test_links_slower_than_anything_are_refused(refused: Run, tmp_path: Path, slip: str) -> None:
+    file = tmp_path / "slip.toml"
+    file.write_text(f'devices = 2\n[[links]]\nfrom = "npu0"\nto = "npu1"\nalpha_us = 1\n{slip}\n')
+    flags = ("--bytes", "1e6", "--topology", file)
+    assert "at most 1e+" in refused("collective", "--op", "allreduce", *flags)
+
+
+# -- fit-collective -------------------------------------------------------------------------------
+def table(file: Path, sizes: list[float], ranks: list[int]) -> Path:
+    """Write a table that follows the ring law, with less alpha and more beta below 1 MB."""
+    lines = ["bytes,ranks,time_s"]
+    for n, p in itertools.product(sizes, ranks):
+        alpha_s, beta = (3e-6, 2e-10) if n < 1e6 else (3e-5, 1e-10)
+        lines.append(f"{n!r},{p},{2 * (p - 1) * alpha_s + 2 * (p - 1) / p * n * beta!r}")
+    file.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    return file
+
+
+def test_a_table_of_many_sizes_is_fitted(run: Run, tmp_path: Path) -> None:
+    sizes = [float(round(1e3 * 10 ** (i / 20))) for i in range(121)]
+    found = run("fit-collective", table(tmp_path / "many.csv", sizes, [2, 8]))
+    low, high = found["bands"][0], found["bands"][-1]
+    assert low["alpha_s"] == pytest.approx(3e-6, rel=0.02)
+    assert high["beta_s_per_byte"] == pytest.approx(1e-10, rel=0.02)
+    assert found["rows"] == 242 and 0 <= found["held_out_mape"] < 0.05
+
+
+def test_too_many_rows_are_refused(refused: Run, tmp_path: Path) -> None:
+    sizes = [float(n) for n in range(1000, 2001)]
+    assert "at most 2000 rows; got 2002" in refused(
+        "fit-collective", table(tmp_path / "long.csv", sizes, [2, 4])
+    )
+
+
+# -- strategy -------------------------------------------------------------------------------------
+def random_problem(rng: random.Random) -> dict[str, Any]:
+    count, largest = rng.randint(1, 5), rng.choice([10, 10**6, 10**10, 10**15])
+    sizes = [rng.randint(1, 3) for _ in range(count)]
+
+    def cost() -> int:
+        return rng.choice([0, 1, FORBIDDEN, *(rng.randint(0, largest) for _ in range(5))])
+
+    ends = [[rng.randrange(count), rng.randrange(count)] for _ in range(rng.choice([0, count]))]
+    ends += ends[:1]  # two edges between the same nodes
+    problem: dict[str, Any] = {
+        "nodes": {
+            "intervals": [sorted(rng.choices(range(5), k=2)) for _ in range(count)],
+            "costs": [[cost() for _ in range(n)] for n in sizes],
+            "usages": [[rng.randint(0, 9) for _ in range(n)] for n in sizes],
+        },
+        "edges": {
+            "nodes": ends,
+            "costs": [[cost() for _ in range(sizes[u] * sizes[v])] for u, v in ends],
+        },
+    }
+    limit = rng.choice(["none", None, 9 * count, 6 * count, 4 * count])
+    return problem if limit == "none" else {**problem, "usage_limit": limit}
+
+
+def best_cost(problem: dict[str, Any]) -> int | None:
+    """Return the least cost of all choices, None if none is allowed."""
+    nodes, edges = problem["nodes"], problem["edges"]
+    limit, costs = problem.get("usage_limit"), list[int]()
+    for choice in itertools.product(*(range(len(own)) for own in nodes["costs"])):
+        paid = [own[s] for own, s in zip(nodes["costs"], choice, strict=True)]
+        for (u, v), own in zip(edges["nodes"], edges["costs"], strict=True):
+            paid.append(own[choice[u] * len(nodes["costs"][v]) + choice[v]])
+        used = [own[s] for own, s in zip(nodes["usages"], choice, strict=True)]
+        lives = [range(*interval) for interval in nodes["intervals"]]
+        peak = max(
+            sum(u for u, live in zip(used, lives, strict=True) if t in live) for t in range(5)
+        )
+        if FORBIDDEN not in paid and (limit is None or peak <= limit):
+            costs.append(sum(paid))
+    return min(costs, default=None)
+
+
+def test_strategies_equal_brute_force_whatever_the_size_of_costs(
+    run: Run, refused: Run, tmp_path: Path
+) -> None:
+    rng, file, solved = random.Random(11), tmp_path / "problem.json.gz", 0
+    for _ in range(60):
+        problem = random_problem(rng)
+        file.write_bytes(gzip.compress(json.dumps({"problem": problem}).encode()))
+        best = best_cost(problem)
+        if best is None:
+            refused("strategy", file)
+            continue
+        found = run("strategy", file)
+        assert found["cost"] == found["lower_bound"] == best
+        assert found["proven"] is True
+        solved += best > 10**9  # where one part in a billion is more than one
+    assert solved >= 5
+
+
+def test_costs_written_as_floats_are_whole_numbers(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "floats.json"
+    nodes = {"intervals": [[0, 1]], "costs": [[1e18, 7.0]], "usages": [[1, 1]]}
+    file.write_text(json.dumps({"problem": {"nodes": nodes, "edges": {"nodes": [], "costs": []}}}))
+    assert run("strategy", file)["strategies"] == [1]
+
+
+# -- gradient-plan --------------------------------------------------------------------------------
+COST = ("--alpha-us", 10, "--beta-us-per-byte", 0.01)
+
+
+def test_shares_of_bytes_do_not_beat_the_plan_by_mixing_formats(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.csv"
+    rows = ["a,0,100000,fp16", "b,1,4,fp32", "c,2,100000,fp16"]  # b's share rounds to nothing
+    file.write_text("\n".join(["name,ready_us,bytes,dtype", *rows]))
+    found = run("gradient-plan", file, *COST)
+    assert found["segments"] == [[0, 0], [1, 1], [2, 2]]
+    assert found["forms"]["hccl"]["by_size_end_us"] >= found["end_us"]
+
+
+def test_a_trace_with_true_for_a_count_is_refused(refused: Run, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    args = {"Collective name": "allreduce", "In msg nelems": True, "dtype": "Float"}
+    file.write_text(json.dumps([{"ph": "X", "ts": 1, "name": "x", "args": args}]))
+    assert "In msg nelems as a whole number" in refused("gradient-plan", file, *COST)
