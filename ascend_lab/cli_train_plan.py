@@ -124,8 +124,8 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
             f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"
         ),
         (
-            f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, exposed "
-            "what gradients and update add"
+            f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, "
+            "exposed what gradients and update add"
         ),
         (
             f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'bubble':>8}{'exposed':>11}"
