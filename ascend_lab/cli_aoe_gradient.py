@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ascend_lab.cluster import Topology
 
 Tell = Callable[[str], None]
+CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
+"""What the names of chips begin with, by what those of clusters begin with."""
 
 
 def add_flags(made: Parser) -> None:
@@ -41,7 +43,7 @@ def check_flags(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
         remedy = "run jobs 1 and 2 first, then 4"
         raise InputError("--job_type 4 (gradient) by itself", ",".join(jobs), remedy)
     if not arguments.cluster:
-        remedy = "e.g. --cluster 910a-roce:64; `ascend-lab collective --help` names them"
+        remedy = "e.g. --cluster 910a-roce:64; `ascend-lab topologies` lists them"
         raise InputError("--cluster for --job_type 4 (gradient)", "none", remedy)
     if arguments.singleop:
         raise InputError("--model or --model_path for job 4", "--singleop", "train a network")
@@ -81,6 +83,9 @@ def tune_gradients_of(
 
     topology, repeat = topology_of(arguments), repeat_tune(os.environ)
     folder, code = usable_folder(arguments.output), 0
+    other = _other_chip(chip, topology)
+    if other:
+        tell(other)
     with open_ledger() as ledger:
         print(f"chip {chip.name}, {chip.core_count} cores; times are of the model")
         for source in sources:
@@ -94,6 +99,19 @@ def tune_gradients_of(
         for warning in ledger.warnings:
             tell(warning)
     return code
+
+
+def _other_chip(chip: Chip, topology: Topology) -> str:
+    """Return a warning where a preset's devices are of another kind than the chip."""
+    from ascend_lab.chip import PRESETS
+
+    devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
+    if chip.name not in PRESETS or chip.name.startswith(devices):
+        return ""
+    return (
+        f"warning: the devices of {topology.name} are {devices}, --soc_version is {chip.name}: "
+        f"compute is timed on {chip.name}, all-reduces between {devices}"
+    )
 
 
 def _source(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Emit = Callable[[str | None, Any, str], None]
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
+ROOTED = ("broadcast", "reduce")
 
 
 def add_collective(verbs: Any, emit: Emit) -> None:
@@ -50,6 +51,7 @@ def parse_bytes(text: str) -> float:
 
 def _collective(arguments: argparse.Namespace, emit: Emit) -> int:
     from ascend_lab.cluster import collective_time, compare, load_topology
+    from ascend_lab.cluster.collectives.names import op_name
 
     size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
     ranks = topology.size if arguments.ranks is None else arguments.ranks
@@ -58,6 +60,11 @@ def _collective(arguments: argparse.Namespace, emit: Emit) -> int:
     if not 0 <= arguments.root < ranks:
         raise InputError(f"--root below {ranks}", str(arguments.root))
     places, root = range(ranks), arguments.root
+    op = op_name(arguments.op)
+    if root and op not in ROOTED:
+        raise InputError(
+            f"--root with {' or '.join(ROOTED)}", f"{op}, which has no root", "drop it"
+        )
     if arguments.algorithm == "auto":
         times = compare(arguments.op, topology, size_bytes, places, root)
     else:

@@ -26,7 +26,12 @@ def add_gradient(verbs: Any, emit: Emit) -> None:
     for name, text in numbers.items():
         verb.add_argument(name, type=float, required=True, metavar="T", help=f"{text}, in us")
     verb.add_argument("--max-segments", type=int, metavar="K", help="at most K (HCCL takes 8)")
-    verb.add_argument("--max-bytes", type=float, metavar="N", help="of a segment")
+    verb.add_argument(
+        "--max-bytes",
+        type=float,
+        metavar="N",
+        help="of a segment; a larger gradient is one by itself",
+    )
     group = verb.add_argument_group("beyond one undisturbed stream (searched, not proven)")
     group.add_argument("--streams", type=int, default=1, metavar="S", help="at once (1)")
     group.add_argument(
@@ -43,7 +48,7 @@ def _gradient(arguments: argparse.Namespace, emit: Emit) -> int:
     from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
     from ascend_lab.aoe.gradient.forms import forms_of
     from ascend_lab.aoe.gradient.readers import read_profile
-    from ascend_lab.aoe.gradient.reporting import forms_text, plan_table
+    from ascend_lab.aoe.gradient.reporting import bound_text, forms_text, plan_table
     from ascend_lab.aoe.gradient.rows import out_of_order
 
     if arguments.seed < 0:
@@ -54,10 +59,10 @@ def _gradient(arguments: argparse.Namespace, emit: Emit) -> int:
     found = plan(rows, cost, arguments.max_segments, max_bytes=limit)
     forms = forms_of(found, rows, cost, max_bytes=limit)
     late = out_of_order(rows)
-    bound_us = bound(rows, cost, max_bytes=limit) * 1e6
-    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_us}
+    bound_s = bound(rows, cost, max_bytes=limit)
+    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
     data = {**found.as_dict(), **own, "forms": forms.as_dict()}
-    text = [plan_table(found, rows), f"  no split ends before {bound_us:.3f} us"]
+    text = [plan_table(found, rows), bound_text(bound_s)]
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
     text.append(forms_text(forms))

@@ -21,6 +21,13 @@ CHIPS = {"910b": "Ascend910B2"}
 SAMPLES = 8
 """Default batch of a device."""
 OPTIMIZERS = ("adam", "sgd")
+LEGEND = """\
+  D data, T tensor, P pipeline, E expert parallel: devices along each; Z ZeRO stage
+  m micro-batches a step, v virtual stages a device; gpipe, 1f1b, interleaved: order of the pipeline
+  T<P<D: neighbours share tensors, then stages, then data (no mark: T<D<P)
+  work: of the busiest device; exchange: inside T and E, never hidden; exposed: gradients and update
+  after the pipeline; waits: for other stages (bubble: share of all devices' time), and what ZeRO 2
+  and 3 send meanwhile and no work hides"""
 
 
 def add_train_plan(verbs: Any, emit: Emit) -> None:
@@ -124,18 +131,18 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
             f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"
         ),
         (
-            f"  of {ranking.tried} plans {ranking.too_large} do not fit; bubble is waiting, "
-            "exposed what gradients and update add"
+            f"  of {ranking.tried} plans {ranking.too_large} do not fit; "
+            f"step = work + exchange + waits + exposed"
         ),
         (
-            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'bubble':>8}{'exposed':>11}"
-            f"{'memory':>11}"
+            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'waits':>11}{'exposed':>11}"
+            f"{'bubble':>8}{'memory':>11}"
         ),
     ]
     lines += [
         f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"
-        f"{p.exchange_s * 1e3:>8.3f} ms{p.bubble:>8.1%}{p.exposed_s * 1e3:>8.3f} ms"
-        f"{p.memory_bytes / 1e9:>8.3f} GB"
+        f"{p.exchange_s * 1e3:>8.3f} ms{p.waits_s * 1e3:>8.3f} ms{p.exposed_s * 1e3:>8.3f} ms"
+        f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
         for p in ranking.plans
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, LEGEND])

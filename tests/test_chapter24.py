@@ -16,26 +16,26 @@ SEEDS = range(4)
 
 
 # -- exercises -------------------------------------------------------------------------------------
-def end(ready, sizes, a, b, lasts):
+def tail(ready, sizes, a, b, lasts):
     done, first = 0.0, 0
     for last in lasts:
         done = max(done, ready[last]) + a + b * sum(sizes[first : last + 1])
         first = last + 1
-    return done
+    return done - ready[-1]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda r, s, a, b, lasts: r[-1] + a + b * sum(s),
+        lambda r, s, a, b, lasts: a + b * sum(s),
         lambda r, s, a, b, lasts: len(lasts) * a + b * sum(s),
-        lambda r, s, a, b, lasts: end(r, s, 0, b, lasts),
-        lambda r, s, a, b, lasts: end([0] * len(r), s, a, b, lasts),
+        lambda r, s, a, b, lasts: tail(r, s, 0, b, lasts),
+        lambda r, s, a, b, lasts: tail([0] * len(r), s, a, b, lasts),
     ],
 )
 def test_ends_two_sided(wrong):
     for seed in SEEDS:
-        assert check_ex_24_1(end, seed=seed).passed
+        assert check_ex_24_1(tail, seed=seed).passed
         assert not check_ex_24_1(wrong, seed=seed).passed
 
 
@@ -119,6 +119,7 @@ def test_traps_two_sided():
         lambda: None,
         lambda: ([1.0, 0.0], [1, 1], 1.0, 1.0),
         lambda: ([0.0], [-1], 1.0, 1.0),
+        lambda: ([0.99 * i for i in range(40)], [40.5, *[0] * 39], 1.0, 1.0),
     ):
         assert not check_ex_24_4(wrong).passed
 

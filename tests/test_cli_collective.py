@@ -89,6 +89,7 @@ def test_sizes_that_are_none(text: str) -> None:
         ("--op", "allreduce", *at("1", "nowhere")),
         ("--op", "allreduce", *at("many", "star:4")),
         ("--op", "reduce", "--root", "4", *at("1", "star:4")),
+        ("--op", "allreduce", "--root", "3", *at("1", "star:4")),
         ("--op", "reduce", "--ranks", "5", *at("1", "star:4")),
         (
             "--op",

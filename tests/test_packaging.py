@@ -148,6 +148,7 @@ def test_what_the_readme_shows_runs(
     assert {words.split()[0] for script, words in lines if script == "ascend-lab"} == {
         "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
         "subgraph", "collective", "fit-collective", "strategy", "train-plan",
+        "topologies", "gradient-plan",
     }  # fmt: skip
     monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
     for script, words in lines:

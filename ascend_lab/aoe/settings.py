@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ascend_lab.errors import InputError
 
 JOBS = {"1": "subgraph", "2": "operator"}
-"""The published numbers of the jobs."""
+"""The published numbers of the jobs that may run together."""
+ALONE = {"4": "gradient"}
+"""Of those that run by themselves: this one needs a cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,9 @@ def jobs_of(text: str) -> tuple[str, ...]:
     """Return the jobs of a text such as "2" or "1,2", in the order they run: subgraph first."""
     given = [part.strip() for part in text.split(",")]
     if not text or any(job not in JOBS for job in given):
-        names = ", ".join(f"{number} {name}" for number, name in JOBS.items())
-        raise InputError(f"jobs among {names}", text or "nothing", "e.g. 2, or 1,2")
+        names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
+        remedy = "e.g. 2, or 1,2; 4 by itself and for a cluster: --cluster, or tune_gradients"
+        raise InputError(f"jobs among {names}", text or "nothing", remedy)
     return tuple(sorted(set(given)))
 
 

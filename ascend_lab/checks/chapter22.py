@@ -67,11 +67,12 @@ def check_ex_22_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
     try:
         steps = [[tuple(map(int, message)) for message in step] for step in got]
-        rounds = tuple(_round(step) for step in steps)
+        if len(steps) == ranks - 1:
+            rounds = tuple(_round(step) for step in steps)
     except (TypeError, ValueError):
         return "expected a list of rounds, each a list of (source, target, block)"
-    if len(rounds) != ranks - 1:
-        return f"expected {ranks - 1} rounds"
+    if len(steps) != ranks - 1:
+        return f"expected {ranks - 1} rounds, not {len(steps)}"
     for number, step in enumerate(steps):
         if any(sorted(m[i] for m in step) != list(range(ranks)) for i in (0, 1)):
             return f"expected every rank to send one block and receive one in round {number}"
@@ -111,11 +112,11 @@ def check_ex_22_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
     def judge(got: Any, case: Case) -> str | None:
         if not isinstance(got, int | np.integer) or got < 1:
-            return "expected a whole number of at least 1"
+            return "expected a whole number (int) of at least 1"
         best = best_chunks(**case)
         least, time = chain_s(best, **case), chain_s(int(got), **case)
         if time > least * (1 + 1e-9):
-            return f"which takes {1e6 * time:.1f} µs, expected {best} with {1e6 * least:.1f}"
+            return f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
         return None
 
     edges = [

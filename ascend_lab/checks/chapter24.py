@@ -40,6 +40,13 @@ def ends_at(
     return end_s(table_of(rows_of(ready, sizes)), price, split_at(list(lasts)))
 
 
+def tail_of(
+    ready: Sequence[float], sizes: Sequence[float], a: float, b: float, lasts: Any
+) -> float:
+    """Return how long after the last gradient the last bucket has been sent."""
+    return ends_at(ready, sizes, a, b, lasts) - ready[-1]
+
+
 def best_of(
     ready: Sequence[float], sizes: Sequence[float], a: float, b: float, most: int | None = None
 ) -> float:
@@ -62,7 +69,7 @@ def _draw(rng: np.random.Generator, count: int) -> Case:
 
 
 def check_ex_24_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ready, sizes, a, b, lasts)`: when the last bucket has been sent."""
+    """Check `fn(ready, sizes, a, b, lasts)`: the last bucket's end behind the last gradient."""
 
     def draw(rng: np.random.Generator) -> Case:
         count = int(rng.integers(1, 9))
@@ -71,7 +78,7 @@ def check_ex_24_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
     edge = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
     edges = [{**edge, "lasts": [1]}, {**edge, "lasts": [0, 1]}]
-    return check_against("ex_24_1", fn, ends_at, draw, rel_tol=CLOSE, edge_cases=edges, seed=seed)
+    return check_against("ex_24_1", fn, tail_of, draw, rel_tol=CLOSE, edge_cases=edges, seed=seed)
 
 
 def check_ex_24_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
@@ -128,10 +135,12 @@ def check_ex_24_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     def judge(got: Any, case: Case) -> str | None:
         try:
             ready, sizes, a, b = got
+            if any(size != int(size) for size in sizes):
+                return "expected sizes in whole bytes"
             rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
             best = plan(rows, cost)
         except (TypeError, ValueError, AscendLabError) as error:
-            return f"expected ready times, whole sizes, a and b; {type(error).__name__}"
+            return f"expected ready times, whole sizes, a and b ({error})"
         if any(x > y for x, y in pairwise(ready)):
             return "expected ready times in ascending order"
         times = best.gain("mg_wfbp") + 1

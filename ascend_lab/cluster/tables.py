@@ -24,21 +24,23 @@ def read_table(
     """Return the rows of a CSV file: of one device where it names several, of so many ranks.
 
     Columns: bytes, ranks, time_s; or those of Baidu's DeepBench, num_floats, num_procs and
-    mean_time_ms; others are passed over. Raises `InputError` with file and line.
+    mean_time_ms, in any case. Other columns, and lines that begin with #, are passed over. Raises
+    `InputError` with file and line.
     """
     name = str(file)
     try:
         text = Path(name).read_text("utf-8-sig")
-        reader = csv.DictReader(text.splitlines(), strict=True)
-        lines = [(reader.line_num, line) for line in reader]
+        reader = csv.reader(text.splitlines(), strict=True)
+        lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
     except (OSError, ValueError, csv.Error) as error:
         raise InputError("a readable CSV file", f"{name}: {error}", "check it") from error
-    columns = [column.strip() for column in reader.fieldnames or ()]
+    lines = [(n, line) for n, line in lines if any(line) and not line[0].startswith("#")]
+    columns = [column.lower() for column in lines[0][1]] if lines else []
     names = next((kind for kind in (OWN, DEEPBENCH) if set(kind) <= set(columns)), None)
     if names is None:
         got = ", ".join(columns)[:80] or "nothing"
         raise InputError(f"{name}: columns {', '.join(OWN)}", got, "name them in the first line")
-    rows = [(number, _stripped(line)) for number, line in lines]
+    rows = [(number, dict(zip(columns, line, strict=False))) for number, line in lines[1:]]
     _one_device(name, rows, device)
     found = [
         _measured(f"{name}, line {number}", row, names)
@@ -53,12 +55,6 @@ def read_table(
         got = f"{len(found)} rows, none of at most {max_ranks} ranks" if found else "no rows"
         raise InputError(f"{name}: measured rows", got, "measure some")
     return kept
-
-
-def _stripped(line: Mapping[str | None, object]) -> dict[str, str]:
-    return {
-        str(key).strip(): value.strip() for key, value in line.items() if isinstance(value, str)
-    }
 
 
 def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str | None) -> None:

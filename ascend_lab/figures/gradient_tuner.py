@@ -79,8 +79,8 @@ def fig_buckets(
 @styled
 def fig_caps(
     rows: Sequence[Gradient],
-    alpha_us: float = 30.0,
-    gbytes_per_s: float = 5.0,
+    alpha_us: float = 400.0,
+    gbytes_per_s: float = 1.0,
     points: int = 41,
 ) -> LabFigure:
     """Draw when all is sent if buckets close at a size, over that size, beside the best split."""
@@ -97,7 +97,7 @@ def fig_caps(
     ax.axhline(1e3 * best.end_s, color=VERMILLION, ls="--", lw=1.2)
     ax.text(caps[0] / MIB, 1e3 * best.end_s, "best split", va="bottom", fontsize=8)
     ax.axhline(1e3 * best.ready_s, color=GREY, ls=":", lw=1.2)
-    ax.text(caps[0] / MIB, 1e3 * best.ready_s, "backward", va="bottom", fontsize=8)
+    ax.text(caps[0] / MIB, 1e3 * best.ready_s, "backward", va="top", fontsize=8)
     ax.set(
         xscale="log",
         xlabel="bucket closed at (MiB)",

@@ -66,6 +66,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_profile(written(tmp_path, "{", "t.json"))
     with pytest.raises(InputError, match="Chrome trace"):
         read_profile(written(tmp_path, "3", "t.json"))
+    with pytest.raises(InputError, match=r"key traceEvents .* got an object with the keys rows"):
+        read_profile(written(tmp_path, '{"rows": []}', "t.json"))
 
 
 def test_the_bank_of_the_published_tuner_is_read(tmp_path: Path) -> None:
@@ -188,8 +190,8 @@ def test_forms_say_the_same_as_the_plan(rows, cost):
     assert list(forms.by_idx) == sorted(set(forms.by_idx))
     assert [*forms.mindspore, len(rows) - 1] == [last for _, last in found.segments]
     assert sum(forms.by_size) == math.fsum(forms.by_size) == 100
-    assert len(forms.by_size) == len(forms.by_idx)
-    assert all(share >= 0 for share in forms.by_size)
+    assert 1 <= len(forms.by_size) <= len(forms.by_idx)
+    assert all(share > 0 for share in forms.by_size)
     assert forms.hccl.end_s >= found.end_s * (1 - 1e-12)
     assert forms.ddp_end_s == end_of(forms.ddp_segments, rows, cost)
     assert forms.ddp_end_s >= found.end_s * (1 - 1e-12)
@@ -215,8 +217,8 @@ def test_shares_of_large_gradients_lead_back_to_the_segments(sizes, data):
     assert split_by_size(by_size(split, rows), rows) == split
 
 
-def test_without_bytes_the_first_segment_has_all() -> None:
-    assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (0.0, 100.0)
+def test_without_bytes_one_share_has_all() -> None:
+    assert by_size(((0, 0), (1, 1)), rows_of([0, 1], [0, 0])) == (100.0,)
 
 
 # -- the verb --------------------------------------------------------------------------------------
@@ -245,6 +247,29 @@ def test_the_verb_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for word in ("optimal", "mg_wfbp", "set_split_strategy_by_size", "bucket_cap_mb", "2 streams"):
         assert word in out
     assert "1 gradients are ready before one above" in out
+
+
+def test_the_table_says_what_limits_and_small_sizes_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, CSV + "scale,5,0\n")
+    price = ("--alpha-us", "0.001", "--beta-us-per-byte", "0.0001")
+    assert main(["gradient-plan", str(file), *price, "--max-bytes", "100"]) == 0
+    out = capsys.readouterr().out
+    assert "2 gradients are larger than 100 bytes: each is a segment by itself" in out
+    assert "optimal (among splits into segments of at most 100 bytes)" in out
+    assert "smaller than any useful cap" in out
+    assert ", 0.0]" not in out
+    assert "1 segments too small for a share are joined with a neighbour" in out
+    assert "segments larger than asked" not in out
+    many = CSV + "".join(f"g{i},9,200\n" for i in range(9))
+    file = written(tmp_path, many, "many.csv")
+    assert main(["gradient-plan", str(file), *price, "--max-bytes", "100"]) == 0
+    out = capsys.readouterr().out
+    assert "11 gradients in 11 segments" in out
+    assert "# segments larger than asked: HCCL takes 8" in out
+    assert main(["gradient-plan", str(file), *PRICE]) == 0
+    assert "optimal (among all splits)" in capsys.readouterr().out
 
 
 BAD_CALLS = {

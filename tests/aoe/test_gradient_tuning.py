@@ -149,6 +149,11 @@ def test_the_report_has_the_published_fields_and_text() -> None:
     before = data["GDAT"]["model_baseline_performance(ms)"]
     assert before >= data["GDAT"]["model_result_performance(ms)"]
     text = tuning_text(found)
+    assert "optimal (among splits into at most 8 segments)" in text
+    assert "(breaks the limit: not among splits into at most 8 segments)" in text
+    (marked,) = [line for line in text.splitlines() if "(= before)" in line]
+    assert marked.split()[0] == "hccl_default"
+    assert "needs no search, for any number of segments" in text
     for word in ("16 devices", "gdat process finished", "optimal", "set_split_strategy_by_idx"):
         assert word in text
 
@@ -185,7 +190,7 @@ def test_the_command_tunes_and_reports(capsys: Any, small: Path, tmp_path: Path)
 
 
 BAD = {
-    "cluster": (["-j", "4"], "--cluster for --job_type 4 (gradient)"),
+    "cluster": (["-j", "4"], "`ascend-lab topologies` lists them"),
     "together": (["-j", "2,4", "--cluster", "star:4"], "by itself"),
     "other job": (["-j", "2", "--cluster", "star:4"], "--cluster with --job_type 4"),
     "devices": (["-j", "4", "--cluster", "star", "--devices", "0"], "--devices of at least 1"),
@@ -204,6 +209,14 @@ def test_wrong_calls_are_one_line(capsys: Any, small: Path, tmp_path: Path, case
     assert code == 2
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_chip_that_the_cluster_has_not_is_said(capsys: Any, small: Path, tmp_path: Path) -> None:
+    words = ("-j", "4", "-m", small, "--output", tmp_path, "--cluster", "910a-roce:2")
+    code, _, err = run(capsys, *words, "--soc_version", "Ascend310")
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "warning: the devices of 910a-roce:2 are Ascend910A, --soc_version is Ascend310" in err
 
 
 def test_single_operators_are_not_trained(capsys: Any, tmp_path: Path) -> None:

@@ -185,6 +185,7 @@ def test_two_servers_leave_the_law() -> None:
         ("bytes,ranks,time_s\n", "measured rows; got no rows"),
         ("bytes,ranks,time_s\n8,2\n", "line 2: time_s as a number; got None"),
         ("bytes,ranks,time_s\n8,2,x\n", "line 2: time_s as a number; got 'x'"),
+        ("#\n\nBytes,RANKS,time_s\n# x\n8,2,x\n", "line 5: time_s as a number; got 'x'"),
         ("bytes,ranks,time_s\n8,2,nan\n", "line 2: time_s as a number"),
         ("bytes,ranks,time_s\n8,2,inf\n", "line 2: time_s as a number"),
         ("bytes,ranks,time_s\n8,2,1\n8,2.5,1\n", "line 3: a whole count of ranks"),
@@ -224,7 +225,7 @@ def test_the_command_prints_bands_and_errors(
     path = tmp_path / "table.csv"
     rows = ring_rows([Band(1e3, 1e9, 1e-5, 1e-10)], np.logspace(4, 8, 9), (2, 8))
     lines = [f"{row.size_bytes}, {row.ranks}, {row.time_s}" for row in rows]
-    path.write_text("\n".join(["\ufeffbytes, ranks, time_s", *lines]), "utf-8")
+    path.write_text("\n".join(["\ufeff# mine", "Bytes, Ranks, Time_S", "# us", *lines]), "utf-8")
     assert main(["fit-collective", str(path), "--json", "-"]) == 0
     data = json.loads(capsys.readouterr().out)
     (band,) = data["bands"]

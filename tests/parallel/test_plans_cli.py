@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,11 @@ def test_sgd_needs_less_memory_and_the_table_says_so(
     assert adam["chip"] == "Ascend910B2"
     assert sgd["least_memory_bytes"] < adam["least_memory_bytes"]
     code, out, err = run(capsys, model, *where, "--plans", 3)
-    assert (code, err) == (0, "") and len(out.splitlines()) == 6 and "samples/s" in out
+    assert (code, err) == (0, "") and len(out.splitlines()) == 12 and "samples/s" in out
+    assert "Z ZeRO stage" in out and "no mark: T<D<P" in out
+    for row in out.splitlines()[3:6]:
+        step, *parts = (float(number) for number in re.findall(r"([0-9.]+) ms", row))
+        assert len(parts) == 4 and step == pytest.approx(sum(parts), abs=0.0025), row
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_missing_limit_is_none(limit: str | None) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "complaint"),
     [
-        ("problem", None, "no problem"),
+        ("problem", None, "the whole file as a JSON object with the key problem; got no problem"),
         ("problem", [], "problem as a JSON object"),
         ("problem.nodes", None, "no nodes"),
         ("problem.nodes.usages", None, "no usages"),

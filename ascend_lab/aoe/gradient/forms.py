@@ -23,6 +23,7 @@ from ascend_lab.aoe.gradient.baselines import MIB, best_cap, legal
 from ascend_lab.aoe.gradient.cost import Cost, price_of
 from ascend_lab.aoe.gradient.planning import GradientPlan, end_of, plan
 from ascend_lab.aoe.gradient.rows import Gradient, Split, table_of
+from ascend_lab.errors import InputError
 
 HCCL_SEGMENTS = 8
 PARTS = 6400
@@ -34,6 +35,7 @@ DDP_PER_OCTAVE = 16
 class Forms:
     """A plan in the forms of three frameworks; `hccl` may differ from it, being of 8 segments.
 
+    `hccl_too_large`: no 8 segments keep the limit of bytes, so HCCL's have none.
     `ddp_cap_mib`: the best single cap; `ddp_end_s`: what it ends at, to compare with the plan.
     """
 
@@ -45,6 +47,7 @@ class Forms:
     ddp_segments: Split
     ddp_end_s: float
     shares_end_s: float
+    hccl_too_large: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the forms as JSON data, times in microseconds."""
@@ -67,10 +70,18 @@ class Forms:
 def forms_of(
     found: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
 ) -> Forms:
-    """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL."""
-    hccl = found
+    """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL.
+
+    Raises `InputError` where number formats change more than seven times: HCCL has no such split.
+    """
+    hccl, too_large = found, False
     if len(found.segments) > HCCL_SEGMENTS:
-        hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
+        try:
+            hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
+        except InputError:
+            if max_bytes is None:
+                raise
+            hccl, too_large = plan(rows, cost, HCCL_SEGMENTS), True
     shares = by_size(hccl.segments, rows)
     cap, split, end = best_cap(table_of(rows), price_of(cost), DDP_PER_OCTAVE)
     return Forms(
@@ -82,6 +93,7 @@ def forms_of(
         split,
         end,
         end_of(legal(table_of(rows), split_by_size(shares, rows)), rows, cost),
+        too_large,
     )
 
 
@@ -98,14 +110,15 @@ def mindspore(split: Split) -> tuple[int, ...]:
 def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
     """Return the share of each segment in percent, in 64ths that sum to 100 exactly.
 
-    Without any bytes the first segment has all of it.
+    A segment whose share rounds to nothing goes with the next, the last ones with the one before:
+    there are no shares of 0, and without any bytes one share has all.
     """
     sums = table_of(rows).sums_bytes
     total = float(sums[-1]) or 1.0
     marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
     marks[-1] = PARTS
     parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
-    return tuple(part * 100 / PARTS for part in parts)
+    return tuple(part * 100 / PARTS for part in parts if part)
 
 
 def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:

@@ -19,7 +19,7 @@ class GradientPlan:
     `segments`: (first, last), both inclusive, 0-based, in backward order. `optimal`: no split in
     the limits ends earlier, by dynamic programming. `baselines`: ends of other ways by name; those
     in `over_limit` break a limit that this plan keeps, and may end earlier for it. `ready_s`: when
-    the last gradient is ready; no plan ends before.
+    the last gradient is ready; no plan ends before. `max_segments`, `max_bytes`: the limits.
     """
 
     segments: Split
@@ -28,6 +28,8 @@ class GradientPlan:
     baselines: Mapping[str, float] = field(hash=False)
     over_limit: tuple[str, ...] = ()
     ready_s: float = 0.0
+    max_segments: int | None = None
+    max_bytes: float | None = None
 
     @property
     def tail_s(self) -> float:
@@ -69,12 +71,14 @@ def plan(
     split, end = best_split(table, price, max_segments)
     ends: dict[str, float] = {}
     over: list[str] = []
+    unlimited = table_of(rows)
     for name in BASELINES:
-        other = baseline(name, table, cost)
+        other = baseline(name, unlimited, cost)
         ends[name] = end_s(table, price, other)
         if not table.allows(other, max_segments):
             over.append(name)
-    return GradientPlan(split, end, True, ends, tuple(over), float(table.ready_s[-1]))
+    ready_s = float(table.ready_s[-1])
+    return GradientPlan(split, end, True, ends, tuple(over), ready_s, max_segments, max_bytes)
 
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:

@@ -125,8 +125,14 @@ def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
         return _from_bank(path, found)
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
-        needed = f"{path}: a Chrome trace (traceEvents) or a list of modelvalue"
-        raise InputError(needed, type(found).__name__)
+        needed = (
+            f"{path}: a Chrome trace (an object whose key traceEvents holds a list) or CANN's bank "
+            "(a list whose first object has the key modelvalue)"
+        )
+        keys = ", ".join(map(str, found))[:60] if isinstance(found, dict) else ""
+        got = f"an object with the keys {keys or 'none'}" if isinstance(found, dict) else ""
+        remedy = "a table of gradients is a .csv with the columns name, ready_us, bytes"
+        raise InputError(needed, got or type(found).__name__, remedy)
     return gradients_of_trace(str(path), events)
 
 

@@ -12,13 +12,18 @@ from ascend_lab.aoe.gradient.rows import Gradient
 from ascend_lab.aoe.gradient.tuning import GradientTuning
 
 MOST_ROWS = 40
+LEAST_CAP_MIB = 2**-10
+"""Caps below it (1 KiB) get a warning."""
 FORMULA = "(before - after) / after"
 DEFAULT = "hccl_default"
 """What improvements are counted from: HCCL's split where nobody tunes it."""
 
 
-def plan_table(found: GradientPlan, rows: Sequence[Gradient]) -> str:
-    """Return the segments, and the baselines with what the plan gains over them."""
+def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> str:
+    """Return the segments, and the baselines with what the plan gains over them.
+
+    `before`: the baseline that improvements are counted from, to be marked.
+    """
     lines = [f"{'segment':>7} {'first':>6} {'last':>6} {'bytes':>14}  last gradient"]
     for number, (first, last) in enumerate(found.segments):
         if number == MOST_ROWS:
@@ -28,22 +33,58 @@ def plan_table(found: GradientPlan, rows: Sequence[Gradient]) -> str:
         lines.append(f"{number:>7} {first:>6} {last:>6} {size:>14,}  {rows[last].name[:44]}")
     best = "optimal" if found.optimal else "best found"
     lines.append(
-        f"{len(rows)} gradients in {len(found.segments)} segments: {best}, end "
-        f"{found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
+        f"{len(rows)} gradients in {len(found.segments)} segments: {best} (among {_limits(found)}),"
+        f" end {found.end_s * 1e6:.3f} us, tail {found.tail_s * 1e6:.3f} us"
     )
+    large = sum(found.max_bytes is not None and row.size_bytes > found.max_bytes for row in rows)
+    if large:
+        lines.append(
+            f"  {large} gradients are larger than {found.max_bytes:.9g} bytes: each is a segment "
+            "by itself"
+        )
+    lines.append("other ways to split, when they end, and what the plan gains over them:")
     for name, end in found.baselines.items():
-        note = "  (over the limit)" if name in found.over_limit else ""
+        note = "  (= before)" if name == before else ""
+        note += f"  (breaks the limit: not among {_limits(found)})" * (name in found.over_limit)
         lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {found.gain(name):>+9.2%}{note}")
     return "\n".join(lines)
 
 
+def _limits(found: GradientPlan) -> str:
+    """Return which splits were allowed, in words."""
+    count, size = found.max_segments, found.max_bytes
+    if count is None and size is None:
+        return "all splits"
+    segments = "segments" if count is None else f"at most {count} segments"
+    return f"splits into {segments}" + ("" if size is None else f" of at most {size:.9g} bytes")
+
+
+def bound_text(bound_s: float) -> str:
+    """Return what no split beats, as a line."""
+    return (
+        f"a bound that needs no search, for any number of segments: {bound_s * 1e6:.3f} us "
+        "(no split ends earlier; the best may end later)"
+    )
+
+
 def forms_text(forms: Forms) -> str:
     """Return the plan's forms as lines to copy."""
-    ddp = f"{len(forms.ddp_segments)} buckets, end {forms.ddp_end_s * 1e6:.3f} us"
+    buckets = len(forms.ddp_segments)
+    ddp = f"{buckets} buckets, end {forms.ddp_end_s * 1e6:.3f} us"
+    if forms.ddp_cap_mib < LEAST_CAP_MIB:
+        alone = ": every gradient by itself" if buckets == forms.by_idx[-1] + 1 else ""
+        ddp += f"; smaller than any useful cap{alone}"
+    large = "  # segments larger than asked: HCCL takes 8" if forms.hccl_too_large else ""
+    dropped = len(forms.by_idx) - len(forms.by_size)
+    shares = (
+        f"  # {dropped} segments too small for a share are joined with a neighbour"
+        if dropped
+        else ""
+    )
     return "\n".join(
         [
-            f"set_split_strategy_by_idx({list(forms.by_idx)})",
-            f"set_split_strategy_by_size({list(forms.by_size)})",
+            f"set_split_strategy_by_idx({list(forms.by_idx)}){large}",
+            f"set_split_strategy_by_size({list(forms.by_size)}){shares}",
             f"all_reduce_fusion_config={list(forms.mindspore)}",
             f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
         ]
@@ -63,9 +104,10 @@ def tuning_text(found: GradientTuning) -> str:
     lines = [
         f"{t.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain} a step",
+        f"  before: with {DEFAULT}, HCCL's split where nobody tunes it; after: with this plan",
         f"  {shares}; {t.scaling:.1%} of one device's speed is left",
-        plan_table(t.plan, p.gradients),
-        f"  no split ends before {t.bound_s * 1e6:.3f} us",
+        plan_table(t.plan, p.gradients, DEFAULT),
+        bound_text(t.bound_s),
         forms_text(t.forms),
     ]
     return "\n".join(lines)

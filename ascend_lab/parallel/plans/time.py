@@ -39,7 +39,8 @@ class PlanTime:
     """A plan timed: the step, its parts on the busiest device, and memory per stage's device.
 
     `compute_s` is the work of the slowest device, `exchange_s` its tensor and expert exchanges,
-    `exposed_s` what gradients and updates add to the pipeline's end.
+    `exposed_s` what gradients and updates add to the pipeline's end, `waits_s` the rest of the
+    step: waiting for other stages, and traffic of ZeRO 2 and 3 that no work hides.
     """
 
     plan: Plan
@@ -56,6 +57,11 @@ class PlanTime:
     def memory_bytes(self) -> float:
         """Bytes of the device that needs most."""
         return max(m.total_bytes for m in self.memory)
+
+    @property
+    def waits_s(self) -> float:
+        """Step - work - exchanges - exposed."""
+        return max(0.0, self.pipeline_s - self.compute_s - self.exchange_s)
 
     @property
     def samples_per_s(self) -> float:

@@ -29,12 +29,15 @@ def read_problem(path: str | Path) -> Problem:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError("a problem file in JSON", f"{path}: {error}") from error
-    return parse_problem(data)
+    try:
+        return parse_problem(data)
+    except InputError as error:
+        raise InputError(f"{path}: {error.needed}", error.got, error.remedy) from error
 
 
 def parse_problem(data: Any) -> Problem:
     """Check the decoded JSON of a problem and return it; InputError names the wrong place."""
-    problem = _object(data, "the file", ("problem",))["problem"]
+    problem = _object(data, "the whole file", ("problem",))["problem"]
     fields = _object(problem, "problem", ("nodes", "edges"))
     nodes = _nodes(_object(fields["nodes"], "nodes", ("intervals", "costs", "usages")))
     edges = _edges(_object(fields["edges"], "edges", ("nodes", "costs")), nodes)
@@ -83,7 +86,10 @@ def _object(value: Any, name: str, needed: tuple[str, ...]) -> dict[str, Any]:
         raise InputError(f"{name} as a JSON object", type(value).__name__)
     missing = [key for key in needed if key not in value]
     if missing:
-        raise InputError(f"{name} with {', '.join(needed)}", f"no {', '.join(missing)}")
+        there = ", ".join(map(str, value))[:60] or "none"
+        keys = "the key" if len(needed) == 1 else "the keys"
+        what = f"{name} as a JSON object with {keys} {', '.join(needed)}"
+        raise InputError(what, f"no {', '.join(missing)} among its keys ({there})")
     return value
 
 
