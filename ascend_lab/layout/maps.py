@@ -52,7 +52,7 @@ class AddressMap:
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
-        """Count of every piece: the stored shape with no axes joined."""
+        """Pieces along every axis, which is the stored shape with no axes joined."""
         return tuple(p.count for p in self.pieces)
 
     @property
