@@ -39,6 +39,8 @@ def test_no_model_code_reads_the_published_rows() -> None:
     package = Path(ascend_lab.__file__).parent
     modules = package.rglob("*.py")
     readers = [
-        str(p.relative_to(package)) for p in modules if "published.toml" in p.read_text("utf-8")
+        p.relative_to(package).as_posix()
+        for p in modules
+        if "published.toml" in p.read_text("utf-8")
     ]
     assert sorted(readers) == ["kernels/validation.py", "train/validation.py"]
