@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster.fluid import Uses, finish_times
-from ascend_lab.cluster.patterns import plan_of, routed
-from ascend_lab.cluster.schedule import Round, Schedule
+from ascend_lab.cluster.patterns import plan_of
+from ascend_lab.cluster.schedule import Schedule
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
 
@@ -89,14 +88,6 @@ def placed(
         what = f"{topology.name}: {ranks} different devices of {topology.size}"
         raise ClusterError(what, str(places.tolist())[:60], "use a larger topology or fewer ranks")
     return places
-
-
-def message_ends(
-    step: Round, topology: Topology, sizes: Floats, places: NDArray[np.int64]
-) -> Floats:
-    """Return when each message of a round has arrived, counted from the round's start."""
-    paths, starts = routed(step, topology, places)
-    return finish_times(starts, sizes, Uses.of(paths), topology.rate_bytes_per_s)
 
 
 # -- bounds ---------------------------------------------------------------------------------------

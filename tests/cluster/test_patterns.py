@@ -4,9 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cluster import Round, Uses, load_topology, make, time_collective
-from ascend_lab.cluster.patterns import pattern_of, plan_of
-from ascend_lab.cluster.timing import message_ends
+from ascend_lab.cluster import Round, Uses, finish_times, load_topology, make, time_collective
+from ascend_lab.cluster.patterns import pattern_of, plan_of, routed
 
 SHAPES = ("910a-server", "910b-roce:16", "910a-roce:16", "ethernet-25g:16", "star:6", "ring:5")
 
@@ -24,7 +23,8 @@ def test_straight_lines_and_events_agree(
     places = rng.permutation(topology.size)
     pattern = pattern_of(step, topology, places)
     sizes = step.counts * block_bytes
-    ends = message_ends(step, topology, sizes, places)
+    paths, starts = routed(step, topology, places)
+    ends = finish_times(starts, sizes, Uses.of(paths), topology.rate_bytes_per_s)
     np.testing.assert_allclose(pattern.ends_s(block_bytes, topology), ends, rtol=1e-7)
     added = np.bincount(targets[step.reduces], sizes[step.reduces], minlength=1).max()
     whole_s = ends.max() + added * topology.gamma_s_per_byte

@@ -7,7 +7,8 @@ import pytest
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
-from ascend_lab.parallel.values import LossScale, MixedRun
+from ascend_lab.parallel.values import MixedRun
+from ascend_lab.train import DynamicLossScale
 
 ADAM = values.Adam(lr=0.01)
 MODEL, DATA = values.transformer(layers=1), values.sentences(12)
@@ -15,7 +16,9 @@ MODEL, DATA = values.transformer(layers=1), values.sentences(12)
 
 @cache
 def mixed(ranks: int, start: float, interval: int = 1000, agree: bool = True) -> MixedRun:
-    return values.train_mixed(MODEL, DATA, ADAM, ranks, LossScale(start, interval), agree)
+    return values.train_mixed(
+        MODEL, DATA, ADAM, ranks, DynamicLossScale(start, growth_interval=interval), agree
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -34,7 +37,9 @@ def test_overflow_skips_the_step_on_all_ranks_and_halves_the_scale(ranks: int) -
     assert 0 < skips < len(DATA) and not any(run.skipped[skips:])
     assert run.scales == tuple(2.0 ** (24 - min(n, skips)) for n in range(len(DATA)))
     # skipped steps leave no trace: training as if it began there, with the scale it ended at
-    later = values.train_mixed(MODEL, DATA[skips:], ADAM, ranks, LossScale(2.0 ** (24 - skips)))
+    later = values.train_mixed(
+        MODEL, DATA[skips:], ADAM, ranks, DynamicLossScale(2.0 ** (24 - skips))
+    )
     assert later.losses == run.losses[skips:]
     for key, weight in later.parameters.items():
         np.testing.assert_array_equal(run.parameters[key], weight)
@@ -50,13 +55,6 @@ def test_ranks_that_do_not_agree_diverge() -> None:
 
 def test_good_steps_double_the_scale() -> None:
     assert mixed(1, 2.0**8, interval=4).scales == (256.0,) * 4 + (512.0,) * 4 + (1024.0,) * 4
-
-
-def test_the_scale_by_hand() -> None:
-    scale = LossScale(8.0, interval=2)
-    assert scale.after(False) == LossScale(8.0, 2, 1)
-    assert scale.after(False).after(False) == LossScale(16.0, 2, 0)
-    assert scale.after(False).after(True) == LossScale(4.0, 2, 0)
 
 
 def test_small_gradients_vanish_without_a_scale() -> None:

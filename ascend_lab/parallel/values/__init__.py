@@ -14,7 +14,7 @@ from ascend_lab.parallel.values.asynchronous import (
 )
 from ascend_lab.parallel.values.experts import route
 from ascend_lab.parallel.values.group import Group, grid, send
-from ascend_lab.parallel.values.mixed import LossScale, MixedRun, train_mixed, vanishing
+from ascend_lab.parallel.values.mixed import MixedRun, train_mixed, vanishing
 from ascend_lab.parallel.values.models import (
     experts_transformer,
     perceptron,
@@ -46,7 +46,6 @@ __all__ = [
     "Batch",
     "Count",
     "Group",
-    "LossScale",
     "MixedRun",
     "Model",
     "Net",

@@ -8,7 +8,7 @@ many good steps in a row double it. Micikevicius et al., "Mixed precision traini
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,23 +20,7 @@ from ascend_lab.parallel.values.pieces import Batch, Model, Net
 from ascend_lab.parallel.values.stores import flatten, unflatten
 from ascend_lab.parallel.values.tape import Tape, Var
 from ascend_lab.parallel.values.traffic import Traffic
-
-
-@dataclass(frozen=True, slots=True)
-class LossScale:
-    """The scale, how many good steps double it, and how many there were since it changed."""
-
-    scale: float = 2.0**16
-    interval: int = 2000
-    good: int = 0
-
-    def after(self, overflow: bool) -> LossScale:
-        """Return the scale after a step."""
-        if overflow:
-            return replace(self, scale=self.scale / 2, good=0)
-        if self.good + 1 == self.interval:
-            return replace(self, scale=self.scale * 2, good=0)
-        return replace(self, good=self.good + 1)
+from ascend_lab.train.precision import DynamicLossScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +40,7 @@ def train_mixed(
     batches: Sequence[Batch],
     optimizer: Optimizer,
     ranks: int = 1,
-    scale: LossScale | None = None,
+    scale: DynamicLossScale | None = None,
     agree: bool = True,
 ) -> MixedRun:
     """Train data parallel in fp16; each rank has its part of the fp32 masters (ZeRO stage 1).
@@ -64,7 +48,7 @@ def train_mixed(
     An overflow shows only in some ranks' part of the gradient; `agree=False` leaves out the
     all-reduce of one number that tells the others, and ranks then update alone.
     """
-    scale, traffic = scale or LossScale(), Traffic()
+    scale, traffic = scale or DynamicLossScale(), Traffic()
     group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
     flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
     masters = [part(flat, ranks, r, 0) for r in range(ranks)]
@@ -84,7 +68,7 @@ def train_mixed(
                 grad = own[r].astype(np.float32) / np.float32(scale.scale)
                 masters[r], states[r] = optimizer.update(masters[r], grad, states[r], taken[r])
         half = group.all_gather([m.astype(np.float16) for m in masters])
-        scale = scale.after(any(bad))
+        scale = scale.next(any(bad))
     losses, scales, skipped, zero_shares = zip(*rows, strict=True)
     parameters = _named(model, np.concatenate(masters))
     return MixedRun(losses, scales, skipped, zero_shares, parameters, traffic)
