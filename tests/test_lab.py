@@ -200,6 +200,16 @@ def test_every_step_runs_and_the_failed_ones_are_named(
         lab.do_test(["d"])
 
 
+@pytest.mark.parametrize("step", ["package", "notebooks"])
+def test_long_steps_run_on_two_processes(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    said: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words, **_: said.append(words) or 0)
+    assert lab.STEPS[step]() == 0
+    assert said[-1][3:7] == ("-n", "2", "--dist", "loadfile")
+
+
 def test_serve_answers_on_this_machine_only(checkout: Path) -> None:
     assert "run: python3 lab.py book" in run_lab(checkout, "serve").stderr
     (checkout / "_build" / "html").mkdir(parents=True)
