@@ -1,5 +1,6 @@
 """Whatever an answer does in a check, the notebook lives and hears one line about it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -282,3 +283,64 @@ def test_without_room_for_a_copy_the_check_runs_here(monkeypatch: pytest.MonkeyP
     assert check_ex_90_1(lambda n: 2 * n)
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == held
+
+
+KERNEL = """
+import json, sys
+from jupyter_client.manager import start_new_kernel
+
+manager, client = start_new_kernel()
+heard = []
+
+def hear(message):
+    content = message["content"]
+    shown = content.get("data", {}).get("text/plain", "")
+    heard[-1] += content.get("text", "") or content.get("ename", "") or shown
+    if content.get("text", "") == "waits\\n":
+        manager.interrupt_kernel()
+
+try:
+    for cell in json.load(sys.stdin):
+        heard.append("")
+        client.execute_interactive(cell, allow_stdin=False, output_hook=hear)
+finally:
+    manager.shutdown_kernel(now=True)
+print(json.dumps(heard))
+"""
+START = """
+import os, time
+from ascend_lab.checks import check_against, process
+process.CASE_S, process.MEMORY_BYTES = 1, 1 << 26
+def runs_on(n):
+    while True: n += 1
+def deep(n):
+    return 1 + deep(n)
+def waits(n):
+    print("waits")
+    time.sleep(10**6)
+def check(fn):
+    return check_against("ex_90_1", fn, lambda n: 2 * n, lambda rng: {"n": 5})
+"""
+HEARD = {
+    "check(runs_on)": f"your function {LATE}",
+    "check(lambda n: os._exit(0))": "your function ended Python (exit status 0)",
+    "check(deep)": "your function raised RecursionError: maximum recursion depth exceeded",
+    "check(lambda n: [bytearray(10**6) for _ in range(10**9)])": "your function raised MemoryError",
+    "check(lambda n: input())": "your function raised EOFError: a check gives no input",
+    "check(lambda n: None)": "your function returned None, expected 10",
+}
+
+
+@forked
+def test_a_notebook_lives_through_all_of_it() -> None:
+    cells = [START, *HEARD, "process.CASE_S = 10**4\ncheck(waits)", "check(lambda n: 2 * n)"]
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL],
+        input=json.dumps(cells),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    failed = [f"ex 90.1 not yet: for n=5 {said} (seed 7)" for said in HEARD.values()]
+    passed = "ex 90.1 passed: 40 random cases (seed 7)"
+    assert json.loads(done.stdout) == ["", *failed, "waits\nKeyboardInterrupt", passed]
