@@ -16,7 +16,16 @@ from ascend_lab.aoe.cube.table import CubeSpace
 from ascend_lab.aoe.drive import Search, drive
 from ascend_lab.aoe.search.exhaustive import random_order
 from ascend_lab.aoe.space import Point, Space, TableSpace
-from ascend_lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property, show
+from ascend_lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_behind_wall,
+    check_property,
+    raised,
+    show,
+)
+from ascend_lab.checks.process import Tell, Verdict
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels.gemm_schedule import GemmShape
 
@@ -161,16 +170,22 @@ def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     log(best / optimum) must lie below zero.
     """
     seeds = [1000 * seed + i for i in range(SEEDS)]
-    try:
-        mine = regrets(lambda: _watched(fn), seeds)
-    except _NoSearchError as error:
-        return CheckResult("ex_20_3", False, str(error), seed, SEEDS, fn)
-    except Exception as error:
-        text = " ".join(str(error).split())[:140]
-        message = f"your search raised {type(error).__name__}: {text}"
-        return CheckResult("ex_20_3", False, message, seed, SEEDS, fn)
-    low, high = interval(mine - regrets(lambda: random_order, seeds))
-    said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
-    said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
-    wanted = "" if high < 0 else ", expected an interval below 1"
-    return CheckResult("ex_20_3", high < 0, said + wanted, seed, SEEDS, fn)
+
+    def run(tell: Tell) -> Verdict:
+        def watched() -> Search:
+            tell(SEEDS, "your search")
+            return _watched(fn)
+
+        try:
+            mine = regrets(watched, seeds)
+        except _NoSearchError as error:
+            return False, str(error), SEEDS
+        except Exception as error:
+            return False, f"your search {raised(error)}", SEEDS
+        tell(SEEDS, "random order")
+        low, high = interval(mine - regrets(lambda: random_order, seeds))
+        said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
+        said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
+        return high < 0, said + ("" if high < 0 else ", expected an interval below 1"), SEEDS
+
+    return check_behind_wall("ex_20_3", fn, run, seed)

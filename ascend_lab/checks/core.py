@@ -1,9 +1,8 @@
 """Exercise checks: random cases, a property, and an answer that names the first failing case.
 
-A check never raises whatever the tested function does (raise, return None, return nonsense), so
-that the page of a student who has not started still runs. It takes `seed=`: the grader's hidden
-tests are the same properties with other seeds. What is not guarded against is a function that
-does not end.
+A check never raises whatever the tested function does (raise, return None, return nonsense, never
+return, end Python: see `wall`), so that the page of a student who has not started still runs. It
+takes `seed=`: the grader's hidden tests are the same properties with other seeds.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.errors import AscendLabError
+from ascend_lab.checks.process import CheckError, Run, Tell, Verdict
+from ascend_lab.checks.wall import behind_wall
 
 DEFAULT_CASES = 40
 DEFAULT_SEED = 7
@@ -32,10 +33,6 @@ as the end of the sentence "your function returned ..., "."""
 
 _EXERCISE = re.compile(r"ex_(\d\d)_(\d+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-class CheckError(AscendLabError):
-    """A check that is itself written wrongly; a wrong answer never raises."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -139,19 +136,30 @@ def check_property(
     exercise_number(exercise)
     if cases < 0 or cases + len(edge_cases) == 0:
         raise CheckError(f"{exercise}: a check needs at least one case", str(cases), "add cases")
-    if not callable(fn):
-        message = f"expected your function, got {show(fn)}"
-        return CheckResult(exercise, False, message, seed, 0, fn)
-    rng = np.random.default_rng(seed)
-    for done in range(len(edge_cases) + cases):
-        edge = done < len(edge_cases)
-        case = edge_cases[done] if edge else make_case(rng)
-        wrong = _try_case(fn, judge, case)
-        if wrong is not None:
-            return CheckResult(exercise, False, wrong, seed, done + 1, fn)
-    edges = f"{len(edge_cases)} edge and " if edge_cases else ""
-    message = f"{edges}{cases} random cases"
-    return CheckResult(exercise, True, message, seed, len(edge_cases) + cases, fn)
+
+    def run(tell: Tell) -> Verdict:
+        if not callable(fn):
+            return False, f"expected your function, got {show(fn)}", 0
+        rng = np.random.default_rng(seed)
+        for done in range(len(edge_cases) + cases):
+            edge = done < len(edge_cases)
+            case = edge_cases[done] if edge else make_case(rng)
+            wrong = _try_case(fn, judge, case, partial(tell, done + 1))
+            if wrong is not None:
+                return False, wrong, done + 1
+        edges = f"{len(edge_cases)} edge and " if edge_cases else ""
+        return True, f"{edges}{cases} random cases", len(edge_cases) + cases
+
+    return check_behind_wall(exercise, fn, run, seed)
+
+
+def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResult:
+    """Return the result of a check of `fn` that `run` makes, behind the wall.
+
+    All that an answer gives is to be called, compared, shown and dropped inside of `run`.
+    """
+    passed, message, cases = behind_wall(run)
+    return CheckResult(exercise, passed, message, seed, cases, fn)
 
 
 def check_against(
@@ -186,16 +194,19 @@ def _values(case: Case) -> list[Any]:
     return copy.deepcopy(list(case.values()))
 
 
-def _try_case(fn: Callable[..., Any], judge: Judge, case: Case) -> str | None:
+def _try_case(
+    fn: Callable[..., Any], judge: Judge, case: Case, tell: Callable[[str], None]
+) -> str | None:
     """Run one case and return the sentence about what went wrong, or None."""
     named = ", ".join(f"{name}={show(value)}" for name, value in case.items())
     where = f"for {named} your function" if named else "your function"
     arguments = _values(case)
+    tell(where)
     try:
         got = fn(*arguments)
     except (Exception, SystemExit) as error:
-        text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
-        return f"{where} raised {type(error).__name__}" + (f": {text}" if text else "")
+        return f"{where} {raised(error)}"
+    tell(where.removesuffix("your function") + "the judgement of what your function returned")
     try:
         wrong = judge(got, case)
     except CheckError:  # a broken reference must not look like a wrong answer
@@ -203,3 +214,12 @@ def _try_case(fn: Callable[..., Any], judge: Judge, case: Case) -> str | None:
     except Exception as error:
         return f"{where} returned {show(got)}, which cannot be judged ({type(error).__name__})"
     return None if wrong is None else f"{where} returned {show(got)}, {wrong}"
+
+
+def raised(error: BaseException) -> str:
+    """Return "raised" with the kind of an error and, if it has one, its text in one line."""
+    try:
+        text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
+    except Exception:  # a student's error may have a broken __str__
+        text = ""
+    return f"raised {type(error).__name__}" + (f": {text}" if text else "")

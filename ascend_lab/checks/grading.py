@@ -21,7 +21,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.checks.core import CheckError, CheckResult
+from ascend_lab.checks.core import CheckResult
+from ascend_lab.checks.process import CheckError
 
 STUB = "exercise-stub"
 SOLUTION = "exercise-solution"
