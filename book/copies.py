@@ -155,13 +155,14 @@ class Copy:
         tags = cell.metadata.get("tags", [])
         shown = [seen for output in cell.outputs if (seen := plain_output(output))]
         if self.solved:
-            answers = [] if "exercise-solution" in tags else printed(shown)
+            answers = [] if "checks.check_ex_" in source else printed(shown)
             self.folded += [fenced("python", source), *answers]
             return
         if not source:
             return
         new = nbformat.v4.new_code_cell(source, id=cell.id)
-        new.outputs = [] if {"exercise-stub", "remove-cell"} & set(tags) else shown
+        answered = "exercise-stub" in tags or "checks.check_ex_" in source
+        new.outputs = [] if answered or "remove-cell" in tags else shown
         if {"hide-input", "remove-cell"} & set(tags):
             new.metadata["jupyter"] = {"source_hidden": True}
         figure = figure_of(cell)

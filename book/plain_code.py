@@ -15,9 +15,7 @@ def without_glue(sources: Sequence[str]) -> list[str]:
     while more := served(trees, dead):
         dead |= more
     gone = loaded(dead) - loaded(live(trees, dead))
-    return [
-        without(source, tree, dead, gone) for source, tree in zip(sources, trees, strict=True)
-    ]
+    return [without(source, tree, dead, gone) for source, tree in zip(sources, trees, strict=True)]
 
 
 def glues(statement: ast.stmt) -> bool:

@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What a text may refer to: labels and documents {name: (file, words)}, sources {key: words}."""
+    """What a text refers to: labels and documents {name: (file, words)}, sources {key: words}."""
 
     labels: dict[str, tuple[str, str]]
     sources: dict[str, tuple[str, str]]
@@ -98,7 +98,7 @@ class Page:
     book: Book
 
     def render(self, text: str) -> str:
-        """Return a cell's Markdown without roles and directives; solutions are not a text's part."""
+        """Return Markdown without roles and directives; solutions are not its part."""
         return "\n\n".join(
             filter(None, (self.block(block).strip("\n") for block in blocks(text)))
         ).strip()
