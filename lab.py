@@ -3,7 +3,7 @@
 
 Standard library only. On first use it makes `.venv` beside this file, installs the pinned packages
 there and starts itself again inside; later runs reuse it until a pinned list changes. Everything it
-makes lies in `.venv` and `_build`; only `refresh` writes to the sources.
+makes lies in `.venv`, `_build` and `my_notebooks`; only `refresh` writes to the sources.
 """
 
 import sys
@@ -48,6 +48,8 @@ HTML = BUILD / "html"
 STAMP = VENV / "lab-stamp.json"
 PINNED = ("requirements.txt", "constraints.txt", "pyproject.toml")
 BUILDER = ROOT / "book" / "build.py"
+COPIER = ROOT / "book" / "copies.py"
+COPIES = ROOT / "my_notebooks"
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", "build", "dist")
 
 
@@ -269,9 +271,20 @@ def do_refresh(arguments: list[str]) -> int:
     return 0
 
 
+def do_copies(arguments: list[str]) -> int:
+    """Write copies of the chapters to work in (copies [FOLDER]); those you changed stay."""
+    if len(arguments) > 1 or not all(arguments) or any(a.startswith("-") for a in arguments):
+        raise LabError("copies takes one folder (default: my_notebooks)")
+    folder = Path(arguments[0]).absolute() if arguments else COPIES
+    if python(COPIER, folder) != 0:
+        raise LabError("not all copies were written; the reason is above")
+    return 0
+
+
 def do_notebooks(arguments: list[str]) -> int:
-    """Open the chapters in JupyterLab."""
-    return python("-m", "jupyterlab", *arguments, ROOT / "notebooks")
+    """Write the copies in my_notebooks and open them in JupyterLab."""
+    do_copies([])
+    return python("-m", "jupyterlab", *arguments, COPIES)
 
 
 def do_serve(arguments: list[str]) -> int:
@@ -326,6 +339,7 @@ VERBS = {
     "book": do_book,
     "test": do_test,
     "refresh": do_refresh,
+    "copies": do_copies,
     "notebooks": do_notebooks,
     "serve": do_serve,
     "bench": do_bench,
@@ -347,7 +361,7 @@ def usage() -> str:
 def reenter(argv: list[str]) -> int:
     """Run this script again inside the environment; it prints its own closing line."""
     try:
-        return python(ROOT / "lab.py", *argv)
+        return python(ROOT / "lab.py", *argv, cwd=None)  # a relative path is the user's
     except KeyboardInterrupt:
         return 130
 

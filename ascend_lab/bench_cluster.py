@@ -5,18 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from ascend_lab.cluster import load_topology
 from ascend_lab.cluster.collectives import collective_time, make
 from ascend_lab.cluster.fit import held_out, mape
 from ascend_lab.cluster.tables import read_table
 from ascend_lab.cluster.timing import time_collective
+from ascend_lab.data import data_path
 from ascend_lab.train.validation import training_validation_table
 
 Figure = tuple[str, str, str, bool | None]
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))
-TABLE = Path(__file__).parent.parent / "tests" / "data" / "deepbench" / "allreduce_measured.csv"
+TABLE = data_path("deepbench/allreduce_measured.csv")
 LARGE_BYTES, ERROR_LIMIT = 1e6, 0.12
 STEP = """
 import time

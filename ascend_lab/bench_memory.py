@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from ascend_lab.data import data_path
 from ascend_lab.graph.memory import plan, simulate_writes, verify
 from ascend_lab.graph.memory.table import read_csv
 
 CAPACITY_BYTES = 1_048_576
 TIME_LIMIT_S = 60.0
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "minimalloc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,11 @@ class Packing:
 def measure(names: Sequence[str] = "ABCDEF", time_limit_s: float = TIME_LIMIT_S) -> list[Packing]:
     """Plan each instance, check the plan on real bytes, and return what was reached.
 
-    The planner runs in one thread. Returns [] where the instances are not there (a bare wheel).
+    The planner runs in one thread.
     """
     rows = []
     for name in names:
-        file = FOLDER / f"{name}.{CAPACITY_BYTES}.csv"
-        if not file.exists():
-            continue
-        buffers = read_csv(file)
+        buffers = read_csv(data_path(f"minimalloc/{name}.{CAPACITY_BYTES}.csv"))
         start = time.perf_counter()
         found = plan(buffers, CAPACITY_BYTES, time_limit_s=time_limit_s)
         taken = time.perf_counter() - start

@@ -25,6 +25,7 @@ from ascend_lab.aoe.vector.job import VectorJob
 from ascend_lab.bench_search import recorded_cases
 from ascend_lab.bench_search import report as search_report
 from ascend_lab.chip import load_chip
+from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import compile_graph, zoo
 
@@ -32,7 +33,7 @@ NETWORKS = ("resnet50", "mobilenet_v2", "bert_base")
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 PROOF_S = 10.0
 DATA = Path(__file__).parent.parent / "tests" / "data"
-CONTEST, RECORDED = DATA / "mlsys2026", DATA / "autotune_bruteforce"
+CONTEST, RECORDED = FOLDER / "mlsys2026", DATA / "autotune_bruteforce"
 ROWS = Path("_build") / "networks.jsonl"
 MOST_POINTS = 3000
 """Spaces are enumerated up to this size."""

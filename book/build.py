@@ -136,7 +136,6 @@ def copy_sources(source: Path) -> None:
     skip = shutil.ignore_patterns(".*", "__pycache__")
     for folder in ("book", "notebooks"):
         shutil.copytree(ROOT / folder, source / folder, ignore=skip)
-    shutil.copytree(ROOT / "tests" / "data", source / "tests" / "data")  # chapters read it
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(ROOT / name, source / name)
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,3 +35,11 @@ def lab() -> ModuleType:
 @pytest.fixture
 def build() -> ModuleType:
     return load_script(ROOT / "book" / "build.py")
+
+
+@pytest.fixture(scope="session")
+def copies() -> Iterator[ModuleType]:
+    """book/copies.py, which imports its neighbours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "book")
+        yield load_script(ROOT / "book" / "copies.py")

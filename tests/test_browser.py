@@ -6,9 +6,11 @@
 
 import contextlib
 import functools
+import html
 import http.server
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,6 +21,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import pytest
@@ -43,6 +46,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+Copies = dict[str, nbformat.NotebookNode]
 WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
 
@@ -179,14 +183,16 @@ explore(fig_core_path, size_kib=(1, 32, 1))
 """
 
 
-@pytest.fixture
-def jupyterlab(tmp_path: Path) -> Iterator[str]:
-    """Start JupyterLab on a small notebook, with settings of its own; return its address."""
+@pytest.fixture(scope="module")
+def jupyterlab(tmp_path_factory: pytest.TempPathFactory, copies: ModuleType) -> Iterator[str]:
+    """Start JupyterLab on a small notebook and the copies, with settings of its own."""
+    tmp_path = tmp_path_factory.mktemp("lab")
     notebook = nbformat.v4.new_notebook()
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     notebook.cells = [nbformat.v4.new_code_cell(CELL.strip())]
     (tmp_path / "work").mkdir()
     nbformat.write(notebook, tmp_path / "work" / "slider.ipynb")
+    copies.write_copies(tmp_path / "work")
     settings = tmp_path / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False}
@@ -220,6 +226,11 @@ def jupyterlab(tmp_path: Path) -> Iterator[str]:
             server.wait(30)
 
 
+@pytest.fixture(scope="module")
+def made(copies: ModuleType) -> Copies:
+    return copies.all_copies()
+
+
 def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Return once the server answers; fail with its log when it ends or a minute has passed."""
     for _ in range(300):
@@ -251,3 +262,73 @@ def test_a_slider_in_jupyterlab_redraws_the_figure(jupyterlab: str, page: Page) 
         arg=[picture.element_handle(), before],
     )
     assert watch.external == []
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "caption", "check"),
+    [
+        ("02_da_vinci_core", "Exercise 2.3: The deepest tile", "Figure 2.1. Data", "ex_02_3"),
+        ("08_convolution", "Exercise 8.2: The address generator", "Figure 8.4. Below", "ex_08_2"),
+        ("22_collectives", "Exercise 22.4: Two levels", "Figure 22.1. A ring", "ex_22_4"),
+    ],
+)
+def test_a_copy_opens_cleanly_in_jupyterlab(
+    jupyterlab: str, page: Page, made: Copies, name: str, title: str, caption: str, check: str
+) -> None:
+    page.set_default_timeout(60_000)
+    watch = Watch(page, jupyterlab)
+    page.goto(f"{jupyterlab}lab/tree/{name}.ipynb?reset")
+    page.wait_for_selector(".jp-Notebook .jp-CodeCell")
+    page.get_by_text("| Idle").wait_for()
+    page.locator("h3", has_text=title).wait_for()
+    page.locator(".jp-RenderedMarkdown p", has_text=caption).wait_for()
+    solutions = sum("<details>" in cell.source for cell in made[f"{name}.ipynb"].cells)
+    page.wait_for_function(f"document.querySelectorAll('details').length === {solutions}")
+    page.wait_for_function("document.querySelectorAll('mjx-container').length > 9")
+    assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+    seen = "\n".join(page.locator(".jp-RenderedMarkdown").all_text_contents())
+    assert not re.search(r"\{(cite|glue|numref|eq|ref|exercise|solution|math)\b|:label:|```", seen)
+    assert not re.search(r"\]\((#|https:|\w+\.ipynb)|</?details|<a ", seen)
+    assert page.locator("details[open]").count() == 0
+    assert not any(code.is_visible() for code in page.locator("details pre").all())
+    assert page.get_by_text(re.compile(r"^ex \d+\.\d+ (passed|not yet)")).count() == 0
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    stub = cells.filter(has_text=f"checks.check_{check}(")
+    for cell in (cells.first, stub):
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+    stub.locator(".jp-OutputArea", has_text="not yet: for").wait_for()
+    page.locator("summary").last.click()
+    page.locator("details[open]").wait_for()
+    assert watch.external == []
+
+
+# --- the copies against the pages -----------------------------------------------------------------
+
+CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_copy_says_the_numbers_of_the_page(site: str, made: Copies, name: str) -> None:
+    """Filled-in values, and the numbers of figures, formulas and exercises, are the page's own."""
+    page = html.unescape((BOOK / "notebooks" / f"{name}.html").read_text(encoding="utf-8"))
+    source = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    cells = made[f"{name}.ipynb"].cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    roles = [
+        role
+        for cell in source.cells
+        if cell.cell_type == "markdown"
+        for role in re.finditer(r"([\w ,;(]*)\{glue:text\}`[^`]+`", cell.source)
+    ]
+    values = re.findall(r'class="pasted-text">([^<]*)<', page)
+    assert len(values) == len(roles)
+    for role, value in zip(roles, values, strict=True):
+        assert role[1] + value in text
+    assert re.findall(r'"caption-number">Fig. ([\d.]+) ', page) == re.findall(
+        r"^\*\*Figure ([\d.]+)\.\*\*", text, re.MULTILINE
+    )
+    assert re.findall(r'"eqno">\(([\d.]+)\)', page) == re.findall(r"\\tag\{([\d.]+)\}", text)
+    assert re.findall(r'"caption-number">Exercise ([\d.]+) ', page) == re.findall(
+        r"^### Exercise ([\d.]+):", text, re.MULTILINE
+    )

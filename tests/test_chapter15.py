@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from ascend_lab.checks.chapter15 import (
     run_shared,
     trap,
 )
+from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
 from ascend_lab.figures.packing import network
@@ -56,7 +56,6 @@ EIGHT = [
         strict=True,
     )
 ]
-INSTANCES = Path(__file__).parent / "data" / "minimalloc"
 
 
 # -- what the prose claims -------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def test_sharing_does_what_fusion_does_and_can_raise_a_plan():
 
 def test_published_instances_fit_only_by_search():
     for letter in "AB":
-        buffers = read_csv(INSTANCES / f"{letter}.1048576.csv")
+        buffers = read_csv(data_path(f"minimalloc/{letter}.1048576.csv"))
         assert min(plan(buffers, method=name).gap for name in HEURISTICS) > 0.25
         assert plan(buffers, method="exact", time_limit_s=120).height_bytes == MiB
 

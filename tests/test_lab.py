@@ -210,6 +210,48 @@ def test_long_steps_run_on_two_processes(
     assert said[-1][3:7] == ("-n", "2", "--dist", "loadfile")
 
 
+@pytest.mark.parametrize("words", [["a", "b"], [""], ["--help"]])
+def test_copies_takes_one_folder(lab: ModuleType, words: list[str]) -> None:
+    with pytest.raises(lab.LabError, match="one folder"):
+        lab.do_copies(words)
+
+
+def test_a_relative_folder_for_copies_is_the_users(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words, **options: done.append((words, options)) or 0)
+    monkeypatch.setattr(lab, "ensure_environment", lambda: None)
+    monkeypatch.setattr(lab, "is_inside", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    assert lab.main(["copies", "mine"]) == 0
+    assert done == [((lab.ROOT / "lab.py", "copies", "mine"), {"cwd": None})]
+    assert lab.do_copies(["mine"]) == 0
+    assert lab.do_copies([]) == 0
+    folders = [words[0][1] for words in done[1:]]
+    assert folders == [tmp_path / "mine", lab.ROOT / "my_notebooks"]
+
+
+def test_notebooks_writes_the_copies_and_opens_them(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(lab, "python", lambda *words: done.append(words) or 0)
+    assert lab.do_notebooks(["--no-browser"]) == 0
+    copies = lab.ROOT / "my_notebooks"
+    assert done == [(lab.COPIER, copies), ("-m", "jupyterlab", "--no-browser", copies)]
+    monkeypatch.setattr(lab, "python", lambda *words: 1)
+    with pytest.raises(lab.LabError, match="reason is above"):
+        lab.do_notebooks([])
+
+
+def test_git_and_clean_leave_the_readers_copies_alone(checkout: Path) -> None:
+    assert "/my_notebooks/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    (checkout / "my_notebooks").mkdir()
+    assert run_lab(checkout, "clean", "--all").returncode == 0
+    assert (checkout / "my_notebooks").exists()
+
+
 def test_serve_answers_on_this_machine_only(checkout: Path) -> None:
     assert "run: python3 lab.py book" in run_lab(checkout, "serve").stderr
     (checkout / "_build" / "html").mkdir(parents=True)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.bench_memory import CAPACITY_BYTES, FOLDER, measure, report
+from ascend_lab.bench_memory import CAPACITY_BYTES, measure, report
+from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.memory import (
     METHODS,
@@ -102,14 +103,14 @@ def test_a_height_above_the_peak_is_proven():
 
 
 def test_the_sample_fits_exactly():
-    buffers = read_csv(FOLDER / "example.input.12.csv")
+    buffers = read_csv(data_path("minimalloc/example.input.12.csv"))
     found = plan(buffers, 12)
     verify(found, buffers)
     assert (found.height_bytes, found.lower_bound_bytes, found.optimal) == (12, 12, True)
 
 
 def test_the_hard_instances_are_the_published_ones():
-    counts = {n: len(read_csv(FOLDER / f"{n}.{CAPACITY_BYTES}.csv")) for n in HARD}
+    counts = {n: len(read_csv(data_path(f"minimalloc/{n}.{CAPACITY_BYTES}.csv"))) for n in HARD}
     assert counts == {"A": 154, "B": 170, "C": 203, "D": 213, "E": 215, "F": 296}
 
 
@@ -118,19 +119,19 @@ def test_hard_instances_are_packed(name):
     (row,) = measure(name, 60.0)
     assert row.over <= 0
     assert "packed" in report([row])
-    buffers = read_csv(FOLDER / f"{name}.{CAPACITY_BYTES}.csv")
+    buffers = read_csv(data_path(f"minimalloc/{name}.{CAPACITY_BYTES}.csv"))
     greedy = plan(buffers, method="greedy-by-size")
     assert greedy.height_bytes > CAPACITY_BYTES, "the instance is hard"
 
 
 def test_the_search_repeats_itself():
-    buffers = read_csv(FOLDER / f"B.{CAPACITY_BYTES}.csv")
+    buffers = read_csv(data_path(f"minimalloc/B.{CAPACITY_BYTES}.csv"))
     first, second = (pack(buffers, CAPACITY_BYTES, 60, seed=1) for _ in range(2))
     assert first == second
 
 
 def test_without_time_the_best_rule_is_returned(monkeypatch):
-    buffers = read_csv(FOLDER / f"A.{CAPACITY_BYTES}.csv")
+    buffers = read_csv(data_path(f"minimalloc/A.{CAPACITY_BYTES}.csv"))
     rules = (plan(buffers, method=m).height_bytes for m in planner_module.HEURISTICS)
     found = plan(buffers, CAPACITY_BYTES, time_limit_s=0)
     assert found.height_bytes == min(rules)
@@ -254,7 +255,7 @@ def test_reuse_distance_by_hand():
 
 @pytest.mark.parametrize("name", ["A", "B"])
 def test_l2_placement_reuses_sooner_than_best_fit(name):
-    buffers = read_csv(FOLDER / f"{name}.{CAPACITY_BYTES}.csv")
+    buffers = read_csv(data_path(f"minimalloc/{name}.{CAPACITY_BYTES}.csv"))
     hot, tight = plan(buffers, method="l2"), plan(buffers, method="best-fit")
     verify(hot, buffers)
     distances = [reuse_distance_bytes(buffers, p.offsets) for p in (hot, tight)]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.bench_memory import FOLDER
 from ascend_lab.cli import main
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from ascend_lab.graph.memory import Buffer, Plan, table, verify
 from ascend_lab.graph.memory.table import read_csv, write_csv
 
-SAMPLE = FOLDER / "example.input.12.csv"
+SAMPLE = data_path("minimalloc/example.input.12.csv")
 KEYS = {"height_bytes", "lower_bound_bytes", "capacity_bytes", "fits", "gap", "method", "offsets"}
 
 

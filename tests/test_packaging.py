@@ -142,7 +142,8 @@ def test_what_the_readme_shows_runs(
     text = (ROOT / "README.md").read_text("utf-8")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks" / "my_kernel.py", tmp_path / "notebooks")
-    shutil.copytree(ROOT / "tests" / "data", tmp_path / "tests" / "data")
+    for place in ("tests/data", "ascend_lab/data"):
+        shutil.copytree(ROOT / place, tmp_path / place)
     write_model(tmp_path)
     lines = re.findall(r"^(ascend-lab|aoe) (.+)$", text, re.MULTILINE)
     assert {words.split()[0] for script, words in lines if script == "ascend-lab"} == {

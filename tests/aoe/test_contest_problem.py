@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from ascend_lab.aoe.contest import lower_bound, read_problem, unfused_floor
 from ascend_lab.aoe.contest.problem import parse_problem
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 
-FOLDER = Path(__file__).parents[1] / "data" / "mlsys2026"
+FOLDER = data_path("mlsys2026/example_problem.json").parent
 GOOD = json.loads((FOLDER / "example_problem.json").read_text())
 
 

@@ -22,9 +22,10 @@ from ascend_lab.cluster.fit import (
     predicted,
 )
 from ascend_lab.cluster.tables import read_table
+from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 
-DEEPBENCH = Path(__file__).parent.parent / "data" / "deepbench" / "allreduce_measured.csv"
+DEEPBENCH = data_path("deepbench/allreduce_measured.csv")
 DEVICES = ("NV_P100", "NV_M40")
 
 
