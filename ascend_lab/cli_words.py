@@ -12,6 +12,12 @@ _FLAGS = {
     "ascend-lab": {"shapes": "--input-shape", "batch": "--batch", "pinned": "--inputs"},
     "aoe": {"shapes": "--input_shape", "batch": "--dynamic_batch_size"},
 }
+CLUSTER_FILE = (
+    "A cluster of your own is a .toml file with name, devices (names or a count), switches, "
+    "servers (lists of devices), gamma_s_per_byte (adding a byte), and entries [[links]] with "
+    "from, to, alpha_us or alpha_s, gbytes_per_s or beta_s_per_byte, one_way. An example stands "
+    "in book/bring_your_own.md."
+)
 
 
 def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
