@@ -28,6 +28,7 @@ from ascend_lab.cli_strategy import add_strategy
 from ascend_lab.cli_subgraph import add_subgraph
 from ascend_lab.cli_topologies import add_topologies
 from ascend_lab.cli_train_plan import add_train_plan
+from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError
 
 
@@ -42,13 +43,14 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0 done, 1 checks failed, 2 bad input."""
+    arguments = argparse.Namespace()
     try:
-        arguments = _parser().parse_args(argv)
+        _parser().parse_args(argv, arguments)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except AscendLabError as error:
-        print(f"ascend-lab: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"ascend-lab: {in_flags(str(error), 'ascend-lab', arguments)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,7 +100,7 @@ def _tiling(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--step-k", type=int, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
     )
-    verb.add_argument("--grid", metavar="RxC", help="cores along m and along n")
+    verb.add_argument("--grid", metavar="RxC", help="cores along m and n (the quickest)")
     verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
     verb.add_argument("--out-dtype", default="", help="fp32, int32 or fp16")
     _common(verb)
@@ -169,8 +171,7 @@ def _gemm(arguments: argparse.Namespace) -> int:
 
     chip = load_chip(arguments.chip)
     shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
-    schedule = _override(default_schedule(shape, chip), arguments)
-    return _time(arguments, chip, gemm_launch(shape, chip, schedule), schedule, shape)
+    return _time(arguments, chip, shape, default_schedule, gemm_launch)
 
 
 def _conv(arguments: argparse.Namespace) -> int:
@@ -184,8 +185,7 @@ def _conv(arguments: argparse.Namespace) -> int:
         text = getattr(arguments, name)
         given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
     shape = ConvShape(**given)
-    schedule = _override(conv_schedule(shape, chip), arguments)
-    return _time(arguments, chip, conv_launch(shape, chip, schedule), schedule, shape)
+    return _time(arguments, chip, shape, conv_schedule, conv_launch)
 
 
 def _run_kernel(arguments: argparse.Namespace) -> int:
@@ -233,10 +233,14 @@ def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
     return replace(schedule, **fields)
 
 
-def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any, shape: Any) -> int:
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any, rule: Any, launch_of: Any) -> int:
+    from ascend_lab.kernels import best_grid
     from ascend_lab.sim import simulate, write_trace
 
-    timeline = simulate(launch, chip)
+    schedule = _override(rule(shape, chip), arguments)
+    if arguments.grid is None and (arguments.tile, arguments.step_k) != (None, None):
+        schedule = best_grid(shape, chip, schedule)
+    timeline = simulate(launch_of(shape, chip, schedule), chip)
     if arguments.trace:
         write_trace(timeline, arguments.trace)
     busy = timeline.busy

@@ -26,6 +26,7 @@ from ascend_lab.cli_aoe_flags import (
 )
 from ascend_lab.cli_aoe_gradient import tune_gradients_of
 from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str) -> None:
-    print(f"aoe: {' '.join(text.split())}", file=sys.stderr)
+    print(f"aoe: {in_flags(text, 'aoe')}", file=sys.stderr)
 
 
 @dataclass

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def parser() -> Parser:
     made = Parser(
         prog="aoe",
         description="Tune ONNX models for an Ascend chip; times are of the model.",
-        epilog="`aoe bank --help`: export, import, merge and search the knowledge bank.",
+        epilog="`aoe bank --help`: export, import, merge and search the knowledge bank. "
+        + CLUSTER_FILE,
         allow_abbrev=False,
     )
     add = made.add_argument

@@ -44,7 +44,8 @@ def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "
             return with_bank(compiled, knowledge).compiled
     schedules = read_schedules(arguments.tuned)
     if schedules.dtype != dtype:
-        raise InputError(f"--dtype {schedules.dtype}, as the schedules are for", dtype)
+        remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
+        raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)
     return schedules.applied(compiled)
 
 

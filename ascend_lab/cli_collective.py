@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ ROOTED = ("broadcast", "reduce")
 
 def add_collective(verbs: Any, emit: Emit) -> None:
     """Add the verb to the command line."""
-    verb = verbs.add_parser("collective", help="time a collective on a cluster by one algorithm")
+    verb = verbs.add_parser(
+        "collective", help="time a collective on a cluster by one algorithm", epilog=CLUSTER_FILE
+    )
     verb.add_argument("--op", required=True, help="allreduce, reduce_scatter, all_to_all, ...")
     verb.add_argument("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)")
     verb.add_argument("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB")

@@ -11,12 +11,20 @@ from ascend_lab.errors import InputError
 if TYPE_CHECKING:
     from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
 
+PROFILES = (
+    "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
+    "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
+    "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
+    "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
+)
 Emit = Callable[[str | None, Any, str], None]
 
 
 def add_gradient(verbs: Any, emit: Emit) -> None:
     """Add the verb to the command line."""
-    verb = verbs.add_parser("gradient-plan", help="split gradients into all-reduces, optimally")
+    verb = verbs.add_parser(
+        "gradient-plan", help="split gradients into all-reduces, optimally", epilog=PROFILES
+    )
     verb.add_argument(
         "file",
         metavar="PROFILE",

@@ -6,12 +6,16 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_words import CLUSTER_FILE
+
 Emit = Callable[[str | None, Any, str], None]
 
 
 def add_topologies(verbs: Any, emit: Emit) -> None:
     """Add the verb to the command line."""
-    verb = verbs.add_parser("topologies", help="list clusters, or show one with its links")
+    verb = verbs.add_parser(
+        "topologies", help="list clusters, or show one with its links", epilog=CLUSTER_FILE
+    )
     verb.add_argument("name", nargs="?", help="such as 910a-roce:64, or your own .toml file")
     verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
     verb.set_defaults(run=lambda arguments: _topologies(arguments, emit))

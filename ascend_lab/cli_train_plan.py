@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_run import import_with, shapes_of
+from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ LEGEND = """\
 
 def add_train_plan(verbs: Any, emit: Emit) -> None:
     """Add the verb to the command line."""
-    verb = verbs.add_parser("train-plan", help="the best parallel plan to train a model")
+    verb = verbs.add_parser(
+        "train-plan", help="the best parallel plan to train a model", epilog=CLUSTER_FILE
+    )
     verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
     verb.add_argument("--cluster", required=True, metavar="T", help="a topology or .toml file")
     verb.add_argument("--devices", required=True, type=int, metavar="N")

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import statistics
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,21 @@ def rhythm_complaints(cells: list[Cell]) -> list[str]:
     stubs, solutions = tags.count("exercise-stub"), tags.count("exercise-solution")
     if stubs != solutions or not stubs:
         found.append(f"{stubs} stub cells and {solutions} solution cells; as many, at least one")
+    return found
+
+
+def box_complaints(cells: list[Cell]) -> list[str]:
+    """The code of an answer stands inside the folded box: between solution-start and solution-end.
+
+    A box that closes itself cannot hold a cell, so none may follow it.
+    """
+    found = []
+    for cell, after in pairwise(cells):
+        last = re.findall(r"^[`:]{3,}\{([\w-]+)\} ?(\S*)", source_of(cell), re.MULTILINE)[-1:]
+        if after["cell_type"] == "code" and cell["cell_type"] == "markdown":
+            rest = source_of(cell).rsplit("{solution}", 1)[-1]
+            if last and last[0][0] == "solution" and "\n## " not in rest:
+                found.append(f"{last[0][1]}: a cell of the answer stands outside its box")
     return found
 
 

@@ -37,6 +37,7 @@ TOP = (
     "cli",
     "cli_ops",
     "cli_run",
+    "cli_words",
     "cli_simulate",
     "cli_memory",
     "onnx_backend",

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from book_rules import (
     Cell,
+    box_complaints,
     cells_of,
     cited_keys,
     code_of,
@@ -53,7 +54,7 @@ def test_the_table_of_contents_names_every_page_once() -> None:
 @each_chapter
 def test_a_chapter_keeps_measure_and_rhythm(notebook: Path) -> None:
     cells = cells_of(notebook)
-    rules = (measure_complaints, import_complaints, rhythm_complaints)
+    rules = (measure_complaints, import_complaints, rhythm_complaints, box_complaints)
     assert [complaint for rule in rules for complaint in rule(cells)] == []
 
 
@@ -97,6 +98,18 @@ def test_every_citation_has_an_entry() -> None:
 
 def code_cell(source: str, **metadata: Any) -> Cell:
     return {"cell_type": "code", "source": source, "metadata": metadata, "outputs": []}
+
+
+def test_box_rule_bites() -> None:
+    def prose(source: str) -> Cell:
+        return {"cell_type": "markdown", "source": source}
+
+    closed = prose("```{exercise}\n:label: e\n```\n\n```{solution} e\nThe cell counts.\n```")
+    opened = prose("````{solution-start} e\n````\n\nThe cell counts.")
+    assert box_complaints([closed, code_cell("1 + 1")]) == [
+        "e: a cell of the answer stands outside its box"
+    ]
+    assert box_complaints([opened, code_cell("1 + 1"), closed]) == []
 
 
 def pictured(caption: str, alt: str, name: str = "fig-a") -> Cell:

@@ -47,6 +47,8 @@ FLAGS = [
     "--disable-sync",
 ]
 Copies = dict[str, nbformat.NotebookNode]
+CUT_FORMULAS = """[...document.querySelectorAll('div.math')]
+    .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.id || box.innerText)"""
 WIDGET_VIEW = 'script[type="application/vnd.jupyter.widget-view+json"]'
 
 
@@ -133,6 +135,9 @@ def check_math(page: Page) -> None:
             "[...document.querySelectorAll('.math')].every(m => m.querySelector('mjx-container'))"
         )
         assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
+        for width in (420, 1280):  # both: a formula that fits the page of a phone, and of a laptop
+            page.set_viewport_size({"width": width, "height": 1600})
+            assert page.evaluate(CUT_FORMULAS) == [], f"formulas wider than the page at {width} px"
 
 
 def check_widgets(page: Page) -> None:

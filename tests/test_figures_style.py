@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -112,6 +114,14 @@ def test_text_on_a_pipe_bar_has_contrast(pipe: str) -> None:
     light, dark = sorted([_luminance(look.colour), _luminance(look.text_colour)], reverse=True)
     # 3:1 is the WCAG 2.1 bound for graphics and large text.
     assert (light + 0.05) / (dark + 0.05) >= 3.0
+
+
+def test_the_floor_of_matplotlib_has_the_hatch_colour_of_bars() -> None:
+    """Artists take `hatchcolor` from 3.11 on; 3.10.8 raises where a pipe is drawn."""
+    text = (Path(__file__).resolve().parent.parent / "pyproject.toml").read_text("utf-8")
+    (floor,) = [d for d in tomllib.loads(text)["project"]["dependencies"] if "matplotlib" in d]
+    assert "hatchcolor" in PIPE_STYLE["V"].patch_args()
+    assert tuple(map(int, floor.removeprefix("matplotlib>=").split("."))) >= (3, 11)
 
 
 def test_pipe_legend_lists_the_pipes_in_order() -> None:

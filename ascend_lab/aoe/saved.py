@@ -151,7 +151,7 @@ def read_schedules(file: str | Path) -> Schedules:
         raise InputError(f"a file of schedules: {file}", reason, "check the name") from None
     head = _record(file, 1, lines[0] if lines else "")
     if head.get("format") != FORMAT or head.get("version") != VERSION:
-        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; for a bank's export use --bank"
+        remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
         raise InputError(f"{file}: a first line that says {FORMAT}, {VERSION}", "none", remedy)
     choices = {}
     for number, line in enumerate(lines[1:], 2):
@@ -221,5 +221,5 @@ def usable_folder(path: str | Path) -> Path:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         remedy = "name another folder, or change its permissions"
-        raise InputError(f"--output as a folder to write to: {path}", reason, remedy) from None
+        raise InputError(f"a folder to write to: {path}", reason, remedy) from None
     return folder

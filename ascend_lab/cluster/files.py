@@ -1,16 +1,6 @@
 """Topologies from a TOML file of the reader's own, checked entry by entry.
 
-name = "two boxes"
-devices = ["a", "b", "c", "d"]        # or a count: npu0, npu1, ...
-switches = ["sw"]
-servers = [["a", "b"], ["c", "d"]]    # optional: one server
-gamma_s_per_byte = 2.5e-12            # optional: adding is free
-[[links]]
-from = ["a", "b", "c", "d"]           # a name or several
-to = "sw"
-alpha_us = 1.0                        # or alpha_s
-gbytes_per_s = 12.5                   # or beta_s_per_byte
-one_way = false                       # optional: links go both ways
+The keys stand in book/bring_your_own.md, with an example.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def topology_text(topology: Topology) -> str:
     for (ends, alpha_s, rate), count in kinds[:SHOWN]:
         lines.append(f"    {count:6} {ends:<18} {alpha_s * 1e6:7.3f} us  {rate_text(rate)}")
     if len(kinds) > SHOWN:
-        lines.append(f"    and {len(kinds) - SHOWN} kinds more (--json has all links)")
+        lines.append(f"    and {len(kinds) - SHOWN} kinds more (the JSON has all links)")
     return "\n".join(lines)
 
 

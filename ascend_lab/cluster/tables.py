@@ -50,7 +50,7 @@ def read_table(
     kept = [row for row in found if max_ranks is None or row.ranks <= max_ranks]
     if len(kept) > MOST_ROWS:
         what = f"{name}: at most {MOST_ROWS} rows"
-        raise InputError(what, str(len(kept)), "average those of one size, or use --max-ranks")
+        raise InputError(what, str(len(kept)), "average those of one size, or take fewer ranks")
     if not kept:
         got = f"{len(found)} rows, none of at most {max_ranks} ranks" if found else "no rows"
         raise InputError(f"{name}: measured rows", got, "measure some")
@@ -61,7 +61,7 @@ def _one_device(name: str, rows: list[tuple[int, dict[str, str]]], device: str |
     """Refuse a table of several devices with none chosen, or a device it has not."""
     there = sorted({row["device"] for _, row in rows if row.get("device")})
     if device is None and len(there) > 1:
-        raise InputError(f"{name}: rows of one device", ", ".join(there), "choose with --device")
+        raise InputError(f"{name}: rows of one device", ", ".join(there), "choose one device")
     if device is not None and device not in there:
         got = ", ".join(there) or "no column device"
         raise InputError(f"{name}: rows of device {device}", got, "choose one of them")

@@ -29,9 +29,8 @@ def fig_validation(rows: Sequence[ValidationRow]) -> LabFigure:
     for y, row in enumerate(shown):
         _mark(left, 100 * row.time_error, y, BLUE, "o", abs(row.time_error) <= TIME_LIMIT)
         for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
-            error = row.share_errors.get(pipe)
-            if error is not None:
-                _mark(right, 100 * error, y, colour, marker, abs(error) <= SHARE_LIMIT)
+            error = row.share_errors[pipe]
+            _mark(right, 100 * error, y, colour, marker, abs(error) <= SHARE_LIMIT)
     for ax, limit, label in (
         (left, TIME_LIMIT, "time: model / published - 1, %"),
         (right, SHARE_LIMIT, "busy share: model - publ., points"),
@@ -62,11 +61,9 @@ def _legend(ax: Any) -> None:
 
 
 def _alt(rows: Sequence[ValidationRow]) -> str:
-    tiled = [row for row in rows if row.published_busy]
-    inside = sum(not row.misses for row in tiled)
+    inside = sum(not row.misses for row in rows)
     worst = max(rows, key=lambda row: abs(row.time_error))
     return (
-        f"Errors of the model on {len(rows)} published rows. Of the {len(tiled)} rows with a "
-        f"published tiling {inside} lie inside both bands; the largest error of a time is "
-        f"{worst.time_error:+.0%} at {worst.name}."
+        f"Errors of the model on {len(rows)} published rows. {inside} of them lie inside both "
+        f"bands; the largest error of a time is {worst.time_error:+.0%} at {worst.name}."
     )

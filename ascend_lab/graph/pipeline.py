@@ -103,7 +103,7 @@ def compile_graph(graph: Graph, chip: Chip | str, *, dtype: str = "fp16") -> Com
 def in_format(graph: Graph, dtype: str) -> Graph:
     """Return the graph computing in a number format that the chips have."""
     if dtype not in FORMATS:
-        raise InputError(f"--dtype {', '.join(FORMATS)}", dtype, "choose one")
+        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     if dtype == "int8":
         graph = quantise(graph)[0]
     return convert(graph, "fp16" if dtype == "int8" else dtype)[0]

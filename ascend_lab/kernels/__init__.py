@@ -15,6 +15,7 @@ from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
+from ascend_lab.kernels.grids import best_grid
 from ascend_lab.kernels.grouped import group_indices, grouped_launch
 from ascend_lab.kernels.im2col import (
     explicit_conv,
@@ -47,6 +48,7 @@ __all__ = [
     "DeconvShape",
     "GemmSchedule",
     "GemmShape",
+    "best_grid",
     "check_indices",
     "concat_launch",
     "conv2d_reference",

@@ -51,7 +51,7 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]
 def write_trace(timeline: Timeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
     if str(file) == "-":
-        raise InputError("a file name for the trace", "-", "write --trace trace.json")
+        raise InputError("a file name for the trace", "-", "e.g. trace.json")
     data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
     try:
         Path(file).write_text(json.dumps(data), "utf-8")

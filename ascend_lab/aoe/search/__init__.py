@@ -44,7 +44,7 @@ def search_named(name: str) -> Search:
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     plain = ALIASES.get(plain, plain)
     if plain not in SEARCHES:
-        raise InputError(f"--search as one of {', '.join(SEARCHES)}", repr(name))
+        raise InputError(f"a search among {', '.join(SEARCHES)}", repr(name))
     return SEARCHES[plain]
 
 

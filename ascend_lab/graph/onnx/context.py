@@ -31,7 +31,7 @@ class NeedsConstant(UnsupportedError):  # noqa: N818 - what it says, not that it
         super().__init__(
             f"{where}: known before the graph runs",
             f"computed from graph input {', '.join(names)}",
-            "pass its value: pinned={name: array}, or run with --inputs",
+            f"make it a constant, or pass its value: pinned={{{names[0]!r}: array}}",
         )
 
 

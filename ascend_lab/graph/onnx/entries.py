@@ -50,7 +50,7 @@ def pinned_shapes(
 ) -> dict[str, Shape]:
     """Return a shape of numbers for each input.
 
-    Raises `UnsupportedError` naming the input and the flag if a size stays open, `InputError` for
+    Raises `UnsupportedError` naming the input and a remedy if a size stays open, `InputError` for
     names and sizes that do not fit the model.
     """
     stated = {entry.name: sizes_of(entry) for entry in entries}
@@ -59,11 +59,11 @@ def pinned_shapes(
             known = ", ".join(stated) or "none"
             raise InputError(f"an input of the model ({known})", name, "check the name")
     if batch is not None and batch < 1:
-        raise InputError("a batch of at least 1", str(batch), "check --batch")
+        raise InputError("a batch of at least 1", str(batch), "raise it")
     found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
     for name, shape in shapes.items():
         if batch is not None and tuple(shape)[:1] != (batch,):
-            raise InputError(f"{name}: a first size of {batch}", str(shape), "drop --batch")
+            raise InputError(f"{name}: a first size of {batch}", str(shape), "drop one of both")
     if batch is not None:
         found = _batched(found, batch)
     bound: dict[str, int] = {}
@@ -113,16 +113,12 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
                                               for s in sizes)  # fmt: skip
     opened = sizes is None or any(isinstance(s, str) and s not in bound for s in sizes)
     if filled is None or opened:
-        example = (
-            "1,3,224,224"
-            if sizes is None
-            else ",".join(str(s) if isinstance(s, int) else "1" for s in sizes)
-        )
+        given = (1, 3, 224, 224) if sizes is None else sizes
+        example = tuple(s if isinstance(s, int) else 1 for s in given)
         raise UnsupportedError(
             f"input {name}: sizes that are numbers",
             text.replace("'", ""),
-            f"pin them: shapes={{{name!r}: (...)}} or batch=N; --input-shape {name}:{example} "
-            "or --batch N",
+            f"pin them: shapes={{{name!r}: {example}}} or batch=1",
         )
     check_size(f"input {name}", filled, limits)
     return filled

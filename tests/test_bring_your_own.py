@@ -1,0 +1,83 @@
+"""The page on files of one's own: they load, every command runs, and no key is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+from onnx_models import model_of
+
+from ascend_lab import cli, cli_aoe
+from ascend_lab.cluster.files import KEYS, LINK_KEYS
+
+PAGE = (Path(__file__).resolve().parent.parent / "book" / "bring_your_own.md").read_text("utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+FILES = {block.split()[1]: block for kind in ("toml", "csv") for block in blocks(kind)}
+COMMANDS = [line for block in blocks("text") for line in block.splitlines()]
+QUICK = [line for line in COMMANDS if " train-plan " not in line]
+"""test_messages.py parses them all."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the commands read: the page's files, a model, a recorded step."""
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    relu = helper.make_node("Relu", ["data"], ["y"], "relu")
+    onnx.save(model_of([relu], {"data": ("N", 3, 224, 224)}, ["y"]), tmp_path / "model.onnx")
+    gradient = {"ph": "X", "name": "torch::autograd::AccumulateGrad", "ts": 10, "dur": 1}
+    gradient["args"] = {"Input Dims": [[10, 512]], "Input type": ["float"]}
+    (tmp_path / "step.json").write_text(json.dumps({"traceEvents": [gradient]}), "utf-8")
+    monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_has_files_and_commands() -> None:
+    assert set(FILES) == {"my_chip.toml", "room.toml", "mine.csv"}
+    assert len(COMMANDS) >= 10
+    for block in blocks("python"):
+        compile(block, "page", "exec")
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_every_command_runs(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = shlex.split(line.replace("step.json.gz", "step.json"))
+    main = {"ascend-lab": cli.main, "aoe": cli_aoe.main}[program]
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_every_key_of_a_cluster_stands_on_the_page_and_in_help(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = "".join(re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE))
+    texts = [table + "`links`"]
+    for words in (["topologies"], ["collective"], ["train-plan"]):
+        with pytest.raises(SystemExit):
+            cli.main([*words, "--help"])
+        texts.append(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        cli_aoe.main(["--help"])
+    texts.append(capsys.readouterr().out)
+    for text in texts:
+        assert [key for key in (*KEYS, *LINK_KEYS) if not re.search(rf"\b{key}\b", text)] == []
+
+
+def test_help_and_page_say_how_to_record_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["gradient-plan", "--help"])
+    for text in (capsys.readouterr().out, PAGE):
+        flat = " ".join(text.split())
+        for word in ("record_shapes=True", "export_chrome_trace", "Input Dims", "In msg nelems"):
+            assert word in flat
+        assert all(word in flat for word in ("name", "ready_us", "bytes", "dtype"))
