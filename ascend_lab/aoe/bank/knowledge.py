@@ -22,19 +22,29 @@ class Knowledge:
 
     A custom bank that cannot be written, is on a full disk or held by another process does not stop
     a tuning run: results stay in memory, in `unsaved`, and `warnings` says why. A file that is no
-    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide.
+    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide. Rows
+    that are no entries are passed over, and `warnings` says how many.
     """
 
     def __init__(
-        self, custom: str | Path | None = None, builtin: Path | None = BUILTIN_FILE
+        self,
+        custom: str | Path | None = None,
+        builtin: Path | None = BUILTIN_FILE,
+        *,
+        write: bool = True,
     ) -> None:
-        """Open the bank file `custom` (made if missing); None keeps results in memory only."""
+        """Open the bank file `custom` (made if missing); None keeps results in memory only.
+
+        Without `write` the file is only read, and whatever keeps it from being is an error.
+        """
         self.warnings: list[str] = []
         self.unsaved: dict[BankKey, BankEntry] = {}
         self._builtin = builtin
         self._store: Store | None = None
         if custom is not None:
-            self._store = self._surviving(lambda: Store(custom), None)
+            opened = self._surviving(lambda: Store(custom), None) if write else Store(custom, False)
+            self._store = opened
+            self.warnings += [opened.passed_over] if opened and opened.skipped else []
 
     def close(self) -> None:
         """Close the custom bank."""
