@@ -12,6 +12,7 @@ from ascend_lab.aoe.bank.errors import SURVIVABLE, BankError
 from ascend_lab.aoe.bank.records import MODEL_VERSION, BankEntry, BankKey
 from ascend_lab.aoe.bank.store import Store, Written, nearest
 from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.workers import UNMEASURED
 
 Origin = Literal["custom", "builtin"]
 _T = TypeVar("_T")
@@ -117,15 +118,20 @@ class Knowledge:
         return "update" if old else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials of a running search in the custom bank, if it can be written."""
-        store, kept = self._store, tuple(trials)
+        """Keep trials of a running search in the custom bank, if it can be written.
+
+        Those that were not measured, because their worker died, are none.
+        """
+        store, kept = self._store, tuple(t for t in trials if not t.note.startswith(UNMEASURED))
         if store is not None:
             self._surviving(lambda: store.save_trials(run_id, kept), None)
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
         store = self._store
-        return self._surviving(lambda: store.trials(run_id), ()) if store else ()
+        none: tuple[Trial, ...] = ()
+        found = self._surviving(lambda: store.trials(run_id), none) if store else none
+        return tuple(t for t in found if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""
