@@ -128,7 +128,8 @@ def _add_search(made: Parser) -> None:
     add("--budget", type=int, metavar="N", help="candidates per operator (200)")
     add("--time_limit", type=float, metavar="S", help="seconds per network")
     add("--seed", type=int, default=0, help="of the searches (0)")
-    add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS")
+    add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS "
+        "(a Dask scheduler runs others' code here: name only one that you trust)")  # fmt: skip
     add("--reload", action="store_true", help="go on with an interrupted run")
     add("--progress_bar", default="on", choices=("on", "off"), help="in a terminal (on)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from ascend_lab.errors import CapacityError, InputError
@@ -30,17 +31,19 @@ def chip_of(arguments: argparse.Namespace) -> Chip:
 
 def is_tuned(arguments: argparse.Namespace) -> bool:
     """Tell whether the user wants tuned kernels."""
-    if arguments.tuned and arguments.bank:
+    if arguments.tuned is not None and arguments.bank is not None:
         raise InputError("--tuned or --bank", "both", "choose one")
-    return bool(arguments.tuned or arguments.bank)
+    return arguments.tuned is not None or arguments.bank is not None
 
 
 def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
     """Return a compiled network with the tuned kernels that the arguments name."""
     from ascend_lab.aoe.saved import bank_at, read_schedules, with_bank
 
-    if arguments.bank:
+    if arguments.bank is not None:
         with bank_at(arguments.bank) as knowledge:
+            for warning in knowledge.warnings:
+                print(f"ascend-lab: {warning}", file=sys.stderr)
             return with_bank(compiled, knowledge).compiled
     schedules = read_schedules(arguments.tuned)
     if schedules.dtype != dtype:

@@ -15,6 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ORDER = (
     "errors",
     "data",
+    "output",
     "chip",
     "isa",
     "sim",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.trace import Trace, Trial
-from ascend_lab.aoe.workers import Measure, Workers
+from ascend_lab.aoe.workers import Measure, Workers, WorkersLostError
 
 Steps = Generator[list[Point], list[float], None]
 Search = Callable[[Space, np.random.Generator, Sequence[Point]], Steps]
@@ -71,7 +71,7 @@ def drive(
     A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
     (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
     are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left. Ctrl-C keeps what was found.
+    say `is_proven`: nothing better is left. Ctrl-C keeps what was found. Raises `WorkersLostError`.
     """
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     run = _Run(space, budget)
@@ -84,6 +84,10 @@ def drive(
 
     try:
         end = _loop(run, steps, tell, deadline, is_proven)
+    except WorkersLostError:
+        if time.monotonic() < deadline:
+            raise
+        end = "time"
     except KeyboardInterrupt:
         end = "interrupted"
     steps.close()

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
-from ascend_lab.aoe.bank.jsonl import write_atomically
 from ascend_lab.aoe.known import key_of
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.trace import Trace
 from ascend_lab.aoe.tuning import Result
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
@@ -183,7 +183,7 @@ def write_report(
     stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
     path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
     text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, (text + "\n").encode("utf-8", "backslashreplace"))
+    write_whole(path, text + "\n")
     return path
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.aoe.bank import Knowledge, Outcome, chip_digest
-from ascend_lab.aoe.bank.jsonl import read_lines, write_atomically
+from ascend_lab.aoe.bank.jsonl import read_file, read_lines
 from ascend_lab.aoe.known import from_bank, key_of
 from ascend_lab.aoe.network import NetworkResult, together
 from ascend_lab.aoe.operators import operators_of
@@ -25,14 +25,13 @@ from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, compile_graph, simulate_graph
 from ascend_lab.graph.compiled import with_choices
 from ascend_lab.graph.lower import Choice, choice_of
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
 
 FORMAT = "ascend_lab tuned schedules"
 VERSION = 1
-LONGEST_BYTES = 2**28
-"""Of a file of schedules: larger ones are refused before they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def save_tuned(folder: str | Path, name: str, tuning: Tuning, dtype: str = "fp16
     model, schedules = (Path(folder) / f"{name}_tuned.{end}" for end in ("onnx", "jsonl"))
     chip, choices = tuning.compiled.chip, schedules_of(tuning.operators)
     write_schedules(schedules, choices, chip, dtype)
-    write_atomically(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
+    write_whole(model, export_onnx(tuning.graph, fill_nodes=True).SerializeToString())
     again = compile_graph(import_onnx(model), chip, dtype=dtype)
     own = as_named_in(again, tuning.compiled, choices)
     if own.keys() - choices.keys():
@@ -135,20 +134,15 @@ def write_schedules(file: Path, choices: Mapping[str, Choice], chip: Chip, dtype
         "dtype": dtype,
     }
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
-    write_atomically(file, "".join(json.dumps(line) + "\n" for line in lines).encode("ascii"))
+    write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_schedules(file: str | Path) -> Schedules:
     """Return the schedules in a file; raise `InputError` naming the line that is wrong."""
-    path = Path(file)
     try:
-        if path.is_file() and path.stat().st_size > LONGEST_BYTES:
-            got = f"{path.stat().st_size:,} bytes"
-            raise InputError(f"{file}: at most {LONGEST_BYTES:,} bytes", got, "check the name")
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"a file of schedules: {file}", reason, "check the name") from None
+        lines = read_file(file).decode("utf-8").splitlines()
+    except (InputError, ValueError) as error:
+        raise InputError(f"a file of schedules: {file}", str(error), "check the name") from None
     head = _record(file, 1, lines[0] if lines else "")
     if head.get("format") != FORMAT or head.get("version") != VERSION:
         remedy = "name the NAME_tuned.jsonl that `aoe` wrote; a bank's export goes where banks go"
@@ -183,19 +177,22 @@ def _record(file: str | Path, number: int, line: str) -> dict[str, Any]:
 def bank_at(path: str | Path) -> Knowledge:
     """Return the bank in a file (of `aoe bank`, or exported as .jsonl), or of "builtin" alone.
 
-    The built-in bank answers what a bank's file does not. Raises `InputError` for anything else.
+    The built-in bank answers what a bank's file does not. What is read stays as it is. Rows and
+    lines that are no entries are passed over with a warning. Raises `InputError` for anything else.
     """
     if str(path) == "builtin":
         return Knowledge(None)
     if Path(path).suffix == ".jsonl":
         knowledge = Knowledge(None)
-        for entry in read_lines(path):
+        entries, wrong = read_lines(path)
+        if wrong and not entries:
+            raise wrong[0]
+        for entry in entries:
             knowledge.keep(entry)
+        passed = f"{len(wrong)} lines of {path} are no entries and are passed over"
+        knowledge.warnings += [passed] if wrong else []
         return knowledge
-    if not Path(path).is_file():
-        remedy = "name a bank's file, its .jsonl export, or builtin"
-        raise InputError(f"a knowledge bank: {path}", "no such file", remedy)
-    return Knowledge(path)
+    return Knowledge(path, write=False)
 
 
 def with_bank(compiled: Compiled, knowledge: Knowledge) -> NetworkResult:

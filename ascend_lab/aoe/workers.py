@@ -1,16 +1,27 @@
 """Who measures candidates: this process, some processes of this machine, or a Dask cluster.
 
-A candidate that raises, takes too long, or kills its worker costs a trial and nothing else.
+A candidate that raises, takes too long, or kills its worker costs a trial and nothing else. Where
+the workers themselves are lost nothing was measured: `WorkersLostError` ends the run.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
+import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +35,19 @@ Told = Callable[[int, float, str], None]
 """Hears place, cost and note of each candidate."""
 TRIES = 2
 """A candidate whose worker died is tried so often before it counts as failed."""
+DIED = "its worker process died"
+UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker")
+"""So begin notes of trials without a measurement (all but the first are of earlier versions)."""
+MOST_PROCESSES = 1024
+POLL_S = 0.5
+PATIENCE_S = 10.0
+"""So long a cluster may be without workers, or its scheduler without a word."""
+GRACE_S = 1.0
+"""So long after the limit of a candidate its answer may come."""
+
+
+class WorkersLostError(InputError):
+    """Who measures is gone: what is not measured yet has no result."""
 
 
 class _TooLongError(Exception):
@@ -85,6 +109,7 @@ class Workers:
 
     make: Callable[[], Executor] | None = None
     executor: Executor | None = field(default=None, repr=False)
+    name: str = "the workers"
 
     def run(
         self,
@@ -93,7 +118,10 @@ class Workers:
         limit_s: float | None = None,
         told: Told | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in the order of the points; `told` hears of each when it ends."""
+        """Return the attempts in the order of the points; `told` hears of each when it ends.
+
+        Raises `WorkersLostError` where nobody is left who could measure.
+        """
         done = _Done(told)
         if self.make is None and self.executor is None:
             for i, point in enumerate(points):
@@ -105,9 +133,11 @@ class Workers:
             groups = [left] if tries == 1 else [[i] for i in left]
             for group in groups:
                 self._round(measure, {i: points[i] for i in group}, limit_s, done)
-        for i in range(len(points)):
-            if i not in done:
-                done[i] = (math.inf, "its worker process died")
+        dead = [i for i in range(len(points)) if i not in done]
+        if dead:
+            self._probe()
+        for i in dead:
+            done[i] = (math.inf, DIED)
         return [done[i] for i in range(len(points))]
 
     def _round(
@@ -126,17 +156,66 @@ class Workers:
             except BrokenExecutor:
                 broken = True
                 break
-        for i, future in futures.items():
-            try:
-                found = future.result()
-            except BrokenExecutor:
-                broken = True
-                continue
-            except Exception as error:  # what cannot be sent to a worker, or a cluster's own error
-                found = (math.inf, f"{type(error).__name__}: {error}")
-            done[i] = found
+            except (CancelledError, OSError, RuntimeError) as error:
+                raise self._lost(type(error).__name__) from None
+        try:
+            for i, future in futures.items():
+                found = self._answer(future, list(futures.values()), limit_s)
+                if found is None:
+                    broken = True
+                else:
+                    done[i] = found
+        finally:  # who hears of them may have heard enough
+            for future in futures.values():
+                future.cancel()
         if broken and self.make is not None:
             self.close()
+
+    def _answer(
+        self, future: Future[Attempt], all_: Sequence[Future[Attempt]], limit_s: float | None
+    ) -> Attempt | None:
+        """Return an attempt, or None if its worker died."""
+        self._await(future, all_, limit_s)
+        try:
+            return future.result()
+        except BrokenExecutor:
+            return None
+        except (CancelledError, OSError) as error:
+            raise self._lost(type(error).__name__) from None
+        except Exception as error:  # what cannot be sent to a worker, or one that Dask gave up
+            died = type(error).__name__ == "KilledWorker"
+            return None if died else (math.inf, f"{type(error).__name__}: {error}")
+
+    def _await(
+        self, future: Future[Any], all_: Sequence[Future[Any]], limit_s: float | None
+    ) -> None:
+        """Wait for a cluster's answer while one of all may come; processes always give one."""
+        if not isinstance(self.executor, _Cluster):
+            return
+        limit_s = math.inf if limit_s is None else limit_s + GRACE_S
+        well = heard = time.monotonic()
+        count = 0
+        while not wait([future], POLL_S).done:
+            trouble, now = self.executor.trouble(), time.monotonic()
+            well = well if trouble else now
+            if (answers := sum(f.done() for f in all_)) != count:
+                count, heard = answers, now
+            if now - well > PATIENCE_S or now - heard > limit_s:
+                raise self._lost(trouble or f"no answer in {limit_s:g} s")
+
+    def _probe(self) -> None:
+        """Raise `WorkersLostError` if not even nothing can be done."""
+        try:
+            future: Future[Any] = self._executor().submit(int)
+            self._await(future, [future], PATIENCE_S)
+            future.result()
+        except (BrokenExecutor, CancelledError, OSError):
+            self.close()
+            raise self._lost("they end before they answer") from None
+
+    def _lost(self, why: str) -> WorkersLostError:
+        remedy = "see to them, then --reload goes on with what was measured"
+        return WorkersLostError(f"lost {self.name}: {why}", "", remedy)
 
     def _executor(self) -> Executor:
         if self.executor is None:
@@ -162,11 +241,12 @@ def workers_of(text: str = "serial") -> Workers:
     kind, _, rest = text.partition(":")
     if text == "serial":
         return Workers()
-    if kind == "processes" and rest.isdigit() and int(rest) > 0:
-        return Workers(lambda: _processes(int(rest)))
+    if kind == "processes" and re.fullmatch("[0-9]{1,4}", rest) and 0 < int(rest) <= MOST_PROCESSES:
+        return Workers(lambda: _processes(int(rest)), name=f"the {rest} worker processes")
     if kind == "dask" and rest:
-        return Workers(lambda: _dask(rest))
-    raise InputError("serial, processes:N or dask:ADDRESS", text, "e.g. processes:2")
+        return Workers(lambda: _dask(rest), name=f"the Dask scheduler at {rest} or its workers")
+    needed = f"serial, processes:N or dask:ADDRESS, N at most {MOST_PROCESSES}"
+    raise InputError(needed, text[:200], "e.g. processes:2")
 
 
 def _processes(count: int) -> Executor:
@@ -189,6 +269,15 @@ class _Cluster(Executor):
         future: Future[Any] = self.inner.submit(*args, **options)
         return future
 
+    def trouble(self) -> str:
+        """Return what keeps the cluster from answering just now, or nothing."""
+        try:
+            if self.client.status != "running":
+                return "the scheduler is gone"
+            return "" if self.client.nthreads(callback_timeout=PATIENCE_S / 4) else "no workers"
+        except Exception as error:  # whatever a network may say
+            return f"the scheduler does not answer ({type(error).__name__})"
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which goes on without us."""
         self.inner.shutdown(wait=wait)
@@ -203,6 +292,7 @@ def _dask(address: str) -> Executor:
         raise InputError("Dask's distributed scheduler", "it is not installed", remedy) from error
     try:
         client: Any = Client
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # we say it in one line
         return _Cluster(client(address, timeout="5s"))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # whatever its address or a network may bring about
         raise InputError(f"a Dask scheduler at {address}", str(error), "start one") from error

@@ -113,7 +113,7 @@ def test_custom_comes_first_even_if_it_is_worse(custom: Path, builtin: Path) -> 
         assert knowledge.find(entry(chip_digest="edited").key) is None
         assert knowledge.warnings == []
         assert knowledge.unsaved == {}
-    with Store(custom, create=False) as store:
+    with Store(custom, write=False) as store:
         assert store.entries() == (entry(after_cycles=140),)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
+import sqlite3
 
 import numpy as np
 import pytest
@@ -308,6 +309,57 @@ def test_bank_verbs(capsys, small, tmp_path, monkeypatch):
     assert times == pytest.approx([wanted, wanted], rel=1e-9)
 
 
+def test_forgetting_needs_one_entry_or_all(capsys, small, tmp_path):
+    tune(capsys, small, tmp_path / "out")
+    listed = aoe(capsys, "bank", "list")[1].splitlines()[1:]
+    number = listed[0].split()[0]
+    for wrong, word in (
+        ((), "none of them"),
+        (("--op", "*"), "got 2; see `aoe bank list`; --all"),
+        (("",), "got 2"),
+        (("--op", "conv*"), "got 0"),
+        ((number, "--soc_version", "Toy"), "got 0"),
+        (("--all", "--unreadable"), "both"),
+        (("--all", "--bank", tmp_path / "none.db"), "no such file"),
+    ):
+        assert word in refused(capsys, "bank", "forget", *wrong)
+    assert not (tmp_path / "none.db").exists()
+    code, out, _ = aoe(capsys, "bank", "forget", number)
+    assert code == 0 and out.startswith(f"{listed[0]}\n1 entries deleted")
+    assert aoe(capsys, "bank", "list")[1].splitlines()[1:] == listed[1:]
+    assert aoe(capsys, "bank", "forget", "--op", "mat*", "--soc_version", "Ascend310")[0] == 0
+    assert aoe(capsys, "bank", "list")[1].startswith("0 entries")
+
+
+def test_bad_banks_cost_themselves_only(capsys, small, tmp_path):
+    """Of two rows one is damaged: the other is used, the user hears of it, the file stays."""
+    tune(capsys, small, tmp_path / "out")
+    file, export, empty = (tmp_path / n for n in ("own.db", "own.jsonl", "empty.db"))
+    aoe(capsys, "bank", "export", export)
+    aoe(capsys, "bank", "import", export, "--bank", file)
+    with sqlite3.connect(file) as con:
+        con.execute("UPDATE entries SET line = 'x' WHERE rowid = 1")
+    con.close()
+    empty.touch()
+    data = file.read_bytes()
+    simulate = ["simulate", str(small), "--chip", "Ascend310", "--bank"]
+    assert lab([*simulate, str(file)]) == 0
+    warning = capsys.readouterr().err
+    assert warning.startswith(f"ascend-lab: 1 unreadable rows of {file}")
+    assert warning.count("\n") == 1 and file.read_bytes() == data
+    assert lab([*simulate, str(empty)]) == 2
+    err = capsys.readouterr().err
+    assert str(empty) in err and err.count("\n") == 1 and empty.read_bytes() == b""
+    code, out, err = aoe(capsys, "bank", "list", "--bank", file)
+    assert code == 0 and out.startswith("1 entries") and err.startswith("aoe: 1 unreadable rows")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(tmp_path / "nothing")
+    for place in ("/dev/null", link, tmp_path):
+        assert "a regular file" in refused(capsys, "bank", "export", place)
+    assert "1 unreadable" in aoe(capsys, "bank", "forget", "--unreadable", "--bank", file)[1]
+    assert aoe(capsys, "bank", "list", "--bank", file)[2] == ""
+
+
 def test_progress_and_processes_come_from_the_environment(capsys, small, tmp_path, monkeypatch):
     monkeypatch.setenv("TE_PARALLEL_COMPILER", "99")
     err = refused(capsys, "-j", "2", "-m", small, "--output", tmp_path, *CHIP)
@@ -397,7 +449,7 @@ def test_a_full_disk_gets_one_line(capsys, small, tmp_path, monkeypatch):
     def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ascend_lab.aoe.bank.jsonl.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     err = refused(capsys, "-j", "2", "-m", small, "--output", tmp_path / "out", *CHIP)
     assert "No space left" in err
     assert list((tmp_path / "out").iterdir()) == []

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 
 import numpy as np
 import pytest
 import search_cases as cases
 
+from ascend_lab.aoe.bank import Knowledge
 from ascend_lab.aoe.drive import IDLE_BATCHES, drive
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.aoe.workers import Workers, workers_of
+from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
 
 SPACE = cases.table()
@@ -73,6 +75,33 @@ def test_a_candidate_that_kills_its_process_costs_a_trial_and_nothing_else():
     assert dead.point == (2, 9, "y") and dead.note == "its worker process died"
     good = {t.point: t.cost for t in trace.trials if t is not dead}
     assert good == {p: cases.cost(p) for p in SPACE.points() if p != dead.point}
+
+
+class Dying(Executor):
+    """Breaks at once, as a pool whose every process is killed."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        future.set_exception(BrokenExecutor())
+        return future
+
+
+def test_processes_that_all_die_measure_nothing():
+    told = []
+    for workers in (Workers(executor=Dying()), Workers(Dying)):
+        with pytest.raises(WorkersLostError, match=r"lost the workers: they end.*--reload goes on"):
+            drive(SEARCHES["random"], SPACE, cases.cost, 5, executor=workers, on_trial=told.append)
+    assert told == []
+
+
+def test_what_a_dead_worker_left_is_not_banked_and_not_believed(tmp_path):
+    notes = ("", "took longer than 30 s", DIED, "CancelledError: ", "KilledWorker: ('attempt', 4)")
+    trials = [Trial(i, (i,), math.inf if note else 1.0, note) for i, note in enumerate(notes)]
+    with Knowledge(tmp_path / "bank.db", None) as bank:
+        bank.save_trials("run", trials)
+        assert [t.note for t in bank.trials("run")] == list(notes[:2])
+        bank._store.save_trials("run", trials)  # as earlier versions did
+        assert [t.note for t in bank.trials("run")] == list(notes[:2])
 
 
 @pytest.mark.parametrize("workers", ["serial", "processes:1"])
@@ -193,7 +222,14 @@ def test_early_stop_takes_the_bound_of_what_is_hopeless():
 
 
 def test_executors_are_named_and_checked():
-    for text in ("threads", "processes:0", "processes:x", "dask:"):
+    for text in (
+        "threads",
+        "processes:0",
+        "processes:x",
+        "processes:²",
+        "processes:" + "9" * 5000,
+        "dask:",
+    ):
         with pytest.raises(InputError, match="serial, processes:N or dask:ADDRESS"):
             workers_of(text)
 

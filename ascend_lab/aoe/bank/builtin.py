@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ascend_lab.aoe.bank.errors import BankError
-from ascend_lab.aoe.bank.jsonl import write_atomically
 from ascend_lab.aoe.bank.records import BankEntry, BankKey, better, canonical, digest
+from ascend_lab.output import write_whole
 
 BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
 _HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
@@ -60,7 +60,7 @@ def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> in
     rows = [canonical(_HEADER)]
     rows += sorted(_row(entry) for entry in best.values())
     data = ("\n".join(rows) + "\n").encode("ascii")
-    write_atomically(file, gzip.compress(data, compresslevel=9, mtime=0))
+    write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
     builtin_entries.cache_clear()
     return len(best)
 

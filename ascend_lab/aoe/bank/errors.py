@@ -45,13 +45,14 @@ _CODES: dict[int, tuple[Reason, str]] = {
 }
 _DAMAGED: tuple[Reason, str] = (
     "damaged",
-    "move the file away and import a JSON Lines export of it, or start with a new bank",
+    "it is left as it is; import a JSON Lines export of it into a new bank",
 )
 
 
 @contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
-    """Turn what SQLite says about `file` into a `BankError`; wrong calls pass as they are."""
+    """Turn what SQLite or the system says of `file` into a `BankError`; wrong calls pass."""
+    what = f"{doing} {file}"
     try:
         yield
     except sqlite3.Error as error:
@@ -59,4 +60,10 @@ def explained(file: Path, doing: str) -> Iterator[None]:
         if code is None:  # not from the library: a closed connection, a wrong thread
             raise
         reason, remedy = _CODES.get(code & 0xFF, _DAMAGED)  # the low byte is the kind
-        raise BankError(reason, f"{doing} knowledge bank {file}", str(error), remedy) from error
+        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
+    except FileNotFoundError:
+        raise BankError("missing", what, "no such file", "check the name") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
+        got = getattr(error, "strerror", None) or str(error)
+        remedy = "check the name and the permissions"
+        raise BankError("unwritable", what, got, remedy) from None

@@ -2,64 +2,43 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
-from ascend_lab.aoe.bank.errors import BankError
+from ascend_lab.aoe.bank.errors import BankError, explained
 from ascend_lab.aoe.bank.records import BankEntry, from_line, to_line
+from ascend_lab.output import write_whole
+
+LONGEST_BYTES = 2**28
+"""Of a file of lines: larger ones are refused before they are read."""
 
 
 def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
-    """Write `entries` to `file`: afterwards it holds all of them, or what it held before."""
-    write_atomically(Path(file), "".join(to_line(e) + "\n" for e in entries).encode("ascii"))
+    """Write `entries` to `file`: afterwards it holds all of them, or what it held before.
+
+    Raises `InputError`, also for what is there and no regular file.
+    """
+    write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
 
 
-def read_lines(file: str | Path) -> tuple[BankEntry, ...]:
-    """Return the entries of `file`; `BankError` names the first line that is none."""
-    with _explained(Path(file), "reading"):
-        lines = Path(file).read_bytes().split(b"\n")
-    entries = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
+    """Return the entries of `file`, and what is wrong with each line that is none; BankError."""
+    entries, wrong = [], []
+    for number, line in enumerate(read_file(file).split(b"\n"), 1):
         try:
-            entries.append(from_line(line))
+            entries += [from_line(line)] if line.strip() else []
         except BankError as error:
-            remedy = "correct or delete that line; nothing was imported"
-            raise BankError("line", f"{file} line {number}: {error}", "", remedy) from None
-    return tuple(entries)
+            wrong.append(BankError("line", f"{file} line {number}: {error}"))
+    return entries, wrong
 
 
-def write_atomically(file: Path, data: bytes) -> None:
-    """Replace the contents of `file` at once; a crash leaves the old or the new, never a part."""
-    with _explained(file, "writing"):
-        handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            Path(name).chmod(0o644)  # a temporary file is private at first
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _explained(file: Path, doing: str) -> Iterator[None]:
-    """Turn what the operating system says into a `BankError`."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise BankError("missing", f"{doing} {file}", "no such file", "check the name") from None
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free some space" if full else "check the name and the permissions"
-        raise BankError(
-            "full" if full else "unwritable", f"{doing} {file}", str(error.strerror), remedy
-        ) from None
+def read_file(file: str | Path) -> bytes:
+    """Return the bytes of a regular file of at most `LONGEST_BYTES`; BankError."""
+    with explained(Path(file), "reading"):
+        found = Path(file).stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LONGEST_BYTES:
+            got = f"{found.st_size:,}" if stat.S_ISREG(found.st_mode) else "no regular file"
+            needed = f"a file of at most {LONGEST_BYTES:,} bytes: {file}"
+            raise BankError("unwritable", needed, got, "check the name")
+        return Path(file).read_bytes()

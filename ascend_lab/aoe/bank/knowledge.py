@@ -12,6 +12,7 @@ from ascend_lab.aoe.bank.errors import SURVIVABLE, BankError
 from ascend_lab.aoe.bank.records import MODEL_VERSION, BankEntry, BankKey
 from ascend_lab.aoe.bank.store import Store, Written, nearest
 from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.workers import UNMEASURED
 
 Origin = Literal["custom", "builtin"]
 _T = TypeVar("_T")
@@ -22,19 +23,29 @@ class Knowledge:
 
     A custom bank that cannot be written, is on a full disk or held by another process does not stop
     a tuning run: results stay in memory, in `unsaved`, and `warnings` says why. A file that is no
-    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide.
+    bank, damaged, or from a newer version raises `BankError`: that is for the user to decide. Rows
+    that are no entries are passed over, and `warnings` says how many.
     """
 
     def __init__(
-        self, custom: str | Path | None = None, builtin: Path | None = BUILTIN_FILE
+        self,
+        custom: str | Path | None = None,
+        builtin: Path | None = BUILTIN_FILE,
+        *,
+        write: bool = True,
     ) -> None:
-        """Open the bank file `custom` (made if missing); None keeps results in memory only."""
+        """Open the bank file `custom` (made if missing); None keeps results in memory only.
+
+        Without `write` the file is only read, and whatever keeps it from being is an error.
+        """
         self.warnings: list[str] = []
         self.unsaved: dict[BankKey, BankEntry] = {}
         self._builtin = builtin
         self._store: Store | None = None
         if custom is not None:
-            self._store = self._surviving(lambda: Store(custom), None)
+            opened = self._surviving(lambda: Store(custom), None) if write else Store(custom, False)
+            self._store = opened
+            self.warnings += [opened.passed_over] if opened and opened.skipped else []
 
     def close(self) -> None:
         """Close the custom bank."""
@@ -107,15 +118,20 @@ class Knowledge:
         return "update" if old else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials of a running search in the custom bank, if it can be written."""
-        store, kept = self._store, tuple(trials)
+        """Keep trials of a running search in the custom bank, if it can be written.
+
+        Those that were not measured, because their worker died, are none.
+        """
+        store, kept = self._store, tuple(t for t in trials if not t.note.startswith(UNMEASURED))
         if store is not None:
             self._surviving(lambda: store.save_trials(run_id, kept), None)
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
         store = self._store
-        return self._surviving(lambda: store.trials(run_id), ()) if store else ()
+        none: tuple[Trial, ...] = ()
+        found = self._surviving(lambda: store.trials(run_id), none) if store else none
+        return tuple(t for t in found if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""

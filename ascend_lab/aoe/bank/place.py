@@ -15,8 +15,10 @@ CACHE_VARIABLE = "ASCEND_CACHE_PATH"
 REPEAT_VARIABLE = "REPEAT_TUNE"
 
 
-def bank_file(environ: Mapping[str, str] | None = None, home: Path | None = None) -> Path:
-    """Return the file of the custom bank; its folder exists then.
+def bank_file(
+    environ: Mapping[str, str] | None = None, home: Path | None = None, *, make: bool = True
+) -> Path:
+    """Return the file of the custom bank; its folder exists then, unless nothing is to `make`.
 
     `TUNE_BANK_PATH` must name a folder that exists and may be read, written and entered; the folder
     `aoe_data` in `ASCEND_CACHE_PATH` and `.ascend_lab/aoe` in the home folder are made. Raises
@@ -27,8 +29,10 @@ def bank_file(environ: Mapping[str, str] | None = None, home: Path | None = None
     if root:
         return _usable(Path(root), ROOT_VARIABLE) / FILE_NAME
     if cache:
-        return _made(Path(cache) / "aoe_data", CACHE_VARIABLE) / FILE_NAME
-    return _made((home or Path.home()) / ".ascend_lab" / "aoe", "the home folder") / FILE_NAME
+        folder, variable = Path(cache) / "aoe_data", CACHE_VARIABLE
+    else:
+        folder, variable = (home or _home()) / ".ascend_lab" / "aoe", "the home folder"
+    return (_made(folder, variable) if make else folder) / FILE_NAME
 
 
 def open_knowledge(environ: Mapping[str, str] | None = None, home: Path | None = None) -> Knowledge:
@@ -59,10 +63,13 @@ def repeat_tune(environ: Mapping[str, str] | None = None) -> bool:
 def _usable(folder: Path, variable: str) -> Path:
     """Return the folder if it exists and may be read, written and entered."""
     wrong = ""
-    if not folder.is_dir():
-        wrong = "a file" if folder.exists() else "nothing there"
-    elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        wrong = "no permission"
+    try:
+        if not folder.is_dir():
+            wrong = "a file" if folder.exists() else "nothing there"
+        elif not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            wrong = "no permission"
+    except OSError as error:
+        wrong = str(error.strerror)
     if wrong:
         raise InputError(
             f"{variable} as an existing folder to read, write and enter",
@@ -70,6 +77,14 @@ def _usable(folder: Path, variable: str) -> Path:
             f"make that folder, change its permissions, or unset {variable}",
         )
     return folder
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        remedy = f"set {ROOT_VARIABLE} to a folder that may be written"
+        raise InputError("a home folder for the knowledge bank", str(error), remedy) from None
 
 
 def _made(folder: Path, variable: str) -> Path:

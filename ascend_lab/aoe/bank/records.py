@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import blake2b
@@ -17,6 +16,8 @@ Kind = Literal["op", "graph", "profile"]
 MODEL_VERSION = 1
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
 
+LARGEST_LOG2 = 1000
+"""Of a feature: no size is near it, and 2 to that power is a number."""
 _WORDS_ONLY = frozenset({"name", "summary", "facts", "sources"})
 """Chip fields without a number of their own (`facts` repeats them with their sources)."""
 
@@ -108,7 +109,7 @@ class BankEntry:
         """Bring `schedule` and `features` to their plain form and check every field; BankError."""
         try:
             plain = json.loads(canonical(self.schedule))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise _wrong("BankEntry", "schedule", "plain JSON data", error) from None
         object.__setattr__(self, "schedule", plain)
         for name in ("before_cycles", "after_cycles", "trials", "model_version"):
@@ -190,10 +191,11 @@ def _no_constant(word: str) -> None:
 def _features(values: object) -> tuple[float, ...]:
     """Return numbers as a tuple of floats."""
     good = isinstance(values, list | tuple) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
+        isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST_LOG2
+        for v in values
     )
     if not good:
-        raise _wrong("BankEntry", "features", "finite numbers", values)
+        raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
     assert isinstance(values, list | tuple)
     return tuple(float(v) for v in values)
 
@@ -202,8 +204,8 @@ def _integer(record: str, name: str, value: object, least: int | None) -> None:
     """Refuse anything but an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(record, name, "an integer", value)
-    if least is not None and value < least:
-        raise _wrong(record, name, f"at least {least}", value)
+    if least is not None and not least <= value < 2**63:
+        raise _wrong(record, name, f"at least {least}, and below 2^63", value)
 
 
 def _wrong(record: str, name: str, needed: str, got: object) -> BankError:

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -29,6 +29,8 @@ FILE_NAME = "knowledge.db"
 
 Written = Literal["add", "update", "reserved"]
 """A new key; a better entry under a known key; or what was there stays."""
+UNFINISHED_DAYS = 30
+"""The trials of a search that nobody has gone on with for so long are removed."""
 
 
 class Store:
@@ -38,14 +40,28 @@ class Store:
     by the thread and the process that opened it.
     """
 
-    def __init__(self, file: str | Path, create: bool = True) -> None:
-        """Open `file`; make it if it is missing and `create`."""
+    def __init__(self, file: str | Path, write: bool = True) -> None:
+        """Open `file` to write, made if it is missing; else only what it held is read."""
         self.file = Path(file)
-        self._con = connect(self.file, create)
+        self._con, hidden = connect(self.file, write)
+        try:
+            self.skipped = hidden + len(self._unreadable())
+            """Rows that are no entries, of a damaged page or by themselves: they are left alone."""
+            if write:
+                self._purge()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self._con.close()
+
+    @property
+    def passed_over(self) -> str:
+        """A line that says how many rows are no entries."""
+        remedy = "the file is kept, `aoe bank forget --unreadable` removes them"
+        return f"{self.skipped} unreadable rows of {self.file} are passed over; {remedy}"
 
     def __enter__(self) -> Store:
         return self
@@ -59,20 +75,17 @@ class Store:
 
     def get(self, key: BankKey) -> BankEntry | None:
         """Return the entry of exactly this key, or None."""
-        rows = self._read("SELECT line FROM entries WHERE digest = ?", key.digest)
-        found = self._entry(rows[0][0]) if rows else None
-        return found if found is not None and found.key == key else None
+        found = self._entries("WHERE digest = ?", key.digest)
+        return found[0] if found and found[0].key == key else None
 
     def entries(self) -> tuple[BankEntry, ...]:
         """Return all entries, in an order that depends on their keys only."""
-        rows = self._read("SELECT line FROM entries ORDER BY kind, op, chip, digest")
-        return tuple(self._entry(line) for (line,) in rows)
+        return tuple(self._entries("ORDER BY kind, op, chip, digest"))
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
         """Return up to `count` entries of like problems of the same operator and chip."""
-        query = "SELECT line FROM entries WHERE kind = ? AND op = ? AND chip = ?"
-        rows = self._read(query, key.kind, key.op, key.chip)
-        return nearest((self._entry(line) for (line,) in rows), key, features, count)
+        alike = self._entries("WHERE kind = ? AND op = ? AND chip = ?", key.kind, key.op, key.chip)
+        return nearest(alike, key, features, count)
 
     def put(self, entry: BankEntry) -> Written:
         """Store `entry` if its key is new or it is better than what is there, and say which."""
@@ -95,7 +108,21 @@ class Store:
 
     def import_jsonl(self, file: str | Path) -> dict[Written, int]:
         """Take over the entries of `file` that are new or better; none if a line is wrong."""
-        return self._take(read_lines(file))
+        entries, wrong = read_lines(file)
+        if wrong:
+            remedy = "correct or delete that line; nothing was imported"
+            raise BankError("line", str(wrong[0]), "", remedy)
+        return self._take(entries)
+
+    def forget(self, keys: Iterable[BankKey]) -> None:
+        """Delete the entries of these keys, all or none."""
+        self._delete([key.digest for key in keys])
+
+    def forget_unreadable(self) -> int:
+        """Delete the rows that are no entries; return how many."""
+        found = self._unreadable()
+        self._delete(found)
+        return len(found)
 
     # -- trials of running searches ----------------------------------------------------------------
 
@@ -113,17 +140,25 @@ class Store:
         rows = [(run_id, t.number, _point_text(t), float(t.cost), t.note) for t in trials]
         with self._writing(durable=False):
             self._con.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
+            self._con.execute("INSERT OR REPLACE INTO runs VALUES (?, julianday('now'))", (run_id,))
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
-        """Return the trials kept for `run_id`, by number."""
+        """Return the trials kept for `run_id`, by number; rows that are none are passed over."""
         query = "SELECT number, point, cost, note FROM trials WHERE run_id = ? ORDER BY number"
-        rows = self._read(query, run_id)
-        return tuple(Trial(n, _tuples(json.loads(point)), c, note) for n, point, c, note in rows)
+        return tuple(trial for row in self._read(query, run_id) if (trial := _trial(*row)))
 
     def forget_trials(self, run_id: str) -> None:
-        """Delete the trials of a search that is finished."""
+        """Delete the trials of a finished search, and of others for the same problem.
+
+        The first word of a `run_id` says which problem: the bank answers it from now on.
+        """
+        word = run_id.partition(" ")[0]
         with self._writing(durable=False):
-            self._con.execute("DELETE FROM trials WHERE run_id = ?", (run_id,))
+            for table in ("trials", "runs"):
+                self._con.execute(
+                    f"DELETE FROM {table} WHERE run_id = ? OR substr(run_id, 1, ?) = ?",
+                    (word, len(word) + 1, f"{word} "),
+                )
 
     # -- the file ----------------------------------------------------------------------------------
 
@@ -151,20 +186,40 @@ class Store:
         self._con.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
 
     def _read(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with explained(self.file, "reading"):
+        with explained(self.file, "reading knowledge bank"):
             return self._con.execute(query, values).fetchall()
 
-    def _entry(self, line: str) -> BankEntry:
-        try:
-            return from_line(line)
-        except BankError as error:
-            remedy = "move the file away and start with a new bank"
-            raise BankError("damaged", f"reading {self.file}: {error}", "", remedy) from None
+    def _entries(self, where: str, *values: str) -> list[BankEntry]:
+        """Return the rows of `entries` that a query finds, without those that are none."""
+        rows = self._read(f"SELECT digest, line FROM entries {where}", *values)
+        return [entry for row in rows if (entry := _entry(*row))]
+
+    def _unreadable(self) -> list[Any]:
+        """Return the digests of the rows that are no entries."""
+        rows = self._read("SELECT digest, line FROM entries")
+        return [row[0] for row in rows if not _entry(*row)]
+
+    def _delete(self, digests: Iterable[Any]) -> None:
+        with self._writing(durable=True):
+            self._con.executemany("DELETE FROM entries WHERE digest IS ?", [(d,) for d in digests])
+
+    def _purge(self) -> None:
+        """Delete the trials of searches that nobody will go on with, if the file can be written."""
+        with suppress(BankError), self._writing(durable=False):
+            self._con.execute(
+                "CREATE TABLE IF NOT EXISTS runs (run_id TEXT PRIMARY KEY, touched REAL NOT NULL)"
+            )
+            self._con.execute(
+                "INSERT OR IGNORE INTO runs SELECT DISTINCT run_id, julianday('now') FROM trials"
+            )
+            old = f"touched < julianday('now') - {UNFINISHED_DAYS}"
+            self._con.execute(f"DELETE FROM runs WHERE {old}")
+            self._con.execute("DELETE FROM trials WHERE run_id NOT IN (SELECT run_id FROM runs)")
 
     @contextmanager
     def _writing(self, durable: bool) -> Iterator[None]:
         """One short transaction; `durable` waits for the disk, so that a power cut keeps it too."""
-        with explained(self.file, "writing to"):
+        with explained(self.file, "writing to knowledge bank"):
             self._con.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self._con.execute("BEGIN IMMEDIATE")
             try:
@@ -208,6 +263,29 @@ def _point_text(trial: Trial) -> str:
         return canonical(trial.point)
     except (TypeError, ValueError) as error:
         raise BankError("record", "a point of plain values", str(error)) from None
+
+
+def _entry(digest: object, line: object) -> BankEntry | None:
+    """Return the entry of a row, or None of one that is damaged, of a newer version, or foreign."""
+    if not isinstance(line, str) or not line.isascii():
+        return None
+    try:
+        found = from_line(line)
+    except BankError:
+        return None
+    return found if found.key.digest == digest else None
+
+
+def _trial(number: object, point: object, cost: object, note: object) -> Trial | None:
+    """Return the trial of a row, or None of one that is none."""
+    if not (isinstance(number, int) and isinstance(point, str) and isinstance(note, str)):
+        return None
+    if not (isinstance(cost, float) and cost >= 0):
+        return None
+    with suppress(ValueError, RecursionError):
+        found = _tuples(json.loads(point))
+        return Trial(number, found, cost, note) if isinstance(found, tuple) else None
+    return None
 
 
 def _tuples(data: Any) -> Any:
