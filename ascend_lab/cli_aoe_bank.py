@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli_aoe_flags import Parser
+from ascend_lab.cli_common import Parser
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:

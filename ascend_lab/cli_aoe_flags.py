@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from ascend_lab.cli_common import Parser
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,14 +71,6 @@ PRECISIONS = {
     "allow_mix_precision_bf16": "bf16",
 }
 """--precision_mode, and the number format everything is computed in."""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `InputError` instead of leaving the program."""
-        raise InputError(message, remedy=f"see `{self.prog} --help`")
 
 
 def parser() -> Parser:

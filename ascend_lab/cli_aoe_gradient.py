@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_aoe_flags import Parser, dtype_of
+from ascend_lab.cli_aoe_flags import dtype_of
+from ascend_lab.cli_common import Parser
+from ascend_lab.cli_guard import say
 from ascend_lab.errors import AscendLabError, InputError
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ def tune_gradients_of(
     if other:
         tell(other)
     with open_ledger() as ledger:
-        print(f"chip {chip.name}, {chip.core_count} cores; times are of the model")
+        say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
         for source in sources:
             try:
                 _source(arguments, source, chip, topology, ledger, repeat, folder)
@@ -144,6 +146,6 @@ def _source(
             repeat=repeat,
             settings=settings,
         )
-        print(tuning_text(found))
+        say(tuning_text(found))
         sections.append(section(found))
-    print(f"  report {write_report(folder, 'gdat', sections)}")
+    say([f"  report {write_report(folder, 'gdat', sections)}"])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
 
-Emit = Callable[[str | None, Any, str], None]
 LONGEST_S = 86_400.0
 
 
-def add_plan_memory(verbs: Any, emit: Emit) -> None:
+def add_plan_memory(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
     verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
@@ -22,11 +21,11 @@ def add_plan_memory(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--alignment", type=int, default=1, metavar="A", help="of offsets, bytes (1)")
     verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
     verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _plan_memory(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_plan_memory)
 
 
-def _plan_memory(arguments: argparse.Namespace, emit: Emit) -> int:
+def _plan_memory(arguments: argparse.Namespace) -> int:
     _check(arguments)
     from ascend_lab.graph.memory import METHODS, plan, verify
     from ascend_lab.graph.memory.table import read_csv
@@ -56,13 +55,14 @@ def _plan_memory(arguments: argparse.Namespace, emit: Emit) -> int:
         "offsets": dict(found.offsets),
     }
     lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
-    text = (
-        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}\n"
-        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}"
-    )
+    lines = [
+        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
+        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}",
+    ]
     if capacity is not None:
-        text += f"\n  {'packed' if fits else 'NOT packed'} into the capacity of {capacity} bytes"
-    emit(arguments.json, data, text)
+        verdict = "packed" if fits else "NOT packed"
+        lines.append(f"  {verdict} into the capacity of {capacity} bytes")
+    emit(arguments.json, data, lines)
     return 0 if fits else 1
 
 

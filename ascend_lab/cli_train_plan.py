@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.cli_run import import_with, shapes_of
 from ascend_lab.errors import InputError
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ascend_lab.parallel.plans.model import GraphModel
     from ascend_lab.parallel.plans.search import Ranking
 
-Emit = Callable[[str | None, Any, str], None]
 CHIPS = {"910b": "Ascend910B2"}
 """Chip by the start of a cluster's name; Ascend910A for all others."""
 SAMPLES = 8
@@ -30,7 +29,7 @@ LEGEND = """\
   and 3 send meanwhile and no work hides"""
 
 
-def add_train_plan(verbs: Any, emit: Emit) -> None:
+def add_train_plan(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("train-plan", help="the best parallel plan to train a model")
     verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
@@ -48,11 +47,11 @@ def add_train_plan(verbs: Any, emit: Emit) -> None:
         "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
         help="the shape of an input of an .onnx file whose sizes are symbolic; repeatable",
     )  # fmt: skip
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _train_plan(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_train_plan)
 
 
-def _train_plan(arguments: argparse.Namespace, emit: Emit) -> int:
+def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
     from ascend_lab.parallel.plans.search import best_plans
 
@@ -122,8 +121,8 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
     return GraphModel(name, build, chip, optimizer, dtype)
 
 
-def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
-    """Return the plans as a table, the best first."""
+def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
+    """Return the plans as lines of a table, the best first."""
     best = ranking.best
     lines = [
         (
@@ -145,4 +144,4 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
         f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
         for p in ranking.plans
     ]
-    return "\n".join([*lines, LEGEND])
+    return [*lines, *LEGEND.split("\n")]

@@ -14,6 +14,7 @@ PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ORDER = (
     "errors",
+    "output",
     "chip",
     "isa",
     "sim",
@@ -34,6 +35,8 @@ TOP = (
     "widgets",
     "checks",
     "cli",
+    "cli_common",
+    "cli_guard",
     "cli_ops",
     "cli_run",
     "cli_simulate",

@@ -1,0 +1,148 @@
+"""The top of both commands: whatever goes wrong is one line on stderr and an exit code.
+
+0 done, 1 checks failed, 2 bad input, 70 a mistake of ours, 130 interrupted. Everything else is
+imported inside the guard, so that Ctrl-C is one line from the start on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.errors import AscendLabError, InputError
+
+BAD_INPUT, MISTAKE, INTERRUPTED = 2, 70, 130
+AFTER_CTRL_C = {"aoe": "; --reload goes on with what the bank holds"}
+
+
+def ascend_lab(argv: Sequence[str] | None = None) -> int:
+    """Run the command `ascend-lab` and return its exit code."""
+    return _guarded("ascend-lab", argv)
+
+
+def aoe(argv: Sequence[str] | None = None) -> int:
+    """Run the command `aoe` and return its exit code."""
+    return _guarded("aoe", argv)
+
+
+def _guarded(name: str, argv: Sequence[str] | None) -> int:
+    try:
+        try:
+            _prepare_streams()
+            given = list(sys.argv[1:] if argv is None else argv)
+            _check_words(given)
+            code = _run(name, given)
+        finally:  # --help leaves by SystemExit
+            with _on_standard_output():
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+    except AscendLabError as error:
+        code = complain(name, str(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
+    except Exception as error:
+        code = _what_is_left(name, error)
+    return code
+
+
+def _run(name: str, argv: list[str]) -> int:
+    if name == "aoe":
+        from ascend_lab.cli_aoe import run
+    else:
+        from ascend_lab.cli import run
+    return run(argv)
+
+
+def _prepare_streams() -> None:
+    """Print what an encoding lacks as escapes; let no file take the place of a closed stream."""
+    while sys.stdout is None or sys.stderr is None:
+        if (handle := os.open(os.devnull, os.O_RDWR)) > 2:
+            os.close(handle)
+            break
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuse arguments without a character: they are no way to leave something out."""
+    for before, word in zip(["", *words], words, strict=False):
+        flag, equals, text = word.partition("=")
+        if not word:
+            where = f"'' after {before}" if before else "''"
+            raise InputError("arguments that are not empty", where, "leave it out or fill it in")
+        if flag.startswith("-") and equals and not text:
+            raise InputError(f"a value for {flag}", word, "leave it out or fill it in")
+        if "\0" in word:
+            raise InputError("arguments without zero bytes", repr(word[:40]))
+
+
+def _what_is_left(name: str, error: Exception) -> int:
+    """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
+    if os.environ.get("ASCEND_LAB_DEBUG"):
+        raise error
+    kind = type(error).__name__
+    if isinstance(error, MemoryError | RecursionError | OverflowError):
+        return complain(name, f"the input is too large ({kind}); use a smaller one", BAD_INPUT)
+    what = f"a mistake of ours: {kind} in {_place(error)}; please report this line and the command"
+    return complain(name, f"{what}; ASCEND_LAB_DEBUG=1 shows the trace", MISTAKE)
+
+
+def _place(error: Exception) -> str:
+    """Return the last file and line of this package that an error went through."""
+    package, found, trace = Path(__file__).parent, "?", error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.is_relative_to(package):
+            found = f"{file.relative_to(package).as_posix()}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+@contextmanager
+def _on_standard_output() -> Iterator[None]:
+    """Raise `InputError` for an output that is full; leave quietly if nobody reads it any more."""
+    try:
+        yield
+    except OSError as error:
+        _drop(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(0) from None
+        reason = error.strerror or str(error)
+        raise InputError("a standard output that can be written", reason) from None
+
+
+def _drop(stream: Any) -> None:
+    """Forget what a stream still holds: the interpreter would try to write it at its end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def printable(text: str) -> str:
+    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def complain(name: str, text: str, code: int = 0) -> int:
+    """Print one line on stderr and return the exit code."""
+    if sys.stderr is not None:
+        try:
+            print(f"{name}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+        except OSError:
+            _drop(sys.stderr)
+    return code
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines on standard output; raise `InputError` if it is closed."""
+    if sys.stdout is None:
+        raise InputError("a standard output to print on", "a closed one", "leave it open")
+    with _on_standard_output():
+        for line in lines:
+            print(printable(line))
