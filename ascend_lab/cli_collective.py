@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,10 +60,8 @@ def _collective(arguments: argparse.Namespace) -> int:
         raise InputError(f"--root below {ranks}", str(arguments.root))
     places, root = range(ranks), arguments.root
     op = op_name(arguments.op)
-    if root and op not in ROOTED:
-        raise InputError(
-            f"--root with {' or '.join(ROOTED)}", f"{op}, which has no root", "drop it"
-        )
+    if op not in ROOTED:
+        refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
         times = compare(arguments.op, topology, size_bytes, places, root)
     else:

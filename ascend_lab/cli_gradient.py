@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _searched(
         seed=arguments.seed,
     )
     if scenario == Scenario(cost, seed=arguments.seed):
+        needed = "with --streams, --slowdown or --noise"
+        refuse_idle(arguments, needed, "--budget", "--seed")
         return None
     better = improve(
         rows,

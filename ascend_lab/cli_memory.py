@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 LONGEST_S = 86_400.0
@@ -27,12 +27,9 @@ def add_plan_memory(verbs: Any) -> None:
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    from ascend_lab.graph.memory import METHODS, plan, verify
+    from ascend_lab.graph.memory import plan, verify
     from ascend_lab.graph.memory.table import read_csv
 
-    if arguments.method not in METHODS:
-        needed = f"--method as one of {', '.join(METHODS)}"
-        raise InputError(needed, repr(arguments.method))
     buffers, capacity = read_csv(arguments.file), arguments.capacity
     found = plan(
         buffers,
@@ -67,7 +64,15 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that mean nothing."""
+    """Refuse numbers and names that mean nothing."""
+    from ascend_lab.graph.memory import METHODS
+
+    if arguments.method not in METHODS:
+        needed = f"--method as one of {', '.join(METHODS)}"
+        raise InputError(needed, repr(arguments.method))
+    if arguments.method not in ("best of", "exact"):
+        searching = 'with a --method that searches ("best of", exact)'
+        refuse_idle(arguments, searching, "--time-limit", "--seed")
     if arguments.capacity is not None and arguments.capacity < 0:
         raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
     limit = arguments.time_limit

@@ -6,7 +6,7 @@ import argparse
 import ast
 from typing import Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 
@@ -32,9 +32,12 @@ def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab.dsl.expr import ALIASES
 
     if arguments.name is None:
+        refuse_idle(arguments, "with an operator's name", "--chip", "--dtype", "--attr", "--show")
         lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
         emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
         return 0
+    if arguments.json:
+        refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
     example = "e.g. op softmax 64x1000 --chip Ascend910A"
     if not arguments.shapes:

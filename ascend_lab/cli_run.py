@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli_aoe_use import add_tuned, chip_of, is_tuned, with_tuned
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.output import write_whole
 
@@ -68,6 +68,10 @@ def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.compiled:
+        refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
+    if arguments.inputs:
+        refuse_idle(arguments, "without --inputs", "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
     found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
     graph = found.graph
@@ -75,8 +79,6 @@ def _run(arguments: argparse.Namespace) -> int:
     inputs = _inputs(graph, given, arguments.seed)
     if arguments.compiled:
         values = _run_compiled(arguments, graph, inputs)
-    elif is_tuned(arguments):
-        raise InputError("--compiled with --tuned or --bank", "NumPy's values", "add --compiled")
     else:
         from ascend_lab.graph import evaluate
 

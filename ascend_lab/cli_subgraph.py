@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ def _check(arguments: argparse.Namespace) -> None:
     limit = arguments.time_limit
     if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
         raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
-    if arguments.evaluations is not None and arguments.evaluations < 0:
-        raise InputError("--evaluations of at least 0", str(arguments.evaluations))
+    if arguments.evaluations is not None:
+        refuse_idle(arguments, "without --evaluations", "--time-limit")
+        if arguments.evaluations < 0:
+            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
     if arguments.seed < 0:
         raise InputError("--seed of at least 0", str(arguments.seed))

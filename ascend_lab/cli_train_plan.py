@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.cli_run import import_with, shapes_of
 from ascend_lab.errors import InputError
 
@@ -45,7 +45,7 @@ def add_train_plan(verbs: Any) -> None:
     )
     verb.add_argument(
         "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
-        help="the shape of an input of an .onnx file whose sizes are symbolic; repeatable",
+        help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
     )  # fmt: skip
     add_json(verb)
     verb.set_defaults(run=_train_plan)
@@ -112,11 +112,18 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
 
     name, optimizer, dtype = arguments.model, arguments.optimizer, arguments.dtype
     if not name.endswith(".onnx"):
+        refuse_idle(arguments, "with an .onnx file", "--input-shape")
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)
     shapes = shapes_of(arguments)
 
+    for shape in shapes.values():
+        if shape[:1] not in ((1,), (-1,)):
+            remedy = "plans choose the batch of a device; --batch says a step's"
+            raise InputError("--input-shape with a first size of 1", str(shape), remedy)
+
     def build(batch: int) -> Any:
-        return import_with(name, None, shapes, batch).graph
+        sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
+        return import_with(name, None, sizes, batch).graph
 
     return GraphModel(name, build, chip, optimizer, dtype)
 

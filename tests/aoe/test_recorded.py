@@ -13,7 +13,7 @@ import pytest
 from ascend_lab import cli_replay
 from ascend_lab.aoe.recorded import read_recorded, recorded, replay
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.cli import main
+from ascend_lab.cli import run
 from ascend_lab.errors import InputError
 
 FOLDER = Path(__file__).parent.parent / "data" / "autotune_bruteforce"
@@ -116,7 +116,7 @@ def run_verb(*words: str) -> tuple[dict, str]:
     out: list = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli_replay, "emit", lambda _, data, lines: out.append((data, lines)))
-        assert main(["replay", *words]) == 0
+        assert run(["replay", *words]) == 0
     return out[0][0], "\n".join(out[0][1])
 
 
