@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.cli_common import Parser
+from ascend_lab.cli_guard import printable, say
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def bank_main(argv: Sequence[str]) -> int:
     file = Path(arguments.bank) if arguments.bank else bank_file()
     create = arguments.verb in ("import", "merge")
     with Store(file, create) as store:
-        print(_VERBS[arguments.verb](store, arguments))
+        say(_VERBS[arguments.verb](store, arguments).split("\n"))
     return 0
 
 
@@ -105,7 +106,7 @@ def _line(entry: BankEntry) -> str:
     sizes = "x".join(f"{2**f:g}" for f in entry.features)
     what = f"{key.op} {sizes}"
     what = what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
-    return (
+    return printable(
         f"{key.digest[:8]} {key.chip}/{key.core_count} {what:{LONGEST}} "
         f"{entry.before_cycles:>10} -> {entry.after_cycles:>10} cycles, {far}, "
         f"{entry.search} {entry.trials} trials"

@@ -26,6 +26,10 @@ class Parser(argparse.ArgumentParser):
         where = f"{verb}: " if verb else ""
         raise InputError(f"{where}{message}", remedy=f"see `{self.prog} --help`")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help and version as all else is: argparse says nothing about a full disk."""
+        say(message.rstrip("\n").split("\n"))
+
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:

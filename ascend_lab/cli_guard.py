@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,8 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
             _check_words(given)
             code = _run(name, given)
         finally:  # --help leaves by SystemExit
-            with _on_standard_output():
-                if sys.stdout is not None:
-                    sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except AscendLabError as error:
         code = complain(name, str(error), BAD_INPUT)
     except KeyboardInterrupt:
@@ -83,12 +82,18 @@ def _check_words(words: Sequence[str]) -> None:
 
 def _what_is_left(name: str, error: Exception) -> int:
     """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
+    kind, place = type(error).__name__, _place(error)
+    if isinstance(error, OSError) and error.filename is None and place.startswith("cli_"):
+        _drop(sys.stdout)  # these modules print, and write nothing else
+        if isinstance(error, BrokenPipeError):
+            return 0
+        reason = error.strerror or str(error)
+        return complain(name, f"standard output cannot be written: {reason}", BAD_INPUT)
     if os.environ.get("ASCEND_LAB_DEBUG"):
         raise error
-    kind = type(error).__name__
     if isinstance(error, MemoryError | RecursionError | OverflowError):
         return complain(name, f"the input is too large ({kind}); use a smaller one", BAD_INPUT)
-    what = f"a mistake of ours: {kind} in {_place(error)}; please report this line and the command"
+    what = f"a mistake of ours: {kind} in {place}; please report this line and the command"
     return complain(name, f"{what}; ASCEND_LAB_DEBUG=1 shows the trace", MISTAKE)
 
 
@@ -101,19 +106,6 @@ def _place(error: Exception) -> str:
             found = f"{file.relative_to(package).as_posix()}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
-
-
-@contextmanager
-def _on_standard_output() -> Iterator[None]:
-    """Raise `InputError` for an output that is full; leave quietly if nobody reads it any more."""
-    try:
-        yield
-    except OSError as error:
-        _drop(sys.stdout)
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(0) from None
-        reason = error.strerror or str(error)
-        raise InputError("a standard output that can be written", reason) from None
 
 
 def _drop(stream: Any) -> None:
@@ -143,6 +135,5 @@ def say(lines: Iterable[str]) -> None:
     """Print lines on standard output; raise `InputError` if it is closed."""
     if sys.stdout is None:
         raise InputError("a standard output to print on", "a closed one", "leave it open")
-    with _on_standard_output():
-        for line in lines:
-            print(printable(line))
+    for line in lines:
+        print(printable(line))
