@@ -115,7 +115,12 @@ def _add_conv(verbs: Any) -> None:
 
 
 def _add_run_kernel(verbs: Any) -> None:
-    verb = verbs.add_parser("run-kernel", help="execute, check and time a kernel of your own")
+    verb = verbs.add_parser(
+        "run-kernel",
+        help="execute, check and time a kernel of your own",
+        description="Execute, check and time a kernel. This runs the file's Python code, with all "
+        "your rights: give it files that you trust.",
+    )
     verb.add_argument("file", metavar="FILE.py")
     verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
     verb.add_argument("--seed", type=int, default=0, help="seed of the inputs")

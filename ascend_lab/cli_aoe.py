@@ -33,6 +33,7 @@ from ascend_lab.cli_aoe_flags import (
 from ascend_lab.cli_aoe_gradient import tune_gradients_of
 from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
 from ascend_lab.cli_guard import INTERRUPTED, complain
+from ascend_lab.cli_guard import show as print  # noqa: A004 - nothing here may print otherwise
 from ascend_lab.errors import AscendLabError, UnsupportedError
 
 if TYPE_CHECKING:

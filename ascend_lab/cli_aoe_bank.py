@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.cli_common import Parser
-from ascend_lab.cli_guard import printable, say
+from ascend_lab.cli_guard import printable, show
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def bank_main(argv: Sequence[str]) -> int:
     file = Path(arguments.bank) if arguments.bank else bank_file()
     create = arguments.verb in ("import", "merge")
     with Store(file, create) as store:
-        say(_VERBS[arguments.verb](store, arguments).split("\n"))
+        show(_VERBS[arguments.verb](store, arguments))
     return 0
 
 

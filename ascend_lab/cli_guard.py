@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from ascend_lab.errors import AscendLabError, InputError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the guard itself must be there at once
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
 BAD_INPUT, MISTAKE, INTERRUPTED = 2, 70, 130
 AFTER_CTRL_C = {"aoe": "; --reload goes on with what the bank holds"}
@@ -41,10 +42,11 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
                 sys.stdout.flush()
     except AscendLabError as error:
         code = complain(name, str(error), BAD_INPUT)
-    except KeyboardInterrupt:
-        code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
-    except Exception as error:
-        code = _what_is_left(name, error)
+    except (KeyboardInterrupt, Exception) as error:
+        if _from_ctrl_c(error):
+            code = complain(name, f"interrupted{AFTER_CTRL_C.get(name, '')}", INTERRUPTED)
+        else:
+            code = _what_is_left(name, error)
     return code
 
 
@@ -80,7 +82,7 @@ def _check_words(words: Sequence[str]) -> None:
             raise InputError("arguments without zero bytes", repr(word[:40]))
 
 
-def _what_is_left(name: str, error: Exception) -> int:
+def _what_is_left(name: str, error: BaseException) -> int:
     """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
     kind, place = type(error).__name__, _place(error)
     if isinstance(error, OSError) and error.filename is None and place.startswith("cli_"):
@@ -93,25 +95,35 @@ def _what_is_left(name: str, error: Exception) -> int:
         raise error
     if isinstance(error, MemoryError | RecursionError | OverflowError):
         return complain(name, f"the input is too large ({kind}); use a smaller one", BAD_INPUT)
-    what = f"a mistake of ours: {kind} in {place}; please report this line and the command"
-    return complain(name, f"{what}; ASCEND_LAB_DEBUG=1 shows the trace", MISTAKE)
+    what = f"a mistake of ours: {kind} in {place}; ASCEND_LAB_DEBUG=1 shows the trace"
+    report = "please report it, with the command, where you got ascend_lab from"
+    return complain(name, f"{what}; {report}", MISTAKE)
 
 
-def _place(error: Exception) -> str:
+def _from_ctrl_c(error: BaseException | None) -> bool:
+    """Tell whether Ctrl-C is behind an error: imports may turn it into another one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _place(error: BaseException) -> str:
     """Return the last file and line of this package that an error went through."""
-    package, found, trace = Path(__file__).parent, "?", error.__traceback__
+    package, found, trace = __file__.removesuffix("cli_guard.py"), "?", error.__traceback__
     while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if file.is_relative_to(package):
-            found = f"{file.relative_to(package).as_posix()}:{trace.tb_lineno}"
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(package):
+            found = f"{file.removeprefix(package)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
 
 
 def _drop(stream: Any) -> None:
     """Forget what a stream still holds: the interpreter would try to write it at its end."""
-    with suppress(OSError, ValueError):
+    try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):  # no stream of the system
+        return
 
 
 def printable(text: str) -> str:
@@ -137,3 +149,8 @@ def say(lines: Iterable[str]) -> None:
         raise InputError("a standard output to print on", "a closed one", "leave it open")
     for line in lines:
         print(printable(line))
+
+
+def show(text: str) -> None:
+    """Print a text of lines as `say` does."""
+    say(text.split("\n"))

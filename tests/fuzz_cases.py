@@ -101,9 +101,9 @@ QUICK = {
 """Mostly given, so that an example takes milliseconds."""
 
 
-def _model(size: int | str) -> bytes:
+def relu_model(size: int | str, width: int | str = 16) -> bytes:
     """Return relu(x @ w) with a name that a terminal would obey."""
-    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [size, 16])
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [size, width])
     weight = numpy_helper.from_array(np.ones((16, 16), np.float32), "w")
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], "the product of ü"),
@@ -143,10 +143,10 @@ def files() -> dict[str, bytes]:
         "words.csv": b"a,b\n1\n\xc2\xb2,x,y\n",
         "words.npz": words.getvalue(),
         "x.npz": arrays.getvalue(),
-        "model.onnx": _model(1),
-        "open.onnx": _model("n"),
-        "half.onnx": _model(1)[:90],
-        "models/a.onnx": _model(1),
+        "model.onnx": relu_model(1),
+        "open.onnx": relu_model("n"),
+        "half.onnx": relu_model(1)[:90],
+        "models/a.onnx": relu_model(1),
         "chip.toml": toy.replace(b'name = "Toy"', b'name = "My\\u001b[31m\\nchip"'),
         "cluster.toml": (
             b'name = "a\\u001b[31m\\nb"\ndevices = ["a", "b"]\nservers = [["a"], ["b"]]\n'
@@ -163,7 +163,7 @@ def files() -> dict[str, bytes]:
         "space.csv": b"a,b,time_ms\n1,2,3.5\n1,4,\n2,2,1.25\n2,8,2\n",
         "subgraph.json": (DATA / "mlsys2026/mlsys-2026-1.json").read_bytes(),
         "strategy.json": (DATA / "iopddl/example.json").read_bytes(),
-        "gradients.csv": b"name,ready_us,bytes\na\x1b,1,100\nb,2,200\n",
+        "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
         "trace.json": json.dumps({"traceEvents": trace}).encode(),
         "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
     }
