@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.kernels.gemm_batch import time_tilings
 from ascend_lab.kernels.validation import validation_rows, validation_table
+from ascend_lab.output import write_whole
 from ascend_lab.sim import (
     Surroundings,
     analyse,
@@ -280,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}
             for f in figures
         ]
-        Path(arguments.json).write_text(json.dumps(rows, indent=2), "utf-8")
+        write_whole(arguments.json, json.dumps(rows, indent=2))
     return 1 if any(f.met is False for f in figures) else 0
 
 

@@ -33,6 +33,7 @@ from ascend_lab.aoe.gradient.rows import table_of
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.tuning import GradientTuning, tune_gradients
 from ascend_lab.graph import zoo
+from ascend_lab.output import write_whole
 
 NETWORKS = {
     "resnet18": 32,
@@ -205,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     rows = table(given.networks.split(","), given.profiles)
     if given.json:
-        Path(given.json).write_text(json.dumps(rows, indent=2), "utf-8")
+        write_whole(given.json, json.dumps(rows, indent=2))
     return 1 if any(min(row["gains"].values()) < -1e-9 for row in rows) else 0
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_lab.bench_peers_files import one_core
+from ascend_lab.output import write_whole
 
 FOLDER = Path(__file__).parent.parent / "_build" / "peers"
 NETWORKS = ("squeezenet", "resnet50")
@@ -287,5 +288,5 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
     print(NOTES)
     if json_file:
         text = json.dumps([dataclasses.asdict(row) for row in rows], indent=2)
-        Path(json_file).write_text(text, "utf-8")
+        write_whole(json_file, text)
     return 0

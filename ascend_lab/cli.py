@@ -5,18 +5,21 @@ Errors are one line on stderr and exit code 2.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import os
 import sys
+
+from ascend_lab.cli_guard import ascend_lab as main
+
+if __name__ == "__main__":  # before the rest is imported: Ctrl-C then ends in one line, too
+    sys.exit(main())
+
+import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ascend_lab import __version__
 from ascend_lab.cli_collective import add_collective
+from ascend_lab.cli_common import Parser, add_json, check_outputs, emit
 from ascend_lab.cli_fit_collective import add_fit_collective
 from ascend_lab.cli_gradient import add_gradient
 from ascend_lab.cli_memory import add_plan_memory
@@ -32,66 +35,43 @@ from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
-
-    def error(self, message: str) -> NoReturn:
-        verb = self.prog.partition(" ")[2]
-        where = f"{verb}: " if verb else ""
-        raise InputError(f"{where}{message}", remedy=f"see `{self.prog} --help`")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 0 done, 1 checks failed, 2 bad input."""
-    arguments = argparse.Namespace()
+def run(argv: Sequence[str]) -> int:
+    """Run a verb and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    check_outputs(arguments)
     try:
-        _parser().parse_args(argv, arguments)
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
     except AscendLabError as error:
-        print(f"ascend-lab: {in_flags(str(error), 'ascend-lab', arguments)}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("ascend-lab: interrupted", file=sys.stderr)
-        return 130
-    except (MemoryError, RecursionError, OverflowError) as error:
-        print(
-            f"ascend-lab: the input is too large ({type(error).__name__}); use a smaller one",
-            file=sys.stderr,
-        )
-        return 2
+        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
+    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
     parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
     _add_chips(verbs)
     _add_gemm(verbs)
     _add_conv(verbs)
-    add_op(verbs, _emit)
+    add_op(verbs)
     _add_run_kernel(verbs)
-    add_run(verbs, _emit)
-    add_simulate(verbs, _emit)
-    add_plan_memory(verbs, _emit)
-    add_replay(verbs, _emit)
-    add_subgraph(verbs, _emit)
-    add_strategy(verbs, _emit)
-    add_gradient(verbs, _emit)
-    add_topologies(verbs, _emit)
-    add_collective(verbs, _emit)
-    add_fit_collective(verbs, _emit)
-    add_train_plan(verbs, _emit)
+    add_run(verbs)
+    add_simulate(verbs)
+    add_plan_memory(verbs)
+    add_replay(verbs)
+    add_subgraph(verbs)
+    add_strategy(verbs)
+    add_gradient(verbs)
+    add_topologies(verbs)
+    add_collective(verbs)
+    add_fit_collective(verbs)
+    add_train_plan(verbs)
     return parser
 
 
 def _common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    add_json(verb)
     verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the slowest core")
 
 
@@ -109,7 +89,7 @@ def _tiling(verb: argparse.ArgumentParser) -> None:
 def _add_chips(verbs: Any) -> None:
     verb = verbs.add_parser("chips", help="list the chips, or show one with all its numbers")
     verb.add_argument("name", nargs="?", help="a preset name or your own .toml file")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    add_json(verb)
     verb.set_defaults(run=_chips)
 
 
@@ -139,7 +119,12 @@ def _add_conv(verbs: Any) -> None:
 
 
 def _add_run_kernel(verbs: Any) -> None:
-    verb = verbs.add_parser("run-kernel", help="execute, check and time a kernel of your own")
+    verb = verbs.add_parser(
+        "run-kernel",
+        help="execute, check and time a kernel of your own",
+        description="Execute, check and time a kernel. This runs the file's Python code, with all "
+        "your rights: give it files that you trust.",
+    )
     verb.add_argument("file", metavar="FILE.py")
     verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
     verb.add_argument("--seed", type=int, default=0, help="seed of the inputs")
@@ -157,11 +142,11 @@ def _chips(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         chips = presets()
         data: Any = {name: chip_dict(chip) for name, chip in chips.items()}
-        text = chip_table(chips.values())
+        lines = chip_table(chips.values())
     else:
         chip = load_chip(arguments.name)
-        data, text = chip_dict(chip), chip_lines(chip)
-    _emit(arguments.json, data, text)
+        data, lines = chip_dict(chip), chip_lines(chip)
+    emit(arguments.json, data, lines)
     return 0
 
 
@@ -199,10 +184,10 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
     )
     if arguments.trace:
         write_trace(report.timeline, arguments.trace)
-    lines = [report.text, *map(str, report.findings)]
+    lines = [*report.text.split("\n"), *map(str, report.findings)]
     if arguments.sanitize and not report.findings:
         lines.append("sanitizer: nothing found")
-    _emit(arguments.json, report.as_dict(), "\n".join(lines))
+    emit(arguments.json, report.as_dict(), lines)
     return 0 if report.values_ok and not report.findings else 1
 
 
@@ -259,42 +244,14 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, rule: Any, launc
         "schedule": schedule.as_dict(),
     }
     shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
-    text = (
-        f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)\n"
-        f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
-        f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak\n"
-        f"  bound by {timeline.bound_by}; busy: {shares}\n"
-        f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}"
-    )
-    _emit(arguments.json, data, text)
+    lines = [
+        f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        (
+            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
+            f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
+        ),
+        f"  bound by {timeline.bound_by}; busy: {shares}",
+        f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}",
+    ]
+    emit(arguments.json, data, lines)
     return 0
-
-
-def _emit(target: str | None, data: Any, text: str) -> None:
-    """Print `text`, or write `data` as JSON to a file or, for "-", to stdout."""
-    if target is None:
-        print(text)
-        return
-    dump = json.dumps(_finite(data), indent=2)
-    if target == "-":
-        print(dump)
-        return
-    try:
-        Path(target).write_text(dump + "\n", "utf-8")
-    except OSError as error:
-        raise InputError("a file that can be written", f"{target}: {error}", "check it") from error
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: write null instead."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-if __name__ == "__main__":
-    sys.exit(main())

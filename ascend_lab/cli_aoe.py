@@ -6,9 +6,15 @@ everything found so far saved.
 
 from __future__ import annotations
 
+import sys
+
+from ascend_lab.cli_guard import aoe as main
+
+if __name__ == "__main__":  # before the rest is imported: Ctrl-C then ends in one line, too
+    sys.exit(main())
+
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +32,10 @@ from ascend_lab.cli_aoe_flags import (
 )
 from ascend_lab.cli_aoe_gradient import tune_gradients_of
 from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.cli_guard import INTERRUPTED, complain
+from ascend_lab.cli_guard import show as print  # noqa: A004 - nothing here may print otherwise
 from ascend_lab.cli_words import in_flags
-from ascend_lab.errors import AscendLabError, UnsupportedError
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
@@ -38,36 +46,20 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.workers import Workers
     from ascend_lab.chip import Chip
 
-INTERRUPTED = 130
 
-
-def main(argv: Sequence[str] | None = None) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run the command line and return the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["bank"]:
+        return bank_main(argv[1:])
+    refuse(argv)
     try:
-        if given[:1] == ["bank"]:
-            code = bank_main(given[1:])
-        else:
-            refuse(given)
-            code = _tune_all(parser().parse_args(given))
-        sys.stdout.flush()
-        return code
+        return _tune_all(parser().parse_args(argv))
     except AscendLabError as error:
-        _complain(str(error))
-        return 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        _complain("interrupted; --reload goes on with what the bank holds")
-        return INTERRUPTED
-    except (MemoryError, RecursionError, OverflowError) as error:
-        _complain(f"the input is too large ({type(error).__name__}); use a smaller one")
-        return 2
+        raise InputError(in_flags(str(error), "aoe")) from error
 
 
 def _complain(text: str) -> None:
-    print(f"aoe: {in_flags(text, 'aoe')}", file=sys.stderr)
+    complain("aoe", in_flags(text, "aoe"))
 
 
 @dataclass
@@ -232,7 +224,3 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
         f"  tuned model {saved.model}, schedules {saved.schedules}: "
         f"{saved.time_s * 1e3:.4f} ms when read again"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli_aoe_flags import Parser
+from ascend_lab.cli_common import Parser
+from ascend_lab.cli_guard import complain, printable, show
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def bank_main(argv: Sequence[str]) -> int:
         Store(file, write=False).close()  # it is there, and a bank
     with Store(file, write=make or arguments.verb == "forget") as store:
         if store.skipped:
-            print(f"aoe: {store.passed_over}", file=sys.stderr)
-        print(_VERBS[arguments.verb](store, arguments))
+            complain("aoe", store.passed_over)
+        show(_VERBS[arguments.verb](store, arguments))
     return 0
 
 
@@ -151,12 +151,11 @@ def _line(entry: BankEntry) -> str:
     sizes = "x".join(f"{2**f:g}" for f in entry.features)
     what = f"{key.op} {sizes}"
     what = what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
-    line = (
+    return printable(
         f"{key.digest[:8]} {key.chip}/{key.core_count} {what:{LONGEST}} "
         f"{entry.before_cycles:>10} -> {entry.after_cycles:>10} cycles, {far}, "
         f"{entry.search} {entry.trials} trials"
     )
-    return "".join(c if c.isprintable() else "?" for c in line)  # a file may hold anything
 
 
 _VERBS = {

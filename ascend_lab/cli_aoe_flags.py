@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from ascend_lab.cli_common import Parser, refuse_idle
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 
@@ -71,14 +72,14 @@ PRECISIONS = {
     "allow_mix_precision_bf16": "bf16",
 }
 """--precision_mode, and the number format everything is computed in."""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise `InputError` instead of leaving the program."""
-        raise InputError(message, remedy=f"see `{self.prog} --help`")
+FLAGS_OF_JOBS = {
+    "1": ("--Fnonhomo_split",),
+    "2": ("--Fdeeper_opat", "--tune_ops_file", "--policy_prior", "--budget", "--executor",
+          "--tune_optimization_level"),
+    "12": ("--time_limit", "--seed", "--reload", "--progress_bar"),
+    "4": ("--cluster", "--devices", "--max_segments", "--optimizer"),
+}  # fmt: skip
+"""Flags that count for some jobs only."""
 
 
 def parser() -> Parser:
@@ -154,12 +155,9 @@ def job_of(arguments: argparse.Namespace) -> str:
     given = [part.strip() for part in arguments.job_type.split(",")]
     jobs = ("4",) if given == ["4"] else given if "4" in given else jobs_of(arguments.job_type)
     check_flags(arguments, jobs)
-    if arguments.Fdeeper_opat and "2" not in jobs:
-        raise InputError("--Fdeeper_opat with --job_type 2", arguments.job_type, "drop it")
-    if arguments.Fnonhomo_split and "1" not in jobs:
-        raise InputError("--Fnonhomo_split with --job_type 1", arguments.job_type, "drop it")
-    if arguments.tune_ops_file and "2" not in jobs:
-        raise InputError("--tune_ops_file with --job_type 2", arguments.job_type, "drop it")
+    for wanted, flags in FLAGS_OF_JOBS.items():
+        if not set(wanted) & set(jobs):
+            refuse_idle(arguments, f"with --job_type {' or '.join(wanted)}", *flags)
     return ",".join(jobs)
 
 
@@ -221,7 +219,7 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
         text = environ.get(name, "")
         if not text:
             continue
-        if not text.isdigit() or not 1 <= int(text) <= MOST_PROCESSES:
+        if not text.isdecimal() or not 1 <= int(text) <= MOST_PROCESSES:
             raise InputError(f"{name} from 1 to {MOST_PROCESSES}", repr(text), "unset it")
         return f"processes:{int(text)}" if int(text) > 1 else "serial"
     return "serial"

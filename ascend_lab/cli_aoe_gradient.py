@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_aoe_flags import Parser, dtype_of
+from ascend_lab.cli_aoe_flags import dtype_of
+from ascend_lab.cli_common import Parser
+from ascend_lab.cli_guard import say
 from ascend_lab.errors import AscendLabError, InputError
 
 if TYPE_CHECKING:
@@ -32,12 +34,8 @@ def add_flags(made: Parser) -> None:
 
 
 def check_flags(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
-    """Raise `InputError` for flags of job 4 with other jobs, and for job 4 without a cluster."""
-    given = [f for f in ("cluster", "devices", "max_segments") if getattr(arguments, f)]
+    """Raise `InputError` for job 4 with other jobs or without a cluster."""
     if "4" not in jobs:
-        if given:
-            got = f"job {','.join(jobs)}"
-            raise InputError(f"--{given[0]} with --job_type 4 (gradient)", got, "drop it")
         return
     if list(jobs) != ["4"]:
         remedy = "run jobs 1 and 2 first, then 4"
@@ -87,7 +85,7 @@ def tune_gradients_of(
     if other:
         tell(other)
     with open_ledger() as ledger:
-        print(f"chip {chip.name}, {chip.core_count} cores; times are of the model")
+        say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
         for source in sources:
             try:
                 _source(arguments, source, chip, topology, ledger, repeat, folder)
@@ -144,6 +142,6 @@ def _source(
             repeat=repeat,
             settings=settings,
         )
-        print(tuning_text(found))
+        say(tuning_text(found))
         sections.append(section(found))
-    print(f"  report {write_report(folder, 'gdat', sections)}")
+    say([f"  report {write_report(folder, 'gdat', sections)}"])

@@ -66,6 +66,8 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
             colon = ""
         if not colon or not name.strip():
             raise InputError("--input_shape NAME:sizes;...", repr(part), 'e.g. "x:1,3,224,224"')
+    if text and not found:
+        raise InputError("--input_shape NAME:sizes;...", repr(text), 'e.g. "x:1,3,224,224"')
     return found
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
     from ascend_lab.cluster import CollectiveTime, Topology
 
-Emit = Callable[[str | None, Any, str], None]
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
 ROOTED = ("broadcast", "reduce")
 
 
-def add_collective(verbs: Any, emit: Emit) -> None:
+def add_collective(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser(
         "collective", help="time a collective on a cluster by one algorithm", epilog=CLUSTER_FILE
@@ -31,8 +30,8 @@ def add_collective(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--topology", required=True, metavar="T", help="see `topologies`, or .toml")
     verb.add_argument("--ranks", type=int, metavar="P", help="use the first P devices (all)")
     verb.add_argument("--root", type=int, default=0, metavar="R", help="of broadcast, reduce (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _collective(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_collective)
 
 
 def parse_bytes(text: str) -> float:
@@ -52,7 +51,7 @@ def parse_bytes(text: str) -> float:
     return size
 
 
-def _collective(arguments: argparse.Namespace, emit: Emit) -> int:
+def _collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import collective_time, compare, load_topology
     from ascend_lab.cluster.collectives.names import op_name
 
@@ -64,10 +63,8 @@ def _collective(arguments: argparse.Namespace, emit: Emit) -> int:
         raise InputError(f"--root below {ranks}", str(arguments.root))
     places, root = range(ranks), arguments.root
     op = op_name(arguments.op)
-    if root and op not in ROOTED:
-        raise InputError(
-            f"--root with {' or '.join(ROOTED)}", f"{op}, which has no root", "drop it"
-        )
+    if op not in ROOTED:
+        refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
     if arguments.algorithm == "auto":
         times = compare(arguments.op, topology, size_bytes, places, root)
     else:
@@ -95,7 +92,7 @@ def time_dict(found: CollectiveTime) -> dict[str, Any]:
     }
 
 
-def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> str:
+def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
     first = times[0]
     what = f"{first.op} of {first.size_bytes:.0f} bytes, {first.ranks} ranks"
     rows = [
@@ -107,4 +104,4 @@ def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> str:
         f"{one.algorithm_bandwidth / 1e9:9.3f} {one.bus_bandwidth / 1e9:9.3f}"
         for one in times
     ]
-    return "\n".join([*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"])
+    return [*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"]

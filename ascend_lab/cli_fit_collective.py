@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
     from ascend_lab.cluster.fit import CollectiveFit, Measured
 
-Emit = Callable[[str | None, Any, str], None]
 
-
-def add_fit_collective(verbs: Any, emit: Emit) -> None:
+def add_fit_collective(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("fit-collective", help="alpha and beta from measured all-reduces")
     verb.add_argument("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s")
     verb.add_argument("--device", metavar="D", help="rows with this in the column device")
     verb.add_argument("--max-ranks", type=int, metavar="P", help="rows of at most P ranks")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _fit_collective(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_fit_collective)
 
 
-def _fit_collective(arguments: argparse.Namespace, emit: Emit) -> int:
+def _fit_collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster.fit import fit_collective
     from ascend_lab.cluster.tables import read_table
 
@@ -71,7 +69,7 @@ def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
     }
 
 
-def _text(data: dict[str, Any]) -> str:
+def _text(data: dict[str, Any]) -> list[str]:
     lines = [f"ring law fitted to {data['rows']} rows; errors on sizes / ranks left out"]
     for band in data["bands"]:
         beta = band["beta_s_per_byte"]
@@ -82,7 +80,7 @@ def _text(data: dict[str, Any]) -> str:
         )
     lines += [f"    {size['bytes']:12.0f} B: {_both(size)}" for size in data["sizes"]]
     lines.append(f"  in all {_both(data)}; on the rows fitted {_percent(data['fit_mape'])}")
-    return "\n".join(lines)
+    return lines
 
 
 def _both(errors: dict[str, Any]) -> str:

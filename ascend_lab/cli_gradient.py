@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,10 +18,9 @@ PROFILES = (
     "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
     "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
 )
-Emit = Callable[[str | None, Any, str], None]
 
 
-def add_gradient(verbs: Any, emit: Emit) -> None:
+def add_gradient(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser(
         "gradient-plan", help="split gradients into all-reduces, optimally", epilog=PROFILES
@@ -48,11 +48,11 @@ def add_gradient(verbs: Any, emit: Emit) -> None:
     group.add_argument("--noise", type=float, default=0.0, metavar="X", help="sigma, e.g. 0.1")
     group.add_argument("--budget", type=int, default=1000, metavar="N", help="splits tried (1000)")
     group.add_argument("--seed", type=int, default=0, help="of noise and search (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _gradient(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_gradient)
 
 
-def _gradient(arguments: argparse.Namespace, emit: Emit) -> int:
+def _gradient(arguments: argparse.Namespace) -> int:
     from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
     from ascend_lab.aoe.gradient.forms import forms_of
     from ascend_lab.aoe.gradient.readers import read_profile
@@ -70,21 +70,21 @@ def _gradient(arguments: argparse.Namespace, emit: Emit) -> int:
     bound_s = bound(rows, cost, max_bytes=limit)
     own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
     data = {**found.as_dict(), **own, "forms": forms.as_dict()}
-    text = [plan_table(found, rows), bound_text(bound_s)]
+    text = [*plan_table(found, rows), bound_text(bound_s)]
     if late:
         text.append(f"  {late} gradients are ready before one above them: they wait for it")
-    text.append(forms_text(forms))
+    text += forms_text(forms)
     searched = _searched(arguments, rows, cost, found)
     if searched is not None:
         better, lines = searched
-        data["scenario"], text = better, [*text, lines]
-    emit(arguments.json, data, "\n".join(text))
+        data["scenario"], text = better, [*text, *lines]
+    emit(arguments.json, data, text)
     return 0
 
 
 def _searched(
     arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta, found: GradientPlan
-) -> tuple[dict[str, Any], str] | None:
+) -> tuple[dict[str, Any], list[str]] | None:
     """Return what a search finds where streams, slowdown or noise were asked for."""
     from ascend_lab.aoe.gradient import Scenario, improve
 
@@ -96,6 +96,8 @@ def _searched(
         seed=arguments.seed,
     )
     if scenario == Scenario(cost, seed=arguments.seed):
+        needed = "with --streams, --slowdown or --noise"
+        refuse_idle(arguments, needed, "--budget", "--seed")
         return None
     better = improve(
         rows,
@@ -121,10 +123,13 @@ def _scenario_dict(scenario: Scenario, better: Improved) -> dict[str, Any]:
     }
 
 
-def _scenario_text(scenario: Scenario, better: Improved) -> str:
-    return (
-        f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
-        f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} segments "
-        f"(best of {better.tried} tried); the plan above ends at {better.start_s * 1e6:.3f} us\n"
-        f"  last gradients: {[last for _, last in better.segments]}"
-    )
+def _scenario_text(scenario: Scenario, better: Improved) -> list[str]:
+    return [
+        (
+            f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
+            f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} "
+            f"segments (best of {better.tried} tried); the plan above ends at "
+            f"{better.start_s * 1e6:.3f} us"
+        ),
+        f"  last gradients: {[last for _, last in better.segments]}",
+    ]

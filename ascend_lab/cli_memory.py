@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
-Emit = Callable[[str | None, Any, str], None]
 LONGEST_S = 86_400.0
 
 
-def add_plan_memory(verbs: Any, emit: Emit) -> None:
+def add_plan_memory(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
     verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
@@ -22,18 +21,15 @@ def add_plan_memory(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--alignment", type=int, default=1, metavar="A", help="of offsets, bytes (1)")
     verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
     verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _plan_memory(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_plan_memory)
 
 
-def _plan_memory(arguments: argparse.Namespace, emit: Emit) -> int:
+def _plan_memory(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    from ascend_lab.graph.memory import METHODS, plan, verify
+    from ascend_lab.graph.memory import plan, verify
     from ascend_lab.graph.memory.table import read_csv
 
-    if arguments.method not in METHODS:
-        needed = f"--method as one of {', '.join(METHODS)}"
-        raise InputError(needed, repr(arguments.method))
     buffers, capacity = read_csv(arguments.file), arguments.capacity
     found = plan(
         buffers,
@@ -56,18 +52,27 @@ def _plan_memory(arguments: argparse.Namespace, emit: Emit) -> int:
         "offsets": dict(found.offsets),
     }
     lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
-    text = (
-        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}\n"
-        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}"
-    )
+    lines = [
+        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
+        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}",
+    ]
     if capacity is not None:
-        text += f"\n  {'packed' if fits else 'NOT packed'} into the capacity of {capacity} bytes"
-    emit(arguments.json, data, text)
+        verdict = "packed" if fits else "NOT packed"
+        lines.append(f"  {verdict} into the capacity of {capacity} bytes")
+    emit(arguments.json, data, lines)
     return 0 if fits else 1
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that mean nothing."""
+    """Refuse numbers and names that mean nothing."""
+    from ascend_lab.graph.memory import METHODS
+
+    if arguments.method not in METHODS:
+        needed = f"--method as one of {', '.join(METHODS)}"
+        raise InputError(needed, repr(arguments.method))
+    if arguments.method not in ("best of", "exact"):
+        searching = 'with a --method that searches ("best of", exact)'
+        refuse_idle(arguments, searching, "--time-limit", "--seed")
     if arguments.capacity is not None and arguments.capacity < 0:
         raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
     limit = arguments.time_limit

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
-Emit = Callable[[str | None, Any, str], None]
 
-
-def add_op(verbs: Any, emit: Emit) -> None:
+def add_op(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("op", help="time an operator of the library; without a name, list them")
     verb.add_argument("name", nargs="?", help="an operator, such as softmax")
@@ -23,22 +21,23 @@ def add_op(verbs: Any, emit: Emit) -> None:
         "--attr", action="append", default=[], metavar="KEY=VALUE", help="e.g. axis=-1; repeatable"
     )
     verb.add_argument("--show", action="store_true", help="print the default schedule's loop nests")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _op(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_op)
 
 
-def _op(arguments: argparse.Namespace, emit: Emit) -> int:
+def _op(arguments: argparse.Namespace) -> int:
     from ascend_lab import dsl as te
     from ascend_lab import ops
     from ascend_lab.chip import load_chip
     from ascend_lab.dsl.expr import ALIASES
 
     if arguments.name is None:
+        refuse_idle(arguments, "with an operator's name", "--chip", "--dtype", "--attr", "--show")
         lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
-        emit(
-            arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, "\n".join(lines)
-        )
+        emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
         return 0
+    if arguments.json:
+        refuse_idle(arguments, "without --json", "--show")
     operator = ops.get(arguments.name)
     example = "e.g. op softmax 64x1000 --chip Ascend910A"
     if not arguments.shapes:
@@ -51,17 +50,19 @@ def _op(arguments: argparse.Namespace, emit: Emit) -> int:
     timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
     data = timeline.summary()
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
-    text = (
-        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)\n"
-        f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
-        f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}\n"
-        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)\n"
-        f"  busy: {busy}"
-    )
+    lines = [
+        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        (
+            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
+            f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}"
+        ),
+        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
+        f"  busy: {busy}",
+    ]
     if arguments.show:
         tensors = ops.express(arguments.name, shapes, formats, **attrs)
-        text += "\n" + te.show(te.auto_schedule(tensors, chip))
-    emit(arguments.json, data, text)
+        lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
+    emit(arguments.json, data, lines)
     return 0
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
 
-Emit = Callable[[str | None, Any, str], None]
 
-
-def add_replay(verbs: Any, emit: Emit) -> None:
+def add_replay(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("replay", help="run a search on a recorded tuning space")
     verb.add_argument("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms")
@@ -21,11 +19,11 @@ def add_replay(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
     verb.add_argument("--budget", type=int, default=500, metavar="N", help="trials (500)")
     verb.add_argument("--seeds", type=int, default=30, metavar="K", help="runs: seeds 0..K-1 (30)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _replay(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_replay)
 
 
-def _replay(arguments: argparse.Namespace, emit: Emit) -> int:
+def _replay(arguments: argparse.Namespace) -> int:
     for name in ("budget", "seeds"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
@@ -45,13 +43,18 @@ def _replay(arguments: argparse.Namespace, emit: Emit) -> int:
         "median_ratio": _finite(found.median_ratio),
         "within_5_percent": found.share_within(0.05),
     }
-    text = (
-        f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times the "
-        f"optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
-        f"{space.space.size} trials\n  {found.share_within(0.05):.0%} of seeds within 5 %, "
-        f"worst {max(found.best_per_seed) / found.optimum:.4f}"
-    )
-    emit(arguments.json, data, text)
+    lines = [
+        (
+            f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times "
+            f"the optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
+            f"{space.space.size} trials"
+        ),
+        (
+            f"  {found.share_within(0.05):.0%} of seeds within 5 %, "
+            f"worst {max(found.best_per_seed) / found.optimum:.4f}"
+        ),
+    ]
+    emit(arguments.json, data, lines)
     return 0
 
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import io
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ascend_lab.cli_aoe_use import add_tuned, chip_of, is_tuned, with_tuned
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.graph.ir import Graph
     from ascend_lab.graph.onnx import Imported
 
-Emit = Callable[[str | None, Any, str], None]
 Arrays = dict[str, Any]
 WORKING_BYTES = 2**32
 """Most bytes a node may read and write while it is evaluated in fp64."""
 ARCHIVE_BYTES = 2**32
 
 
-def add_run(verbs: Any, emit: Emit) -> None:
+def add_run(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("run", help="compute an ONNX model's outputs")
     verb.add_argument("model", metavar="MODEL.onnx")
@@ -35,8 +37,8 @@ def add_run(verbs: Any, emit: Emit) -> None:
     verb.add_argument("--compiled", action="store_true", help="run the compiled programs")
     verb.add_argument("--chip", default="Ascend310", help="for --compiled (Ascend310)")
     add_tuned(verb)
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _run(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_run)
 
 
 def add_shapes(verb: argparse.ArgumentParser) -> None:
@@ -65,7 +67,11 @@ def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _run(arguments: argparse.Namespace, emit: Emit) -> int:
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.compiled:
+        refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
+    if arguments.inputs:
+        refuse_idle(arguments, "without --inputs", "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
     found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
     graph = found.graph
@@ -73,8 +79,6 @@ def _run(arguments: argparse.Namespace, emit: Emit) -> int:
     inputs = _inputs(graph, given, arguments.seed)
     if arguments.compiled:
         values = _run_compiled(arguments, graph, inputs)
-    elif is_tuned(arguments):
-        raise InputError("--compiled with --tuned or --bank", "NumPy's values", "add --compiled")
     else:
         from ascend_lab.graph import evaluate
 
@@ -95,7 +99,7 @@ def _run(arguments: argparse.Namespace, emit: Emit) -> int:
         lines.append(
             "  not finite: numbers left what fp16 holds (65504); compare without --compiled"
         )
-    emit(arguments.json, rows, "\n".join(lines))
+    emit(arguments.json, rows, lines)
     return 0
 
 
@@ -204,10 +208,9 @@ def load_arrays(path: str) -> Arrays:
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name into an .npz file; any name will do, also those with slashes."""
-    try:
-        with zipfile.ZipFile(Path(path), "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, np.ascontiguousarray(array))
-    except OSError as error:
-        raise InputError("a file that can be written", f"{path}: {error}", "check it") from None
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array))
+    write_whole(path, whole.getvalue())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_aoe_use import add_tuned, check_fits, chip_of, is_tuned, with_tuned
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.cli_run import add_shapes, import_with, shapes_of
 from ascend_lab.errors import InputError
+from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -17,12 +18,11 @@ if TYPE_CHECKING:
     from ascend_lab.graph.fusion import Fused, Switches
     from ascend_lab.graph.pipeline import Front
 
-Emit = Callable[[str | None, Any, str], None]
 LONGEST = 44
 """Characters of an operator's name in the table; the front is left out."""
 
 
-def add_simulate(verbs: Any, emit: Emit) -> None:
+def add_simulate(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("simulate", help="time an ONNX model on a chip, operator by operator")
     verb.add_argument("model", metavar="MODEL.onnx")
@@ -36,15 +36,15 @@ def add_simulate(verbs: Any, emit: Emit) -> None:
         "--memory-limit", type=int, metavar="BYTES", help="device memory (default: the chip's)"
     )
     add_tuned(verb)
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+    add_json(verb)
     verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
-    verb.set_defaults(run=lambda arguments: _simulate(arguments, emit))
+    verb.set_defaults(run=_simulate)
 
 
-def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
+def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.fusion import read_switches
     from ascend_lab.graph.pipeline import front_stages
-    from ascend_lab.graph.trace import write_network_trace, write_text
+    from ascend_lab.graph.trace import write_network_trace
 
     chip = chip_of(arguments)
     if arguments.memory_limit is not None and arguments.memory_limit < 1:
@@ -60,7 +60,7 @@ def _simulate(arguments: argparse.Namespace, emit: Emit) -> int:
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
-        write_text(arguments.fusion_result, fused.result_json(front.matches))
+        write_whole(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
     return 0
 
@@ -90,8 +90,8 @@ def unknown_names(switches: Switches) -> list[str]:
     return sorted({name for _, name in switches.named} - known)
 
 
-def table(times: NetworkTimeline, nodes: int) -> str:
-    """Return the operators as a table, and the totals."""
+def table(times: NetworkTimeline, nodes: int) -> list[str]:
+    """Return the operators as lines of a table, and the totals."""
     from ascend_lab.graph.tiling import TiledTimeline
 
     chip = times.chip
@@ -112,7 +112,7 @@ def table(times: NetworkTimeline, nodes: int) -> str:
         f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
         "(zeros that pad included)"
     )
-    return "\n".join(lines)
+    return lines
 
 
 def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
     from ascend_lab.parallel.strategy import Problem, Solution
 
-Emit = Callable[[str | None, Any, str], None]
 LONGEST_S = 86_400.0
 METHODS = ("auto", "exact", "heuristic")
 
 
-def add_strategy(verbs: Any, emit: Emit) -> None:
+def add_strategy(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("strategy", help="choose one strategy per operator, within memory")
     verb.add_argument(
@@ -28,11 +27,11 @@ def add_strategy(verbs: Any, emit: Emit) -> None:
         "--method", default="auto", help="auto (default), exact (needs SciPy) or heuristic"
     )
     verb.add_argument("--seed", type=int, default=0, help="seed of the heuristic (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _strategy(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_strategy)
 
 
-def _strategy(arguments: argparse.Namespace, emit: Emit) -> int:
+def _strategy(arguments: argparse.Namespace) -> int:
     _check(arguments)
     from ascend_lab.parallel.strategy import read_problem, solve
 
@@ -42,7 +41,7 @@ def _strategy(arguments: argparse.Namespace, emit: Emit) -> int:
     return 0
 
 
-def _lines(problem: Problem, found: Solution) -> str:
+def _lines(problem: Problem, found: Solution) -> list[str]:
     """Return the answer for a person to read; the strategies themselves only in JSON."""
     limit = problem.usage_limit
     share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
@@ -55,7 +54,7 @@ def _lines(problem: Problem, found: Solution) -> str:
     ]
     if len(found.strategies) <= 40:
         rows.append(f"  strategies   {list(found.strategies)}")
-    return "\n".join(rows)
+    return rows
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.contest import Solution
 
-Emit = Callable[[str | None, Any, str], None]
 LONGEST_S = 86_400.0
 MOST_ROWS = 40
 
 
-def add_subgraph(verbs: Any, emit: Emit) -> None:
+def add_subgraph(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("subgraph", help="cut a graph into subgraphs that run from fast memory")
     verb.add_argument("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format")
@@ -26,11 +25,11 @@ def add_subgraph(verbs: Any, emit: Emit) -> None:
         "--evaluations", type=int, metavar="N", help="price N subgraphs, whatever time it takes"
     )
     verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _subgraph(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_subgraph)
 
 
-def _subgraph(arguments: argparse.Namespace, emit: Emit) -> int:
+def _subgraph(arguments: argparse.Namespace) -> int:
     _check(arguments)
     from ascend_lab.aoe.contest import read_problem, solve
 
@@ -41,7 +40,7 @@ def _subgraph(arguments: argparse.Namespace, emit: Emit) -> int:
     return 0
 
 
-def _table(found: Solution, operations: int) -> str:
+def _table(found: Solution, operations: int) -> list[str]:
     """Return the schedule for a person to read, the first rows of it when it is long."""
     rows = ["subgraph   operations       w      h      k  retained        latency"]
     for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
@@ -60,7 +59,7 @@ def _table(found: Solution, operations: int) -> str:
         f"  unfused, found  {found.unfused:16.1f}",
         f"  unfused, ideal  {found.floor:16.1f}   every tensor of an operation moved once",
     ]
-    return "\n".join(rows)
+    return rows
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -68,7 +67,9 @@ def _check(arguments: argparse.Namespace) -> None:
     limit = arguments.time_limit
     if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
         raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
-    if arguments.evaluations is not None and arguments.evaluations < 0:
-        raise InputError("--evaluations of at least 0", str(arguments.evaluations))
+    if arguments.evaluations is not None:
+        refuse_idle(arguments, "without --evaluations", "--time-limit")
+        if arguments.evaluations < 0:
+            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
     if arguments.seed < 0:
         raise InputError("--seed of at least 0", str(arguments.seed))

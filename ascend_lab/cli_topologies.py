@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
+from ascend_lab.cli_common import add_json, emit
 from ascend_lab.cli_words import CLUSTER_FILE
 
-Emit = Callable[[str | None, Any, str], None]
 
-
-def add_topologies(verbs: Any, emit: Emit) -> None:
+def add_topologies(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser(
         "topologies", help="list clusters, or show one with its links", epilog=CLUSTER_FILE
     )
     verb.add_argument("name", nargs="?", help="such as 910a-roce:64, or your own .toml file")
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _topologies(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_topologies)
 
 
-def _topologies(arguments: argparse.Namespace, emit: Emit) -> int:
+def _topologies(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.cluster.presets import usage
     from ascend_lab.cluster.report import topology_dict, topology_text
@@ -36,5 +34,5 @@ def _topologies(arguments: argparse.Namespace, emit: Emit) -> int:
         name, most = usage(preset.name), preset.limit or None
         data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
         lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
-    emit(arguments.json, data, "\n".join(lines))
+    emit(arguments.json, data, lines)
     return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.cli_run import import_with, shapes_of
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ascend_lab.parallel.plans.model import GraphModel
     from ascend_lab.parallel.plans.search import Ranking
 
-Emit = Callable[[str | None, Any, str], None]
 CHIPS = {"910b": "Ascend910B2"}
 """Chip by the start of a cluster's name; Ascend910A for all others."""
 SAMPLES = 8
@@ -31,7 +30,7 @@ LEGEND = """\
   and 3 send meanwhile and no work hides"""
 
 
-def add_train_plan(verbs: Any, emit: Emit) -> None:
+def add_train_plan(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser(
         "train-plan", help="the best parallel plan to train a model", epilog=CLUSTER_FILE
@@ -49,13 +48,13 @@ def add_train_plan(verbs: Any, emit: Emit) -> None:
     )
     verb.add_argument(
         "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
-        help="the shape of an input of an .onnx file whose sizes are symbolic; repeatable",
+        help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
     )  # fmt: skip
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
-    verb.set_defaults(run=lambda arguments: _train_plan(arguments, emit))
+    add_json(verb)
+    verb.set_defaults(run=_train_plan)
 
 
-def _train_plan(arguments: argparse.Namespace, emit: Emit) -> int:
+def _train_plan(arguments: argparse.Namespace) -> int:
     from ascend_lab.chip import load_chip
     from ascend_lab.parallel.plans.search import best_plans
 
@@ -116,17 +115,24 @@ def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
 
     name, optimizer, dtype = arguments.model, arguments.optimizer, arguments.dtype
     if not name.endswith(".onnx"):
+        refuse_idle(arguments, "with an .onnx file", "--input-shape")
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)
     shapes = shapes_of(arguments)
 
+    for shape in shapes.values():
+        if shape[:1] not in ((1,), (-1,)):
+            remedy = "plans choose the batch of a device; --batch says a step's"
+            raise InputError("--input-shape with a first size of 1", str(shape), remedy)
+
     def build(batch: int) -> Any:
-        return import_with(name, None, shapes, batch).graph
+        sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
+        return import_with(name, None, sizes, batch).graph
 
     return GraphModel(name, build, chip, optimizer, dtype)
 
 
-def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
-    """Return the plans as a table, the best first."""
+def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
+    """Return the plans as lines of a table, the best first."""
     best = ranking.best
     lines = [
         (
@@ -148,4 +154,4 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> str:
         f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
         for p in ranking.plans
     ]
-    return "\n".join([*lines, LEGEND])
+    return [*lines, *LEGEND.split("\n")]

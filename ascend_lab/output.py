@@ -8,6 +8,7 @@ import re
 import secrets
 import stat
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -41,10 +42,31 @@ def write_whole(path: str | Path, data: bytes | str, *, only_files: bool = False
         else:
             _replace(Path(os.path.realpath(path)), raw, found)
     except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
-        number = getattr(error, "errno", None) or 0
-        remedy = _REMEDIES.get(number, "check the name and the permissions")
-        got = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"to write {str(path)[:200]!r}", got, remedy) from None
+        raise _refused(path, error) from None
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise now, before long work, the `InputError` that `write_whole` would raise at its end."""
+    try:
+        found = _status(Path(path), follow=True)
+        kind = stat.S_IFREG if found is None else stat.S_IFMT(found.st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFCHR, stat.S_IFIFO):
+            raise InputError("a regular file to write", f"{path}, which is none", "name another")
+        if found and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if kind == stat.S_IFREG and not _OWN.fullmatch(str(path)):
+            with tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent):
+                pass
+    except (OSError, ValueError) as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: str | Path, error: OSError | ValueError) -> InputError:
+    """Return what the system says about a path as our error."""
+    number = getattr(error, "errno", None) or 0
+    remedy = _REMEDIES.get(number, "check the name and the permissions")
+    got = getattr(error, "strerror", None) or str(error)
+    return InputError(f"to write {str(path)[:200]!r}", got, remedy)
 
 
 def _status(path: Path, follow: bool) -> os.stat_result | None:

@@ -36,6 +36,8 @@ TOP = (
     "widgets",
     "checks",
     "cli",
+    "cli_common",
+    "cli_guard",
     "cli_ops",
     "cli_run",
     "cli_words",

@@ -101,5 +101,5 @@ def test_the_file_is_strict_json_with_the_same_events(timeline: Timeline, tmp_pa
 def test_a_file_that_cannot_be_written_is_an_input_error(
     timeline: Timeline, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="check path"):
+    with pytest.raises(InputError, match="make its folder first"):
         write_trace(timeline, tmp_path / "missing" / "trace.json")

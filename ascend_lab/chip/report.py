@@ -82,7 +82,7 @@ def chip_dict(chip: Chip) -> dict[str, Any]:
     }
 
 
-def chip_table(chips: Iterable[Chip]) -> str:
+def chip_table(chips: Iterable[Chip]) -> list[str]:
     """Return one line per chip: cores, clock, fp16 peak, memory."""
     lines = [f"{'chip':<12} {'cores':>5} {'MHz':>6} {'fp16 TFLOPS':>12} {'memory GB/s':>12}  about"]
     lines += [
@@ -91,10 +91,10 @@ def chip_table(chips: Iterable[Chip]) -> str:
         f"{chip.device_memory.rate_bytes_per_s / 1e9:>12.1f}  {chip.summary}"
         for chip in chips
     ]
-    return "\n".join(lines)
+    return lines
 
 
-def chip_lines(chip: Chip) -> str:
+def chip_lines(chip: Chip) -> list[str]:
     """Return every number of a chip, one a line: key, value, trust, source."""
     lines = [f"{chip.name}: {chip.summary}"]
     lines += [
@@ -104,7 +104,7 @@ def chip_lines(chip: Chip) -> str:
     lines.append("sources:")
     used = {fact.source for fact in chip.facts.values()}
     lines += [f"  {key:<9} {text}" for key, text in chip.sources.items() if key in used]
-    return "\n".join(lines)
+    return lines
 
 
 def format_value(key: str, value: float) -> str:

@@ -55,7 +55,7 @@ def topology_dict(topology: Topology) -> dict[str, Any]:
     }
 
 
-def topology_text(topology: Topology) -> str:
+def topology_text(topology: Topology) -> list[str]:
     """Return a topology as lines: counts, bisection, kinds of links."""
     kinds, gamma_ps = list(link_kinds(topology).items()), topology.gamma_s_per_byte * 1e12
     counts = f"{topology.size} devices in {len(topology.groups)} servers"
@@ -67,7 +67,7 @@ def topology_text(topology: Topology) -> str:
         lines.append(f"    {count:6} {ends:<18} {alpha_s * 1e6:7.3f} us  {rate_text(rate)}")
     if len(kinds) > SHOWN:
         lines.append(f"    and {len(kinds) - SHOWN} kinds more (the JSON has all links)")
-    return "\n".join(lines)
+    return lines
 
 
 def rate_text(bytes_per_s: float) -> str:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.errors import InputError
 from ascend_lab.graph.network import NetworkTimeline
+from ascend_lab.output import write_whole
 
 
 def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
@@ -47,12 +47,4 @@ def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[s
 
 def write_network_trace(times: NetworkTimeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
-    write_text(file, json.dumps({"traceEvents": network_events(times), "displayTimeUnit": "ns"}))
-
-
-def write_text(file: str | Path, text: str) -> None:
-    """Write a text file; raise `InputError` with the reason if that cannot be done."""
-    try:
-        Path(file).write_text(text, "utf-8")
-    except OSError as error:
-        raise InputError("a file that can be written", f"{file}: {error}", "check it") from error
+    write_whole(file, json.dumps({"traceEvents": network_events(times), "displayTimeUnit": "ns"}))

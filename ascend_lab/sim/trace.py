@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.errors import InputError
+from ascend_lab.output import write_whole
 from ascend_lab.sim.timeline import Timeline
 
 
@@ -50,10 +50,5 @@ def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]
 
 def write_trace(timeline: Timeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
-    if str(file) == "-":
-        raise InputError("a file name for the trace", "-", "e.g. trace.json")
     data = {"traceEvents": trace_events(timeline), "displayTimeUnit": "ns"}
-    try:
-        Path(file).write_text(json.dumps(data), "utf-8")
-    except OSError as error:
-        raise InputError("a file that can be written", f"{file}: {error}", "check path") from error
+    write_whole(file, json.dumps(data))

@@ -148,7 +148,7 @@ def test_the_report_has_the_published_fields_and_text() -> None:
     assert own["gradient_bytes"] == sum(100_000 * (i + 1) for i in range(12))
     before = data["GDAT"]["model_baseline_performance(ms)"]
     assert before >= data["GDAT"]["model_result_performance(ms)"]
-    text = tuning_text(found)
+    text = "\n".join(tuning_text(found))
     assert "optimal (among splits into at most 8 segments)" in text
     assert "(breaks the limit: not among splits into at most 8 segments)" in text
     (marked,) = [line for line in text.splitlines() if "(= before)" in line]

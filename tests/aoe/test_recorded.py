@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
@@ -11,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ascend_lab import cli_replay
 from ascend_lab.aoe.recorded import read_recorded, recorded, replay
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.cli_replay import add_replay
+from ascend_lab.cli import run
 from ascend_lab.errors import InputError
 
 FOLDER = Path(__file__).parent.parent / "data" / "autotune_bruteforce"
@@ -114,11 +114,10 @@ def test_the_first_trial_of_a_replay_may_fail():
 
 def run_verb(*words: str) -> tuple[dict, str]:
     out: list = []
-    parser = argparse.ArgumentParser()
-    add_replay(parser.add_subparsers(), lambda target, data, text: out.append((data, text)))
-    arguments = parser.parse_args(["replay", *words])
-    assert arguments.run(arguments) == 0
-    return out[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_replay, "emit", lambda _, data, lines: out.append((data, lines)))
+        assert run(["replay", *words]) == 0
+    return out[0][0], "\n".join(out[0][1])
 
 
 @pytest.mark.parametrize("name", [*SEARCHES, "sa", "ga"])

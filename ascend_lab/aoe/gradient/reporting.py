@@ -19,8 +19,8 @@ DEFAULT = "hccl_default"
 """What improvements are counted from: HCCL's split where nobody tunes it."""
 
 
-def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> str:
-    """Return the segments, and the baselines with what the plan gains over them.
+def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> list[str]:
+    """Return, as lines, the segments, and the baselines with what the plan gains over them.
 
     `before`: the baseline that improvements are counted from, to be marked.
     """
@@ -47,7 +47,7 @@ def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") 
         note = "  (= before)" if name == before else ""
         note += f"  (breaks the limit: not among {_limits(found)})" * (name in found.over_limit)
         lines.append(f"  {name:<15} {end * 1e6:>14.3f} us  {found.gain(name):>+9.2%}{note}")
-    return "\n".join(lines)
+    return lines
 
 
 def _limits(found: GradientPlan) -> str:
@@ -67,7 +67,7 @@ def bound_text(bound_s: float) -> str:
     )
 
 
-def forms_text(forms: Forms) -> str:
+def forms_text(forms: Forms) -> list[str]:
     """Return the plan's forms as lines to copy."""
     buckets = len(forms.ddp_segments)
     ddp = f"{buckets} buckets, end {forms.ddp_end_s * 1e6:.3f} us"
@@ -81,18 +81,16 @@ def forms_text(forms: Forms) -> str:
         if dropped
         else ""
     )
-    return "\n".join(
-        [
-            f"set_split_strategy_by_idx({list(forms.by_idx)}){large}",
-            f"set_split_strategy_by_size({list(forms.by_size)}){shares}",
-            f"all_reduce_fusion_config={list(forms.mindspore)}",
-            f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
-        ]
-    )
+    return [
+        f"set_split_strategy_by_idx({list(forms.by_idx)}){large}",
+        f"set_split_strategy_by_size({list(forms.by_size)}){shares}",
+        f"all_reduce_fusion_config={list(forms.mindspore)}",
+        f"DistributedDataParallel(bucket_cap_mb={forms.ddp_cap_mib:.9g})  # {ddp}",
+    ]
 
 
-def tuning_text(found: GradientTuning) -> str:
-    """Return what job 4 found as text."""
+def tuning_text(found: GradientTuning) -> list[str]:
+    """Return what job 4 found as lines."""
     t, p = found, found.profile
     before, after = t.step_s(DEFAULT), t.step_s()
     where = f"{t.topology.size} devices of {t.topology.name}"
@@ -101,16 +99,15 @@ def tuning_text(found: GradientTuning) -> str:
     shares = ", ".join(f"{name} {time_s * 1e3:.4f} ms" for name, time_s in parts)
     gain = f"{t.gain(DEFAULT):.2%} = {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
     count, spent = len(p.gradients), f"{t.spent_s:.1f} s, profile: {t.outcome}"
-    lines = [
+    return [
         f"{t.name}: {count} gradients on {where}, {spent}",
         f"gdat process finished. Performance improved by {gain} a step",
         f"  before: with {DEFAULT}, HCCL's split where nobody tunes it; after: with this plan",
         f"  {shares}; {t.scaling:.1%} of one device's speed is left",
-        plan_table(t.plan, p.gradients, DEFAULT),
+        *plan_table(t.plan, p.gradients, DEFAULT),
         bound_text(t.bound_s),
-        forms_text(t.forms),
+        *forms_text(t.forms),
     ]
-    return "\n".join(lines)
 
 
 def section(found: GradientTuning) -> dict[str, Any]:

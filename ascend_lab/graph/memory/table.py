@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.memory.buffers import Buffer
+from ascend_lab.output import write_whole
 
 HEADER = ("id", "lower", "upper", "size")
 MOST_FILE_BYTES = 2**20
@@ -40,10 +42,11 @@ def read_csv(path: str | Path) -> list[Buffer]:
 
 def write_csv(path: str | Path, buffers: Iterable[Buffer]) -> None:
     """Write buffers so that `read_csv` returns them (ids become strings)."""
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows((b.id, b.lower, b.upper, b.size_bytes) for b in buffers)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows((b.id, b.lower, b.upper, b.size_bytes) for b in buffers)
+    write_whole(path, text.getvalue())
 
 
 def _buffers(rows: list[tuple[int, list[str]]], path: str) -> list[Buffer]:

@@ -13,12 +13,13 @@ import onnx
 from onnx import helper
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Fill, Graph, Node, TensorType
 from ascend_lab.graph.onnx import export_products, export_rules  # noqa: F401 - they fill RULES
 from ascend_lab.graph.onnx.export_site import RULES, Site
 from ascend_lab.graph.onnx.writer import ONNX_TYPES, Writer
+from ascend_lab.output import write_whole
 
 OPSET = 22
 """Operator set written: the first in which convolutions and pooling take bf16."""
@@ -65,10 +66,7 @@ def save_onnx(graph: Graph, path: str | Path, *, fill_nodes: bool = False) -> Pa
     """Write the graph as an ONNX file; return its path. Raises like `export_onnx`."""
     target = Path(path)
     data = export_onnx(graph, fill_nodes=fill_nodes).SerializeToString()
-    try:
-        target.write_bytes(data)
-    except OSError as error:
-        raise InputError(f"a file to write: {target}", str(error), "choose another") from error
+    write_whole(target, data)
     return target
 
 

@@ -1,0 +1,314 @@
+"""Commands for the fuzz test, drawn from the parsers of `ascend-lab` and `aoe` themselves."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import signal
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ascend_lab import cli, cli_aoe, cli_aoe_bank, cli_aoe_flags, ops
+from ascend_lab.aoe.bank import Store
+
+DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parent.parent
+HANG_S = 20
+Choose = Callable[[Sequence[Any]], Any]
+OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+
+NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
+           str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
+PATHS = ("rubbish", "empty", "folder", "loop", "missing", "nowhere/file", "/", ".", "..", "~",
+         "x" * 300, "y/" * 2500, "a\tb\x1b[31m", "\udcff", "null.json", "list.json", "deep.json",
+         "words.toml", "words.csv", "words.npz", "half.onnx", "dangling", "")  # fmt: skip
+TEXTS = (*NUMBERS, *PATHS, ",", "x", ":", ";", "=", "a=b", "1,", "x:", ":1", "1,2,3", "4x4", "-")
+SMALL = {int: ("1", "2", "3", "8", "16"), float: ("0.1", "1", "2.5", "30")}
+"""Good numbers by type."""
+GOOD: dict[str, tuple[str, ...]] = {
+    "chip": ("Toy", "Ascend310", "Ascend910B2", "chip.toml"),
+    "soc_version": ("Toy", "Ascend310", "chip.toml"),
+    "chips name": ("Toy", "chip.toml"),
+    "topologies name": ("star:4", "cluster.toml", "910a-server"),
+    "op name": tuple(ops.OPERATORS),
+    "shapes": ("4x4", "4x4", "4x4", "4", "1x16x8x8", "16x16x3x3"),
+    "attr": ("axis=0", "axis=-1", "stride=(1,1)", "pad=1", "perm=(1,0)", "k=2", "axis=[]",
+             "axis=nan", "axis=1e308", "stride=0", "window=(2,2)", "k='a'"),
+    "dtype": ("fp16", "bf16", "int8", "fp32", "int32"),
+    "out_dtype": ("fp16", "fp32", "int32"),
+    "tile": ("16,16,16", "32,16,16"),
+    "grid": ("1x1", "2x1"),
+    "stride": ("1", "2,1"),
+    "pad": ("0", "1,1", "1,0,1,0"),
+    "dilation": ("1", "2"),
+    "groups": ("1", "2"),
+    "run-kernel file": ("kernel.py",),
+    "model": ("model.onnx", "open.onnx"),
+    "model_path": ("models",),
+    "singleop": ("op.json",),
+    "tune_ops_file": ("ops.json",),
+    "inputs": ("x.npz",),
+    "input_shape": ("x:1,16", "x:-1,16"),
+    "dynamic_batch_size": ("1,2",),
+    "fusion_switch": ("switch.cfg",),
+    "tuned": ("tuned.jsonl",),
+    "bank": ("bank.db", "builtin"),
+    "plan-memory file": ("buffers.csv",),
+    "method": ("best of", "exact", "l2", "auto", "heuristic"),
+    "replay file": ("space.csv",),
+    "search": ("genetic", "random", "mcts", "exhaustive", "branch-and-bound"),
+    "subgraph file": ("subgraph.json",),
+    "strategy file": ("strategy.json",),
+    "gradient-plan file": ("gradients.csv", "trace.json"),
+    "fit-collective file": ("table.csv",),
+    "device": ("a",),
+    "op": ("allreduce", "all_to_all", "broadcast", "reduce_scatter"),
+    "algorithm": ("auto", "ring"),
+    "bytes": ("1e3", "64k", "1MB"),
+    "topology": ("star:4", "ring:4", "cluster.toml"),
+    "cluster": ("910a-server", "star:4", "cluster.toml"),
+    "optimizer": ("adam", "sgd"),
+    "job_type": ("2", "2", "2", "1", "1,2", "4"),
+    "framework": ("5",),
+    "output": ("folder", "."),
+    "precision_mode": ("force_fp16", "allow_fp32_to_bf16"),
+    "executor": ("serial",),
+    "operand": ("bank.jsonl", "bank.db", "0"),
+    **dict.fromkeys(OUTPUTS, ("new.json", "old.json")),
+    "json": ("new.json", "old.json", "-"),
+}  # fmt: skip
+"""Good values by verb and argument, or by argument alone."""
+QUICK = {
+    "op chip": "Toy",
+    "aoe budget": "3",
+    "aoe time_limit": "1",
+    "replay budget": "3",
+    "replay seeds": "2",
+    "subgraph evaluations": "50",
+    "plan-memory time_limit": "1",
+    "strategy time_limit": "1",
+}
+"""Mostly given, so that an example takes milliseconds."""
+
+
+def relu_model(size: int | str, width: int | str = 16) -> bytes:
+    """Return relu(x @ w) with a name that a terminal would obey."""
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [size, width])
+    weight = numpy_helper.from_array(np.ones((16, 16), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], "the product of ü"),
+        helper.make_node("Relu", ["h"], ["y"], "relu"),
+    ]
+    graph = helper.make_graph(nodes, "g", [entry], [onnx.ValueInfoProto(name="y")], [weight])
+    opsets = [helper.make_opsetid("", 17)]
+    made = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+def _bank() -> bytes:
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name, "bank.db")
+        with Store(file, True):
+            pass
+        return file.read_bytes()
+
+
+def files() -> dict[str, bytes]:
+    """Return what lies in the folder before each command."""
+    arrays = io.BytesIO()
+    np.savez(arrays, x=np.ones((1, 16), np.float32))
+    words = io.BytesIO()
+    with zipfile.ZipFile(words, "w") as archive:
+        archive.writestr("x.npy", "no array")
+    toy = (ROOT / "ascend_lab/chip/presets/Toy.toml").read_bytes()
+    trace = [{"ph": "X", "name": "a", "ts": 1, "dur": 2, "args": {}}]
+    return {
+        "rubbish": bytes(range(256)) * 4,
+        "empty": b"",
+        "old.json": b'"what the user had"',
+        "null.json": b"null",
+        "list.json": b'[1, "a", {"op": []}]',
+        "deep.json": b"[" * 3000,
+        "words.toml": b'name = "a"\n[clock]\nhz = "fast"\n',
+        "words.csv": b"a,b\n1\n\xc2\xb2,x,y\n",
+        "words.npz": words.getvalue(),
+        "x.npz": arrays.getvalue(),
+        "model.onnx": relu_model(1),
+        "open.onnx": relu_model("n"),
+        "half.onnx": relu_model(1)[:90],
+        "models/a.onnx": relu_model(1),
+        "chip.toml": toy.replace(b'name = "Toy"', b'name = "My\\u001b[31m\\nchip"'),
+        "cluster.toml": (
+            b'name = "a\\u001b[31m\\nb"\ndevices = ["a", "b"]\nservers = [["a"], ["b"]]\n'
+            b'[[links]]\nfrom = "a"\nto = "b"\nalpha_us = 2\ngbytes_per_s = 12.5\n'
+        ),
+        "kernel.py": (ROOT / "notebooks/my_kernel.py").read_bytes(),
+        "op.json": b'{"op": "relu", "shapes": [[4, 16]]}',
+        "ops.json": b'{"tune_ops_type": ["relu"]}',
+        "switch.cfg": b'{"Switch": {"GraphFusion": {"ALL": "off"}}}',
+        "tuned.jsonl": b'{"kind": "head"}\n',
+        "bank.db": _bank(),
+        "bank.jsonl": b"{}\n",
+        "buffers.csv": b"id,lower,upper,size\na,0,3,4\nb,1,2,8\n",
+        "space.csv": b"a,b,time_ms\n1,2,3.5\n1,4,\n2,2,1.25\n2,8,2\n",
+        "subgraph.json": (DATA / "mlsys2026/mlsys-2026-1.json").read_bytes(),
+        "strategy.json": (DATA / "iopddl/example.json").read_bytes(),
+        "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
+        "trace.json": json.dumps({"traceEvents": trace}).encode(),
+        "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
+    }
+
+
+def fill(folder: Path, contents: dict[str, bytes]) -> None:
+    """Write the files, a folder, a link to itself and one that leads nowhere."""
+    for name, data in contents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    (folder / "folder").mkdir()
+    (folder / "loop").symlink_to("loop")
+    (folder / "dangling").symlink_to("absent")
+
+
+def parsers() -> dict[str, tuple[list[str], argparse.ArgumentParser]]:
+    """Return every verb's words and its own parser."""
+    found = {"aoe": (["aoe"], cli_aoe_flags.parser())}
+    for words, parser in (
+        (["ascend-lab"], cli._parser()),
+        (["aoe", "bank"], cli_aoe_bank._parser()),
+    ):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, verb in action.choices.items():
+                    found[" ".join([*words[1:], name])] = ([*words, name], verb)
+    return found
+
+
+PARSERS = parsers()
+
+
+def command(choose: Choose) -> list[str]:
+    """Return a command: all that is required, some flags, mostly good values."""
+    name = choose(sorted(PARSERS))
+    words, parser = PARSERS[name]
+    seldom = (False,) * max(3, len(parser._actions) // 3)
+    flags: list[str] = []
+    places: list[str] = []
+    exclusive = {id(a): g for g in parser._mutually_exclusive_groups for a in g._group_actions}
+    chosen = {id(g): choose(g._group_actions) for g in parser._mutually_exclusive_groups}
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        group = exclusive.get(id(action))
+        often = (True, True, False) if f"{name} {action.dest}" in QUICK else (*seldom, True)
+        wanted = action.required or choose(often)
+        if group is not None:
+            wanted = chosen[id(group)] is action
+        if not wanted and action.option_strings:
+            continue
+        if action.nargs == 0:
+            flags.append(choose(action.option_strings))
+        elif action.option_strings:
+            value = _value(name, action, choose)
+            flag = choose(action.option_strings)
+            flags += [f"{flag}={value}"] if choose((True, False)) else [flag, value]
+        else:
+            counts = {"*": (1, 2, 1, 2, 0, 3, 4), "?": (1, 1, 0)}.get(str(action.nargs), (1,))
+            places += [_value(name, action, choose) for _ in range(choose(counts))]
+    if name == "op" and choose((True, True, False)):
+        return [*words, *_operator(choose), *flags]
+    return [*words, *places, *flags]
+
+
+def _operator(choose: Choose) -> list[str]:
+    """Return an operator with the shapes and attributes of an example, one perhaps spoiled."""
+    operator = choose([op for op in ops.OPERATORS.values() if op.examples])
+    example = choose(operator.examples)
+    attrs = {**operator.attrs, **example.attrs}
+    spoiled = choose([None, *attrs])
+    shapes = ("x".join(map(str, shape)) for shape in example.shapes)
+    found = [operator.name, *shapes, "--chip=Toy"]
+    for key, value in attrs.items():
+        wrong = str(choose((*NUMBERS, "(1,)", "(-1,0)", "[[1]]", "True", "None", "{}", "a", "()")))
+        found.append(f"--attr={key}={wrong if key == spoiled else value}")
+    return found
+
+
+def _value(verb: str, action: argparse.Action, choose: Choose) -> str:
+    good = GOOD.get(f"{verb} {action.dest}") or GOOD.get(action.dest)
+    kind = action.type if action.type in SMALL else None
+    if action.choices is not None:
+        good = tuple(map(str, action.choices))
+    elif kind is not None:
+        quick = QUICK.get(f"{verb} {action.dest}")
+        good = SMALL[kind] if quick is None else (quick,)
+    if good is not None and choose((True,) * 9 + (False,)):
+        return str(choose(good))
+    return str(choose(NUMBERS if kind is not None else TEXTS))
+
+
+class HangError(Exception):
+    """A command took too long."""
+
+
+@contextlib.contextmanager
+def _within(limit_s: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise HangError(f"more than {limit_s} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(limit_s)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run(words: Sequence[str]) -> tuple[int, str, str]:
+    """Run a command in this process; return its exit code, what it printed and its errors."""
+    main = cli_aoe.main if words[0] == "aoe" else cli.main
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _within(HANG_S):
+        code = main(words[1:])
+    return code, out.getvalue(), err.getvalue()
+
+
+def check(words: Sequence[str], contents: dict[str, bytes], folder: Path) -> None:
+    """Run a command in a folder and judge the answer; `folder` is the working directory."""
+    fill(folder, contents)
+    code, out, err = run(words)
+    lines = err.splitlines()
+    assert code in (0, 1, 2), (code, err)
+    assert all(line.startswith(f"{words[0]}: ") and len(line) < 12_000 for line in lines), err
+    assert (code == 2) <= bool(lines), "no reason is given"
+    assert err.isascii() or all(line.isprintable() for line in lines), err
+    assert all(line.isprintable() for line in out.split("\n")), "terminal codes"
+    _check_files(words, code, contents, folder)
+
+
+def _check_files(words: Sequence[str], code: int, contents: dict[str, bytes], folder: Path) -> None:
+    """Inputs are as they were; an output is as it was, or whole."""
+    flags = [f"--{name.replace('_', '-')}" for name in OUTPUTS]
+    named = {word.partition("=")[2] for word in words if word.partition("=")[0] in flags}
+    named |= {word for flag, word in pairwise(words) if flag in flags}
+    for name, data in contents.items():
+        now = (folder / name).read_bytes()
+        if now == data or name == "bank.db":
+            continue
+        own = name in named or (words[:3] == ["aoe", "bank", "export"] and name in words)
+        assert own, f"{name} was changed"
+        assert code in (0, 1), f"{name} was changed by a command that failed"
+        if not zipfile.is_zipfile(io.BytesIO(now)) and "export" not in words:
+            json.loads(now)
+    assert (folder / "loop").readlink() == Path("loop") and not any(folder.glob(".ascend_lab-*"))
