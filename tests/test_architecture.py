@@ -14,6 +14,7 @@ PACKAGE = Path(ascend_lab.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 ORDER = (
     "errors",
+    "limits",
     "chip",
     "isa",
     "sim",
