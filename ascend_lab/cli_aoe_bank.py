@@ -93,7 +93,7 @@ def _merge(store: Store, arguments: argparse.Namespace) -> str:
     with Store(arguments.operand, write=False) as other:
         found = store.merge(other)
         if other.skipped:
-            print(f"aoe: {other.passed_over}", file=sys.stderr)
+            complain("aoe", other.passed_over)
     return _counts(found["add"], found["update"], found["reserved"])
 
 

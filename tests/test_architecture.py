@@ -16,6 +16,7 @@ ORDER = (
     "errors",
     "data",
     "output",
+    "limits",
     "chip",
     "isa",
     "sim",

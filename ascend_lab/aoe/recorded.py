@@ -6,9 +6,7 @@ A search can be replayed on one in a moment, and the optimum is known.
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.drive import Search, drive
 from ascend_lab.aoe.space import Point, TableSpace, Value
 from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, number_of, read_file
 
 TIME = "time_ms"
 """The column of times; an empty cell is a configuration that failed."""
@@ -121,25 +120,23 @@ def read_recorded(path: str | Path) -> RecordedSpace:
 
 def _table(path: Path) -> tuple[list[str], list[list[str]]]:
     """Return the heads and the rows of a file, cells without blanks around them."""
+    data = read_file(path, "a CSV file", TABLE_BYTES)
     try:
-        data = path.read_bytes()
-        text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        found = csv.reader(text.decode("utf-8-sig").splitlines(), strict=True)
+        found = csv.reader(data.decode("utf-8-sig").splitlines(), strict=True)
         rows = [[cell.strip() for cell in row] for row in found if row]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"a CSV file at {path}", reason, "check the path") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError("a CSV file", f"{path}: {error}", "check the file") from error
     return (rows[0], rows[1:]) if rows else ([], [])
 
 
 def _values(name: str, cells: Sequence[str], where: str) -> Sequence[Value]:
     """Return a column of integers, of other numbers, or of words."""
-    numbers = [_number(cell) for cell in cells]
+    numbers = [number_of(cell) for cell in cells]
     found = [n for n in numbers if n is not None]
     if not found and all(cells):
         return cells
-    if len(found) < len(cells) or not all(map(math.isfinite, found)):
-        wrong = next((i for i, n in enumerate(numbers) if n is None or not math.isfinite(n)), 0)
+    if len(found) < len(cells):
+        wrong = numbers.index(None)
         got = f"{cells[wrong]!r} in row {wrong + 2} of {where}"
         raise InputError(f"numbers in the column {name}", got)
     return [int(n) for n in found] if all(n == int(n) for n in found) else found
@@ -149,16 +146,9 @@ def _times(cells: Sequence[str], where: str) -> list[float]:
     """Return times in ms, infinite where the cell is empty."""
     times = []
     for line, cell in enumerate(cells, 2):
-        time_ms = _number(cell) if cell else math.inf
-        if time_ms is None or (cell and not math.isfinite(time_ms)) or time_ms <= 0:
+        time_ms = number_of(cell) if cell else math.inf
+        if time_ms is None or time_ms <= 0:
             got = f"{cell!r} in row {line} of {where}"
             raise InputError(f"a time above 0 or an empty cell in the column {TIME}", got)
         times.append(time_ms)
     return times
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None

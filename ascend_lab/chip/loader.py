@@ -13,6 +13,7 @@ from typing import Any
 from ascend_lab.chip.model import BLOCK_BYTES, Chip, Link, Memory, Path, VectorCost
 from ascend_lab.chip.reader import Reader
 from ascend_lab.errors import ChipError
+from ascend_lab.limits import shown, toml_of
 
 PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
@@ -201,26 +202,26 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     )
 
 
-def _parse(text: str, file: str) -> dict[str, Any]:
-    try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ChipError(f"{file}: valid TOML", str(error), "mend that line") from error
+def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:
     base = data.pop("base", None)
     if base is None:
         return data
     if base not in (*PRESETS, "common"):
-        raise ChipError(f"{file}: base names a preset", repr(base), f"use {', '.join(PRESETS)}")
-    return _merge(_parse(_preset_text(base), f"{base}.toml"), data)
+        raise ChipError(f"{file}: base names a preset", shown(base), f"use {', '.join(PRESETS)}")
+    return _merge(_preset(base), data)
 
 
 def _preset_text(name: str) -> str:
     return (resources.files("ascend_lab.chip") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
+def _preset(name: str) -> dict[str, Any]:
+    return _with_base(tomllib.loads(_preset_text(name)), f"{name}.toml")
+
+
 @cache
 def _load_preset(name: str) -> Chip:
-    return chip_from_dict(_parse(_preset_text(name), f"{name}.toml"), f"{name}.toml")
+    return chip_from_dict(_preset(name), f"{name}.toml")
 
 
 def load_chip(name_or_file: str | FilePath) -> Chip:
@@ -233,11 +234,7 @@ def load_chip(name_or_file: str | FilePath) -> Chip:
         return _load_preset(name)
     if not name.endswith(".toml"):
         raise ChipError("a preset name or a .toml file", repr(name), _suggestion(name))
-    try:
-        text = FilePath(name).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise ChipError("a readable chip file", f"{name}: {error}", "check the path") from error
-    return chip_from_dict(_parse(text, name), name)
+    return chip_from_dict(_with_base(toml_of(name, "a readable chip file", ChipError), name), name)
 
 
 def _suggestion(name: str) -> str:

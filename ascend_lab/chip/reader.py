@@ -6,6 +6,7 @@ from typing import Any
 
 from ascend_lab.chip.model import Fact
 from ascend_lab.errors import ChipError
+from ascend_lab.limits import shown
 
 # Largest credible value by the last word of a key: a slip of units (bits, MHz) lands above it.
 LIMITS = {
@@ -47,7 +48,7 @@ class Reader:
 
     def fail(self, key: str, needed: str, got: object, remedy: str) -> ChipError:
         """Return the error for `key`: what it needs, what it got, what to do."""
-        return ChipError(f"{self.file}: {key} needs {needed}", repr(got), remedy)
+        return ChipError(f"{self.file}: {key} needs {needed}", shown(got), remedy)
 
     def table(self, key: str, known: set[str] | None = None) -> dict[str, Any]:
         """Return the table at dotted `key`; refuse unknown names in it."""

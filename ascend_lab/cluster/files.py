@@ -6,7 +6,6 @@ The keys stand in book/bring_your_own.md, with an example.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from ascend_lab.cluster.topology import Link, Topology
 from ascend_lab.errors import ClusterError
+from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
 
 KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
@@ -29,13 +29,7 @@ def read_topology(file: str | Path) -> Topology:
     times that are not numbers >= 0, no devices, devices without a way between them.
     """
     name = str(file)
-    try:
-        data = tomllib.loads(Path(name).read_text("utf-8"))
-    except OSError as error:
-        raise ClusterError("a readable topology file", f"{name}: {error}", "check it") from error
-    except (ValueError, RecursionError) as error:
-        raise ClusterError(f"{name}: valid TOML", str(error), "mend that line") from error
-    return topology_from_dict(data, name)
+    return topology_from_dict(toml_of(name, "a readable topology file", ClusterError), name)
 
 
 def topology_from_dict(data: dict[str, Any], file: str = "topology") -> Topology:
@@ -48,11 +42,14 @@ def topology_from_dict(data: dict[str, Any], file: str = "topology") -> Topology
         raise ClusterError(f"{file}: every node under a name of its own", "one twice", "rename it")
     title = data.get("name", Path(file).stem)
     if not isinstance(title, str):
-        raise ClusterError(f"{file}: name as a text", repr(title), 'write name = "..."')
+        raise ClusterError(f"{file}: name as a text", shown(title), 'write name = "..."')
     entries = data.get("links", [])
     if not isinstance(entries, list):
-        raise ClusterError(f"{file}: links as [[links]] entries", repr(entries)[:60], "mend it")
-    links = [x for i, e in enumerate(entries) for x in _links(f"{file}: links[{i}]", e, nodes)]
+        raise ClusterError(f"{file}: links as [[links]] entries", shown(entries), "mend it")
+    links: list[Link] = []
+    for i, entry in enumerate(entries):
+        links += _links(f"{file}: links[{i}]", entry, nodes)
+        refuse_above(f"{file}: links", len(links), LINKS, "join nodes by switches", ClusterError)
     gamma = _number(f"{file}: gamma_s_per_byte", data.get("gamma_s_per_byte", 0.0))
     groups = _servers(file, data.get("servers"), nodes, len(devices))
     found = Topology(title, devices, switches, tuple(links), groups, gamma)
@@ -64,7 +61,7 @@ def _devices(file: str, given: Any) -> tuple[str, ...]:
     where = f"{file}: devices, names or a count from 1 to {DEVICE_LIMIT}"
     if isinstance(given, int) and not isinstance(given, bool):
         if not 1 <= given <= DEVICE_LIMIT:
-            raise ClusterError(where, str(given), "devices = 8 makes npu0 to npu7")
+            raise ClusterError(where, shown(given), "devices = 8 makes npu0 to npu7")
         return tuple(f"npu{i}" for i in range(given))
     names = _names(where, given)
     if not 1 <= len(names) <= DEVICE_LIMIT:
@@ -74,16 +71,16 @@ def _devices(file: str, given: Any) -> tuple[str, ...]:
 
 def _names(where: str, given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(n, str) and n for n in given):
-        raise ClusterError(f"{where}: a list of names", repr(given)[:60], 'write ["a", "b"]')
+        raise ClusterError(f"{where}: a list of names", shown(given), 'write ["a", "b"]')
     return tuple(given)
 
 
 def _known(where: str, entry: Any, keys: Sequence[str]) -> None:
     if not isinstance(entry, dict):
-        raise ClusterError(f"{where}: a table", repr(entry)[:60], "mend it")
+        raise ClusterError(f"{where}: a table", shown(entry), "mend it")
     for key in entry:
         if key not in keys:
-            raise ClusterError(f"{where}: a known key", repr(key), f"known: {', '.join(keys)}")
+            raise ClusterError(f"{where}: a known key", shown(key), f"known: {', '.join(keys)}")
 
 
 def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
@@ -92,9 +89,12 @@ def _links(where: str, entry: Any, nodes: dict[str, int]) -> list[Link]:
     alpha_s, beta = _alpha_s(where, entry), _beta_s_per_byte(where, entry)
     one_way = entry.get("one_way", False)
     if not isinstance(one_way, bool):
-        raise ClusterError(f"{where}: one_way as true or false", repr(one_way), "write it so")
+        raise ClusterError(f"{where}: one_way as true or false", shown(one_way), "write it so")
     found: list[Link] = []
-    for a, b in product(_ends(where, entry, "from", nodes), _ends(where, entry, "to", nodes)):
+    sources, targets = (_ends(where, entry, key, nodes) for key in ("from", "to"))
+    count = len(sources) * len(targets)
+    refuse_above(f"{where}: links", count, LINKS, "join nodes by switches", ClusterError)
+    for a, b in product(sources, targets):
         if a == b:
             raise ClusterError(f"{where}: a link between two nodes", "one node", "mend from or to")
         found.append(Link(a, b, alpha_s, beta))
@@ -109,7 +109,7 @@ def _ends(where: str, entry: dict[str, Any], key: str, nodes: dict[str, int]) ->
     for name in names:
         if name not in nodes:
             known = ", ".join(list(nodes)[:10])
-            raise ClusterError(f"{where}: {key} names a node", repr(name), f"nodes: {known}")
+            raise ClusterError(f"{where}: {key} names a node", shown(name), f"nodes: {known}")
     return [nodes[name] for name in names]
 
 
@@ -140,9 +140,9 @@ def _beta_s_per_byte(where: str, entry: dict[str, Any]) -> float:
 def _number(where: str, value: Any) -> float:
     fine = isinstance(value, int | float) and not isinstance(value, bool)
     if not (fine and 0 <= value < math.inf):
-        raise ClusterError(f"{where} as a number of at least 0", repr(value), "correct it")
+        raise ClusterError(f"{where} as a number of at least 0", shown(value), "correct it")
     if value > LARGEST:
-        raise ClusterError(f"{where} of at most {LARGEST:g}", repr(value)[:40], "correct it")
+        raise ClusterError(f"{where} of at most {LARGEST:g}", shown(value), "correct it")
     return float(value)
 
 
@@ -152,17 +152,17 @@ def _servers(
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise ClusterError(f"{file}: servers as lists of names", repr(given)[:60], "mend it")
+        raise ClusterError(f"{file}: servers as lists of names", shown(given), "mend it")
     groups = []
     for i, names in enumerate(given):
         where = f"{file}: servers[{i}]"
         members = [nodes.get(name, devices) for name in _names(where, names)]
         if not members or max(members) >= devices:
-            raise ClusterError(f"{where}: names of devices", repr(names)[:60], "mend it")
+            raise ClusterError(f"{where}: names of devices", shown(names), "mend it")
         groups.append(tuple(members))
     if sorted(d for group in groups for d in group) != list(range(devices)):
         what = f"{file}: servers, every device in exactly one"
-        raise ClusterError(what, repr(given)[:60], "list each device once")
+        raise ClusterError(what, shown(given), "list each device once")
     return tuple(groups)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ascend_lab.cluster.fit import Measured
 from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, number_of, read_file, shown
 
 OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
@@ -28,11 +29,12 @@ def read_table(
     `InputError` with file and line.
     """
     name = str(file)
+    data = read_file(name, "a readable CSV file", TABLE_BYTES)
     try:
-        text = Path(name).read_text("utf-8-sig")
+        text = data.decode("utf-8-sig")
         reader = csv.reader(text.splitlines(), strict=True)
         lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
-    except (OSError, ValueError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise InputError("a readable CSV file", f"{name}: {error}", "check it") from error
     lines = [(n, line) for n, line in lines if any(line) and not line[0].startswith("#")]
     columns = [column.lower() for column in lines[0][1]] if lines else []
@@ -81,10 +83,7 @@ def _measured(where: str, row: Mapping[str, str], names: tuple[str, str, str]) -
 
 
 def _number(where: str, column: str, text: str | None) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        value = float("nan")
-    if not abs(value) <= LARGEST:
-        raise InputError(f"{where}: {column} as a number", repr(text), "mend it")
+    value = number_of(text or "")
+    if value is None or abs(value) > LARGEST:
+        raise InputError(f"{where}: {column} as a number", shown(text), "mend it")
     return value

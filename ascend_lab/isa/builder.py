@@ -14,6 +14,7 @@ from ascend_lab.isa.legality import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
 from ascend_lab.isa.open_loop import OpenLoop, closed, place_of
 from ascend_lab.isa.program import Event, Instruction, Loop, Program
+from ascend_lab.limits import INSTRUCTIONS, refuse_above
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class KernelBuilder:
 
     def __init__(self, name: str, chip: Chip) -> None:
         """Start an empty kernel `name` for `chip`."""
-        self.name, self.chip = name, chip
+        self.name, self.chip, self._emitted = name, chip, 0
         self._buffers: list[Buffer] = []
         self._params: list[tuple[str, int]] = []
         self._body: list[Instruction | OpenLoop] = []
@@ -216,8 +217,7 @@ class KernelBuilder:
                     str({key: n - s for key, n, s in steps}),
                     "pair them inside the loop body",
                 )
-            for buffer in (queue.buffer, *queue.members):
-                opened.steps[place_of(buffer)] = step
+            opened.steps.update((place_of(b), step) for b in (queue.buffer, *queue.members))
             further = step * (opened.loop.count - 1)
             for key, count in zip(queue.counts, now, strict=True):
                 queue.counts[key] = count + further
@@ -225,6 +225,8 @@ class KernelBuilder:
 
     def emit(self, instruction: Instruction) -> None:
         """Append any instruction (raw mode: build it with `isa.instructions`)."""
+        self._emitted += 1
+        refuse_above(f"{self.name}: instructions", self._emitted, INSTRUCTIONS, kind=CapacityError)
         self._body.append(instruction)
 
     # -- instructions ---------------------------------------------------------------------------

@@ -220,6 +220,12 @@ class Region:
                 "check the tile shape",
             )
 
+    def byte_at(self, env: Mapping[str, int]) -> int:
+        """Return the byte of the memory, or of the tensor in GM, that the region begins with."""
+        buffer = self.buffer
+        slot = self.slot.at(env) % buffer.slots * buffer.slot_bytes if buffer.slots > 1 else 0
+        return buffer.address + slot + self.offset.at(env) * buffer.itemsize
+
     def turned(self, by: Affine) -> Region:
         """Return the region `by` slots further."""
         # What is checked stays as it is: a program writes thousands of these.

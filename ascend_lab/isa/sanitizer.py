@@ -23,6 +23,7 @@ from ascend_lab.isa.indexed import index_of, reach_of
 from ascend_lab.isa.kernel import Kernel, as_kernel
 from ascend_lab.isa.legality import check_bounds
 from ascend_lab.isa.memory import Affine, Buffer, Region
+from ascend_lab.isa.overlap import overlaps
 from ascend_lab.isa.program import Event, Instruction, Launch, Program
 from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.shadow import SEVERAL, Access, Space, Trouble, Write
@@ -36,7 +37,8 @@ Clock = dict[str, int]
 class Finding:
     """One fault: its kind, what happened, and the instruction that showed it.
 
-    Kinds: out-of-bounds, illegal, uninitialised-read, race, deadlock, event-overflow, leak.
+    Kinds: out-of-bounds, illegal, overlap, uninitialised-read, race, deadlock, event-overflow,
+    leak.
     """
 
     kind: str
@@ -206,6 +208,8 @@ class _Checker:
         access = Access(step, instruction.pipe, clock, self.starts[-1], len(self.starts))
         for region in instruction.srcs:
             self._read(region, instruction, env, access)
+        for message in overlaps(instruction, env):
+            self.report.add("overlap", message, instruction)
         dst = instruction.dst
         if dst is not None:
             if _accumulates(instruction, env):

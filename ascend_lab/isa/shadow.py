@@ -95,9 +95,7 @@ class Space:
     def cut(self, region: Region, env: Mapping[str, int]) -> Cut:
         """Place a region for loop variables `env`; the last axis is the pieces of an element."""
         buffer = region.buffer
-        start = region.offset.at(env) * buffer.itemsize
-        if self.on_chip:
-            start += buffer.address + (region.slot.at(env) % buffer.slots) * buffer.slot_bytes
+        start = region.byte_at(env) - (0 if self.on_chip else buffer.address)
         pieces = buffer.itemsize // self.piece_bytes
         width = pieces * STAMP_BYTES
         strides = (*(s * width for s in region.strides), STAMP_BYTES)

@@ -167,9 +167,8 @@ def across(s: State, fold: str, rows: int, out: Region) -> None:
         s.work.region(at, (repeats, 8, eight), (8 * FRACTAL, FRACTAL, 1)) for at in (0, eight)
     ]
     combine, reduce = {"max": ("vmax", "vcgmax"), "sum": ("vadd", "vcgadd")}[fold]
-    packed = s.work.region(0, (repeats, 8 * eight))
-    k.vector(combine, packed, *halves)
-    k.vector(reduce, s.row.region(0, rows * FRACTAL), packed)
+    k.vector(combine, halves[0], *halves)
+    k.vector(reduce, s.row.region(0, rows * FRACTAL), halves[0])
     for at in (0, eight):
         spread = out.buffer.region(at, (rows * FRACTAL, eight), (FRACTAL, 1), slot=out.slot)
         k.vector("vbrcb", spread, s.row.region(0, rows * FRACTAL))

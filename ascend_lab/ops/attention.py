@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.attributes import FINITE
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.lifting import in_fp32, narrow, stretch, wide
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, product_slopes
@@ -73,6 +74,7 @@ register(
         "scale * q k^T, scale 1 / sqrt(d) unless given",
         outputs=("scores",),
         attrs={"scale": None},
+        ranges={"scale": FINITE},
         shape_rule=_scores_shape,
         types=TYPES,
         slicing=lambda shapes, *, scale: SliceRules(
@@ -215,6 +217,7 @@ register(
         "softmax(scale q k^T + mask) v",
         outputs=("context",),
         attrs={"scale": None},
+        ranges={"scale": FINITE},
         optional=1,
         shape_rule=_attention_shape,
         types=TYPES,

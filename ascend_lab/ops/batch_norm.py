@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.attributes import EPSILON
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.lifting import along, narrow, wide
 from ascend_lab.ops.operator import Domain, Example, Operator
@@ -201,6 +202,7 @@ register(
         _inference,
         "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
         attrs={"epsilon": 1e-5},
+        ranges=EPSILON,
         shape_rule=_inference_shape,
         types=TypeRule(fixed=FIXED),
         slicing=_inference_slices,
@@ -221,6 +223,7 @@ register(
         "momentum * old + (1 - momentum) * batch",
         outputs=("y", "running_mean", "running_variance"),
         attrs={"epsilon": 1e-5, "momentum": 0.9},
+        ranges=EPSILON,
         shape_rule=_training_shape,
         types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
         slicing=_training_slices,

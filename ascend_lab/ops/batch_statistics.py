@@ -26,6 +26,7 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.layout import address_map, pack
+from ascend_lab.ops.attributes import EPSILON
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.lifting import along, wide
 from ascend_lab.ops.operator import Domain, Example, Operator
@@ -169,6 +170,7 @@ register(
         "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
         outputs=("dscale", "dbias"),
         attrs={"epsilon": 1e-5},
+        ranges=EPSILON,
         shape_rule=_grad_shape,
         types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")),
         slicing=_slices,

@@ -13,6 +13,7 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.kernels.layouts import pack_conv, unpack_conv
+from ascend_lab.ops.attributes import is_whole
 from ascend_lab.ops.bias import with_bias
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule
 from ascend_lab.ops.lifting import along, narrow
@@ -50,7 +51,7 @@ def geometry(stride: Any, pad: Any, dilation: Any) -> tuple[Pair, Pairs, Pair]:
 
 def check_groups(channels: int, features: int, groups: Any) -> None:
     """Raise `ShapeError` unless the groups divide input and output channels."""
-    if not isinstance(groups, int) or groups < 1 or channels % groups or features % groups:
+    if not is_whole(groups) or groups < 1 or channels % groups or features % groups:
         raise ShapeError(
             f"groups that divide {channels} input and {features} output channels",
             repr(groups),

@@ -12,6 +12,8 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.rearrange import pad_launch, slice_launch
+from ascend_lab.limits import shown
+from ascend_lab.ops.attributes import NOT_NAN, is_whole
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Example, Operator
@@ -34,8 +36,8 @@ def _steps(x: Shape, begin: Any, end: Any, step: Any) -> list[tuple[int, int, in
             f"{tuple(begin)}, {tuple(end)}, {steps}",
             "give one number per axis",
         )
-    if min(steps, default=1) < 1:
-        raise ShapeError("steps of at least 1", str(steps), "gather reverses an axis")
+    if not all(map(is_whole, steps)) or min(steps, default=1) < 1:
+        raise ShapeError("whole steps of at least 1", shown(steps), "gather reverses an axis")
     out = []
     for size, b, e, s in zip(x, begin, end, steps, strict=True):
         low, high, _ = slice(b, e).indices(size)
@@ -147,6 +149,7 @@ register(
         lambda x, *, pads, value: te.pad(x, pads, value),
         "x with (before, after) elements of one value added along each axis",
         attrs={"pads": REQUIRED, "value": 0},
+        ranges={"value": NOT_NAN},
         shape_rule=_padded,
         types=TypeRule(ANY),
         slicing=_pad_slices,

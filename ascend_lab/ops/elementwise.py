@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
+from ascend_lab.ops.attributes import NOT_NAN, Range
 from ascend_lab.ops.formats import FLOATS, NUMBERS, Tolerances, TypeRule, exact, rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
@@ -34,6 +35,7 @@ def unary(
     domain: Domain | None = None,
     tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
+    ranges: Mapping[str, Range] | None = None,
     **attrs: Any,
 ) -> Operator:
     """Register y = formula(x, **attrs) with dy/dx = derivative(x, y, **attrs).
@@ -54,6 +56,7 @@ def unary(
             in_fp32(compute, lift),
             summary,
             attrs=attrs,
+            ranges=ranges or {},
             types=TypeRule(types),
             backward=backward if derivative else None,
             domains={"x": domain} if domain else {},
@@ -152,6 +155,7 @@ unary(
     lambda x, *, low, high: te.vmins(te.vmaxs(x, low), high),
     lambda x, y, *, low, high: ((x > low) & (x < high)).astype(x.dtype),
     tolerances=_moved,
+    ranges={"low": NOT_NAN, "high": NOT_NAN},
     low=-1.0,
     high=1.0,
 )

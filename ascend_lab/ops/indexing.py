@@ -18,6 +18,7 @@ from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.kernels.indexed import gather_launch
 from ascend_lab.kernels.one_hot import one_hot_launch
 from ascend_lab.kernels.transpose import transpose_launch
+from ascend_lab.ops.attributes import NOT_NAN, is_whole
 from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Example, Operator
@@ -162,7 +163,7 @@ def _one_hot_values(
 
 
 def _one_hot_shape(indices: Shape, *, depth: int, **attrs: Any) -> Shape:
-    if not isinstance(depth, int) or depth < 1:
+    if not is_whole(depth) or depth < 1:
         raise ShapeError("depth of at least 1", repr(depth), "the number of classes")
     return (*indices, depth)
 
@@ -188,6 +189,7 @@ register(
         None,
         "on_value where the last axis equals the index, else off_value",
         attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
+        ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
         shape_rule=_one_hot_shape,
         types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
         slicing=lambda shapes, **attrs: SliceRules(

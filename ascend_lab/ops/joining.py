@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.rearrange import concat_launch, split_launch
+from ascend_lab.ops.attributes import is_whole
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import REQUIRED, Example, Operator
@@ -93,8 +94,8 @@ register(
 def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
     """Return the piece sizes: as given, or a number of equal pieces."""
     at = axis_of("split", axis, x)
-    if isinstance(sizes, int):
-        sizes = (x[at] // sizes,) * sizes if sizes > 0 else ()
+    if is_whole(sizes):
+        sizes = (x[at] // sizes,) * sizes if 0 < sizes <= x[at] else ()
     if min(sizes, default=0) < 1 or sum(sizes) != x[at]:
         raise ShapeError(
             f"sizes >= 1 that add up to {x[at]}, axis {at} of {x}",

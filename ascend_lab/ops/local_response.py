@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.attributes import is_whole
 from ascend_lab.ops.formats import rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import REQUIRED, Example, Operator
@@ -28,7 +29,7 @@ def _sides(size: int) -> tuple[int, int]:
 
 
 def _shape(x: Shape, *, size: Any, **attrs: Any) -> Shape:
-    if len(x) < 2 or not isinstance(size, int) or not 1 <= size <= 2 * x[1] + 1:
+    if len(x) < 2 or not is_whole(size) or not 1 <= size <= 2 * x[1] + 1:
         raise ShapeError("x (n, c, ...) and a size from 1 to about 2 c", f"{x}, {size}", "check it")
     return x
 

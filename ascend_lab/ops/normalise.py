@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.attributes import EPSILON
 from ascend_lab.ops.formats import rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
@@ -222,6 +223,7 @@ register(
         in_fp32(_layer_norm),
         "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
         attrs={"axis": -1, "epsilon": 1e-5},
+        ranges=EPSILON,
         shape_rule=_norm_shape,
         slicing=_norm_slices,
         backward=_layer_norm_backward,
@@ -237,6 +239,7 @@ register(
         in_fp32(_rms_norm),
         "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
         attrs={"axis": -1, "epsilon": 1e-5},
+        ranges=EPSILON,
         shape_rule=_norm_shape,
         slicing=_norm_slices,
         backward=_rms_norm_backward,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
+from ascend_lab.ops.attributes import Range, check_attribute
 from ascend_lab.ops.formats import (
     Attrs,
     Tolerances,
@@ -66,7 +67,8 @@ class Operator:
     `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
     **attrs)` the slice rules; `backward(grads, inputs, outputs, **attrs)` one gradient or None per
     input; `template` is a hand-written kernel instead of the default schedule.
-    `index_bounds` maps inputs that hold indices to the first index that is too large.
+    `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
+    attributes that are one number to the least and the largest (finite ones by default).
     """
 
     name: str
@@ -76,6 +78,7 @@ class Operator:
     summary: str = ""
     outputs: tuple[str, ...] = ("y",)
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
     optional: int = 0
     variadic: bool = False
     shape_rule: Callable[..., Any] = _broadcast
@@ -111,8 +114,8 @@ class Operator:
         return self.inputs[:count]
 
     def settings(self, attrs: Attrs) -> dict[str, Any]:
-        """Return all attributes, defaults filled in; raise `InputError` for unknown or missing."""
-        for key in attrs:
+        """Return all attributes, defaults filled in; raise `InputError` for wrong or missing."""
+        for key, value in attrs.items():
             if key not in self.attrs:
                 near = difflib.get_close_matches(key, self.attrs, 1)
                 raise InputError(
@@ -120,6 +123,8 @@ class Operator:
                     key,
                     f"did you mean {near[0]}?" if near else "drop it",
                 )
+            where = f"{self.name}: attribute {key}"
+            check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
         missing = [key for key, value in full.items() if value is REQUIRED]
         if missing:

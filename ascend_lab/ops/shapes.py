@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.attributes import is_whole
 
 Shape = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
@@ -72,7 +73,7 @@ def unbroadcast(grad: NDArray[Any], shape: Shape) -> NDArray[Any]:
 def axis_of(where: str, axis: Any, shape: Shape) -> int:
     """Return an axis counted from 0; raise `ShapeError` if the shape has no such axis."""
     rank = len(shape)
-    if not isinstance(axis, int | np.integer) or not -rank <= axis < rank:
+    if not is_whole(axis) or not -rank <= axis < rank:
         raise ShapeError(
             f"{where}: an axis from {-rank} to {rank - 1} of shape {shape}",
             repr(axis),
@@ -94,8 +95,8 @@ def axes_of(where: str, axis: Any, shape: Shape) -> tuple[int, ...]:
 
 def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
     """Return (vertical, horizontal) of a number or a pair; raise `ShapeError` below `least`."""
-    both = (value, value) if isinstance(value, int | np.integer) else tuple(value)
-    if len(both) != 2 or any(not isinstance(n, int | np.integer) or n < least for n in both):
+    both = (value, value) if is_whole(value) else tuple(value)
+    if len(both) != 2 or any(not is_whole(n) or n < least for n in both):
         raise ShapeError(
             f"{where}: one or two whole numbers >= {least}", repr(value), "vertical, horizontal"
         )
@@ -104,7 +105,7 @@ def pair(where: str, value: Any, *, least: int = 1) -> tuple[int, int]:
 
 def pad_pairs(where: str, value: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return ((top, bottom), (left, right)) of a number, two, or two pairs."""
-    if isinstance(value, int | np.integer):
+    if is_whole(value):
         value = (value, value)
     if len(value) != 2:
         raise ShapeError(f"{where}: pad, (pad, pad) or two pairs", repr(value), "check the pad")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, ShapeError
+from ascend_lab.ops.attributes import BELOW_ONE, EPSILON
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import Domain, Example, Operator
@@ -217,6 +218,7 @@ register(
             "weight_decay": 0.0,
             "step": 1,
         },
+        ranges={**EPSILON, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "step": (1, 2**31 - 1)},
         shape_rule=_all_equal,
         types=TypeRule(("fp32", "fp16")),
         slicing=_update_slices,

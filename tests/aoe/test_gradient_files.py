@@ -37,10 +37,10 @@ BAD_TABLES = {
     "header only": ("name,ready_us,bytes\n", "at least one gradient"),
     "no times": ("gradient_node_name,gradient_size(byte)\na,1\n", "line 1: a column ready_us"),
     "letters": (CSV + "x,soon,5\n", "line 4: ready_us as a number"),
-    "nan": (CSV + "x,nan,5\n", "line 4: a ready time"),
+    "nan": (CSV + "x,nan,5\n", "line 4: ready_us as a number"),
     "negative": (CSV + "x,-1,5\n", "line 4: a ready time"),
     "half": (CSV + "x,1,0.5\n", "line 4: a whole number of bytes"),
-    "huge": (CSV + "x,1,inf\n", "line 4: a whole number of bytes"),
+    "huge": (CSV + "x,1,inf\n", "line 4: bytes as a number"),
     "short": (CSV + "x,1\n", "line 4: 3 columns"),
     "quote": (CSV + '"x,1,2\n', "CSV table"),
 }

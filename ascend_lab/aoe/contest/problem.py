@@ -5,7 +5,6 @@ The format is that of PROBLEM.md in github.com/yarongmu-google/MLSys, commit 38a
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
 
 KINDS = ("MatMul", "Pointwise")
 LARGEST = 2**40
@@ -79,13 +79,9 @@ class Problem:
 
 def read_problem(path: str | Path) -> Problem:
     """Read a problem from a JSON file; InputError for whatever is wrong with it."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError("a readable problem file", f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError("a problem file in JSON", f"{path}: {error}") from error
-    return parse_problem(data)
+    return parse_problem(
+        json_of(read_file(path, "a readable problem file", TABLE_BYTES), str(path))
+    )
 
 
 def parse_problem(data: Any) -> Problem:
@@ -126,7 +122,7 @@ def _operations(data: dict[str, Any], tensors: int) -> tuple[Operation, ...]:
     found = []
     for index, kind in enumerate(kinds):
         if kind not in KINDS:
-            raise InputError(f"op_types[{index}] as one of {', '.join(KINDS)}", repr(kind))
+            raise InputError(f"op_types[{index}] as one of {', '.join(KINDS)}", shown(kind))
         reads = _whole(inputs[index], f"inputs[{index}]", most=tensors - 1)
         writes = _whole(outputs[index], f"outputs[{index}]", most=tensors - 1)
         # The published example has a product of one factor; it counts as the left one.
@@ -183,15 +179,15 @@ def _whole(
     numbers = _list(value, name, length)
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-            raise InputError(f"{name} as whole numbers from {least} to {most}", repr(number)[:40])
+            raise InputError(f"{name} as whole numbers from {least} to {most}", shown(number))
     return tuple(numbers)
 
 
 def _number(value: Any, name: str, above: float | None = None) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or abs(value) > LARGEST:
-        raise InputError(f"{name} as a finite number", repr(value)[:40])
+        raise InputError(f"{name} as a finite number", shown(value))
     if value < 0 or (above is not None and value <= above):
         limit = "of at least 0" if above is None else f"above {above}"
-        raise InputError(f"{name} {limit}", str(value))
+        raise InputError(f"{name} {limit}", shown(value))
     return float(value)

@@ -11,10 +11,7 @@ since the gradient before (the first counts as 0), `gradientSize` bytes.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 from ascend_lab.aoe.gradient.rows import LONGEST_S, MOST_BYTES, Gradient
 from ascend_lab.aoe.gradient.traces import gradients_of_trace
 from ascend_lab.errors import InputError
+from ascend_lab.limits import json_number, json_of, number_of, read_file, shown
 
 COLUMNS = {
     "name": ("name", "gradient_node_name"),
@@ -29,8 +27,6 @@ COLUMNS = {
     "bytes": ("bytes", "gradient_size(byte)"),
     "dtype": ("dtype", "data_type"),
 }
-LONGEST_BYTES = 2**31
-"""Of a file, unpacked: larger ones are refused."""
 MOST_ROWS = 20_000
 
 
@@ -40,7 +36,7 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
     Raises `InputError` with the line or the event for what cannot be read.
     """
     path = Path(file)
-    data = _bytes_of(path)
+    data = read_file(path, "a profile that can be read")
     if path.name.endswith((".json", ".json.gz")):
         rows = _from_json(path, data)
     else:
@@ -50,18 +46,6 @@ def read_profile(file: str | Path) -> tuple[Gradient, ...]:
     if len(rows) > MOST_ROWS:
         raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)))
     return rows
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as source:
-            data = source.read(LONGEST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError("a profile that can be read", f"{path}: {reason}", "check it") from None
-    if len(data) > LONGEST_BYTES:
-        raise InputError(f"{path}: at most {LONGEST_BYTES >> 20} MiB", "more", "trace fewer steps")
-    return data
 
 
 def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
@@ -99,11 +83,11 @@ def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
     return gradient(where, row[places["name"]], ready / 1e6, size, dtype)
 
 
-def _number(where: str, name: str, text: object) -> float:
-    try:
-        return float(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where}: {name} as a number", repr(text)[:40]) from None
+def _number(where: str, name: str, value: object) -> float:
+    found = number_of(value) if isinstance(value, str) else json_number(value)
+    if found is None:
+        raise InputError(f"{where}: {name} as a number", shown(value))
+    return found
 
 
 def gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
@@ -116,10 +100,7 @@ def gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> 
 
 
 def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: JSON", str(error)[:80], "check the file") from None
+    found = json_of(data, str(path))
     first = found[0] if isinstance(found, list) and found else None
     if isinstance(first, dict) and "modelvalue" in first:
         return _from_bank(path, found)
@@ -142,7 +123,7 @@ def _from_bank(path: Path, found: list[Any]) -> tuple[Gradient, ...]:
     times, sizes = (value.get(k) if isinstance(value, dict) else None for k in _BANK_LISTS)
     if not isinstance(times, list) or not isinstance(sizes, list) or len(times) != len(sizes):
         needed = f"{path}: modelvalue with {' and '.join(_BANK_LISTS)} of one length"
-        raise InputError(needed, str(value)[:60])
+        raise InputError(needed, shown(value))
     rows, ready = list[Gradient](), 0.0
     for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
         where = f"{path} gradient {i}"

@@ -24,8 +24,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ascend_lab.aoe.gradient.rows import Gradient
+from ascend_lab.aoe.gradient.rows import MOST_BYTES, Gradient
 from ascend_lab.errors import InputError
+from ascend_lab.limits import json_number, shown
 
 Event = dict[str, Any]
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -76,7 +77,7 @@ _Row = tuple[str, float, int, str]
 
 def _is_time(event: Event) -> bool:
     times = (event.get("ts"), event.get("dur", 0))
-    return all(isinstance(t, int | float) and math.isfinite(t) for t in times)
+    return all(json_number(t) is not None for t in times)
 
 
 def _args(event: Event) -> Event:
@@ -95,7 +96,7 @@ def _shape(event: Event) -> list[int] | None:
     dims, types = _args(event).get("Input Dims"), _args(event).get("Input type")
     known = isinstance(types, list) and types and types[0]
     shape = dims[0] if known and isinstance(dims, list) and dims else None
-    good = isinstance(shape, list) and all(isinstance(n, int) and n >= 0 for n in shape)
+    good = isinstance(shape, list) and all(type(n) is int and 0 <= n <= MOST_BYTES for n in shape)
     return shape if good else None
 
 
@@ -126,8 +127,8 @@ def _backward_start(timed: Sequence[Event], begin: float, first: float) -> float
 def _reduce_row(where: str, place: int, event: Event) -> _Row:
     args = _args(event)
     count = args["In msg nelems"]
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise InputError(f"{where}: In msg nelems as a whole number", repr(count)[:40])
+    if type(count) is not int or not 0 <= count <= MOST_BYTES:
+        raise InputError(f"{where}: In msg nelems as a whole number", shown(count))
     size, dtype = _format(where, args.get("dtype"))
     return f"bucket {place}", float(event["ts"]), count * size, dtype
 
@@ -150,5 +151,5 @@ def _format(where: str, word: object) -> tuple[int, str]:
     """Return bytes and name of a number format as PyTorch writes it."""
     name = str(word).lower().removeprefix("c10::")
     if name not in BYTES:
-        raise InputError(f"{where}: a number format among {', '.join(BYTES)}", repr(word)[:40])
+        raise InputError(f"{where}: a number format among {', '.join(BYTES)}", shown(word))
     return BYTES[name], SHORT.get(name, name)

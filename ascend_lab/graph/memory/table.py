@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph.memory.buffers import Buffer
+from ascend_lab.limits import read_file, whole_of
 from ascend_lab.output import write_whole
 
 HEADER = ("id", "lower", "upper", "size")
@@ -24,14 +25,11 @@ def read_csv(path: str | Path) -> list[Buffer]:
     Raises InputError, with the line, for a file that cannot be read or is too large, a missing
     column, a number that is none, a lifetime that is empty, and an id that stands twice.
     """
+    data = read_file(path, "a CSV file", MOST_FILE_BYTES)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MOST_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise InputError("a CSV file in UTF-8", f"{path}: {error}") from error
-    if len(data) > MOST_FILE_BYTES:
-        raise InputError(f"a file of at most {MOST_FILE_BYTES} bytes", f"more in {path}")
     rows = csv.reader(text.splitlines(), strict=True)
     try:
         numbered = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(row)]
@@ -74,10 +72,9 @@ def _buffers(rows: list[tuple[int, list[str]]], path: str) -> list[Buffer]:
 
 
 def _number(text: str, name: str, where: str) -> int:
-    try:
-        value = int(text) if len(text) < 20 else MOST + 1
-    except ValueError:
-        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}") from None
+    value = whole_of(text)
+    if value is None:
+        raise InputError(f"{name} as a whole number", f"{text[:30]!r} in {where}")
     if abs(value) > MOST:
         raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}")
     return value

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from pathlib import Path
 from typing import Any
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import json_of, read_file, shown
 from ascend_lab.parallel.strategy.problem import Edge, Node, Problem
 
 LARGEST = 2**63 - 1
 """The contest promises numbers of 64 bits."""
-GZIP = b"\x1f\x8b"
 
 
 def read_problem(path: str | Path) -> Problem:
     """Read a problem from a .json or .json.gz file; InputError names what is wrong and where."""
-    try:
-        raw = Path(path).read_bytes()
-        text = gzip.decompress(raw) if raw[:2] == GZIP else raw
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError("a problem file, or a whole gzip of it", f"{path}: {error}") from error
-    except OSError as error:
-        raise InputError("a readable problem file", f"{path}: {error.strerror}") from error
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError("a problem file in JSON", f"{path}: {error}") from error
+    data = json_of(read_file(path, "a readable problem file"), str(path))
     try:
         return parse_problem(data)
     except InputError as error:
@@ -56,7 +43,7 @@ def _nodes(data: dict[str, Any]) -> tuple[Node, ...]:
         where = f"nodes.intervals[{index}]"
         lower, upper = _numbers(interval, where, 2)
         if lower > upper:
-            raise InputError(f"{where} as [lower, upper] with lower <= upper", str(interval))
+            raise InputError(f"{where} as [lower, upper] with lower <= upper", shown(interval))
         own = _numbers(costs[index], f"nodes.costs[{index}]")
         if not own:
             raise InputError(f"at least one strategy in nodes.costs[{index}]", "none")
@@ -111,7 +98,7 @@ def _whole(value: Any, name: str, least: int) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # as writers put large costs: 1e18
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} in whole numbers", repr(value)[:40])
+        raise InputError(f"{name} in whole numbers", shown(value))
     if not least <= value <= LARGEST:
-        raise InputError(f"{name} from {least} to 2^63 - 1", repr(value)[:40])
+        raise InputError(f"{name} from {least} to 2^63 - 1", shown(value))
     return value

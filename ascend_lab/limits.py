@@ -1,0 +1,144 @@
+"""What is too much, and the readers of numbers and files that ask before they work.
+
+Numbers in texts are plain ASCII: no digits of other scripts, no underscores, no nan, no infinity.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import reprlib
+import tomllib
+import zlib
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.errors import AscendLabError, InputError
+
+FILE_BYTES = 2**28
+"""Of a trace or a problem, also after unpacking."""
+TABLE_BYTES = 2**25
+TOML_BYTES = 2**20
+KEY_DOTS = 32
+"""In one key of a TOML file."""
+COUNT = 10**6
+"""Of anything that a command line counts: cores, trials, seeds, plans."""
+LINKS = 2**17
+"""Of a topology."""
+INSTRUCTIONS = 2**16
+"""In all programs of one kernel."""
+WHOLE = 2**53
+TINY, HUGE = 1e-30, 1e30
+"""A number that is not 0 lies between these, whatever its unit."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?[0-9]{1,4})?")
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'")
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 60, 60
+
+
+def refuse_above(
+    what: str, value: float, limit: float, remedy: str = "use a smaller one",
+    kind: type[AscendLabError] = InputError,
+) -> None:  # fmt: skip
+    """Raise an error of `kind` that names the limit and the value if the value is above it."""
+    if value > limit:
+        raise kind(f"{what} of at most {limit:,}", f"{value:,}", remedy)
+
+
+def shown(value: object) -> str:
+    """Return a value as short text: also nested, long and many-digit ones."""
+    try:
+        return _SHORT.repr(value)[:80]
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} too long to print"
+
+
+# -- numbers in texts -----------------------------------------------------------------------------
+def whole_of(text: str) -> int | None:
+    """Return the whole number a text means, None if it means none."""
+    plain = text.strip()
+    return int(plain) if _WHOLE.fullmatch(plain) else None
+
+
+def number_of(text: str) -> float | None:
+    """Return the finite number a text means, 0 or from `TINY` to `HUGE`; None if it means none."""
+    plain = text.strip()
+    value = float(plain) if _NUMBER.fullmatch(plain) else None
+    return value if value is not None and (value == 0 or TINY <= abs(value) <= HUGE) else None
+
+
+def whole(least: int = -WHOLE, most: int = WHOLE) -> Callable[[str], int]:
+    """Return the argparse type of whole numbers in a range."""
+
+    def read(text: str) -> int:
+        value = whole_of(text)
+        if value is None or not least <= value <= most:
+            raise ArgumentTypeError(f"a whole number from {least} to {most}; got {shown(text)}")
+        return value
+
+    return read
+
+
+def number(text: str) -> float:
+    """Read an argument that is a number; ArgumentTypeError if it is none."""
+    value = number_of(text)
+    if value is None:
+        raise ArgumentTypeError(
+            f"a number, 0 or from {TINY:g} to {HUGE:g} in size; got {shown(text)}"
+        )
+    return value
+
+
+def json_number(value: object) -> float | None:
+    """Return a decoded number as a float; None for anything else and what leaves its range."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if fine and abs(value) <= HUGE else None  # type: ignore[arg-type]
+
+
+# -- files ----------------------------------------------------------------------------------------
+def read_file(path: str | Path, what: str, most: int = FILE_BYTES) -> bytes:
+    """Return what is in a file, unpacked if it is a gzip; `what` names it in messages.
+
+    Raises `InputError` for a file that cannot be read or, unpacked, has more than `most` bytes;
+    no more than that is ever held.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            data = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(what, f"{path}: {reason}", "check the path") from None
+    if len(data) > most:
+        unpacked = " when unpacked" if packed else ""
+        raise InputError(f"{what} of at most {most:,} bytes", f"more in {path}{unpacked}", "cut it")
+    return data
+
+
+def json_of(data: str | bytes, where: str) -> Any:
+    """Return the JSON in a text, null for nan and infinity; `InputError` for anything else."""
+    try:
+        return json.loads(data, parse_constant=lambda word: None)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: JSON", str(error)[:80], "check the file") from None
+
+
+def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:
+    """Return the tables of a TOML file; raise an error of `kind` for anything else."""
+    try:
+        text = read_file(path, what, TOML_BYTES).decode("utf-8")
+        pieces = re.split(r"[=,\[\]{}#\n]", _QUOTED.sub('""', text))
+        refuse_above(f"{path}: dots in a key", max(p.count(".") for p in pieces), KEY_DOTS)
+        return tomllib.loads(text)
+    except InputError as error:
+        raise kind(error.needed, error.got, error.remedy) from None
+    except UnicodeDecodeError as error:
+        raise kind(what, f"{path}: {error}", "write it in UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{path}: valid TOML", str(error)[:200], "mend that line") from None
