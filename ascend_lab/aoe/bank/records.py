@@ -17,8 +17,9 @@ Kind = Literal["op", "graph", "profile"]
 MODEL_VERSION = 1
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
 
-_WORDS_ONLY = frozenset({"name", "summary", "facts", "sources"})
-"""Chip fields without a number of their own (`facts` repeats them with their sources)."""
+_WORDS_ONLY = frozenset(("name", "summary", "facts", "sources",
+                         "ai_cpu_overhead_s", "ai_cpu_rate_bytes_per_s"))  # fmt: skip
+"""Chip fields that say nothing of kernels (`facts` repeats numbers with their sources)."""
 
 
 def canonical(data: object) -> str:
