@@ -124,7 +124,7 @@ def _ai_cpu(times: NetworkTimeline) -> str:
     kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in found))
     trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
     return (
-        f"AI CPU: {len(found)} operators without a kernel ({kinds}) take "
+        f"AI CPU: {len(found)} without a kernel ({kinds}), "
         f"{times.ai_cpu_s * 1e6:.1f} us, {times.ai_cpu_s / times.time_s:.1%} of the time "
         f"(launch and rate: {trust})"
     )

@@ -117,7 +117,7 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
     node, types = piece.graph.nodes[0], piece.graph.types
     foreign = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
     fault = isinstance(why, GraphError) or len(piece.graph.nodes) > 1
-    whole = node.op in (*CONVOLUTIONS, *PRODUCTS) and piece.output.dtype == "int32"
+    whole = node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
     if fault or foreign or not chip.ai_cpu_rate_bytes_per_s or (node.op in CUBE and not whole):
         raise why
     reads, writes = (

@@ -41,13 +41,13 @@ def element_of(entry: ValueInfoProto) -> str:
 
 
 def sizes_of(entry: ValueInfoProto) -> Sizes:
-    """Return the sizes as the model states them; what has no name and no number above 0 is ""."""
+    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
     kind = entry.type.tensor_type
     if not kind.HasField("shape"):
         return None
     named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
     return tuple(
-        int(d.dim_value) if d.dim_value > 0 else name
+        name if d.dim_value in (-1, 0) else int(d.dim_value)
         for d, name in zip(kind.shape.dim, named, strict=True)
     )
 
