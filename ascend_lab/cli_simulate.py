@@ -95,7 +95,8 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
     from ascend_lab.graph.tiling import TiledTimeline
 
     chip = times.chip
-    head = f"{times.name} on {chip.name}: {nodes} nodes, {len(times.operators)} kernels (model)"
+    kernels = len(times.operators) - len(times.on_ai_cpu)
+    head = f"{times.name} on {chip.name}: {nodes} nodes, {kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
     if isinstance(times, TiledTimeline):
@@ -112,7 +113,21 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
         f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
         "(zeros that pad included)"
     )
+    if times.on_ai_cpu:
+        lines.append(_ai_cpu(times))
     return lines
+
+
+def _ai_cpu(times: NetworkTimeline) -> str:
+    """Return what no kernel computes, its share of the time, and how far to trust that."""
+    found = times.on_ai_cpu
+    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in found))
+    trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
+    return (
+        f"AI CPU: {len(found)} without a kernel ({kinds}), "
+        f"{times.ai_cpu_s * 1e6:.1f} us, {times.ai_cpu_s / times.time_s:.1%} of the time "
+        f"(launch and rate: {trust})"
+    )
 
 
 def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:

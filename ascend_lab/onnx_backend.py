@@ -21,6 +21,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx.entries import sizes_of
 from ascend_lab.graph.onnx.tensors import NUMPY
 
 Values = NDArray[Any]
@@ -168,10 +169,8 @@ is_compatible = AscendLabBackend.is_compatible
 
 def _is_open(entry: onnx.ValueInfoProto) -> bool:
     """Tell whether an input's sizes are known only when it is given."""
-    kind = entry.type.tensor_type
-    if not entry.type.HasField("tensor_type"):
-        return False
-    return not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim)
+    sizes = sizes_of(entry) if entry.type.HasField("tensor_type") else ()
+    return sizes is None or any(isinstance(size, str) for size in sizes)
 
 
 def _array(name: str, value: Any) -> Values:

@@ -185,12 +185,6 @@ REFUSED = {
         TypeMismatchError,
         r"b_whole \(expand\)",
     ),
-    "nothing at all": (
-        one_node("relu", ops.Example(((0, 3),)))[0],
-        "Toy",
-        AscendLabError,
-        "node: ",
-    ),
 }
 
 

@@ -261,7 +261,7 @@ def test_bad_arguments_and_arrays_end_in_one_line_and_code_2(tmp_path, capsys):
     np.savez(arrays, z=np.ones((1, 4), np.float32))
     assert "an input of the model (x); got z" in refused(capsys, "run", path, "--inputs", arrays)
     np.savez(arrays, x=np.ones((1, 5), np.float32))
-    assert "fits" in refused(capsys, "run", path, "--inputs", arrays)
+    assert "a size of 4 at axis 1" in refused(capsys, "run", path, "--inputs", arrays)
     np.savez(arrays, x=np.array([{}]))
     assert ".npz" in refused(capsys, "run", path, "--inputs", arrays)
 

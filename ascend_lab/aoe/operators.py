@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph import Compiled, Task
+from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Piece, by_template
 from ascend_lab.graph.lower.images import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matrices import is_plain, is_turned
@@ -24,6 +25,7 @@ from ascend_lab.sim.l2 import Access
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""
+NO_PARAMETERS = "it has no kernel and runs on the AI CPU, without parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,12 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
     task = group[0][0]
     assert task.lowered is not None
     warm = Counter(held for _, held in group).most_common(1)[0][0]
-    unit, reason = unit_of(task.piece, chip)
-    cycles = warm_cycles(task.lowered.kernel, chip, warm)
+    kernel = task.lowered.kernel
+    if isinstance(kernel, CpuKernel):
+        unit, reason, cycles = "", NO_PARAMETERS, time_cpu(kernel, chip).total_cycles
+    else:
+        unit, reason = unit_of(task.piece, chip)
+        cycles = warm_cycles(kernel, chip, warm)
     return Operator(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
 
 

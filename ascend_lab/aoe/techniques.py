@@ -18,6 +18,7 @@ from ascend_lab.aoe.operators import unit_of
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
+from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compiled import compile_tasks, lowered_once
 from ascend_lab.graph.fusion import fuse, unfused
@@ -118,6 +119,8 @@ def _single(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
 
 
 def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
+    if isinstance(lowered.kernel, CpuKernel):
+        return lowered
     unit, _ = unit_of(piece, chip)
     if unit == "cube":
         tiling = replace(

@@ -32,11 +32,12 @@ SECTIONS = {
     "scalar": {"cycles"},
     "sync": {"flag_cycles", "barrier_cycles", "all_cores_cycles", "event_ids_count"},
     "launch": {"overhead_s"},
+    "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
 MEMORY_KEYS = {"size_bytes", "rate_bytes_per_s", "latency_cycles", "energy_pj_per_byte"}
 LINK_KEYS = {"rate_bytes_per_s", "latency_s", "count"}
-OPTIONAL = {"power", "power.typical_w", "link", "base"}
+OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base"}
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +170,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         if name not in buffers:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
     power = reader.number("power.typical_w") if "power" in data else None
-    cube = _cube(reader)
+    cube, ai_cpu = _cube(reader), "ai_cpu" in data
     return Chip(
         name=data["name"],
         summary=data["summary"],
@@ -188,6 +189,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
         launch_overhead_s=reader.number("launch.overhead_s"),
+        ai_cpu_overhead_s=reader.number("ai_cpu.overhead_s") if ai_cpu else 0.0,
+        ai_cpu_rate_bytes_per_s=reader.number("ai_cpu.rate_bytes_per_s") if ai_cpu else 0.0,
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(_paths(reader)),

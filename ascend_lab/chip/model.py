@@ -82,7 +82,8 @@ class Chip:
     """An NPU as data: cores, clock, cube, vector unit, buffers, paths, memories, links.
 
     `facts` keeps every number once more with source and trust, keyed like the file
-    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out.
+    ("clock.hz", "path.GM->L1.rate_bytes_per_cycle"); `sources` spells the source keys out. A rate
+    of 0 for the AI CPU: the file has none.
     """
 
     name: str
@@ -102,6 +103,8 @@ class Chip:
     max_repeat: int
     event_ids: int
     launch_overhead_s: float
+    ai_cpu_overhead_s: float
+    ai_cpu_rate_bytes_per_s: float
     buffers: Mapping[str, int]
     alignment: Mapping[str, int]
     paths: Mapping[tuple[str, str], Path]

@@ -39,6 +39,8 @@ _NAMES = {
     "core.vector_per_core": "vector cores per core",
     "clock.hz": "clock",
     "launch.overhead_s": "launch of a kernel",
+    "ai_cpu.overhead_s": "launch of an operator on the AI CPU",
+    "ai_cpu.rate_bytes_per_s": "AI CPU, bytes read and written",
     "power.typical_w": "power",
     "scalar.cycles": "a scalar operation",
     "sync.flag_cycles": "set_flag, wait_flag",

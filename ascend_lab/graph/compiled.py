@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, GraphError
+from ascend_lab.graph.ai_cpu import CpuKernel, on_ai_cpu, run_cpu
 from ascend_lab.graph.aliases import CUTTING, view_nodes
 from ascend_lab.graph.evaluate import checked_inputs
 from ascend_lab.graph.infer import operator_of
@@ -34,7 +35,10 @@ _LOWERED: dict[tuple[Hashable, ...], tuple[Lowered, Sequence[object]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One kernel of a network, or a view, whose kernel is None: new names for the same bytes."""
+    """One kernel of a network, or a view, whose kernel is None: new names for the same bytes.
+
+    An operator without a kernel runs on the AI CPU: its kernel is a `CpuKernel`.
+    """
 
     name: str
     op: str
@@ -79,7 +83,11 @@ def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
     try:
         lowered = None if view else lowered_once(piece, chip)
     except AscendLabError as error:
-        raise type(error)(f"{group[0].name}: {error.needed}", error.got, error.remedy) from error
+        try:
+            lowered = on_ai_cpu(piece, chip, error)
+        except AscendLabError:
+            needed = f"{group[0].name}: {error.needed}"
+            raise type(error)(needed, error.got, error.remedy) from error
     return Task(group[-1].name, label, tuple(n.name for n in group), piece, lowered)
 
 
@@ -158,6 +166,10 @@ def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values
 def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
     if task.lowered is None:
         return _named_anew(task, compiled, live)
+    if isinstance(task.lowered.kernel, CpuKernel):
+        node = compiled.graph.node(task.name)
+        stored = [_stored(task, compiled, "", name, live) for name in node.inputs]
+        return run_cpu(compiled.graph, node, stored)
     tensors = dict(task.lowered.extra)
     for buffer in task.lowered.kernel.tensors:
         base = buffer.name.partition(".")[0]

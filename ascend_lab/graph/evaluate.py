@@ -62,10 +62,21 @@ def compute(graph: Graph, node: Node, arrays: list[Values]) -> tuple[Values, ...
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
     many = found if isinstance(found, tuple) else (found,)
     types = graph.out_types(node)
+    for name, value in zip(node.outputs, many, strict=True):
+        if name in graph.narrowed:
+            _check_narrow(name, np.asarray(value))
     return tuple(
         round_to(np.asarray(value), t.dtype).reshape(t.shape)
         for value, t in zip(many, types, strict=True)
     )
+
+
+def _check_narrow(name: str, value: Values) -> None:
+    """Raise `GraphError` for numbers that int32, in which int64 is computed, does not hold."""
+    low, high = (value.min(), value.max()) if value.size else (0, 0)
+    if low < -(2**31) or high >= 2**31:
+        got = f"numbers from {low} to {high}"
+        raise GraphError(f"{name}: int64 numbers that fit in 32 bits", got, "rewrite the model")
 
 
 def checked_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
@@ -78,7 +89,11 @@ def as_type(name: str, value: Any, wanted: TensorType) -> Values:
     """Return an array in a tensor's format; raise `InputError` unless its shape and kind fit."""
     array = np.asarray(value)
     if array.shape != wanted.shape:
-        raise InputError(f"input {name} of shape {wanted.shape}", str(array.shape), "reshape it")
+        same = array.ndim == len(wanted.shape)
+        pairs = enumerate(zip(array.shape, wanted.shape, strict=True)) if same else ()
+        axis = next((f" at axis {i}" for i, (a, b) in pairs if a != b), "")
+        got = f"{array.shape}, which differs{axis}"
+        raise InputError(f"input {name} of shape {wanted.shape}", got, "reshape it")
     kind = numpy_type(wanted.dtype)
     if array.dtype.kind not in "biuf" and array.dtype != kind:
         raise InputError(f"input {name} in {wanted.dtype}", str(array.dtype), "use numbers")

@@ -136,7 +136,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A network: inputs, outputs, nodes in order, the type of every name, constants by name."""
+    """A network: inputs, outputs, nodes in order, the type of every name, constants by name.
+
+    `narrowed` names int32 tensors that were int64 in a model: numbers beyond 32 bits are a fault.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -144,6 +147,7 @@ class Graph:
     nodes: tuple[Node, ...]
     types: Mapping[str, TensorType]
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    narrowed: frozenset[str] = frozenset()
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.chip import Chip
+from ascend_lab.graph.ai_cpu import NAME, CpuKernel, CpuTimeline, time_cpu
 from ascend_lab.graph.compiled import Compiled, Task, keep
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
@@ -102,6 +103,16 @@ class NetworkTimeline:
         total = sum(n for n, _ in reads)
         return sum(n * t.l2_hit_rate for n, t in reads) / total if total else 0.0
 
+    @property
+    def on_ai_cpu(self) -> tuple[OperatorTime, ...]:
+        """The operators that no kernel computes."""
+        return tuple(op for op in self.operators if isinstance(op.timeline, CpuTimeline))
+
+    @property
+    def ai_cpu_s(self) -> float:
+        """Seconds on the AI CPU, launches included."""
+        return sum(op.time_s for op in self.on_ai_cpu)
+
     def by_type(self) -> dict[str, float]:
         """Return the seconds per kind of kernel, the longest first."""
         found: dict[str, float] = {}
@@ -118,7 +129,10 @@ class NetworkTimeline:
             "time_s": self.time_s,
             "operators": [op.summary() for op in self.operators],
             "totals": {
-                "kernels": len(self.operators),
+                "kernels": len(self.operators) - len(self.on_ai_cpu),
+                "ai_cpu_operators": [op.name for op in self.on_ai_cpu],
+                "ai_cpu_time_s": self.ai_cpu_s,
+                "ai_cpu_share": self.ai_cpu_s / self.time_s if self.operators else 0.0,
                 "launch_time_s": launch_s,
                 "memory_bytes": self.memory_bytes,
                 "macs": self.macs,
@@ -156,6 +170,8 @@ def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str
         if kernel is not None:
             own = memory.at({b.name: places[task.value(b.name)] for b in kernel.tensors})
             addresses = own.addresses(kernel.tensors)
+            if isinstance(kernel, CpuKernel):
+                time_cpu(kernel, compiled.chip, own)
             for launch in kernel.phases:
                 accesses = accesses_of(launch, _traffic(launch, compiled.chip), addresses)
                 for name, share in own.l2.touch(accesses).hits.items():
@@ -170,6 +186,8 @@ def _timed(
     assert task.lowered is not None
     kernel = task.lowered.kernel
     own = memory.at({b.name: places[task.value(b.name)] for b in kernel.tensors})
+    if isinstance(kernel, CpuKernel):
+        return OperatorTime(task.name, f"{task.op} on the {NAME}", time_cpu(kernel, chip, own))
     addresses = own.addresses(kernel.tensors)
     phases = tuple(_phase(phase, chip, own, addresses) for phase in kernel.phases)
     return OperatorTime(task.name, task.op, KernelTimeline(kernel.name, chip, phases))

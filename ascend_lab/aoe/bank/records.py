@@ -18,8 +18,9 @@ MODEL_VERSION = 1
 
 LARGEST_LOG2 = 1000
 """Of a feature: no size is near it, and 2 to that power is a number."""
-_WORDS_ONLY = frozenset({"name", "summary", "facts", "sources"})
-"""Chip fields without a number of their own (`facts` repeats them with their sources)."""
+_WORDS_ONLY = frozenset(("name", "summary", "facts", "sources",
+                         "ai_cpu_overhead_s", "ai_cpu_rate_bytes_per_s"))  # fmt: skip
+"""Chip fields that say nothing of kernels (`facts` repeats numbers with their sources)."""
 
 
 def canonical(data: object) -> str:

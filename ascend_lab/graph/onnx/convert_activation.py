@@ -9,7 +9,7 @@ import numpy as np
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import Result, converter
-from ascend_lab.graph.onnx.tensors import BITS, EXACT, FLOATS, NUMBERS
+from ascend_lab.graph.onnx.tensors import BITS, FLOATS, NUMBERS
 
 _SAME_NAME = {
     "Exp": "exp",
@@ -34,7 +34,7 @@ def _plain(ctx: Context) -> Value:
     return ctx.emit(_SAME_NAME[ctx.op], ctx.input(0))
 
 
-@converter("Relu", "Abs", "Neg", types=(EXACT,), since=6)
+@converter("Relu", "Abs", "Neg", types=(NUMBERS,), since=6)
 def _plain_or_whole(ctx: Context) -> Value:
     return ctx.emit(ctx.op.lower(), ctx.input(0))
 

@@ -12,14 +12,14 @@ from ascend_lab.graph.onnx.registry import Result, converter
 from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS
 
 _WHOLE = (*NUMBERS, "int8", "uint8")
-"""Types whose elements are compared and chosen, never added."""
+"""Types of arithmetic and comparisons."""
 
 
 _OLD: dict[str, Any] = {"axis": None, "broadcast": 0}
 """Attributes of opset 6, where an operand is stretched only if the node says so."""
 
 
-@converter("Add", "Sub", "Mul", inputs=2, types=((*FLOATS, *BITS),), attrs=_OLD, since=6)
+@converter("Add", "Sub", "Mul", inputs=2, types=(_WHOLE,), attrs=_OLD, since=6)
 def _arithmetic(ctx: Context) -> Value:
     return ctx.emit(ctx.op.lower(), ctx.input(0), _second(ctx))
 
@@ -80,7 +80,7 @@ def _power(ctx: Context, x: Value, exponent: float) -> Result | None:
     return None
 
 
-@converter("Sum", inputs=(1, None), types=(FLOATS,), since=6)
+@converter("Sum", inputs=(1, None), types=(NUMBERS,), since=6)
 def _sum(ctx: Context) -> Result:
     return _chain(ctx, "add")
 

@@ -43,7 +43,7 @@ def _gemm(ctx: Context) -> Value:
     return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
 
 
-@converter("MatMul", inputs=2, types=(FLOATS,))
+@converter("MatMul", inputs=2, types=((*FLOATS, "int32"),))
 def _matmul(ctx: Context) -> Value:
     """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
     a, b = ctx.input(0), ctx.input(1)

@@ -10,7 +10,7 @@ from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.convert_shape import axes_given, axes_of
 from ascend_lab.graph.onnx.registry import Convert, Result, converter
-from ascend_lab.graph.onnx.tensors import ANY, EXACT, FLOATS, INTEGERS, NUMPY, Shape, Tensor
+from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, NUMBERS, NUMPY, Shape, Tensor
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
@@ -63,7 +63,7 @@ def _least(ctx: Context, sign: int) -> Tensor:
 
 
 for _names, _types in (
-    (("ReduceSum", "ReduceProd"), EXACT),
+    (("ReduceSum", "ReduceProd"), NUMBERS),
     (("ReduceMean",), FLOATS),
     (("ReduceMax", "ReduceMin"), ANY),
 ):

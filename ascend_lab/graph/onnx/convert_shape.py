@@ -140,8 +140,6 @@ def cast_to(ctx: Context, elem: str) -> Result:
     if elem in FLOATS or x.elem == "bool":
         return renamed(ctx, ctx.cast(value, dtype))
     if x.elem in FLOATS:
-        if elem == "int64":
-            ctx.unsupported("whole numbers of 32 bits", "a cast to int64", "cast to int32")
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
     if elem in ("int8", "uint8"):
         return wrapped(ctx, value, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 Sizes = tuple[int | str, ...] | None
 """Sizes of an input: numbers, names of symbolic ones ("" for unknown); None: rank unknown."""
+NO_NAME = re.compile(
+    r"[?*_\s]*|none|null|nan|any|dyn(amic)?|unk(nown)?[_\d]*|[-+]?\d+"
+    r"|.*dynamic_axes_\d+|(p2o\.)?dynamicdimension\.\d+",
+    re.IGNORECASE,
+)
+"""What exporters write where a size has no name; each stands for a size of its own."""
+BATCH_NAME = re.compile(r".*batch.*|n|b|bs", re.IGNORECASE)
 
 
 def element_of(entry: ValueInfoProto) -> str:
@@ -33,12 +41,14 @@ def element_of(entry: ValueInfoProto) -> str:
 
 
 def sizes_of(entry: ValueInfoProto) -> Sizes:
-    """Return the sizes as the model states them."""
+    """Return the sizes as the model states them; what has no name, 0 and -1 are ""."""
     kind = entry.type.tensor_type
     if not kind.HasField("shape"):
         return None
+    named = ("" if NO_NAME.fullmatch(d.dim_param) else str(d.dim_param) for d in kind.shape.dim)
     return tuple(
-        int(d.dim_value) if d.HasField("dim_value") else str(d.dim_param) for d in kind.shape.dim
+        name if d.dim_value in (-1, 0) else int(d.dim_value)
+        for d, name in zip(kind.shape.dim, named, strict=True)
     )
 
 
@@ -61,18 +71,17 @@ def pinned_shapes(
     if batch is not None and batch < 1:
         raise InputError("a batch of at least 1", str(batch), "raise it")
     found = {name: _given(name, sizes, shapes.get(name)) for name, sizes in stated.items()}
-    for name, shape in shapes.items():
-        if batch is not None and tuple(shape)[:1] != (batch,):
-            raise InputError(f"{name}: a first size of {batch}", str(shape), "drop one of both")
     if batch is not None:
-        found = _batched(found, batch)
+        found = _batched(stated, found, batch, shapes)
     bound: dict[str, int] = {}
+    first: dict[str, str] = {}
     for name, sizes in stated.items():
-        for symbol, size in zip(sizes or (), found[name] or (), strict=False):
+        for axis, (symbol, size) in enumerate(zip(sizes or (), found[name] or (), strict=False)):
             if not symbol or isinstance(symbol, int) or isinstance(size, str):
                 continue
+            place = first.setdefault(symbol, f"{name} axis {axis}")
             if bound.setdefault(symbol, size) != size:
-                got = f"{bound[symbol]} and {size}"
+                got = f"{bound[symbol]} ({place}) and {size} ({name} axis {axis})"
                 raise InputError(f"one size for {symbol}", got, "check the input shape")
     return {name: _closed(name, sizes, bound, limits) for name, sizes in found.items()}
 
@@ -82,22 +91,46 @@ def _given(name: str, sizes: Sizes, wanted: Sequence[int] | None) -> Sizes:
     if wanted is None:
         return sizes
     given = tuple(int(n) for n in wanted)
-    fits = sizes is None or (
-        len(sizes) == len(given)
-        and all(isinstance(s, str) or s == g for s, g in zip(sizes, given, strict=True))
-    )
-    if not fits:
-        raise InputError(f"{name}: a shape that fits {sizes}", str(given), "check the input shape")
+    if sizes is not None and len(sizes) != len(given):
+        needed, got = f"{len(sizes)} sizes, as in {_text(sizes)}", f"{len(given)}: {given}"
+        raise InputError(f"input {name}: {needed}", got, "check the input shape")
+    for axis, (size, asked) in enumerate(zip(sizes or given, given, strict=True)):
+        if isinstance(size, int) and size != asked:
+            where = f"input {name}: a size of {size} at axis {axis} of {_text(sizes or given)}"
+            raise InputError(where, str(asked), "check the input shape")
     return given
 
 
-def _batched(found: Mapping[str, Sizes], batch: int) -> dict[str, Sizes]:
-    """Return the sizes with open first ones set to the batch, or else fixed ones that agree."""
-    old = fixed_batch(found)
-    return {
-        name: (batch, *sizes[1:]) if sizes and (isinstance(sizes[0], str) or old) else sizes
-        for name, sizes in found.items()
-    }
+def _text(sizes: Sequence[int | str]) -> str:
+    return f"({', '.join(str(size) or '?' for size in sizes)})"
+
+
+def _batched(
+    stated: Mapping[str, Sizes], found: Mapping[str, Sizes], batch: int, given: Mapping[str, Any]
+) -> dict[str, Sizes]:
+    """Return the sizes with the batch first wherever a first size is open, or all fixed agree.
+
+    Raises `InputError` naming the inputs where it is not clear which first sizes are the batch.
+    """
+    heads = {name: sizes[0] for name, sizes in stated.items() if sizes}
+    symbols = {head for head in heads.values() if isinstance(head, str) and head}
+    if len(symbols) > 1:
+        likely = {symbol for symbol in symbols if BATCH_NAME.fullmatch(symbol)}
+        symbols = likely if len(likely) == 1 else symbols
+    chosen = [name for name, head in heads.items() if head == "" or head in symbols]
+    if None in stated.values() and not chosen:
+        chosen = [name for name, sizes in stated.items() if sizes is None and name in given]
+    if not chosen and fixed_batch(stated):
+        chosen = list(heads)
+    if not chosen or len(symbols) > 1:
+        got = ", ".join(f"{name} {_text(sizes)}" for name, sizes in stated.items() if sizes)
+        remedy = "state each shape instead of a batch"
+        raise InputError("inputs of one first size for a batch", got or "none", remedy)
+    for name in chosen:
+        if name in given and tuple(given[name])[:1] != (batch,):
+            got = _text(tuple(given[name]))
+            raise InputError(f"input {name}: a size of {batch} at axis 0", got, "drop the batch")
+    return {n: (batch, *s[1:]) if s and n in chosen else s for n, s in found.items()}
 
 
 def fixed_batch(found: Mapping[str, Sizes]) -> int:

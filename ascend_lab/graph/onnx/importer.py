@@ -38,7 +38,7 @@ from ascend_lab.graph.onnx.loading import Limits, load, opset_of
 from ascend_lab.graph.onnx.names import Builder
 from ascend_lab.graph.onnx.registry import Converter, Result
 from ascend_lab.graph.onnx.structure import checked_nodes
-from ascend_lab.graph.onnx.tensors import FORMATS, Tensor
+from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Tensor
 from ascend_lab.graph.onnx.weights import check_size, tensor_of
 
 if TYPE_CHECKING:
@@ -165,11 +165,26 @@ class _Importer:
             self.folder, self.rebatch,
         )  # fmt: skip
         start = self.net.node_count
-        results = _converted(ctx, how)
+        results = self._early(ctx, start, _converted(ctx, how))
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
         self._name(ctx, start, dict(zip(node.output, results, strict=False)))
+
+    def _early(self, ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
+        """Return whole numbers computed from what is known as known: shapes depend on them."""
+        fresh = [found.name for found in results if isinstance(found, Value)]
+        sizes = [t.elements if t.known is not None else SMALL + 1 for t in ctx.inputs if t]
+        sizes += [self.net.type_of(name).elements for name in fresh]
+        if not fresh or not any(ctx.inputs) or ctx.result not in (*INTEGERS, "bool"):
+            return results
+        if sum(sizes) > SMALL:
+            return results
+        arrays = self.net.computed(start, fresh)
+        return tuple(
+            ctx.known(arrays[found.name], ctx.result) if isinstance(found, Value) else found
+            for found in results
+        )
 
     def _name(self, ctx: Context, start: int, results: Mapping[str, Result]) -> None:
         """Enter the results under the model's names; the graph's tensors take them over."""
@@ -181,6 +196,8 @@ class _Importer:
         for kind in self.net.written_since(start):
             check_size(ctx.where, kind.shape, self.limits)
         renamed = self.net.settle(start, ctx.name, wanted)
+        if ctx.result == "int64":
+            self.net.narrow(start)
         for name, found in results.items():
             if isinstance(found, Tensor):
                 self.tensors[name] = found if found.name or found.value else _named(found, name)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.builder import GraphBuilder, Value
-from ascend_lab.graph.ir import Constant, Data, Node, TensorType
+from ascend_lab.graph.evaluate import evaluate
+from ascend_lab.graph.ir import Constant, Data, Graph, Node, TensorType
 
 
 class Builder(GraphBuilder):
@@ -21,6 +22,7 @@ class Builder(GraphBuilder):
         self._titles: set[str] = set()
         self.emitted: dict[int, tuple[Value, Any]] = {}
         """Known tensors that are constants of the graph by now, by identity."""
+        self._narrowed: set[str] = set()
 
     def unique(self, wanted: str) -> str:
         """Return `wanted` or a numbered form that neither the graph nor the model uses."""
@@ -40,6 +42,27 @@ class Builder(GraphBuilder):
     def type_of(self, name: str) -> TensorType:
         """Return the type of a tensor by name."""
         return self._types[name]
+
+    def computed(self, start: int, results: Iterable[str]) -> dict[str, Any]:
+        """Return what the nodes from `start` on, which read only constants, compute; drop them."""
+        nodes, outs = tuple(self._nodes[start:]), tuple(dict.fromkeys(results))
+        written = [name for node in nodes for name in node.outputs]
+        names = {*written, *outs, *(name for node in nodes for name in node.inputs)}
+        types = {name: self._types[name] for name in names}
+        constants = {name: self._constants[name] for name in names if name in self._constants}
+        found = evaluate(Graph(self.name, (), outs, nodes, types, constants), {})
+        del self._nodes[start:]
+        for name in written:
+            del self._types[name]
+        return found
+
+    def narrow(self, start: int) -> None:
+        """Note that what the nodes from `start` on write is int64 in the model."""
+        self._narrowed |= {name for node in self._nodes[start:] for name in node.outputs}
+
+    def build(self) -> Graph:
+        """Return the verified graph."""
+        return replace(super().build(), narrowed=frozenset(self._narrowed))
 
     def written_since(self, start: int) -> list[TensorType]:
         """Return the types of what the nodes from `start` on write."""

@@ -1,7 +1,8 @@
 """Tensors while a model is imported: in the graph, or known before it runs.
 
 ONNX element types by name, and the number format that stands for each in a graph: int64 narrows to
-int32 (values are checked), bool is 0 or 1 in whatever format its producer had.
+int32 (values are checked: see `Graph.narrowed`), bool is 0 or 1 in whatever format its producer
+had.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ FORMATS = {
 }
 """Format in a graph; element types that are missing can be computed before it runs only."""
 FLOATS = ("float32", "float16", "bfloat16")
-EXACT = (*FLOATS, "int32")
-"""Types whose sums and products a graph computes as the standard says (int64 would overflow)."""
-NUMBERS = (*EXACT, "int64")
+NUMBERS = (*FLOATS, "int32", "int64")
+"""Types a graph computes with; evaluation refuses int64 results that int32 does not hold."""
 ANY = tuple(FORMATS)
 EVERY = tuple(NUMPY)
 """Types a known tensor may have; those not in `ANY` must end before the graph runs."""

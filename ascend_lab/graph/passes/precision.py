@@ -36,7 +36,7 @@ def convert(graph: Graph, dtype: str, source: str = "fp32") -> tuple[Graph, int]
         if graph.types[name].dtype == source and state.types[name].dtype == source:
             state.cast_output(name)
     nodes, types = tuple(state.nodes), state.types
-    made = Graph(graph.name, graph.inputs, graph.outputs, nodes, types, state.constants)
+    made = replace(graph, nodes=nodes, types=types, constants=state.constants)
     return verify(pruned(made)), state.count
 
 

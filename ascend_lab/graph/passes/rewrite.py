@@ -225,6 +225,6 @@ def derived(
             return round_to(np.asarray(compute(*wide)), kind.dtype)
 
     lazy = Constant(kind, data)
-    if max(kind.elements, *(s.type.elements for s in sources)) > small:
+    if max([kind.elements, *(s.type.elements for s in sources)]) > small:
         return lazy
     return Constant(kind, lazy.array())

@@ -6,7 +6,7 @@ from ascend_lab.graph.builder import Value
 from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, table
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
-from ascend_lab.graph.onnx.tensors import FLOATS, INTEGERS
+from ascend_lab.graph.onnx.tensors import FLOATS, INTEGERS, NUMBERS
 
 
 @converter("Sinh", "Cosh", types=(FLOATS,), since=9)
@@ -37,7 +37,7 @@ def _shrink(ctx: Context) -> Value:
     "CumSum",
     "CumProd",
     inputs=2,
-    types=((*FLOATS, "int32"), INTEGERS),
+    types=(NUMBERS, INTEGERS),
     attrs={"exclusive": 0, "reverse": 0},
     since=11,
 )

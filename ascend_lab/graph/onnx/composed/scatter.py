@@ -83,9 +83,9 @@ def _way(ctx: Context) -> str:
     """Return the operator of a reduction."""
     ways = {"none": "scatter_update", "add": "scatter_add"}
     way = ways.get(ctx.attr("reduction"))
-    if way is None or (way == "scatter_add" and ctx.elem(0) not in NUMBERS[:-1]):
+    if way is None or (way == "scatter_add" and ctx.elem(0) not in NUMBERS):
         got = f"{ctx.attr('reduction')} of {ctx.elem(0)}"
-        ctx.unsupported("reduction none, or add of floats or int32", got)
+        ctx.unsupported("reduction none, or add of floats, int32 or int64", got)
     return way
 
 

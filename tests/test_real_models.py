@@ -1,0 +1,298 @@
+"""What models of real exporters taught: sizes without names, whole numbers, operators without a
+kernel, parts that exporters leave out, batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from onnx_models import BOOL, INT64, model_of
+
+from ascend_lab import cli
+from ascend_lab.aoe.bank import chip_digest
+from ascend_lab.aoe.network import tune_network
+from ascend_lab.aoe.operators import NO_PARAMETERS, operators_of
+from ascend_lab.aoe.settings import Settings
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import AscendLabError, InputError, TypeMismatchError, UnsupportedError
+from ascend_lab.graph import compile_graph, evaluate, run_compiled, simulate_graph
+from ascend_lab.graph.ai_cpu import CpuKernel
+from ascend_lab.graph.network import residency
+from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.graph.trace import network_events
+from ascend_lab.graph.zoo import ZOO
+
+INT32 = TensorProto.INT32
+
+
+def theirs(model, inputs):
+    """Return what ONNX Runtime computes, by name."""
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return dict(
+        zip([o.name for o in session.get_outputs()], session.run(None, inputs), strict=True)
+    )
+
+
+# -- parts that exporters leave out ----------------------------------------------------------------
+MAKERS = {
+    "Conv": ((1, 4, 6, 6), (4, 4, 3, 3), {}),
+    "Depthwise": ((1, 4, 6, 6), (4, 1, 3, 3), {"group": 4}),
+    "ConvTranspose": ((1, 4, 6, 6), (4, 4, 2, 2), {"strides": [2, 2]}),
+    "Gemm": ((3, 4), (4, 4), {}),
+    "MatMul": ((3, 4), (4, 4), {}),
+}
+AFTER = ("BatchNormalization", "Mul", "Add", "Sub", "Div", "Mul Add", "Add Mul Add", "Div Mul")
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize(("bias", "scalar"), [*itertools.product((True, False), repeat=2)])
+def test_scales_and_shifts_melt_into_products_with_and_without_each_part(
+    maker, after, bias, scalar
+):
+    """Catches passes that take a bias, or a source of a derived constant, for granted."""
+    rng = np.random.default_rng(0)
+    shape, weight, attrs = MAKERS[maker]
+    side = () if scalar else (4, *(1,) * (len(shape) - 2))
+    weights = {"w": rng.standard_normal(weight, np.float32)}
+    reads = ["x", "w"]
+    if bias and maker != "MatMul":
+        reads, weights["b"] = [*reads, "b"], rng.standard_normal(4).astype(np.float32)
+    op = "Conv" if maker == "Depthwise" else maker
+    nodes = [helper.make_node(op, reads, ["t0"], **attrs)]
+    for i, name in enumerate(after.split()):
+        count = 4 if name == "BatchNormalization" else 1
+        own = [f"c{i}{k}" for k in range(count)]
+        kind = (4,) if count == 4 else side
+        weights |= {c: np.asarray(rng.uniform(0.5, 2.0, kind), np.float32) for c in own}
+        nodes.append(helper.make_node(name, [f"t{i}", *own], [f"t{i + 1}"]))
+    nodes.append(helper.make_node("Relu", [f"t{len(nodes) - 1}"], ["y"]))
+    model = model_of(nodes, {"x": shape}, ["y"], weights)
+    x = rng.standard_normal(shape, np.float32)
+    got = run_compiled(import_onnx(model), {"x": x}, "Toy")["y"]
+    np.testing.assert_allclose(got, theirs(model, {"x": x})["y"], rtol=0.02, atol=0.05)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("size", ["?", "unk__12", "", "None", "unk_1", "-1", "unknown", -1, 0])
+def test_a_size_without_a_name_is_a_size_of_its_own(size):
+    """Catches placeholders that are taken for one symbol, and -1 or 0 for a number."""
+    model = model_of(
+        [helper.make_node("MatMul", ["a", "b"], ["y"])], {"a": (size, 8), "b": (8, size)}, ["y"]
+    )
+    assert import_onnx(model, shapes={"a": (2, 8), "b": (8, 5)}).types["y"].shape == (2, 5)
+    with pytest.raises(UnsupportedError, match="input a"):
+        import_onnx(model, shapes={"b": (8, 5)})
+
+
+@pytest.mark.parametrize("size", ["batch", "N", "seq_len"])
+def test_a_size_with_a_name_is_one_size_and_the_message_says_where(size):
+    node = helper.make_node("Add", ["a", "b"], ["y"])
+    model = model_of([node], {"a": (size, 8), "b": (8, size)}, ["y"])
+    with pytest.raises(InputError, match=rf"{size}; got 64 \(a axis 0\) and 192 \(b axis 1\)"):
+        import_onnx(model, shapes={"a": (64, 8), "b": (8, 192)})
+    with pytest.raises(InputError, match=r"input a: a size of 8 at axis 1 .*got 9"):
+        import_onnx(model, shapes={"a": (8, 9)})
+    with pytest.raises(InputError, match=r"input a: 2 sizes.*got 1"):
+        import_onnx(model, shapes={"a": (8,)})
+
+
+# -- batches ---------------------------------------------------------------------------------------
+def two_inputs(a, b):
+    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Relu", ["b"], ["z"])]
+    return model_of(nodes, {"a": a, "b": b}, ["y", "z"])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        (("N", 3), ("N", 5), ((4, 3), (4, 5))),
+        (("?", 3), ("?", 5), ((4, 3), (4, 5))),
+        (("a_dynamic_axes_1", 3), ("b_dynamic_axes_1", 5), ((4, 3), (4, 5))),
+        (("batch", 3), (2, "batch"), ((4, 3), (2, 4))),
+        ((1, 3), (1, 5), ((4, 3), (4, 5))),
+        (("batch", 3), (7,), ((4, 3), (7,))),
+    ],
+)
+def test_a_batch_is_obeyed_where_it_is_clear_what_it_means(a, b, found):
+    graph = import_onnx(two_inputs(a, b), batch=4)
+    assert (graph.types["a"].shape, graph.types["b"].shape) == found
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((1, 3), (2, 5)), (("rows", 3), ("columns", 5)), (("n", 3), ("batch", 5))]
+)
+def test_a_batch_that_nobody_can_obey_is_refused_in_every_verb(a, b, tmp_path, capsys):
+    """Catches reports of batch 64 with the times of batch 1."""
+    file = tmp_path / "two.onnx"
+    file.write_bytes(two_inputs(a, b).SerializeToString())
+    with pytest.raises(InputError, match=r"one first size for a batch; got a \(.*, b \("):
+        import_onnx(file, batch=64)
+    for verb in (["simulate", file, "--chip", "Toy"], ["run", file]):
+        assert cli.main([*map(str, verb), "--batch", "64"]) == 2
+        error = capsys.readouterr().err
+        assert "one first size" in error and error.count("\n") == 1
+
+
+def test_a_batch_leaves_a_sequence_alone():
+    """Catches positions of shape (seq,) that are given the batch as their length."""
+    model = two_inputs(("batch", "seq"), ("seq",))
+    graph = import_onnx(model, batch=4, shapes={"b": (9,)})
+    assert graph.types["a"].shape == (4, 9)
+    with pytest.raises(UnsupportedError, match="seq"):
+        import_onnx(model, batch=4)
+
+
+# -- operators without a kernel --------------------------------------------------------------------
+def token_model():
+    """Return masks and positions as exporters write them: no kernel takes int32 as these do."""
+    nodes = [
+        helper.make_node("Not", ["keep"], ["padded"]),
+        helper.make_node("Cast", ["keep"], ["ones"], to=INT64),
+        helper.make_node("CumSum", ["ones", "one"], ["counts"]),
+        helper.make_node("Mul", ["counts", "ones"], ["places"]),
+        helper.make_node("Gather", ["table", "places"], ["rows"]),
+        helper.make_node("Unsqueeze", ["padded", "two"], ["wide"]),
+        helper.make_node("Where", ["wide", "low", "rows"], ["masked"]),
+        helper.make_node("MatMul", ["masked", "w"], ["y"]),
+        helper.make_node("Equal", ["places", "one"], ["firsts"]),
+        helper.make_node("ReduceSum", ["places"], ["total"], keepdims=0),
+    ]
+    rng = np.random.default_rng(0)
+    weights = {
+        "one": np.array(1), "two": np.array([2]), "low": np.array(-1.0, np.float32),
+        "table": rng.standard_normal((16, 32), np.float32),
+        "w": rng.standard_normal((32, 16), np.float32),
+    }  # fmt: skip
+    return model_of(nodes, {"keep": (("batch", "seq"), BOOL)}, ["y", "firsts", "total"], weights)
+
+
+KEEP = np.arange(14).reshape(2, 7) % 5 > 0
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+def test_compiled_values_of_whole_numbers_are_those_of_the_model(chip):
+    model = token_model()
+    graph = import_onnx(model, shapes={"keep": (2, 7)})
+    got, want = run_compiled(graph, {"keep": KEEP}, chip), theirs(model, {"keep": KEEP})
+    for name, values in evaluate(graph, {"keep": KEEP}).items():
+        np.testing.assert_allclose(values, want[name], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got[name], want[name], rtol=0.01, atol=0.02)
+
+
+def test_the_ai_cpu_takes_launch_and_bytes_over_its_rate():
+    chip = load_chip("Ascend310")
+    compiled = compile_graph(import_onnx(token_model(), shapes={"keep": (2, 7)}), chip)
+    times = simulate_graph(compiled)
+    assert times.on_ai_cpu and times.on_ai_cpu != times.operators
+    for op in times.on_ai_cpu:
+        moved = sum(op.timeline.path_bytes.values())
+        cycles = moved / chip.ai_cpu_rate_bytes_per_s * chip.clock_hz
+        assert op.timeline.cycles - 1 < cycles <= op.timeline.cycles
+        assert op.time_s == pytest.approx(chip.ai_cpu_overhead_s + op.timeline.cycles / 5e8)
+        assert op.type.endswith("on the AI CPU") and times.by_type()[op.type] >= op.time_s
+    totals = times.summary()["totals"]
+    assert totals["ai_cpu_operators"] == [op.name for op in times.on_ai_cpu]
+    assert totals["ai_cpu_share"] == pytest.approx(times.ai_cpu_s / times.time_s)
+    assert sum(op.time_s for op in times.operators) == times.time_s
+    spans = {event["name"] for event in network_events(times)}
+    assert {op.name for op in times.on_ai_cpu} <= spans
+    assert any(hits for hits in residency(compiled))
+
+
+def test_simulate_names_what_has_no_kernel(tmp_path, capsys):
+    file = tmp_path / "tokens.onnx"
+    file.write_bytes(token_model().SerializeToString())
+    arguments = ["simulate", str(file), "--chip", "Ascend310", "--input-shape", "keep:2,7"]
+    assert cli.main(arguments) == 0 and cli.main([*arguments, "--json", str(tmp_path / "j")]) == 0
+    shown = capsys.readouterr().out
+    totals = json.loads((tmp_path / "j").read_text())["totals"]
+    assert f"AI CPU: {len(totals['ai_cpu_operators'])} without a kernel (equal" in shown
+    assert f"{totals['ai_cpu_share']:.1%} of the time (launch and rate: assumed)" in shown
+
+
+def test_the_tuner_skips_what_has_no_parameters():
+    graph = import_onnx(token_model(), shapes={"keep": (2, 7)})
+    compiled = compile_graph(graph, "Ascend310")
+    found = {op.name: op for op in operators_of(compiled)}
+    placed = [op for op in found.values() if op.reason == NO_PARAMETERS]
+    assert placed and all(not op.unit and op.default_cycles > 10_000 for op in placed)
+    result = tune_network(compiled, Settings(budget=2, time_limit_s=2.0))
+    notes = {r.operator.name: r.note for r in result.results}
+    assert all(notes[op.name] == NO_PARAMETERS for op in placed)
+    assert result.after_s <= result.before_s
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+def test_no_network_of_the_zoo_needs_the_ai_cpu(chip):
+    """Catches kernels that are lost without anybody noticing: only the time would grow."""
+    for name in ("resnet18", "bert_base", "gpt2_small", "mobilevit_block"):
+        shape = {"layers": 1} if name in ("bert_base", "gpt2_small") else {}
+        compiled = compile_graph(ZOO[name](**shape), chip)
+        kernels = [task.lowered.kernel for task in compiled.tasks if task.lowered]
+        assert not any(isinstance(kernel, CpuKernel) for kernel in kernels), name
+
+
+def test_products_of_whole_numbers_read_both_factors_of_every_multiplication():
+    nodes = [helper.make_node("MatMulInteger", ["a", "b", "z"], ["y"])]
+    shapes = {"a": ((8, 32), TensorProto.UINT8), "z": ((), TensorProto.UINT8)}
+    weight = np.ones((32, 16), np.int8)
+    graph = import_onnx(model_of(nodes, shapes, ["y"], {"b": weight}))
+    times = simulate_graph(compile_graph(graph, "Ascend310")).on_ai_cpu
+    product = next(op.timeline for op in times if op.type.startswith("matmul"))
+    written = 16 * 16 * 4  # in fractals
+    assert product.cycles == (8 * 32 * 16 * (4 + 4) + written) / 2e9 * 5e8
+
+
+def test_floating_point_that_no_kernel_takes_is_refused_as_ever():
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    graph = import_onnx(model_of(nodes, {"x": (4, 4)}, ["y"]))
+    with pytest.raises(TypeMismatchError, match="bf16"):
+        compile_graph(graph, "Ascend310", dtype="bf16")
+
+
+def test_scalars_and_empty_tensors_of_whole_numbers():
+    nodes = [
+        helper.make_node("Add", ["n", "one"], ["m"]),
+        helper.make_node("Equal", ["n", "m"], ["same"]),
+        helper.make_node("Slice", ["x", "one", "one"], ["none"]),
+        helper.make_node("Add", ["none", "none"], ["y"]),
+    ]
+    inputs = {"n": ((), INT64), "x": ((4,), INT32)}
+    model = model_of(nodes, inputs, ["m", "same", "y"], {"one": np.array([1])})
+    model.graph.initializer[0].dims[:] = [1]
+    given = {"n": np.array(3), "x": np.arange(4, dtype=np.int32)}
+    graph = import_onnx(model)
+    got = run_compiled(graph, given, "Ascend310")
+    assert got["m"].tolist() == [4] and got["same"].tolist() == [0] and got["y"].shape == (0,)
+    assert simulate_graph(compile_graph(graph, "Ascend310")).time_s > 0
+
+
+def test_shapes_are_computed_while_importing():
+    """Catches folds that stop at an operator: the reshape's sizes depend on shapes only."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "pair"], ["two"]),
+        helper.make_node("ReduceProd", ["two"], ["flat"], keepdims=1),
+        helper.make_node("Neg", ["one"], ["rest"]),
+        helper.make_node("Concat", ["flat", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    weights = {"pair": np.array([0, 1]), "one": np.array([1])}
+    graph = import_onnx(model_of(nodes, {"x": (2, 3, 4)}, ["y"], weights))
+    assert [node.op for node in graph.nodes] == ["reshape"]
+    assert graph.types["y"].shape == (6, 4)
+
+
+def test_a_chip_without_an_ai_cpu_refuses_and_its_numbers_change_no_bank():
+    graph = import_onnx(token_model(), shapes={"keep": (2, 7)})
+    chip = load_chip("Ascend310")
+    bare = replace(chip, ai_cpu_rate_bytes_per_s=0.0)
+    with pytest.raises(AscendLabError, match="int32"):
+        compile_graph(graph, bare)
+    assert chip_digest(bare) == chip_digest(chip)
