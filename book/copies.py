@@ -19,7 +19,7 @@ import nbformat
 from chapter_numbers import number_of
 from nbformat import NotebookNode
 from plain_code import without_glue
-from plain_text import Block, Book, CopyError, Page, anchor, bibliography, blocks
+from plain_text import Block, Book, CopyError, Page, anchor, bibliography, blocks, joined
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "notebooks"
@@ -119,12 +119,12 @@ class Copy:
             if self.solved and block.name not in ("solution-end", "exercise", "solution-start"):
                 self.folded.append(self.page.block(block))
             elif block.name in ("solution-start", "solution", "solution-end", "exercise"):
-                self.markdown(self.joined(plain), cell.id)
+                self.markdown(joined(plain), cell.id)
                 plain = []
                 self.exercise(block, cell.id)
             else:
                 plain.append(self.page.block(block))
-        self.markdown(self.joined(plain), cell.id)
+        self.markdown(joined(plain), cell.id)
 
     def exercise(self, block: Block, key: str) -> None:
         """Add an exercise, or open or close a solution."""
@@ -143,30 +143,23 @@ class Copy:
     def fold(self, label: str, parts: Sequence[str], key: str) -> None:
         """Add a solution that a click opens, in every viewer."""
         summary = f"<summary>Solution of {self.page.words(label)}</summary>"
-        text = f"<details>\n{summary}\n\n{self.joined(parts)}\n\n</details>"
-        self.markdown(text, key)
-
-    def joined(self, parts: Sequence[str]) -> str:
-        """Join pieces of Markdown."""
-        return re.sub(r"\n{3,}(?=\S)", "\n\n", "\n\n".join(filter(str.strip, parts))).strip()
+        self.markdown(f"<details>\n{summary}\n\n{joined(parts)}\n\n</details>", key)
 
     def code(self, cell: NotebookNode, source: str) -> None:
         """Add a cell of code, a figure's caption under it; a stub starts without an answer."""
         tags = cell.metadata.get("tags", [])
         shown = [seen for output in cell.outputs if (seen := plain_output(output))]
         if self.solved:
-            answers = [] if "checks.check_ex_" in source else printed(shown)
+            answers = [] if "check_ex_" in source else printed(shown)
             self.folded += [fenced("python", source), *answers]
             return
         if not source:
             return
-        new = nbformat.v4.new_code_cell(source, id=cell.id)
-        answered = "exercise-stub" in tags or "checks.check_ex_" in source
-        new.outputs = [] if answered or "remove-cell" in tags else shown
+        bare = {"exercise-stub", "remove-cell"} & set(tags) or "check_ex_" in source
+        new = nbformat.v4.new_code_cell(source, id=cell.id, outputs=[] if bare else shown)
         if {"hide-input", "remove-cell"} & set(tags):
             new.metadata["jupyter"] = {"source_hidden": True}
-        figure = figure_of(cell)
-        if figure:
+        if figure := figure_of(cell):
             self.point(figure["name"])
         self.cells.append(new)
         if figure:
@@ -218,19 +211,16 @@ def copy_of(notebook: NotebookNode, file: str, book: Book) -> NotebookNode:
             copy.text(cell)
     if copy.solved:
         raise copy.page.problem(f"the solution of {copy.solved} is never closed")
-    number = number_of(f"notebooks/{file}")
-    if number is not None:
+    if number := number_of(f"notebooks/{file}"):
         first = copy.cells[0]
         first.source = re.sub(r"^# ", f"# {number}. ", first.source, count=1, flags=re.MULTILINE)
-    return bare(copy.cells)
+    return notebook_of(copy.cells)
 
 
-def bare(cells: list[NotebookNode]) -> NotebookNode:
+def notebook_of(cells: list[NotebookNode]) -> NotebookNode:
     """Return a notebook of these cells with a plain kernel."""
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    notebook = nbformat.v4.new_notebook(cells=cells, metadata=metadata)
-    notebook.nbformat_minor = 5
-    return notebook
+    return nbformat.v4.new_notebook(cells=cells, metadata=metadata)
 
 
 def all_copies(sources: Path = SOURCES) -> dict[str, NotebookNode]:
@@ -244,7 +234,7 @@ def all_copies(sources: Path = SOURCES) -> dict[str, NotebookNode]:
     book = Book(labels, words)
     copies = {name: copy_of(notebook, name, book) for name, notebook in notebooks.items()}
     cell = nbformat.v4.new_markdown_cell(listed, id="references")
-    return copies | {"references.ipynb": bare([cell])}
+    return copies | {"references.ipynb": notebook_of([cell])}
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +89,11 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block("", "\n".join(plain))
 
 
+def joined(parts: Iterable[str]) -> str:
+    """Join pieces of Markdown, a blank line between them."""
+    return "\n\n".join(part.strip("\n") for part in parts if part.strip())
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One notebook: its file name, its glued values as text, and the book around it."""
@@ -99,15 +104,13 @@ class Page:
 
     def render(self, text: str) -> str:
         """Return Markdown without roles and directives; solutions are not its part."""
-        return "\n\n".join(
-            filter(None, (self.block(block).strip("\n") for block in blocks(text)))
-        ).strip()
+        return joined(self.block(block) for block in blocks(text))
 
     def block(self, block: Block) -> str:
         """Return one block as plain Markdown."""
         match block.name:
             case "":
-                return INLINE.sub(self.inline, block.body)
+                return re.sub(r"\n{3,}", "\n\n", INLINE.sub(self.inline, block.body))
             case "code":
                 return block.body
             case "math":

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "api.md").read_text(encoding="utf-8")
 PACKAGES = (
+    "data",
     "chip",
     "isa",
     "sim",
