@@ -34,11 +34,9 @@ UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError",
               "RuntimeError: Error during deserialization")  # fmt: skip
 """So begin notes of trials without a measurement (all but the first are of earlier versions)."""
 MOST_PROCESSES = 1024
-POLL_S = 0.5
-PATIENCE_S = 10.0
-"""So long a cluster may be without workers, or its scheduler without a word."""
-GRACE_S = 1.0
-"""So long after the limit of a candidate its answer may come."""
+POLL_S, NO_WORKERS = 0.5, "no workers"
+PATIENCE_S, SILENCE_S, GRACE_S = 10.0, 30.0, 1.0
+"""So long a cluster may be without workers, its scheduler (busy?) silent, an answer late."""
 
 
 class WorkersLostError(InputError):
@@ -196,7 +194,8 @@ class Workers:
             well = well if trouble else now
             if (answers := sum(f.done() for f in all_)) != count:
                 count, heard = answers, now
-            if now - well > PATIENCE_S or now - heard > limit_s:
+            patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
+            if now - well > patience_s or now - heard > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
 
     def _probe(self) -> None:
@@ -269,7 +268,7 @@ class _Cluster(Executor):
         try:
             if self.client.status != "running":
                 return "the scheduler is gone"
-            return "" if self.client.nthreads(callback_timeout=PATIENCE_S / 4) else "no workers"
+            return "" if self.client.nthreads(callback_timeout=PATIENCE_S) else NO_WORKERS
         except Exception as error:  # whatever a network may say
             return f"the scheduler does not answer ({type(error).__name__})"
 
@@ -289,7 +288,12 @@ def _dask(address: str) -> Executor:
         raise InputError("Dask's distributed scheduler", "it is not installed", remedy) from error
     try:
         client: Any = Client
-        for name in ("distributed", "tornado", "asyncio"):  # we say it in one line
+        for name in (
+            "distributed.client",
+            "distributed",
+            "tornado",
+            "asyncio",
+        ):  # we say it in one line
             logging.getLogger(name).setLevel(logging.CRITICAL)
         return _Cluster(client(address, timeout="5s"))
     except Exception as error:  # whatever its address or a network may bring about
