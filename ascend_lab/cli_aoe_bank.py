@@ -22,11 +22,14 @@ def bank_main(argv: Sequence[str]) -> int:
     """Run `aoe bank VERB ...` and return the exit code."""
     arguments = _parser().parse_args(argv)
     from ascend_lab.aoe.bank import Store, bank_file
+    from ascend_lab.aoe.bank.jsonl import read_file
 
     make = arguments.verb in ("import", "merge")
     file = bank_file(make=make) if arguments.bank is None else Path(arguments.bank)
-    if arguments.verb == "forget":
-        Store(file, write=False).close()  # it is there, and a bank
+    if arguments.verb in ("forget", "merge"):  # before a bank is made: it is there, and a bank
+        Store(file if arguments.verb == "forget" else arguments.operand, write=False).close()
+    elif arguments.verb == "import":
+        read_file(arguments.operand)
     with Store(file, write=make or arguments.verb == "forget") as store:
         if store.skipped:
             complain("aoe", store.passed_over)

@@ -14,14 +14,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import (
-    BrokenExecutor,
-    CancelledError,
-    Executor,
-    Future,
-    ProcessPoolExecutor,
-    wait,
-)
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,14 +30,13 @@ Told = Callable[[int, float, str], None]
 TRIES = 2
 """A candidate whose worker died is tried so often before it counts as failed."""
 DIED = "its worker process died"
-UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker")
+UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker",
+              "RuntimeError: Error during deserialization")  # fmt: skip
 """So begin notes of trials without a measurement (all but the first are of earlier versions)."""
 MOST_PROCESSES = 1024
-POLL_S = 0.5
-PATIENCE_S = 10.0
-"""So long a cluster may be without workers, or its scheduler without a word."""
-GRACE_S = 1.0
-"""So long after the limit of a candidate its answer may come."""
+POLL_S, NO_WORKERS = 0.5, "no workers"
+PATIENCE_S, SILENCE_S, GRACE_S = 10.0, 30.0, 1.0
+"""So long a cluster may be without workers, its scheduler (busy?) silent, an answer late."""
 
 
 class WorkersLostError(InputError):
@@ -118,10 +111,7 @@ class Workers:
         limit_s: float | None = None,
         told: Told | None = None,
     ) -> list[Attempt]:
-        """Return the attempts in the order of the points; `told` hears of each when it ends.
-
-        Raises `WorkersLostError` where nobody is left who could measure.
-        """
+        """Return the attempts in order, `told` hears of each; raises `WorkersLostError`."""
         done = _Done(told)
         if self.make is None and self.executor is None:
             for i, point in enumerate(points):
@@ -156,7 +146,7 @@ class Workers:
             except BrokenExecutor:
                 broken = True
                 break
-            except (CancelledError, OSError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise self._lost(type(error).__name__) from None
         try:
             for i, future in futures.items():
@@ -165,9 +155,13 @@ class Workers:
                     broken = True
                 else:
                     done[i] = found
-        finally:  # who hears of them may have heard enough
+        except WorkersLostError:
+            raise
+        except BaseException:  # the user, or who hears of them, has heard enough
             for future in futures.values():
-                future.cancel()
+                with suppress(Exception):
+                    future.cancel()
+            raise
         if broken and self.make is not None:
             self.close()
 
@@ -180,11 +174,11 @@ class Workers:
             return future.result()
         except BrokenExecutor:
             return None
-        except (CancelledError, OSError) as error:
-            raise self._lost(type(error).__name__) from None
-        except Exception as error:  # what cannot be sent to a worker, or one that Dask gave up
-            died = type(error).__name__ == "KilledWorker"
-            return None if died else (math.inf, f"{type(error).__name__}: {error}")
+        except Exception as error:  # never the candidate's own: `attempt` has caught those
+            if type(error).__name__ == "KilledWorker":
+                return None
+            why = f"{type(error).__name__} {error}".split("\n", 1)[0]
+            raise self._lost(why[:200].strip()) from None
 
     def _await(
         self, future: Future[Any], all_: Sequence[Future[Any]], limit_s: float | None
@@ -200,18 +194,18 @@ class Workers:
             well = well if trouble else now
             if (answers := sum(f.done() for f in all_)) != count:
                 count, heard = answers, now
-            if now - well > PATIENCE_S or now - heard > limit_s:
+            patience_s = PATIENCE_S if trouble == NO_WORKERS else SILENCE_S
+            if now - well > patience_s or now - heard > limit_s:
                 raise self._lost(trouble or f"no answer in {limit_s:g} s")
 
     def _probe(self) -> None:
         """Raise `WorkersLostError` if not even nothing can be done."""
-        try:
+        with suppress(BrokenExecutor):
             future: Future[Any] = self._executor().submit(int)
-            self._await(future, [future], PATIENCE_S)
-            future.result()
-        except (BrokenExecutor, CancelledError, OSError):
-            self.close()
-            raise self._lost("they end before they answer") from None
+            if self._answer(future, [future], PATIENCE_S) is not None:
+                return
+        self.close()
+        raise self._lost("they end before they answer")
 
     def _lost(self, why: str) -> WorkersLostError:
         remedy = "see to them, then --reload goes on with what was measured"
@@ -274,14 +268,16 @@ class _Cluster(Executor):
         try:
             if self.client.status != "running":
                 return "the scheduler is gone"
-            return "" if self.client.nthreads(callback_timeout=PATIENCE_S / 4) else "no workers"
+            return "" if self.client.nthreads(callback_timeout=PATIENCE_S) else NO_WORKERS
         except Exception as error:  # whatever a network may say
             return f"the scheduler does not answer ({type(error).__name__})"
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, which goes on without us."""
-        self.inner.shutdown(wait=wait)
-        self.client.close()
+        """Leave the cluster, which goes on without us, if it is still there."""
+        with suppress(Exception):
+            if self.client.status == "running":
+                self.inner.shutdown(wait=wait)
+            self.client.close()
 
 
 def _dask(address: str) -> Executor:
@@ -292,7 +288,13 @@ def _dask(address: str) -> Executor:
         raise InputError("Dask's distributed scheduler", "it is not installed", remedy) from error
     try:
         client: Any = Client
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)  # we say it in one line
+        for name in (
+            "distributed.client",
+            "distributed",
+            "tornado",
+            "asyncio",
+        ):  # we say it in one line
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         return _Cluster(client(address, timeout="5s"))
     except Exception as error:  # whatever its address or a network may bring about
         raise InputError(f"a Dask scheduler at {address}", str(error), "start one") from error
