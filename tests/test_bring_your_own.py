@@ -22,8 +22,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-FILES = {block.split()[1]: block for kind in ("toml", "csv") for block in blocks(kind)}
-COMMANDS = [line for block in blocks("text") for line in block.splitlines()]
+SHOWN = [*blocks("toml"), *blocks("text")]
+FILES = {block.split()[1]: block for block in SHOWN if block.startswith("# ")}
+COMMANDS = [line for block in SHOWN if block not in FILES.values() for line in block.splitlines()]
 QUICK = [line for line in COMMANDS if " train-plan " not in line]
 """test_messages.py parses them all."""
 

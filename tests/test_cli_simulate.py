@@ -169,7 +169,7 @@ def test_files_that_are_no_models(capsys, tmp_path):
     ("options", "message"),
     [
         (("--chip", "Ascend999"), "Ascend999"),
-        ((*CHIP, "--dtype", "fp64", "--batch", "1"), "--dtype fp16, bf16, int8; got fp64"),
+        ((*CHIP, "--dtype", "fp64", "--batch", "1"), "a dtype among fp16, bf16, int8; got fp64"),
         ((*CHIP, "--dtype", "bf16", "--batch", "1"), "bf16"),
         (CHIP, "sizes that are numbers"),
         ((*CHIP, "--batch", "0"), "0"),

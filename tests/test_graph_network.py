@@ -316,7 +316,7 @@ def test_run_compiled_names_outputs_as_the_model_does():
     inputs = {"x": rng.standard_normal((1, 16, 8, 8))}
     found = run_compiled(graph, inputs, TOY)
     assert found.keys() == set(graph.outputs)
-    with pytest.raises(InputError, match="--dtype fp16, bf16, int8; got fp64"):
+    with pytest.raises(InputError, match="a dtype among fp16, bf16, int8; got fp64"):
         run_compiled(graph, inputs, TOY, dtype="fp64")
     with pytest.raises(InputError, match="missing"):
         run_compiled(graph, {}, TOY)

@@ -284,7 +284,7 @@ def test_run_computes_named_outputs_in_the_models_types(tmp_path, capsys):
     with np.load(out) as found:
         assert found["file"].dtype == bool and found["count"].dtype == np.int64
         np.testing.assert_array_equal(found["file"], x.reshape(4, 2) > 0)
-    assert "pinned" in refused(capsys, "run", path, "--input-shape", "a/x:0:2,4")
+    assert "--inputs F.npz" in refused(capsys, "run", path, "--input-shape", "a/x:0:2,4")
 
 
 def test_an_enormous_model_needs_no_memory(tmp_path):

@@ -120,11 +120,11 @@ def test_names_are_the_models_and_never_taken_by_helpers():
     assert graph.producers["tanh"].name == "mul" and graph.producers["y"].op == "relu"
 
 
-def test_a_symbolic_size_names_the_input_and_the_flag():
+def test_a_symbolic_size_names_the_input_and_the_argument():
     model = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": ("N", 3, "side")}, ["y"])
-    with pytest.raises(UnsupportedError, match=r"input x.*got \[N, 3, side\].*--input-shape x:"):
+    with pytest.raises(UnsupportedError, match=r"input x.*got \[N, 3, side\].*shapes=\{'x':"):
         import_onnx(model)
-    with pytest.raises(UnsupportedError, match="--batch"):
+    with pytest.raises(UnsupportedError, match="batch=1"):
         import_onnx(model, shapes={})
     assert import_onnx(model, shapes={"x": (2, 3, 5)}).types["y"].shape == (2, 3, 5)
     with pytest.raises(UnsupportedError, match="side"):

@@ -196,7 +196,7 @@ def test_other_number_formats(dtype, chip):
             assert result.trials or result.note, result.operator.op
         cubes = [r for r in tuning.operators.results if r.operator.unit == "cube"]
         assert all(r.trials and not r.note and r.after_cycles <= r.before_cycles for r in cubes)
-    with pytest.raises(InputError, match="--dtype"):
+    with pytest.raises(InputError, match="a dtype among"):
         tune(cases.product(), CHIP, dtype="fp64")
 
 
