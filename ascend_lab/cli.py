@@ -29,6 +29,7 @@ from ascend_lab.cli_subgraph import add_subgraph
 from ascend_lab.cli_topologies import add_topologies
 from ascend_lab.cli_train_plan import add_train_plan
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import count, printable, shown, whole, wholes_of
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except AscendLabError as error:
-        print(f"ascend-lab: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"ascend-lab: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +97,7 @@ def _common(verb: argparse.ArgumentParser) -> None:
 def _tiling(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--tile", metavar="m,k,n", help="base tile of L0, in elements")
     verb.add_argument(
-        "--step-k", type=int, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
+        "--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
     )
     verb.add_argument("--grid", metavar="RxC", help="cores along m and along n")
     verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
@@ -115,7 +116,7 @@ def _add_gemm(verbs: Any) -> None:
     verb = verbs.add_parser("gemm", help="time C = A @ B, A is M x K, B is K x N")
     sizes = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A, rows of B"}
     for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
     _tiling(verb)
     verb.set_defaults(run=_gemm)
 
@@ -125,13 +126,13 @@ def _add_conv(verbs: Any) -> None:
     sizes = {"n": "images", "c": "channels", "h": "image height", "w": "image width"}
     sizes |= {"k": "kernels (output channels)", "r": "kernel height", "s": "kernel width"}
     for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
     verb.add_argument("--stride", default="1", metavar="S", help="one number, or down,across")
     verb.add_argument(
         "--pad", default="0", metavar="P", help="one number, rows,columns or top,bottom,left,right"
     )
     verb.add_argument("--dilation", default="1", metavar="D", help="one number, or down,across")
-    verb.add_argument("--groups", type=int, default=1, metavar="G")
+    verb.add_argument("--groups", type=count, default=1, metavar="G")
     _tiling(verb)
     verb.set_defaults(run=_conv)
 
@@ -140,7 +141,7 @@ def _add_run_kernel(verbs: Any) -> None:
     verb = verbs.add_parser("run-kernel", help="execute, check and time a kernel of your own")
     verb.add_argument("file", metavar="FILE.py")
     verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
-    verb.add_argument("--seed", type=int, default=0, help="seed of the inputs")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the inputs")
     _common(verb)
     verb.set_defaults(run=_run_kernel)
 
@@ -210,13 +211,10 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
 
 
 def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.lower().split(separator)]
-    except ValueError:
-        values = []
+    values = wholes_of(text.lower(), separator)
     if len(values) != count:
-        raise InputError(f"{what}", repr(text), "give whole numbers")
-    return values
+        raise InputError(f"{what}", shown(text), "give whole numbers")
+    return list(values)
 
 
 def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
@@ -269,7 +267,7 @@ def _time(arguments: argparse.Namespace, chip: Any, launch: Any, schedule: Any, 
 def _emit(target: str | None, data: Any, text: str) -> None:
     """Print `text`, or write `data` as JSON to a file or, for "-", to stdout."""
     if target is None:
-        print(text)
+        print(printable(text))
         return
     dump = json.dumps(_finite(data), indent=2)
     if target == "-":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.cli_aoe_flags import Parser
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store
@@ -44,7 +45,7 @@ def _parser() -> Parser:
             verb.add_argument("operand", metavar=operand, help=_OPERANDS.get(name, "the file"))
         verb.add_argument("--bank", metavar="FILE", help="the bank (default: TUNE_BANK_PATH's)")
         if name == "nearest":
-            verb.add_argument("--count", type=int, default=5, metavar="N", help="so many (5)")
+            verb.add_argument("--count", type=count, default=5, metavar="N", help="so many (5)")
         if name in ("list", "nearest"):
             verb.add_argument("--soc_version", metavar="CHIP", help="of this chip only")
     return made

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.settings import Settings
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
 """Level O1 tries so many times more candidates."""
-MOST_PROCESSES = 32
 """The published upper limit of TE_PARALLEL_COMPILER."""
 
 _ATC = "it steers a part of the real compiler that the model lacks"
@@ -103,7 +103,7 @@ def parser() -> Parser:
     source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
     add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
     add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
-    add("--aicore_num", type=int, metavar="N", help="use N of the chip's cores")
+    add("--aicore_num", type=count, metavar="N", help="use N of the chip's cores")
     add("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"', help="sizes left open")
     add("--dynamic_batch_size", default="", metavar="1,4,16", help="tune each of these batches")
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
@@ -123,9 +123,9 @@ def _add_search(made: Parser) -> None:
     add("--Fnonhomo_split", action="store_true", help="uneven slices too")
     add("--policy_prior", action="store_true",
         help="let the bank steer the search of vector operators")  # fmt: skip
-    add("--budget", type=int, metavar="N", help="candidates per operator (200)")
-    add("--time_limit", type=float, metavar="S", help="seconds per network")
-    add("--seed", type=int, default=0, help="of the searches (0)")
+    add("--budget", type=count, metavar="N", help="candidates per operator (200)")
+    add("--time_limit", type=decimal, metavar="S", help="seconds per network")
+    add("--seed", type=whole, default=0, help="of the searches (0)")
     add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS")
     add("--reload", action="store_true", help="go on with an interrupted run")
     add("--progress_bar", default="on", choices=("on", "off"), help="in a terminal (on)")
@@ -218,7 +218,8 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
         text = environ.get(name, "")
         if not text:
             continue
-        if not text.isdigit() or not 1 <= int(text) <= MOST_PROCESSES:
-            raise InputError(f"{name} from 1 to {MOST_PROCESSES}", repr(text), "unset it")
-        return f"processes:{int(text)}" if int(text) > 1 else "serial"
+        count = whole_of(text) or 0
+        if not 1 <= count <= PROCESSES:
+            raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
+        return f"processes:{count}" if count > 1 else "serial"
     return "serial"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count
 
 Emit = Callable[[str | None, Any, str], None]
 
@@ -19,8 +20,10 @@ def add_replay(verbs: Any, emit: Emit) -> None:
     names = "exhaustive, random, annealing, genetic (default), iterated-local, mcts"
     known = f"{names}, or branch-and-bound, which has no bounds here"
     verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
-    verb.add_argument("--budget", type=int, default=500, metavar="N", help="trials (500)")
-    verb.add_argument("--seeds", type=int, default=30, metavar="K", help="runs: seeds 0..K-1 (30)")
+    verb.add_argument("--budget", type=count, default=500, metavar="N", help="trials (500)")
+    verb.add_argument(
+        "--seeds", type=count, default=30, metavar="K", help="runs: seeds 0..K-1 (30)"
+    )
     verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
     verb.set_defaults(run=lambda arguments: _replay(arguments, emit))
 

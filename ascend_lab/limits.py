@@ -12,16 +12,19 @@ import reprlib
 import tomllib
 import zlib
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ascend_lab.errors import AscendLabError, InputError
+
+Number = TypeVar("Number", int, float)
 
 FILE_BYTES = 2**28
 """Of a trace or a problem, also after unpacking."""
 TABLE_BYTES = 2**25
 TOML_BYTES = 2**20
+ARRAY_BYTES = 2**30
+"""Of an archive of arrays, unpacked."""
 KEY_DOTS = 32
 """In one key of a TOML file."""
 COUNT = 10**6
@@ -30,6 +33,7 @@ LINKS = 2**17
 """Of a topology."""
 INSTRUCTIONS = 2**16
 """In all programs of one kernel."""
+PROCESSES = 32
 WHOLE = 2**53
 TINY, HUGE = 1e-30, 1e30
 """A number that is not 0 lies between these, whatever its unit."""
@@ -58,11 +62,22 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to print"
 
 
+def printable(text: str) -> str:
+    """Return a text whose control characters, as names from files may hold, are written out."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 # -- numbers in texts -----------------------------------------------------------------------------
 def whole_of(text: str) -> int | None:
     """Return the whole number a text means, None if it means none."""
     plain = text.strip()
     return int(plain) if _WHOLE.fullmatch(plain) else None
+
+
+def wholes_of(text: str, separator: str) -> tuple[int, ...]:
+    """Return the whole numbers a text lists, () if one of the parts is none."""
+    found = [whole_of(part) for part in text.split(separator)]
+    return tuple(n for n in found if n is not None) if None not in found else ()
 
 
 def number_of(text: str) -> float | None:
@@ -72,25 +87,26 @@ def number_of(text: str) -> float | None:
     return value if value is not None and (value == 0 or TINY <= abs(value) <= HUGE) else None
 
 
-def whole(least: int = -WHOLE, most: int = WHOLE) -> Callable[[str], int]:
-    """Return the argparse type of whole numbers in a range."""
-
-    def read(text: str) -> int:
-        value = whole_of(text)
-        if value is None or not least <= value <= most:
-            raise ArgumentTypeError(f"a whole number from {least} to {most}; got {shown(text)}")
-        return value
-
-    return read
+def whole(text: str) -> int:
+    """Read an argument that is a whole number; ArgumentTypeError if it is none."""
+    return _argument(whole_of(text), "a whole number", WHOLE, text)
 
 
-def number(text: str) -> float:
+def count(text: str) -> int:
+    """Read an argument that counts something; ArgumentTypeError above `COUNT`."""
+    return _argument(whole_of(text), "a whole number", COUNT, text)
+
+
+def decimal(text: str) -> float:
     """Read an argument that is a number; ArgumentTypeError if it is none."""
-    value = number_of(text)
+    return _argument(number_of(text), "a number", HUGE, text)
+
+
+def _argument(value: Number | None, what: str, most: Number, text: str) -> Number:
     if value is None:
-        raise ArgumentTypeError(
-            f"a number, 0 or from {TINY:g} to {HUGE:g} in size; got {shown(text)}"
-        )
+        raise ArgumentTypeError(f"{what} in ASCII digits; got {shown(text)}")
+    if abs(value) > most:
+        raise ArgumentTypeError(f"{what} of at most {most:,}; got {shown(text)}")
     return value
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import PROCESSES, whole_of
 
 Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
@@ -162,8 +163,8 @@ def workers_of(text: str = "serial") -> Workers:
     kind, _, rest = text.partition(":")
     if text == "serial":
         return Workers()
-    if kind == "processes" and rest.isdigit() and int(rest) > 0:
-        return Workers(lambda: _processes(int(rest)))
+    if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
+        return Workers(lambda: _processes(count))
     if kind == "dask" and rest:
         return Workers(lambda: _dask(rest))
     raise InputError("serial, processes:N or dask:ADDRESS", text, "e.g. processes:2")

@@ -24,7 +24,7 @@ def spans(graph: Graph) -> dict[str, Range]:
         for name in node.inputs:
             if name in found:
                 found[name] = (found[name][0], i)
-    end = len(graph.nodes) - 1
+    end = max(len(graph.nodes) - 1, 0)
     found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
     return found
 
