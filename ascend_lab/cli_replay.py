@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.limits import count
+from ascend_lab.limits import SEEDS, count, refuse_above
 
 Emit = Callable[[str | None, Any, str], None]
 
@@ -32,6 +32,7 @@ def _replay(arguments: argparse.Namespace, emit: Emit) -> int:
     for name in ("budget", "seeds"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
+    refuse_above("--seeds", arguments.seeds, SEEDS)
     from ascend_lab.aoe.recorded import read_recorded, replay
     from ascend_lab.aoe.search import paced, search_named
 

@@ -29,6 +29,9 @@ KEY_DOTS = 32
 """In one key of a TOML file."""
 COUNT = 10**6
 """Of anything that a command line counts: cores, trials, seeds, plans."""
+ROWS, COLUMNS = 2**18, 64
+"""Of a recorded space."""
+SEEDS = 1000
 LINKS = 2**17
 """Of a topology."""
 INSTRUCTIONS = 2**16
@@ -99,7 +102,8 @@ def count(text: str) -> int:
 
 def decimal(text: str) -> float:
     """Read an argument that is a number; ArgumentTypeError if it is none."""
-    return _argument(number_of(text), "a number", HUGE, text)
+    what = f"a number, 0 or from {TINY:g} to {HUGE:g} in size,"
+    return _argument(number_of(text), what, HUGE, text)
 
 
 def _argument(value: Number | None, what: str, most: Number, text: str) -> Number:
@@ -137,12 +141,12 @@ def read_file(path: str | Path, what: str, most: int = FILE_BYTES) -> bytes:
     return data
 
 
-def json_of(data: str | bytes, where: str) -> Any:
+def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> Any:
     """Return the JSON in a text, null for nan and infinity; `InputError` for anything else."""
     try:
         return json.loads(data, parse_constant=lambda word: None)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: JSON", str(error)[:80], "check the file") from None
+        raise InputError(f"{where}: JSON", str(error)[:80], remedy) from None
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:

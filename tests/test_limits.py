@@ -65,12 +65,13 @@ FLAGS = {
     "count": ("plan-memory x.csv --seed 99999999999999999999", "--seed"),
     "trials": ("replay x.csv --budget 2147483648", "--budget: a whole number of at most 1,000,000"),
     "runs": ("replay x.csv --seeds 2147483648", "--seeds: a whole number of at most 1,000,000"),
+    "seeds": ("replay x.csv --seeds 1001", "--seeds of at most 1,000; got 1,001"),
     "tiny": ("gradient-plan x.csv --alpha-us 1e-320 --beta-us-per-byte 1", "--alpha-us: a number"),
     "huge": ("gradient-plan x.csv --alpha-us 1e308 --beta-us-per-byte 1", "--alpha-us: a number"),
     "attribute": ("op leaky_relu 64 --chip Toy --attr alpha=²", "attribute alpha: a number"),
     "nested": (f"op relu 64 --chip Toy --attr x={'(' * 5000}", "attributes"),
     "wide": ("conv 1 1 1 1000000 1 1 1 --chip Toy", "instructions of at most 500"),
-    "pads": ("conv 1 16 99 99 16 3 3 --pad 1000 --chip Ascend310", "instructions of at most 500"),
+    "pads": ("conv 1 16 9 9 16 3 3 --pad 100 --chip Ascend310", "instructions of at most 500"),
 }
 
 

@@ -37,7 +37,9 @@ def read_switches(path: str | Path) -> Switches:
     try:
         return parse_switches(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise InputError("a fusion switch file", str(error), "write it in UTF-8") from error
+        raise InputError(
+            "a fusion switch file", str(error), "check the path; it is UTF-8"
+        ) from error
 
 
 def parse_switches(text: str) -> Switches:
@@ -54,7 +56,7 @@ def parse_switches(text: str) -> Switches:
 
 def _from_json(text: str) -> dict[tuple[str, str], bool]:
     form = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
-    whole = json_of(text, form)
+    whole = json_of(text, form, "mend the JSON")
     scopes = whole.get("Switch") if isinstance(whole, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
         raise InputError(form, text.strip()[:60], "mend the JSON")

@@ -31,12 +31,12 @@ def spans(graph: Graph) -> dict[str, Range]:
 
 def live_bytes(graph: Graph) -> list[int]:
     """Return the bytes of the activations that exist while each node runs, its own included."""
-    change = [0] * (len(graph.nodes) + 1)
+    change = [0] * (max(len(graph.nodes), 1) + 1)
     for name, (first, last) in spans(graph).items():
         size = graph.types[name].size_bytes
         change[first] += size
         change[last + 1] -= size
-    return list(accumulate(change))[:-1] if graph.nodes else [0]
+    return list(accumulate(change))[:-1]
 
 
 def peak_bytes(graph: Graph) -> int:
