@@ -33,6 +33,7 @@ from ascend_lab.cli_topologies import add_topologies
 from ascend_lab.cli_train_plan import add_train_plan
 from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import count, shown, whole, wholes_of
 
 
 def run(argv: Sequence[str]) -> int:
@@ -78,7 +79,7 @@ def _common(verb: argparse.ArgumentParser) -> None:
 def _tiling(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--tile", metavar="m,k,n", help="base tile of L0, in elements")
     verb.add_argument(
-        "--step-k", type=int, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
+        "--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
     )
     verb.add_argument("--grid", metavar="RxC", help="cores along m and n (the quickest)")
     verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
@@ -97,7 +98,7 @@ def _add_gemm(verbs: Any) -> None:
     verb = verbs.add_parser("gemm", help="time C = A @ B, A is M x K, B is K x N")
     sizes = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A, rows of B"}
     for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
     _tiling(verb)
     verb.set_defaults(run=_gemm)
 
@@ -107,13 +108,13 @@ def _add_conv(verbs: Any) -> None:
     sizes = {"n": "images", "c": "channels", "h": "image height", "w": "image width"}
     sizes |= {"k": "kernels (output channels)", "r": "kernel height", "s": "kernel width"}
     for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=int, help=text)
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
     verb.add_argument("--stride", default="1", metavar="S", help="one number, or down,across")
     verb.add_argument(
         "--pad", default="0", metavar="P", help="one number, rows,columns or top,bottom,left,right"
     )
     verb.add_argument("--dilation", default="1", metavar="D", help="one number, or down,across")
-    verb.add_argument("--groups", type=int, default=1, metavar="G")
+    verb.add_argument("--groups", type=count, default=1, metavar="G")
     _tiling(verb)
     verb.set_defaults(run=_conv)
 
@@ -127,7 +128,7 @@ def _add_run_kernel(verbs: Any) -> None:
     )
     verb.add_argument("file", metavar="FILE.py")
     verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
-    verb.add_argument("--seed", type=int, default=0, help="seed of the inputs")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the inputs")
     _common(verb)
     verb.set_defaults(run=_run_kernel)
 
@@ -195,13 +196,10 @@ def _run_kernel(arguments: argparse.Namespace) -> int:
 
 
 def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.lower().split(separator)]
-    except ValueError:
-        values = []
+    values = wholes_of(text.lower(), separator)
     if len(values) != count:
-        raise InputError(f"{what}", repr(text), "give whole numbers")
-    return values
+        raise InputError(f"{what}", shown(text), "give whole numbers")
+    return list(values)
 
 
 def _override(schedule: Any, arguments: argparse.Namespace) -> Any:

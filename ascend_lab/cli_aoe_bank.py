@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ascend_lab.cli_common import Parser
 from ascend_lab.cli_guard import complain, printable, show
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.bank import BankEntry, Store
@@ -64,7 +65,7 @@ def _parser() -> Parser:
             verb.add_argument("operand", metavar=operand, help=what, nargs=nargs)
         verb.add_argument("--bank", metavar="FILE", help="the bank (default: TUNE_BANK_PATH's)")
         if name == "nearest":
-            verb.add_argument("--count", type=int, default=5, metavar="N", help="so many (5)")
+            verb.add_argument("--count", type=count, default=5, metavar="N", help="so many (5)")
         if name in ("list", "nearest", "forget"):
             verb.add_argument("--soc_version", metavar="CHIP", help="of this chip only")
         if name == "forget":

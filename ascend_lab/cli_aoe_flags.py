@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ascend_lab.cli_common import Parser, refuse_idle
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
+from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.settings import Settings
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
 """Level O1 tries so many times more candidates."""
-MOST_PROCESSES = 32
 """The published upper limit of TE_PARALLEL_COMPILER."""
 
 _ATC = "it steers a part of the real compiler that the model lacks"
@@ -106,7 +106,7 @@ def parser() -> Parser:
     source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
     add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
     add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
-    add("--aicore_num", type=int, metavar="N", help="use N of the chip's cores")
+    add("--aicore_num", type=count, metavar="N", help="use N of the chip's cores")
     add("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"', help="sizes left open")
     add("--dynamic_batch_size", default="", metavar="1,4,16", help="tune each of these batches")
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
@@ -126,9 +126,9 @@ def _add_search(made: Parser) -> None:
     add("--Fnonhomo_split", action="store_true", help="uneven slices too")
     add("--policy_prior", action="store_true",
         help="let the bank steer the search of vector operators")  # fmt: skip
-    add("--budget", type=int, metavar="N", help="candidates per operator (200)")
-    add("--time_limit", type=float, metavar="S", help="seconds per network")
-    add("--seed", type=int, default=0, help="of the searches (0)")
+    add("--budget", type=count, metavar="N", help="candidates per operator (200)")
+    add("--time_limit", type=decimal, metavar="S", help="seconds per network")
+    add("--seed", type=whole, default=0, help="of the searches (0)")
     add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS "
         "(a Dask scheduler runs others' code here: name only one that you trust)")  # fmt: skip
     add("--reload", action="store_true", help="go on with an interrupted run")
@@ -219,7 +219,8 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
         text = environ.get(name, "")
         if not text:
             continue
-        if not text.isdecimal() or not 1 <= int(text) <= MOST_PROCESSES:
-            raise InputError(f"{name} from 1 to {MOST_PROCESSES}", repr(text), "unset it")
-        return f"processes:{int(text)}" if int(text) > 1 else "serial"
+        count = whole_of(text) or 0
+        if not 1 <= count <= PROCESSES:
+            raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
+        return f"processes:{count}" if count > 1 else "serial"
     return "serial"

@@ -11,6 +11,7 @@ from ascend_lab.cli_aoe_flags import dtype_of
 from ascend_lab.cli_common import Parser
 from ascend_lab.cli_guard import say
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.session import Ledger
@@ -28,9 +29,9 @@ def add_flags(made: Parser) -> None:
     group = made.add_argument_group("job 4, gradients")
     add = group.add_argument
     add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
-    add("--devices", type=int, metavar="N", help="of the cluster, in place of T:N")
+    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
     add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
-    add("--max_segments", type=int, metavar="K", help="all-reduces at most (8, as HCCL)")
+    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
 
 
 def check_flags(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:

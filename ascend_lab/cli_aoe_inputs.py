@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.cli_aoe_singleop import read_json, single_operators
 from ascend_lab.errors import InputError
+from ascend_lab.limits import wholes_of
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.operators import Operator
@@ -60,11 +61,8 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for part in filter(None, (p.strip() for p in text.split(";"))):
         name, colon, sizes = part.rpartition(":")
-        try:
-            found[name.strip()] = tuple(int(n) for n in sizes.split(",") if n.strip())
-        except ValueError:
-            colon = ""
-        if not colon or not name.strip():
+        found[name.strip()] = wholes_of(sizes, ",")
+        if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
             raise InputError("--input_shape NAME:sizes;...", repr(part), 'e.g. "x:1,3,224,224"')
     if text and not found:
         raise InputError("--input_shape NAME:sizes;...", repr(text), 'e.g. "x:1,3,224,224"')
@@ -72,10 +70,7 @@ def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
 
 
 def _batches(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        found = [0]
+    found = wholes_of(text, ",")
     if any(batch < 1 for batch in found) or (text and not found):
         raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
     return list(dict.fromkeys(found))

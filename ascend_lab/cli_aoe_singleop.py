@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
 
 if TYPE_CHECKING:
     from ascend_lab.graph import Graph
@@ -20,11 +20,8 @@ PUBLISHED = ("op", "name", "input_desc", "output_desc", "attr")
 
 def read_json(file: Path, flag: str) -> Any:
     """Return the JSON in a file; raise `InputError` naming the flag for anything else."""
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{flag} as a JSON file", f"{file}: {reason}", "check it") from None
+    what = f"{flag} as a JSON file"
+    return json_of(read_file(file, what, TABLE_BYTES), f"{what}: {file}")
 
 
 def single_operators(file: Path) -> list[Graph]:
@@ -77,7 +74,7 @@ def _described(row: Any, where: str) -> _Described:
     from ascend_lab.graph.lower import CONVOLUTIONS
 
     if not isinstance(row, dict) or not isinstance(row.get("op"), str):
-        raise InputError(f"{where}: an object with op and shapes", str(row)[:80], EXAMPLE)
+        raise InputError(f"{where}: an object with op and shapes", shown(row), EXAMPLE)
     known = PUBLISHED if "input_desc" in row else OURS
     unknown = [key for key in row if key not in known]
     if unknown:
@@ -127,5 +124,5 @@ def _plain(value: Any) -> Any:
 
 def _size(value: Any, least: int = 1) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{value!r} where a number of at least {least} was needed")
+        raise ValueError(f"{shown(value)} where a number of at least {least} was needed")
     return value

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -19,7 +20,7 @@ def add_tuned(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
     )
-    verb.add_argument("--aicore-num", type=int, metavar="N", help="use N of the chip's cores")
+    verb.add_argument("--aicore-num", type=count, metavar="N", help="use N of the chip's cores")
 
 
 def chip_of(arguments: argparse.Namespace) -> Chip:

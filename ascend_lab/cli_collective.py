@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.cluster import CollectiveTime, Topology
@@ -28,8 +29,8 @@ def add_collective(verbs: Any) -> None:
     verb.add_argument("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)")
     verb.add_argument("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB")
     verb.add_argument("--topology", required=True, metavar="T", help="see `topologies`, or .toml")
-    verb.add_argument("--ranks", type=int, metavar="P", help="use the first P devices (all)")
-    verb.add_argument("--root", type=int, default=0, metavar="R", help="of broadcast, reduce (0)")
+    verb.add_argument("--ranks", type=count, metavar="P", help="use the first P devices (all)")
+    verb.add_argument("--root", type=count, default=0, metavar="R", help="of broadcast, reduce (0)")
     add_json(verb)
     verb.set_defaults(run=_collective)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count
 
 if TYPE_CHECKING:
     from ascend_lab.cluster.fit import CollectiveFit, Measured
@@ -17,7 +18,7 @@ def add_fit_collective(verbs: Any) -> None:
     verb = verbs.add_parser("fit-collective", help="alpha and beta from measured all-reduces")
     verb.add_argument("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s")
     verb.add_argument("--device", metavar="D", help="rows with this in the column device")
-    verb.add_argument("--max-ranks", type=int, metavar="P", help="rows of at most P ranks")
+    verb.add_argument("--max-ranks", type=count, metavar="P", help="rows of at most P ranks")
     add_json(verb)
     verb.set_defaults(run=_fit_collective)
 

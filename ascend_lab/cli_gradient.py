@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal, whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
@@ -32,22 +33,24 @@ def add_gradient(verbs: Any) -> None:
     )
     numbers = {"--alpha-us": "startup of an all-reduce", "--beta-us-per-byte": "time of a byte"}
     for name, text in numbers.items():
-        verb.add_argument(name, type=float, required=True, metavar="T", help=f"{text}, in us")
-    verb.add_argument("--max-segments", type=int, metavar="K", help="at most K (HCCL takes 8)")
+        verb.add_argument(name, type=decimal, required=True, metavar="T", help=f"{text}, in us")
+    verb.add_argument("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)")
     verb.add_argument(
         "--max-bytes",
-        type=float,
+        type=decimal,
         metavar="N",
         help="of a segment; a larger gradient is one by itself",
     )
     group = verb.add_argument_group("beyond one undisturbed stream (searched, not proven)")
-    group.add_argument("--streams", type=int, default=1, metavar="S", help="at once (1)")
+    group.add_argument("--streams", type=count, default=1, metavar="S", help="at once (1)")
     group.add_argument(
-        "--slowdown", type=float, default=0.0, metavar="F", help="of backward meanwhile, e.g. 0.3"
+        "--slowdown", type=decimal, default=0.0, metavar="F", help="of backward meanwhile, e.g. 0.3"
     )
-    group.add_argument("--noise", type=float, default=0.0, metavar="X", help="sigma, e.g. 0.1")
-    group.add_argument("--budget", type=int, default=1000, metavar="N", help="splits tried (1000)")
-    group.add_argument("--seed", type=int, default=0, help="of noise and search (0)")
+    group.add_argument("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1")
+    group.add_argument(
+        "--budget", type=count, default=1000, metavar="N", help="splits tried (1000)"
+    )
+    group.add_argument("--seed", type=whole, default=0, help="of noise and search (0)")
     add_json(verb)
     verb.set_defaults(run=_gradient)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
+from ascend_lab.limits import decimal, whole
 
 LONGEST_S = 86_400.0
 
@@ -16,11 +17,13 @@ def add_plan_memory(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
     verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
-    verb.add_argument("--capacity", type=int, metavar="N", help="bytes there are (default: any)")
-    verb.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds (60)")
-    verb.add_argument("--alignment", type=int, default=1, metavar="A", help="of offsets, bytes (1)")
+    verb.add_argument("--capacity", type=whole, metavar="N", help="bytes there are (default: any)")
+    verb.add_argument("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)")
+    verb.add_argument(
+        "--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"
+    )
     verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
-    verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
     add_json(verb)
     verb.set_defaults(run=_plan_memory)
 

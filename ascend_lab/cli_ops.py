@@ -8,6 +8,7 @@ from typing import Any
 
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
+from ascend_lab.limits import shown, wholes_of
 
 
 def add_op(verbs: Any) -> None:
@@ -73,10 +74,10 @@ def _formats(operator: Any, count: int, dtype: str) -> list[str]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.lower().split("x"))
-    except ValueError:
-        raise InputError("a shape such as 4096x1024", repr(text), "join sizes with x") from None
+    shape = wholes_of(text.lower(), "x")
+    if not shape:
+        raise InputError("a shape such as 4096x1024", shown(text), "join sizes with x")
+    return shape
 
 
 def _attribute(text: str) -> tuple[str, Any]:
@@ -85,5 +86,5 @@ def _attribute(text: str) -> tuple[str, Any]:
         raise InputError("--attr KEY=VALUE", repr(text), "e.g. --attr axis=-1")
     try:
         return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return key, value

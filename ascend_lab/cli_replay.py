@@ -8,6 +8,7 @@ from typing import Any
 
 from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
+from ascend_lab.limits import SEEDS, count, refuse_above
 
 
 def add_replay(verbs: Any) -> None:
@@ -17,8 +18,10 @@ def add_replay(verbs: Any) -> None:
     names = "exhaustive, random, annealing, genetic (default), iterated-local, mcts"
     known = f"{names}, or branch-and-bound, which has no bounds here"
     verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
-    verb.add_argument("--budget", type=int, default=500, metavar="N", help="trials (500)")
-    verb.add_argument("--seeds", type=int, default=30, metavar="K", help="runs: seeds 0..K-1 (30)")
+    verb.add_argument("--budget", type=count, default=500, metavar="N", help="trials (500)")
+    verb.add_argument(
+        "--seeds", type=count, default=30, metavar="K", help="runs: seeds 0..K-1 (30)"
+    )
     add_json(verb)
     verb.set_defaults(run=_replay)
 
@@ -27,6 +30,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     for name in ("budget", "seeds"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
+    refuse_above("--seeds", arguments.seeds, SEEDS)
     from ascend_lab.aoe.recorded import read_recorded, replay
     from ascend_lab.aoe.search import paced, search_named
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import lzma
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ import numpy as np
 from ascend_lab.cli_aoe_use import add_tuned, chip_of, is_tuned, with_tuned
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import ARRAY_BYTES, count, refuse_above, shown, whole, wholes_of
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -21,9 +25,8 @@ if TYPE_CHECKING:
     from ascend_lab.graph.onnx import Imported
 
 Arrays = dict[str, Any]
-WORKING_BYTES = 2**32
+WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64."""
-ARCHIVE_BYTES = 2**32
 
 
 def add_run(verbs: Any) -> None:
@@ -33,7 +36,7 @@ def add_run(verbs: Any) -> None:
     verb.add_argument("--inputs", metavar="F.npz", help="arrays by input name (default: random)")
     verb.add_argument("--outputs", metavar="G.npz", help="write the outputs by name")
     add_shapes(verb)
-    verb.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of random inputs (0)")
     verb.add_argument("--compiled", action="store_true", help="run the compiled programs")
     verb.add_argument("--chip", default="Ascend310", help="for --compiled (Ascend310)")
     add_tuned(verb)
@@ -50,7 +53,7 @@ def add_shapes(verb: argparse.ArgumentParser) -> None:
         metavar="NAME:1,3,224,224",
         help="the shape of an input whose sizes are symbolic; repeatable",
     )
-    verb.add_argument("--batch", type=int, metavar="N", help="the first size of the inputs")
+    verb.add_argument("--batch", type=count, metavar="N", help="the first size of the inputs")
 
 
 def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
@@ -58,11 +61,8 @@ def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for text in arguments.input_shape:
         name, colon, sizes = text.rpartition(":")
-        try:
-            found[name] = tuple(int(n) for n in sizes.split(",") if n.strip())
-        except ValueError:
-            colon = ""
-        if not colon or not name:
+        found[name] = wholes_of(sizes, ",")
+        if not colon or not name or (sizes.strip() and not found[name]):
             raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
     return found
 
@@ -190,20 +190,29 @@ def _summary(array: Any) -> dict[str, Any]:
 
 def load_arrays(path: str) -> Arrays:
     """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    what = "an .npz file of arrays of numbers"
     try:
         if Path(path).exists() and not Path(path).is_file():
-            raise InputError("an .npz file of arrays", f"{path}, which is no file", "give a file")
+            raise InputError(what, f"{path}, which is no file", "give a file")
         with zipfile.ZipFile(path) as archive:
             total = sum(entry.file_size for entry in archive.infolist())
-        if total > ARCHIVE_BYTES:
-            raise InputError(f"at most {ARCHIVE_BYTES} bytes of arrays", str(total), "use fewer")
+        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
         with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        got = f"{path}: {error}"
-        raise InputError("an .npz file of arrays", got, "numpy.savez writes one") from None
-    except (SyntaxError, TypeError, RuntimeError, NotImplementedError, zipfile.error) as error:
-        raise InputError("an .npz file of arrays", f"{path}: {error}", "save it again") from None
+            found = {name: archive[name] for name in archive.files}
+    except _DAMAGED as error:
+        got = f"{path}: {str(error)[:200]}"
+        raise InputError(what, got, "numpy.savez writes one") from None
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return found
+
+
+_DAMAGED = (
+    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What NumPy and zipfile raise for what is no archive of arrays."""
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from ascend_lab.cli_aoe_use import add_tuned, check_fits, chip_of, is_tuned, wit
 from ascend_lab.cli_common import add_json, emit
 from ascend_lab.cli_run import add_shapes, import_with, shapes_of
 from ascend_lab.errors import InputError
+from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def add_simulate(verbs: Any) -> None:
     verb.add_argument("--fusion-result", metavar="F", help="write fusion_result.json to F")
     verb.add_argument("--no-fusion", action="store_true", help="one kernel for every operator")
     verb.add_argument(
-        "--memory-limit", type=int, metavar="BYTES", help="device memory (default: the chip's)"
+        "--memory-limit", type=whole, metavar="BYTES", help="device memory (default: the chip's)"
     )
     add_tuned(verb)
     add_json(verb)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_common import add_json, emit
 from ascend_lab.errors import InputError
+from ascend_lab.limits import decimal, whole
 
 if TYPE_CHECKING:
     from ascend_lab.parallel.strategy import Problem, Solution
@@ -22,11 +23,11 @@ def add_strategy(verbs: Any) -> None:
     verb.add_argument(
         "file", metavar="PROBLEM.json[.gz]", help="a problem in the ASPLOS 2025 IOPDDL format"
     )
-    verb.add_argument("--time-limit", type=float, metavar="S", help="seconds (until proven)")
+    verb.add_argument("--time-limit", type=decimal, metavar="S", help="seconds (until proven)")
     verb.add_argument(
         "--method", default="auto", help="auto (default), exact (needs SciPy) or heuristic"
     )
-    verb.add_argument("--seed", type=int, default=0, help="seed of the heuristic (0)")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the heuristic (0)")
     add_json(verb)
     verb.set_defaults(run=_strategy)
 

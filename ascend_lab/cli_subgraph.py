@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal, whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.contest import Solution
@@ -20,11 +21,11 @@ def add_subgraph(verbs: Any) -> None:
     """Add the verb to the command line."""
     verb = verbs.add_parser("subgraph", help="cut a graph into subgraphs that run from fast memory")
     verb.add_argument("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format")
-    verb.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="seconds (10)")
+    verb.add_argument("--time-limit", type=decimal, default=10.0, metavar="S", help="seconds (10)")
     verb.add_argument(
-        "--evaluations", type=int, metavar="N", help="price N subgraphs, whatever time it takes"
+        "--evaluations", type=count, metavar="N", help="price N subgraphs, whatever time it takes"
     )
-    verb.add_argument("--seed", type=int, default=0, help="seed of the search (0)")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
     add_json(verb)
     verb.set_defaults(run=_subgraph)
 

@@ -9,6 +9,7 @@ from ascend_lab.cli_common import add_json, emit, refuse_idle
 from ascend_lab.cli_run import import_with, shapes_of
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal
 
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
@@ -37,14 +38,17 @@ def add_train_plan(verbs: Any) -> None:
     )
     verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
     verb.add_argument("--cluster", required=True, metavar="T", help="a topology or .toml file")
-    verb.add_argument("--devices", required=True, type=int, metavar="N")
+    verb.add_argument("--devices", required=True, type=count, metavar="N")
     verb.add_argument("--chip", help="a preset or .toml file (default: the cluster's)")
     verb.add_argument("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)")
     verb.add_argument("--dtype", default="fp16", help="fp16 (default) or bf16")
-    verb.add_argument("--memory-limit", type=float, metavar="BYTES", help="(default: the chip's)")
-    verb.add_argument("--plans", type=int, default=20, metavar="K", help="plans to list (20)")
+    verb.add_argument("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)")
+    verb.add_argument("--plans", type=count, default=20, metavar="K", help="plans to list (20)")
     verb.add_argument(
-        "--batch", type=int, metavar="B", help=f"samples of a step, all devices ({SAMPLES} each)"
+        "--batch",
+        type=count,
+        metavar="B",
+        help=f"samples of a step, all devices ({SAMPLES} each)",
     )
     verb.add_argument(
         "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",

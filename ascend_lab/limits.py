@@ -12,24 +12,31 @@ import reprlib
 import tomllib
 import zlib
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ascend_lab.errors import AscendLabError, InputError
+
+Number = TypeVar("Number", int, float)
 
 FILE_BYTES = 2**28
 """Of a trace or a problem, also after unpacking."""
 TABLE_BYTES = 2**25
 TOML_BYTES = 2**20
+ARRAY_BYTES = 2**30
+"""Of an archive of arrays, unpacked."""
 KEY_DOTS = 32
 """In one key of a TOML file."""
 COUNT = 10**6
 """Of anything that a command line counts: cores, trials, seeds, plans."""
+ROWS, COLUMNS = 2**18, 64
+"""Of a recorded space."""
+SEEDS = 1000
 LINKS = 2**17
 """Of a topology."""
 INSTRUCTIONS = 2**16
 """In all programs of one kernel."""
+PROCESSES = 32
 WHOLE = 2**53
 TINY, HUGE = 1e-30, 1e30
 """A number that is not 0 lies between these, whatever its unit."""
@@ -65,6 +72,12 @@ def whole_of(text: str) -> int | None:
     return int(plain) if _WHOLE.fullmatch(plain) else None
 
 
+def wholes_of(text: str, separator: str) -> tuple[int, ...]:
+    """Return the whole numbers a text lists, () if one of the parts is none."""
+    found = [whole_of(part) for part in text.split(separator)]
+    return tuple(n for n in found if n is not None) if None not in found else ()
+
+
 def number_of(text: str) -> float | None:
     """Return the finite number a text means, 0 or from `TINY` to `HUGE`; None if it means none."""
     plain = text.strip()
@@ -72,25 +85,27 @@ def number_of(text: str) -> float | None:
     return value if value is not None and (value == 0 or TINY <= abs(value) <= HUGE) else None
 
 
-def whole(least: int = -WHOLE, most: int = WHOLE) -> Callable[[str], int]:
-    """Return the argparse type of whole numbers in a range."""
-
-    def read(text: str) -> int:
-        value = whole_of(text)
-        if value is None or not least <= value <= most:
-            raise ArgumentTypeError(f"a whole number from {least} to {most}; got {shown(text)}")
-        return value
-
-    return read
+def whole(text: str) -> int:
+    """Read an argument that is a whole number; ArgumentTypeError if it is none."""
+    return _argument(whole_of(text), "a whole number", WHOLE, text)
 
 
-def number(text: str) -> float:
+def count(text: str) -> int:
+    """Read an argument that counts something; ArgumentTypeError above `COUNT`."""
+    return _argument(whole_of(text), "a whole number", COUNT, text)
+
+
+def decimal(text: str) -> float:
     """Read an argument that is a number; ArgumentTypeError if it is none."""
-    value = number_of(text)
+    what = f"a number, 0 or from {TINY:g} to {HUGE:g} in size,"
+    return _argument(number_of(text), what, HUGE, text)
+
+
+def _argument(value: Number | None, what: str, most: Number, text: str) -> Number:
     if value is None:
-        raise ArgumentTypeError(
-            f"a number, 0 or from {TINY:g} to {HUGE:g} in size; got {shown(text)}"
-        )
+        raise ArgumentTypeError(f"{what} in ASCII digits; got {shown(text)}")
+    if abs(value) > most:
+        raise ArgumentTypeError(f"{what} of at most {most:,}; got {shown(text)}")
     return value
 
 
@@ -121,12 +136,12 @@ def read_file(path: str | Path, what: str, most: int = FILE_BYTES) -> bytes:
     return data
 
 
-def json_of(data: str | bytes, where: str) -> Any:
+def json_of(data: str | bytes, where: str, remedy: str = "check the file") -> Any:
     """Return the JSON in a text, null for nan and infinity; `InputError` for anything else."""
     try:
         return json.loads(data, parse_constant=lambda word: None)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: JSON", str(error)[:80], "check the file") from None
+        raise InputError(f"{where}: JSON", str(error)[:80], remedy) from None
 
 
 def toml_of(path: str | Path, what: str, kind: type[AscendLabError]) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def test_an_operator_without_expression_says_so():
 
 def test_adam_counts_steps_from_one():
     x = np.ones(2)
-    with pytest.raises(InputError, match="step=1"):
+    with pytest.raises(InputError, match="step: a whole number from 1"):
         ops.get("adam").reference(x, x, x, x, step=0)
 
 

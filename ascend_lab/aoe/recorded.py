@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.drive import Search, drive
 from ascend_lab.aoe.space import Point, TableSpace, Value
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TABLE_BYTES, number_of, read_file
+from ascend_lab.limits import COLUMNS, ROWS, TABLE_BYTES, number_of, read_file, refuse_above
 
 TIME = "time_ms"
 """The column of times; an empty cell is a configuration that failed."""
@@ -107,6 +107,8 @@ def read_recorded(path: str | Path) -> RecordedSpace:
     if not heads or heads[-1] != TIME or len(heads) < 2 or len(set(heads)) != len(heads):
         got = f"the columns {', '.join(heads)[:200] or '(none)'} in {where}"
         raise InputError(f"parameters with different names, then {TIME}", got)
+    refuse_above(f"{where}: columns", len(heads), COLUMNS)
+    refuse_above(f"{where}: rows", len(rows), ROWS)
     if not rows:
         raise InputError("rows of configurations", f"none in {where}")
     for line, row in enumerate(rows, 2):

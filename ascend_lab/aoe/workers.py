@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import re
 import signal
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import PROCESSES, whole_of
 
 Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
@@ -33,7 +33,6 @@ DIED = "its worker process died"
 UNMEASURED = (DIED, "CancelledError", "FutureCancelledError", "CommClosedError", "KilledWorker",
               "RuntimeError: Error during deserialization")  # fmt: skip
 """So begin notes of trials without a measurement (all but the first are of earlier versions)."""
-MOST_PROCESSES = 1024
 POLL_S, NO_WORKERS = 0.5, "no workers"
 PATIENCE_S, SILENCE_S, GRACE_S = 10.0, 30.0, 1.0
 """So long a cluster may be without workers, its scheduler (busy?) silent, an answer late."""
@@ -235,11 +234,11 @@ def workers_of(text: str = "serial") -> Workers:
     kind, _, rest = text.partition(":")
     if text == "serial":
         return Workers()
-    if kind == "processes" and re.fullmatch("[0-9]{1,4}", rest) and 0 < int(rest) <= MOST_PROCESSES:
-        return Workers(lambda: _processes(int(rest)), name=f"the {rest} worker processes")
+    if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
+        return Workers(lambda: _processes(count), name=f"the {count} worker processes")
     if kind == "dask" and rest:
         return Workers(lambda: _dask(rest), name=f"the Dask scheduler at {rest} or its workers")
-    needed = f"serial, processes:N or dask:ADDRESS, N at most {MOST_PROCESSES}"
+    needed = f"serial, processes:N or dask:ADDRESS, N at most {PROCESSES}"
     raise InputError(needed, text[:200], "e.g. processes:2")
 
 

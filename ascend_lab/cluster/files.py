@@ -17,7 +17,8 @@ from ascend_lab.limits import LINKS, refuse_above, shown, toml_of
 
 KEYS = ("name", "devices", "switches", "servers", "gamma_s_per_byte", "links")
 LINK_KEYS = ("from", "to", "alpha_us", "alpha_s", "gbytes_per_s", "beta_s_per_byte", "one_way")
-DEVICE_LIMIT = 4096
+DEVICE_LIMIT = 1024
+"""Also of switches: routes are kept for every pair."""
 LARGEST = 1e15
 """Of any number in a file: beyond it a slip of units."""
 
@@ -37,6 +38,7 @@ def topology_from_dict(data: dict[str, Any], file: str = "topology") -> Topology
     _known(file, data, KEYS)
     devices = _devices(file, data.get("devices"))
     switches = _names(f"{file}: switches", data.get("switches", []))
+    refuse_above(f"{file}: switches", len(switches), DEVICE_LIMIT, "use fewer", ClusterError)
     nodes = {name: i for i, name in enumerate((*devices, *switches))}
     if len(nodes) < len(devices) + len(switches):
         raise ClusterError(f"{file}: every node under a name of its own", "one twice", "rename it")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
@@ -221,7 +222,7 @@ class Timeline:
             for p, c in self.busy_cycles.items()
         )
         head = (
-            f"<b>{self.name}</b> on {self.core_count} core(s) of {self.chip.name}: "
+            f"<b>{escape(self.name)}</b> on {self.core_count} core(s) of {escape(self.chip.name)}: "
             f"{self.cycles:,} cycles, {self.time_s * 1e6:.2f} µs with launch, "
             f"bound by {self.bound_by}"
         )

@@ -60,7 +60,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="UTF-8"):
         read_profile(tmp_path / "latin.csv")
     (tmp_path / "t.json.gz").write_bytes(b"no gzip")
-    with pytest.raises(InputError, match="can be read"):
+    with pytest.raises(InputError, match="JSON"):
         read_profile(tmp_path / "t.json.gz")
     with pytest.raises(InputError, match="JSON"):
         read_profile(written(tmp_path, "{", "t.json"))
@@ -276,9 +276,15 @@ BAD_CALLS = {
     "no file": (["none.csv", *PRICE], "none.csv"),
     "no alpha": (["FILE", "--beta-us-per-byte", "1"], "--alpha-us"),
     "negative": (["FILE", "--alpha-us", "-1", "--beta-us-per-byte", "1"], "alpha and beta"),
-    "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "alpha and beta"),
-    "overflow": (["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e310"], "alpha and beta"),
-    "too slow": (["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e307"], "cost of at least"),
+    "nan": (["FILE", "--alpha-us", "nan", "--beta-us-per-byte", "1"], "--alpha-us: a number, 0 or"),
+    "overflow": (
+        ["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e310"],
+        "us-per-byte: a number",
+    ),
+    "too slow": (
+        ["FILE", "--alpha-us", "1", "--beta-us-per-byte", "1e307"],
+        "us-per-byte: a number",
+    ),
     "segments": (["FILE", *PRICE, "--max-segments", "0"], "at least 1 segment"),
     "bytes": (["FILE", *PRICE, "--max-bytes", "-3"], "more than 0"),
     "streams": (["FILE", *PRICE, "--streams", "0"], "at least 1 stream"),

@@ -9,12 +9,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ascend_lab.errors import InputError
+from ascend_lab.limits import TOML_BYTES, json_of, read_file
 
 SCOPES = ("GraphFusion", "UBFusion")
 
@@ -33,11 +33,13 @@ class Switches:
 
 def read_switches(path: str | Path) -> Switches:
     """Return the switches of a file; raise `InputError` naming what cannot be read."""
+    data = read_file(path, "a fusion switch file", TOML_BYTES)
     try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError("a fusion switch file", str(error), "check the path") from error
-    return parse_switches(text)
+        return parse_switches(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "a fusion switch file", str(error), "check the path; it is UTF-8"
+        ) from error
 
 
 def parse_switches(text: str) -> Switches:
@@ -54,10 +56,7 @@ def parse_switches(text: str) -> Switches:
 
 def _from_json(text: str) -> dict[tuple[str, str], bool]:
     form = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
-    try:
-        whole = json.loads(text)
-    except ValueError as error:
-        raise InputError(form, str(error), "mend the JSON") from error
+    whole = json_of(text, form, "mend the JSON")
     scopes = whole.get("Switch") if isinstance(whole, dict) else None
     if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
         raise InputError(form, text.strip()[:60], "mend the JSON")

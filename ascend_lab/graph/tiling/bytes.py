@@ -24,19 +24,19 @@ def spans(graph: Graph) -> dict[str, Range]:
         for name in node.inputs:
             if name in found:
                 found[name] = (found[name][0], i)
-    end = len(graph.nodes) - 1
+    end = max(len(graph.nodes) - 1, 0)
     found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
     return found
 
 
 def live_bytes(graph: Graph) -> list[int]:
     """Return the bytes of the activations that exist while each node runs, its own included."""
-    change = [0] * (len(graph.nodes) + 1)
+    change = [0] * (max(len(graph.nodes), 1) + 1)
     for name, (first, last) in spans(graph).items():
         size = graph.types[name].size_bytes
         change[first] += size
         change[last + 1] -= size
-    return list(accumulate(change))[:-1] if graph.nodes else [0]
+    return list(accumulate(change))[:-1]
 
 
 def peak_bytes(graph: Graph) -> int:

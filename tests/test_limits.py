@@ -1,0 +1,271 @@
+"""Bad input refused in one line before work: numbers, files, sizes, attributes, names in HTML."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ascend_lab import limits, ops
+from ascend_lab.aoe.recorded import read_recorded
+from ascend_lab.chip import load_chip
+from ascend_lab.chip.report import (
+    chip_facts_html,
+    overview_html,
+    sources_html,
+    table_html,
+    trust_html,
+)
+from ascend_lab.cli import main
+from ascend_lab.cli_run import load_arrays
+from ascend_lab.cluster import load_topology
+from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
+from ascend_lab.isa import KernelBuilder
+from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.sim import simulate
+
+TOY = load_chip("Toy")
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("text", ["²", "٣", "1_0", "0x10", "1e3", "", "9" * 400, "9" * 5000, "1.0"])
+def test_whole_numbers_are_short_and_ascii(text):
+    assert limits.whole_of(text) is None
+    assert limits.wholes_of(f"4,{text}", ",") == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["²", "٣", "1_0", "nan", "inf", "-inf", "1e308", "1e-320", "9" * 400, "1e99999", "."]
+)
+def test_numbers_are_finite_and_of_a_size_that_can_be_meant(text):
+    assert limits.number_of(text) is None
+
+
+def test_what_is_meant_is_read():
+    assert limits.wholes_of(" 4, -3,+05", ",") == (4, -3, 5)
+    assert [limits.number_of(t) for t in ("0", "-1.5e-3", ".5", "7.", "0e9")] == [
+        0, -1.5e-3, 0.5, 7.0, 0,
+    ]  # fmt: skip
+
+
+FLAGS = {
+    "digit": ("gemm ² 64 64 --chip Toy", "M: a whole number"),
+    "other script": ("gemm 64 64 ٣ --chip Toy", "K: a whole number"),
+    "tile": ("gemm 64 64 64 --chip Toy --tile ²,16,16", "--tile"),
+    "shape": ("op relu ²x4 --chip Toy", "a shape such as"),
+    "digits": (f"op relu {'9' * 5000} --chip Toy", "a shape such as"),
+    "count": ("plan-memory x.csv --seed 99999999999999999999", "--seed"),
+    "trials": ("replay x.csv --budget 2147483648", "--budget: a whole number of at most 1,000,000"),
+    "runs": ("replay x.csv --seeds 2147483648", "--seeds: a whole number of at most 1,000,000"),
+    "seeds": ("replay x.csv --seeds 1001", "--seeds of at most 1,000; got 1,001"),
+    "tiny": ("gradient-plan x.csv --alpha-us 1e-320 --beta-us-per-byte 1", "--alpha-us: a number"),
+    "huge": ("gradient-plan x.csv --alpha-us 1e308 --beta-us-per-byte 1", "--alpha-us: a number"),
+    "attribute": ("op leaky_relu 64 --chip Toy --attr alpha=²", "attribute alpha: a number"),
+    "nested": (f"op relu 64 --chip Toy --attr x={'(' * 5000}", "attributes"),
+    "wide": ("conv 1 1 1 1000000 1 1 1 --chip Toy", "instructions of at most 500"),
+    "pads": ("conv 1 16 9 9 16 3 3 --pad 100 --chip Ascend310", "instructions of at most 500"),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_a_flag_that_cannot_be_meant_is_one_line(case, capsys, monkeypatch):
+    monkeypatch.setattr("ascend_lab.isa.builder.INSTRUCTIONS", 500)
+    line, message = FLAGS[case]
+    assert main(line.split()) == 2
+    said = capsys.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and len(said.err) < 500
+    assert not said.out
+
+
+# -- attributes ------------------------------------------------------------------------------------
+WRONG = (math.nan, 10**400, "x", "²", (), (1.5,), b"x", 1j, [[1]], {}, ..., True)
+
+
+def _numeric() -> list[tuple[str, str]]:
+    """Every attribute that is one number: by its default or by its range."""
+    return [
+        (name, key)
+        for name, op in ops.OPERATORS.items()
+        for key, default in op.attrs.items()
+        if type(default) is float or key in op.ranges
+    ]
+
+
+@pytest.mark.parametrize(("name", "key"), _numeric())
+def test_every_numeric_attribute_is_checked(name, key):
+    op = ops.get(name)
+    example = op.examples[0]
+    for wrong in WRONG:
+        with pytest.raises(InputError, match=f"{name}: attribute {key}: a .*number"):
+            op.infer(*example.shapes, **{**example.attrs, key: wrong})
+
+
+def test_there_are_as_many_numeric_attributes_as_counted():
+    assert len(_numeric()) >= 30
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs"),
+    [
+        ("adam", {"beta2": 1.0}),
+        ("adam", {"step": 1.5}),
+        ("layer_norm", {"epsilon": -1.0}),
+        ("softmax", {"axis": True}),
+        ("conv2d", {"groups": True}),
+        ("split", {"sizes": 2**31}),
+        ("slice", {"begin": (0,), "end": (1,), "step": (1.0,)}),
+        ("one_hot", {"depth": 4, "dtype": []}),
+        ("avg_pool2d", {"kernel": 1, "count_include_pad": "yes"}),
+    ],
+)
+def test_other_attributes_have_a_range_and_a_kind(name, attrs):
+    op = ops.get(name)
+    example = op.examples[0]
+    with pytest.raises(AscendLabError, match=f"{name}: ") as caught:
+        op.infer(*example.shapes, **{**example.attrs, **attrs})
+    assert "\n" not in str(caught.value)
+
+
+def test_infinity_is_a_value_but_no_parameter():
+    assert ops.get("clip").settings({"high": math.inf})["high"] == math.inf
+    with pytest.raises(InputError, match="alpha"):
+        ops.get("elu").settings({"alpha": math.inf})
+
+
+# -- files -----------------------------------------------------------------------------------------
+def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    file = tmp_path / "bomb.csv.gz"
+    file.write_bytes(gzip.compress(b"\0" * 2**22))
+    monkeypatch.setattr("ascend_lab.aoe.recorded.TABLE_BYTES", 2**20)
+    with pytest.raises(InputError, match=r"at most 1,048,576 bytes; got more .* when unpacked"):
+        read_recorded(file)
+    assert len(limits.read_file(file, "a file", 2**22)) == 2**22
+
+
+TOML = {
+    "dots": "a" + ".a" * 20_000 + " = 1\n",
+    "quoted": '"a=b"' + '."a=b"' * 20_000 + " = 1\n",
+    "header": "[" + "a." * 20_000 + "a]\n",
+    "nested": "a = " + "[" * 20_000,
+    "long": "a = '" + "x" * limits.TOML_BYTES + "'\n",
+}
+
+
+@pytest.mark.parametrize("case", TOML)
+def test_a_toml_file_that_would_take_hours_is_refused(case, tmp_path):
+    file = tmp_path / "x.toml"
+    file.write_text(TOML[case])
+    for load, kind in ((load_chip, ChipError), (load_topology, ClusterError)):
+        with pytest.raises(kind) as caught:
+            load(file)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_number_too_long_to_print_is_named(tmp_path):
+    file = tmp_path / "x.toml"
+    fact = f'{{value = 0x{"F" * 9000}, source = "x", trust = "assumed"}}'
+    file.write_text(f'base = "Toy"\n[clock]\nhz = {fact}\n')
+    with pytest.raises(ChipError, match="hz needs at most"):
+        load_chip(file)
+
+
+def test_a_mesh_of_all_with_all_is_refused_before_it_is_made(tmp_path):
+    names = "[" + ",".join(f'"npu{i}"' for i in range(1024)) + "]"
+    link = f"from = {names}\nto = {names}\nalpha_us = 1\ngbytes_per_s = 1\n"
+    (tmp_path / "x.toml").write_text(f"devices = 1024\n[[links]]\n{link}")
+    with pytest.raises(ClusterError, match="links of at most 131,072; got 1,048,576"):
+        load_topology(tmp_path / "x.toml")
+
+
+def _archive(path: Path, **members: bytes) -> str:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return str(path)
+
+
+def _saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def _claiming(shape: str) -> bytes:
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".ljust(200) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"x": b"hello"},
+        {"x.npy": b"hello"},
+        {"x.npy": _saved(np.array([{}, 1], object))},
+        {"x.npy": _saved(np.array(["a"]))},
+        {"x.npy": _saved(np.zeros(3, complex))},
+        {"x.npy": _saved(np.zeros(3, [("a", "f4")]))},
+        {"x.npy": _saved(np.zeros(3))[:-5]},
+        {"x.npy": _claiming(f"({2**40},)")},
+        {"x.npy": _claiming("(" * 150)},
+        {"x.npy": _claiming("(" + "1," * 70 + ")") + b"\0" * 4},
+    ],
+)
+def test_archives_of_anything_but_numbers_are_refused(members, tmp_path):
+    with pytest.raises(InputError) as caught:
+        load_arrays(_archive(tmp_path / "x.npz", **members))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_archive_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ascend_lab.cli_run.ARRAY_BYTES", 100)
+    with pytest.raises(InputError, match="at most 100; got 928"):
+        load_arrays(_archive(tmp_path / "x.npz", **{"x.npy": _saved(np.zeros(100))}))
+
+
+def test_a_kernel_of_endless_code_stops():
+    k = KernelBuilder("endless", TOY)
+    for _ in range(limits.INSTRUCTIONS):
+        k.barrier()
+    with pytest.raises(CapacityError, match="endless: instructions of at most 65,536"):
+        k.barrier()
+
+
+def test_a_model_whose_output_is_a_constant_runs(tmp_path, capsys):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [2])
+    graph = helper.make_graph([helper.make_node("Shape", ["x"], ["y"])], "shapes", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "y.onnx")
+    assert main(["run", str(tmp_path / "y.onnx")]) == 0
+    assert "min 2  max 3" in capsys.readouterr().out
+    for verb in (["simulate"], ["run", "--compiled"]):
+        assert main([*verb, str(tmp_path / "y.onnx"), "--chip", "Toy"]) in (0, 2)
+        said = capsys.readouterr()
+        assert "too large" not in said.err and said.err.count("\n") <= 1
+
+
+# -- names -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", '" onload="alert(1)', "a & b's"])
+def test_names_are_text_in_html(name):
+    chip = replace(TOY, name=name)
+    launch = gemm_launch(GemmShape(32, 32, 32), TOY)
+    timeline = simulate(replace(launch, name=name), TOY)
+    timeline = replace(timeline, chip=chip)
+    pages = [
+        timeline._repr_html_(),
+        chip_facts_html(chip),
+        overview_html([chip]),
+        trust_html([chip]),
+        sources_html([chip]),
+        table_html(name, [name], []),
+    ]
+    for page in pages:
+        assert name not in page
