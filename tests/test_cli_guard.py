@@ -223,6 +223,13 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     assert (folder / "space.csv").read_bytes() == CONTENTS["space.csv"]
 
 
+def test_two_outputs_need_two_files(folder: Path) -> None:
+    words = ["gemm", "16", "16", "16", "--chip", "Toy", "--json", "a.json", "--trace"]
+    code, _, err = run(["ascend-lab", *words, "./a.json"])
+    assert code == 2 and "a file for each output" in err and not (folder / "a.json").exists()
+    assert run(["ascend-lab", *words, "b.json"])[0] == 0
+
+
 PLACES = ("chip", "soc_version", "name", "file", "model", "model_path", "singleop", "inputs",
           "tune_ops_file", "fusion_switch", "tuned", "bank", "topology", "cluster", "operand",
           "output", *OUTPUTS)  # fmt: skip
