@@ -1,6 +1,6 @@
 """The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate, ...
 
-Errors are one line on stderr and exit code 2.
+Errors are one line on stderr; `cli_guard` says the exit codes.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -66,6 +67,7 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
 
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `InputError`, before any work, for outputs that cannot be written or are inputs."""
+    places: set[str] = set()
     words = {name: text for name, text in vars(arguments).items() if isinstance(text, str)}
     for name in OUTPUTS:
         target, flag = words.get(name), f"--{name.replace('_', '-')}"
@@ -76,6 +78,10 @@ def check_outputs(arguments: argparse.Namespace) -> None:
         check_writable(target)
         if any(_same(target, text) for other, text in words.items() if other not in OUTPUTS):
             raise InputError(f"{flag} as another file than the inputs", target, "name another")
+        place = os.path.realpath(target)
+        if place in places and not place.startswith("/dev/"):
+            raise InputError("a file for each output", f"{target} twice", "name another")
+        places.add(place)
 
 
 def _same(one: str, other: str) -> bool:

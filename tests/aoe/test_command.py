@@ -485,7 +485,7 @@ def test_schedules_for_something_else_are_refused(capsys, small, tmp_path):
         err = capsys.readouterr().err
         assert word in err and err.count("\n") == 1
     assert lab(["run", str(model), "--tuned", str(schedules)]) == 2
-    assert "add --compiled" in capsys.readouterr().err
+    assert "only with --compiled" in capsys.readouterr().err
 
 
 def test_fewer_cores_are_slower(capsys, small, tmp_path):
