@@ -131,7 +131,8 @@ def _searched(
 
 def _table(segments: Segments, told: Progress) -> Ways:
     """Return how each segment may be sliced; segments that nothing helps are left out."""
-    count, found = segments.count, {}
+    count = segments.count
+    found: dict[tuple[int, int], Sequence[Way]] = {}
     for i in range(count):
         found |= {(i, j): segments.ways(i, j) for j in range(i + 1, count + 1)}
         told("cuts", i + 1, count, "")
