@@ -302,10 +302,9 @@ def test_a_time_that_is_over_after_the_compile_leaves_the_network_as_it_is(capsy
 
 def test_what_takes_the_most_time_is_printed_and_the_shares_of_it(capsys, small, tmp_path):
     out, _ = tune(capsys, small, tmp_path)
-    rows = [line.split() for line in out.splitlines() if re.search(r" \d+  (?!found)", line)]
     table = out[out.index("kernel ") : out.index("time of the kernels")].splitlines()[1:]
     times = [float(re.search(r"\) +\d+ +[\d.]+ +([\d.]+)", line)[1]) for line in table]
-    assert len(times) == 4 and times == sorted(times, reverse=True) and rows
+    assert len(times) == 5 and times == sorted(times, reverse=True)
     (shares,) = [line for line in out.splitlines() if line.startswith("time of the kernels")]
     assert sum(map(float, re.findall(r"([\d.]+) % [a-z]", shares))) == pytest.approx(100)
 
@@ -325,7 +324,7 @@ def attempt(*given):
 def agree(*given):
     if len(measured) >= 20:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
+        time.sleep(300)
     return values.agree(*given)
 workers.attempt, tuning.agree = attempt, agree
 sys.exit(main(["-j", "2", *{arguments!r}]))
@@ -337,7 +336,7 @@ def test_a_second_ctrl_c_ends_at_once(small, tmp_path):
     environ = {**os.environ, "REPEAT_TUNE": "True"}
     found = subprocess.run(
         [sys.executable, "-c", TWICE.format(path=sys.path, arguments=arguments)],
-        capture_output=True, text=True, env=environ, check=False, timeout=50,
+        capture_output=True, text=True, env=environ, check=False, timeout=250,
     )  # fmt: skip
     assert found.returncode == 130 and found.stderr == "aoe: ended at once\n"
 

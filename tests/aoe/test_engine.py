@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
+from ascend_lab.aoe.tuning import NOT_REACHED
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import evaluate, run_tasks, simulate_graph
