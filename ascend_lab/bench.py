@@ -281,7 +281,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             for f in figures
         ]
         write_whole(arguments.json, json.dumps(rows, indent=2))
+    print("\n" + closing(figures))
     return 1 if any(f.met is False for f in figures) else 0
+
+
+def closing(figures: Sequence[Figure]) -> str:
+    """Return the last lines: every target that was missed, under what it belongs to, or none."""
+    lines, above = [], ""
+    for figure in figures:
+        part = figure.name.startswith(" ")
+        above = above if part else figure.name
+        if figure.met is False:
+            name = f"{above}, {figure.name.strip()}" if part else figure.name
+            lines.append(f"missed: {name}: {figure.measured}, target {figure.target}")
+    return "\n".join(lines) or "all targets met"
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ if __name__ == "__main__":  # before the rest is imported: Ctrl-C then ends in o
 
 import argparse
 import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,28 +41,65 @@ from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
+    from ascend_lab.aoe.clock import Deadline
     from ascend_lab.aoe.engine import Tuning
     from ascend_lab.aoe.network import NetworkResult
     from ascend_lab.aoe.progress import Bars
+    from ascend_lab.aoe.report import Report
     from ascend_lab.aoe.session import Ledger
     from ascend_lab.aoe.settings import Settings
     from ascend_lab.aoe.workers import Workers
     from ascend_lab.chip import Chip
 
+TOP = 8
+"""Operators printed, those that take the most time."""
+SAVING = 2.5
+"""Seconds kept for saving a model, for each that reading it took."""
+
 
 def run(argv: Sequence[str]) -> int:
     """Run the command line and return the exit code."""
-    if argv[:1] == ["bank"]:
-        return bank_main(argv[1:])
-    refuse(argv)
+    started = time.monotonic()
     try:
-        return _tune_all(parser().parse_args(argv))
+        with _CtrlC():
+            if argv[:1] == ["bank"]:
+                return bank_main(argv[1:])
+            refuse(argv)
+            return _tune_all(parser().parse_args(argv), started)
     except AscendLabError as error:
         raise InputError(in_flags(str(error), "aoe")) from error
 
 
 def _complain(text: str) -> None:
     complain("aoe", in_flags(text, "aoe"))
+
+
+class _CtrlC:
+    """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
+
+    def __enter__(self) -> None:
+        self.before: Any = signal.getsignal(signal.SIGINT)
+        main = threading.current_thread() is threading.main_thread()
+        self.ours = main and self.before is signal.default_int_handler
+        if self.ours:
+            signal.signal(signal.SIGINT, self._first)
+
+    def __exit__(self, *_: object) -> None:
+        if self.ours:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _first(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._second)
+        raise KeyboardInterrupt
+
+    @staticmethod
+    def _second(*_: object) -> None:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.kill()
+        _complain("ended at once")
+        os._exit(INTERRUPTED)
 
 
 @dataclass
@@ -75,13 +115,24 @@ class _Run:
     ledger: Ledger
     workers: Workers
     bars: Bars
+    started: float
     told: set[str] = field(default_factory=set)
+
+    def deadline(self) -> Deadline:
+        """Return the end of the time of a network: the first one's began with the command."""
+        from ascend_lab.aoe.clock import Deadline
+
+        limit_s = self.settings.time_limit_s
+        return Deadline() if limit_s is None else Deadline(self.started + limit_s)
 
     def tune(self, network: Network) -> Tuning:
         """Tune one network."""
         from ascend_lab.aoe.engine import tune
 
+        read_s = time.monotonic()
+        self.bars("read", 0, 1, "")
         graph, wanted = network.load(), None
+        read_s = time.monotonic() - read_s
         if self.arguments.tune_ops_file:
             file = Path(self.arguments.tune_ops_file)
             wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
@@ -97,6 +148,7 @@ class _Run:
                 dtype=self.dtype,
                 wanted=wanted,
                 progress=self.bars,
+                deadline=self.deadline().keeping(SAVING * read_s),
             )
 
     def tell(self, warning: str) -> None:
@@ -106,7 +158,7 @@ class _Run:
             _complain(warning)
 
 
-def _tune_all(arguments: argparse.Namespace) -> int:
+def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
     from ascend_lab.aoe.progress import Bars
     from ascend_lab.aoe.saved import usable_folder
@@ -128,7 +180,7 @@ def _tune_all(arguments: argparse.Namespace) -> int:
         if arguments.Fnonhomo_split:
             print("--Fnonhomo_split changes nothing: slices of uneven sizes are always tried")
         print(f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model")
-        run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars)
+        run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started)
         return _sources(run, sources)
 
 
@@ -172,25 +224,30 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
     report = Report(network.name, tuning, run.settings, run.ledger.written)
     for job, section in report.as_dict().items():
         sections.setdefault(job, []).append(section)
-    _print(network.name, tuning)
+    _print(report)
     _save(run, network.name, tuning)
-    return tuning.operators is not None and tuning.operators.interrupted
+    run.started = time.monotonic()
+    return tuning.interrupted
 
 
-def _print(name: str, tuning: Tuning) -> None:
+def _print(report: Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+
+    name, tuning = report.name, report.tuning
 
     print(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
     steps = [("sgat", tuning.subgraph), ("opat", tuning.operators)]
     for job, found in steps:
         if found is not None:
             before, after = found.before_s, found.after_s
+            end = "interrupted" if found.interrupted else "finished"
             print(
-                f"{job} process finished. Performance improved by {(before - after) / after:.2%} "
+                f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
                 f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
             )
     if tuning.operators is not None:
+        print(report.top(TOP))
         print(f"  {_operators(tuning.operators)}")
     print(
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
@@ -215,8 +272,14 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
     """Save the tuned model, and read it again: it must take as long as the report says."""
     from ascend_lab.aoe.saved import save_tuned
 
+    if run.deadline().over and not tuning.result_s < tuning.baseline_s:
+        print("  no tuned model is written: in the time limit nothing was tuned")
+        return
     try:
-        saved = save_tuned(run.folder, name, tuning, run.dtype)
+        with run.bars:
+            run.bars("save", 0, 2, "")
+            saved = save_tuned(run.folder, name, tuning, run.dtype)
+            run.bars("save", 2, 2, "")
     except UnsupportedError as error:
         run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
         return

@@ -7,13 +7,13 @@ measured them, so that a seed fixes the result for any number of workers.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from ascend_lab.aoe.clock import Deadline, TimeUpError
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.trace import Trace, Trial
 from ascend_lab.aoe.workers import Measure, Workers, WorkersLostError
@@ -71,22 +71,26 @@ def drive(
     A candidate longer than `trial_limit_s` fails. With `early_stop`, one whose certified bound
     (`measure.bound`) exceeds that many times the best is not built: its bound is its cost. `known`
     are attempts of an earlier run, answered without measuring. The run ends as soon as the trials
-    say `is_proven`: nothing better is left. Ctrl-C keeps what was found. Raises `WorkersLostError`.
+    say `is_proven`: nothing better is left. Ctrl-C keeps what was found; candidates that the end of
+    the time cuts off are no trials. Raises `WorkersLostError`.
     """
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     run = _Run(space, budget)
-    deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
+    deadline = Deadline.of(time_limit_s)
     steps = search(space, np.random.default_rng(seed), start)
     known = known or {}
 
     def tell(new: Mapping[Hashable, Point]) -> None:
-        _measure(run, new, measure, workers, trial_limit_s, early_stop, known, on_trial)
+        limits = trial_limit_s, deadline
+        _measure(run, new, measure, workers, limits, early_stop, known, on_trial)
 
     try:
         end = _loop(run, steps, tell, deadline, is_proven)
     except WorkersLostError:
-        if time.monotonic() < deadline:
+        if not deadline.over:
             raise
+        end = "time"
+    except TimeUpError:
         end = "time"
     except KeyboardInterrupt:
         end = "interrupted"
@@ -98,7 +102,7 @@ def _loop(
     run: _Run,
     steps: Steps,
     tell: Callable[[Mapping[Hashable, Point]], None],
-    deadline: float,
+    deadline: Deadline,
     is_proven: Callable[[Sequence[Trial]], bool] | None,
 ) -> str:
     """Have batches proposed and measured to the end, and return why it came."""
@@ -110,7 +114,7 @@ def _loop(
             return "exhausted"
         if len(run.trials) >= run.budget:
             return "budget"
-        if time.monotonic() > deadline:
+        if deadline.over:
             return "time"
         new = run.fresh(batch)
         idle = 0 if new else idle + 1
@@ -130,12 +134,17 @@ def _measure(
     new: Mapping[Hashable, Point],
     measure: Measure,
     workers: Workers,
-    limit_s: float | None,
+    limits: tuple[float | None, Deadline],
     early_stop: float | None,
     known: Mapping[Point, tuple[float, str]],
     on_trial: Callable[[Trial], None] | None,
 ) -> None:
-    """Measure new candidates and add their trials in order, each as soon as it is known."""
+    """Measure new candidates and add their trials in order, each as soon as it is known.
+
+    `limits`: seconds of a candidate, and the end of all.
+    """
+    deadline = limits[1]
+    left_s = [s for s in (limits[0], deadline.left_s) if s is not None and math.isfinite(s)]
     best = min(run.costs.values(), default=math.inf)
     answers = _hopeless(new, measure, best * early_stop) if early_stop else {}
     answers.update({k: known[p] for k, p in new.items() if k not in answers and p in known})
@@ -149,11 +158,14 @@ def _measure(
                 on_trial(trial)
 
     def told(place: int, cost: float, note: str) -> None:
-        answers[todo[place]] = cost, note
-        add()
+        if math.isfinite(cost) or not deadline.over:
+            answers[todo[place]] = cost, note
+            add()
+        if deadline.over:
+            raise TimeUpError
 
     add()
-    workers.run(measure, [new[k] for k in todo], limit_s, told)
+    workers.run(measure, [new[k] for k in todo], min(left_s, default=None), told)
 
 
 def _hopeless(

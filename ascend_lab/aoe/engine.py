@@ -6,21 +6,27 @@ shapes of operators are only final after slicing.
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ascend_lab.aoe.bank import Knowledge, Outcome
+from ascend_lab.aoe.clock import Deadline
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
-from ascend_lab.aoe.settings import Progress, Settings, jobs_of
+from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
 from ascend_lab.aoe.slices import slice_network
 from ascend_lab.aoe.subgraph import SubgraphResult, network_bound
 from ascend_lab.aoe.subgraph import compiled as compiled_slices
 from ascend_lab.aoe.workers import Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Compiled, Graph, simulate_graph
-from ascend_lab.graph.pipeline import finish_stages, front_stages
+from ascend_lab.graph.pipeline import Front, finish_stages, front_stages
+
+TAIL = 0.5
+"""Share of the seconds of the first compile that is kept for the last ones, and for saving."""
+_LATE = "the time limit of {:g} s was over when the network was compiled: nothing was tuned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,12 @@ class Tuning:
     warnings: tuple[str, ...] = ()
 
     @property
+    def interrupted(self) -> bool:
+        """Whether the user stopped it."""
+        return any(found is not None and found.interrupted
+                   for found in (self.subgraph, self.operators))  # fmt: skip
+
+    @property
     def gain(self) -> float:
         """Improvement as the published reports print it: (before - after) / after."""
         return (self.baseline_s - self.result_s) / self.result_s if self.result_s else 0.0
@@ -65,14 +77,19 @@ def tune(
     dtype: str = "fp16",
     wanted: Chosen | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> Tuning:
     """Tune a graph for a chip and return what was found; Ctrl-C keeps what was found so far.
+
+    The settings' limit holds for all of it, from now on or as the `deadline` says; a compile of the
+    network as it is, at least, is done.
 
     `job`: "1" subgraph, "2" operator, "1,2" both. `bank`: the custom bank's file; without one
     results are not stored, but the built-in bank is used. `executor`: serial, processes:N, or
     dask:ADDRESS. Raises as `compile_stages`, and `InputError` for unknown jobs or executors.
     """
-    jobs = jobs_of(job)
+    jobs, settings = jobs_of(job), settings or Settings()
+    deadline = deadline or Deadline.of(settings.time_limit_s)
     chip = load_chip(chip) if isinstance(chip, str) else chip
     with ExitStack() as own:  # what is opened here is closed here
         workers = executor
@@ -81,7 +98,8 @@ def tune(
         knowledge = bank
         if not isinstance(knowledge, Knowledge):
             knowledge = own.enter_context(Knowledge(knowledge))
-        run = _Run(chip, jobs, settings or Settings(), knowledge, workers, wanted, progress)
+        told = progress or (lambda *_: None)
+        run = _Run(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
         return run.tune(graph, dtype)
 
 
@@ -95,18 +113,23 @@ class _Run:
     knowledge: Knowledge
     workers: Workers
     wanted: Chosen | None
-    progress: Progress | None
+    progress: Progress
+    deadline: Deadline
 
     def tune(self, graph: Graph, dtype: str) -> Tuning:
         """Run the jobs."""
         started, chip = time.monotonic(), self.chip
         settings, knowledge = self.settings, self.knowledge
-        front = front_stages(graph, chip, dtype=dtype)
-        baseline = finish_stages(front, chip).compiled
-        baseline_s = simulate_graph(baseline).time_s
+        front, baseline, baseline_s = self._compiled(graph, dtype)
+        # what ends a run is done on the same network: it takes less than what began it
+        deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
+        late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
         compiled, sliced, operators, outcome = baseline, None, None, None
+        self.progress(OVERALL, 1, 3, "")
         if "1" in self.jobs:
-            sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress)
+            both = "2" in self.jobs and not math.isinf(deadline.end)
+            own = deadline.within(deadline.left_s / 2) if both else deadline
+            sliced, outcome = slice_network(front, chip, settings, knowledge, self.progress, own)
             if sliced.plan.regions:
                 graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
         if "2" in self.jobs and not (sliced and sliced.interrupted):
@@ -117,6 +140,7 @@ class _Run:
                 workers=self.workers,
                 wanted=self.wanted,
                 progress=self.progress,
+                deadline=deadline,
             )
             compiled = operators.compiled
         result_s = simulate_graph(compiled).time_s
@@ -131,5 +155,18 @@ class _Run:
             network_bound(front.rewritten, chip) if result_s else 0.0,
             time.monotonic() - started,
             (outcome,) if outcome else (),
-            tuple(knowledge.warnings),
+            (*knowledge.warnings, *late),
         )
+
+    def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, float]:
+        """Return the network as it is and its seconds."""
+        told = self.progress
+        told(OVERALL, 0, 3, "")
+        told("compile", 0, 3, "")
+        front = front_stages(graph, self.chip, dtype=dtype)
+        told("compile", 1, 3, "")
+        baseline = finish_stages(front, self.chip).compiled
+        told("compile", 2, 3, "")
+        baseline_s = simulate_graph(baseline).time_s
+        told("compile", 3, 3, "")
+        return front, baseline, baseline_s

@@ -6,17 +6,19 @@ Operators are tuned alone; the network decides: a schedule that makes it slower 
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ascend_lab.aoe.bank import MODEL_VERSION, Knowledge, Outcome, decide, settle
+from ascend_lab.aoe.clock import Deadline, TimeUpError
 from ascend_lab.aoe.jobs import job_of
 from ascend_lab.aoe.known import entry_of, from_bank, key_of, suggestions
 from ascend_lab.aoe.operators import Operator, operators_of
-from ascend_lab.aoe.settings import Progress, Settings
+from ascend_lab.aoe.settings import OVERALL, Progress, Settings
+from ascend_lab.aoe.subgraph.bound import bound_parts
 from ascend_lab.aoe.trace import Trial
-from ascend_lab.aoe.tuning import Result, tune_operator, untuned
+from ascend_lab.aoe.tuning import NOT_REACHED, Result, tune_operator, untuned
 from ascend_lab.aoe.vector.prior import learn
 from ascend_lab.aoe.workers import Workers
 from ascend_lab.errors import AscendLabError
@@ -26,6 +28,10 @@ from ascend_lab.graph.lower import Choice
 
 Chosen = Callable[[Operator], bool]
 """Whether the user wants an operator tuned."""
+LEAST_S = 1.0
+"""Seconds of a limited time that the search of an operator gets at least."""
+CHECK_S = 40e-6
+"""Assumed seconds to check the values of a kernel, per instruction it executes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +68,26 @@ def tune_network(
     workers: Workers | None = None,
     wanted: Chosen | None = None,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> NetworkResult:
-    """Tune the operators of a compiled network; Ctrl-C keeps what was found."""
+    """Tune the operators of a compiled network; Ctrl-C and the deadline keep what was found.
+
+    The deadline is that of the settings from now on, unless it is given. Operators that it leaves
+    out keep their defaults, and their results say so.
+    """
     settings, knowledge = settings or Settings(), knowledge or Knowledge(None, None)
-    run = _Run(settings, knowledge, workers, progress)
+    deadline = deadline or Deadline.of(settings.time_limit_s)
+    run = _Run(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
     asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
+    sizes = {t.piece.key: t.lowered.kernel.event_count for t in compiled.tasks if t.lowered}
     try:
-        run.tune(asked)
+        run.tune(asked, sizes)
     except KeyboardInterrupt:  # between two searches; those that ended are kept
         run.interrupted = True
-    found = [run.results.get(op.name) or untuned(op, refused.get(op.name, "interrupted"))
+    missed = "interrupted" if run.interrupted else NOT_REACHED
+    found = [run.results.get(op.name) or untuned(op, refused.get(op.name, missed))
              for op in operators]  # fmt: skip
     before_s = simulate_graph(compiled).time_s
     tuned, after_s, kept = together(compiled, found, before_s)
@@ -87,7 +101,8 @@ class _Run:
     settings: Settings
     knowledge: Knowledge
     workers: Workers | None
-    progress: Progress | None
+    progress: Progress
+    deadline: Deadline
 
     def __post_init__(self) -> None:
         self.results: dict[str, Result] = {}
@@ -95,58 +110,90 @@ class _Run:
         self.interrupted = False
         self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
 
-    def tune(self, operators: Sequence[Operator]) -> None:
-        """Take each from the bank or search, the one with most to gain first."""
-        missing = []
-        for operator in operators:
-            decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
-            unproven = decision.entry is not None and not decision.entry.proven
-            if decision.tune or (self.settings.deeper and unproven):
-                missing.append(operator)
-                continue
-            assert decision.entry is not None and decision.origin is not None
-            self.results[operator.name] = from_bank(operator, decision.entry, decision.origin)
-            self.outcomes.append(settle(self.knowledge, decision))
-        room = {op.name: potential(op) for op in missing}
-        missing.sort(key=lambda op: -room[op.name])
-        end = time.monotonic() + (self.settings.time_limit_s or float("inf"))
-        for number, operator in enumerate(missing):
-            if self.interrupted:
+    def tune(self, operators: Sequence[Operator], sizes: Mapping[str, int]) -> None:
+        """Take each from the bank or search, the one with most to gain first.
+
+        `sizes` are instructions of the default kernels by piece. With a limited time, an operator
+        whose values could not be checked in it is left out.
+        """
+        limited = math.isfinite(self.deadline.end)
+        try:
+            with self.deadline.cut():
+                missing = self._ordered([op for op in operators if not self._known(op)], limited)
+        except TimeUpError:
+            return
+        gains = sum(gain for _, gain in missing)
+        for number, (operator, gain) in enumerate(missing, 1):
+            if self.interrupted or self.deadline.over:
                 break
-            left = sum(room[op.name] for op in missing[number:])
-            share = room[operator.name] / left if left else 1.0
-            limit_s = (end - time.monotonic()) * share if self.settings.time_limit_s else None
-            self._search(operator, limit_s, f"{number + 1}/{len(missing)}")
+            limit_s, place = None, f"{number}/{len(missing)}"
+            self.progress(OVERALL, number, len(missing) + 2, "")
+            if limited:
+                left_s = self.deadline.left_s
+                share = gain / gains if gains else 1.0
+                check_s = 2 * CHECK_S * sizes.get(operator.piece.key, 0)
+                limit_s = min(max(left_s * share, LEAST_S), left_s - check_s)
+            gains -= gain
+            if limit_s is None or limit_s > 0:
+                self._search(operator, limit_s, place)
+
+    def _ordered(self, missing: Sequence[Operator], quick: bool) -> list[tuple[Operator, float]]:
+        """Return operators with what they could gain, most first."""
+        room = []
+        for number, operator in enumerate(missing, 1):
+            room.append((operator, estimated(operator) if quick else potential(operator)))
+            self.progress("bounds", number, len(missing), "")
+        return sorted(room, key=lambda pair: -pair[1])
+
+    def _known(self, operator: Operator) -> bool:
+        """Take an operator from the bank if that is what the settings ask for."""
+        decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
+        if decision.tune:
+            return False
+        assert decision.entry is not None and decision.origin is not None
+        if self.settings.deeper and not decision.entry.proven:
+            return False
+        if self.knowledge.trials(self._run_id(operator)):  # an interrupted run goes on
+            return False
+        self.results[operator.name] = from_bank(operator, decision.entry, decision.origin)
+        self.outcomes.append(settle(self.knowledge, decision))
+        return True
+
+    def _run_id(self, operator: Operator) -> str:
+        return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
     def _search(self, operator: Operator, limit_s: float | None, place: str) -> None:
-        run_id = f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
+        run_id = self._run_id(operator)
         known = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
+        label = f"{place} {operator.op}"
 
         def on_trial(trial: Trial) -> None:
             if trial.point not in known:
                 self.knowledge.save_trials(run_id, (trial,))
-            if self.progress:
-                label = f"{place} {operator.op}"
-                self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
+            self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
         found = tune_operator(
             operator,
             self.settings,
             workers=self.workers,
             time_limit_s=limit_s,
+            deadline=self.deadline,
             known=known,
             near=suggestions(operator, self.knowledge),
             policy=self.policy,
             on_trial=on_trial,
+            told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
         )
         self.results[operator.name] = found
         if found.trace is None:
             return
         self.interrupted = found.trace.end == "interrupted"
-        if not self.interrupted and len(found.trace.failures) < found.trials:
+        worth = found.choice is not None if self.interrupted else found.source == "tuned"
+        if worth and len(found.trace.failures) < found.trials:
             decision = decide(self.knowledge, key_of(operator), True)
             self.outcomes.append(settle(self.knowledge, decision, entry_of(found, self.settings)))
-            self.knowledge.forget_trials(run_id)
+            if not self.interrupted:
+                self.knowledge.forget_trials(run_id)
 
 
 def potential(operator: Operator) -> float:
@@ -156,6 +203,16 @@ def potential(operator: Operator) -> float:
     except AscendLabError:
         return 0.0
     return float(operator.count * max(operator.default_cycles - bound, 0))
+
+
+def estimated(operator: Operator) -> float:
+    """Return about what `potential` does, without a space: from work, rates and cold operands."""
+    chip, graph = operator.chip, operator.piece.graph
+    parts = bound_parts(graph, chip)
+    cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
+    memory_s = cold / chip.device_memory.rate_bytes_per_s
+    busy_s = max(parts["cube"], parts["vector"], memory_s) + chip.launch_overhead_s
+    return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
 
 
 def together(

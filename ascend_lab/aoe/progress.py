@@ -1,4 +1,4 @@
-"""Progress bars: one per operator or search, in a terminal or a notebook."""
+"""Progress bars of the whole run and of its stage, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ import sys
 from importlib import import_module
 from types import TracebackType
 from typing import Any, TextIO
+
+from ascend_lab.aoe.settings import OVERALL
+
+UNITS = {
+    "read": "file",
+    "compile": "pass",
+    "cuts": "cut",
+    "segments": "segment",
+    "plans": "plan",
+    "bounds": "operator",
+    "proof": "kernel",
+    "values": "check",
+    "save": "file",
+}
+"""What the stages count; all others count trials."""
 
 
 class Bars:
@@ -23,30 +38,47 @@ class Bars:
         self.label = ""
         self.best = math.inf
         self.bar: Any = None
+        self.overall: Any = None
 
     def __call__(self, label: str, done: int, total: int, best: str) -> None:
         """Show that `done` of at most `total` candidates are tried; a new label is a new bar.
 
-        The least number that `best` began with is shown.
+        The least number that `best` began with is shown. The bar of `OVERALL` stands above.
         """
         if not self.on:
             return
+        if label == OVERALL:
+            self.overall = self.overall or self._bar(label, total, "step", 0)
+            self.overall.total = total
+            self.overall.update(done - self.overall.n)
+            self.overall.refresh()
+            return
         if self.bar is None or label != self.label:
-            self.close()
+            self._end("bar")
             self.label, self.best = label, math.inf
-            tqdm = import_module("tqdm.auto").tqdm
-            self.bar = tqdm(total=total, desc=label, file=self.stream, leave=False, unit="trial")
+            unit = UNITS.get(label.rpartition(", ")[2], "trial")
+            self.bar = self._bar(label, total, unit, int(self.overall is not None))
+        self.bar.total = total
         self.bar.update(done - self.bar.n)
         cost = _number(best)
         if cost < self.best:
             self.best = cost
             self.bar.set_postfix_str(f"best {best}")
 
+    def _bar(self, label: str, total: int, unit: str, place: int) -> Any:
+        tqdm = import_module("tqdm.auto").tqdm
+        where = {"position": place} if place else {}
+        return tqdm(total=total, desc=label, file=self.stream, leave=False, unit=unit, **where)
+
+    def _end(self, name: str) -> None:
+        if getattr(self, name) is not None:
+            getattr(self, name).close()
+            setattr(self, name, None)
+
     def close(self) -> None:
-        """End the last bar."""
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
+        """End the bars."""
+        self._end("bar")
+        self._end("overall")
 
     def __enter__(self) -> Bars:
         return self

@@ -20,7 +20,7 @@ from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
 from ascend_lab.aoe.known import key_of
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.trace import Trace
-from ascend_lab.aoe.tuning import Result
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, Result
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
+KINDS = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
+"""What may be known of a kernel's time; of the last, nobody asked, or no space was found."""
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
 LONGEST = 44
@@ -55,14 +57,33 @@ class Report:
         chip = t.compiled.chip
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
         if t.operators is not None:
-            lines.append(_HEAD)
-            lines += [_row(result, chip.clock_hz) for result in t.operators.results]
+            lines += [_HEAD, *(_row(r, chip.clock_hz) for r in t.operators.results), self.shares()]
         lines.append(
             f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
             f"{t.gain:.2%} = {FORMULA}; network bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} "
             "(it counts no waits and one launch)"
         )
         return "\n".join(lines)
+
+    def top(self, count: int) -> str:
+        """Return the operators that take the most time as a table, and the shares of the time."""
+        found = self.tuning.operators
+        if found is None:
+            return ""
+        rows = sorted(found.results, key=lambda r: -r.operator.count * r.after_cycles)
+        clock_hz = self.tuning.compiled.chip.clock_hz
+        more = [f"... and {len(rows) - count} more"] if len(rows) > count else []
+        return "\n".join([_HEAD, *(_row(r, clock_hz) for r in rows[:count]), *more, self.shares()])
+
+    def shares(self) -> str:
+        """Return how much of the kernels' time is proven optimal, bounded, or neither."""
+        found = self.tuning.operators
+        results = found.results if found is not None else ()
+        gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
+        tenths = _tenths(results)
+        kinds = [f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in KINDS[:2]]
+        text = ", ".join(kinds) or "no kernels"
+        return f"time of the kernels: {text}".replace("bounded", f"within {gap:.2%} of a bound")
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
@@ -124,8 +145,7 @@ class Report:
         }
 
     def _outcome(self) -> str:
-        stopped = self.tuning.operators is not None and self.tuning.operators.interrupted
-        return "tuning incomplete" if stopped else "tuning successful"
+        return "tuning incomplete" if self.tuning.interrupted else "tuning successful"
 
     def _modified(self, result: Result) -> str:
         """Return whether an operator was added to the bank ("add"), updated there, or neither."""
@@ -156,6 +176,31 @@ class Report:
             "gap_formula": GAP_FORMULA,
             "warnings": list(t.warnings),
         }
+
+
+def kind_of(result: Result) -> str:
+    """Return what is known of a kernel's time: one of `KINDS`."""
+    if result.proven:
+        return KINDS[0]
+    if result.bound_cycles is not None:
+        return KINDS[1]
+    if not result.operator.unit:
+        return KINDS[2]
+    return KINDS[3] if result.note in (NOT_REACHED, NOT_CHECKED, "interrupted") else KINDS[4]
+
+
+def _tenths(results: Sequence[Result]) -> dict[str, int]:
+    """Return thousandths of the time by kind, 1000 in all: the largest has what rounding leaves."""
+    cycles = dict.fromkeys(KINDS, 0)
+    for result in results:
+        cycles[kind_of(result)] += result.operator.count * result.after_cycles
+    total = sum(cycles.values())
+    if not total:
+        return {}
+    found = {kind: round(1000 * part / total) for kind, part in cycles.items()}
+    largest = max(cycles, key=lambda kind: cycles[kind])
+    found[largest] += 1000 - sum(found.values())
+    return found
 
 
 def failed(result: Result) -> bool:

@@ -57,5 +57,7 @@ def jobs_of(text: str) -> tuple[str, ...]:
     return tuple(sorted(set(given)))
 
 
+OVERALL = "all"
+"""What progress of a whole run is called: compiling, slicing, each operator, the end."""
 Progress = Callable[[str, int, int, str], None]
 """(what is tuned, done, out of, best so far as text) -> None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from ascend_lab.aoe.bank import (
     decide,
     settle,
 )
+from ascend_lab.aoe.clock import Deadline
 from ascend_lab.aoe.settings import Progress, Settings
 from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, network_bound, tune_subgraph
 from ascend_lab.aoe.subgraph.plans import plan_time
@@ -36,11 +38,13 @@ def slice_network(
     settings: Settings,
     knowledge: Knowledge,
     progress: Progress | None = None,
+    deadline: Deadline | None = None,
 ) -> tuple[SubgraphResult, Outcome | None]:
     """Return the slicing of a network, and what became of the bank; raises as `tune_subgraph`.
 
     A search that the user stopped leaves nothing in the bank, so that the next run goes on.
     """
+    deadline = deadline or Deadline.of(settings.time_limit_s)
     graph = canonical(front.rewritten, chip)
     key = key_of_graph(graph, chip)
     decision = decide(knowledge, key, settings.repeat)
@@ -50,7 +54,7 @@ def slice_network(
         found = tune_subgraph(
             front,
             chip,
-            time_limit_s=settings.time_limit_s,
+            time_limit_s=None if math.isinf(deadline.end) else deadline.left_s,
             seed=settings.seed,
             progress=progress,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ascend_lab.aoe.clock import Deadline, TimeUpError
 from ascend_lab.aoe.cube.job import CubeJob
 from ascend_lab.aoe.cube.measure import CubeMeasure
 from ascend_lab.aoe.cube.prove import prove
@@ -23,6 +25,11 @@ from ascend_lab.aoe.vector.prior import Policy, decisions_of
 from ascend_lab.aoe.workers import Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph.lower import Choice
+
+NOT_REACHED = "not reached in the time limit"
+NOT_CHECKED = "no time was left to check the values of a faster candidate"
+Step = Callable[[str, int, int], None]
+"""Hears of "proof" and "values": done, out of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +83,53 @@ def tune_operator(
     *,
     workers: Workers | None = None,
     time_limit_s: float | None = None,
+    deadline: Deadline | None = None,
     known: Mapping[Point, tuple[float, str]] | None = None,
     near: Sequence[Choice] = (),
     policy: Policy | None = None,
     on_trial: Callable[[Trial], None] | None = None,
+    told: Step = lambda what, done, most: None,
 ) -> Result:
     """Search the schedules of an operator; the default stays where nothing is faster.
 
-    `near` are choices that suited like shapes, tried first; `known` the attempts of an interrupted
-    run; `policy` steers the tree search of a vector operator. An operator without a space keeps its
-    default, and its result says why. Raises `InputError` for an unknown search.
+    `time_limit_s` is for search and proof, the `deadline` for the check of the winner's values,
+    too: a candidate that is not checked is not taken. `near` are choices that suited like shapes,
+    tried first; `known` the attempts of an interrupted run; `policy` steers the tree search of a
+    vector operator; `told` hears of proof and check. An operator without a space keeps its default,
+    and its result says why. Raises `InputError` for an unknown search.
     """
     settings, started = settings or Settings(), time.monotonic()
+    deadline = deadline or Deadline()
+    own = deadline.within(time_limit_s)
     try:
-        job = job_of(operator)
-        space, name = job.space, settings.search or job.search
+        with deadline.cut():
+            job = job_of(operator)
+            start = [*job.start(), *job.points(near)]
     except AscendLabError as error:
         return untuned(operator, str(error))
+    except TimeUpError:
+        return untuned(operator, NOT_REACHED)
+    name = settings.search or job.search
     trace = drive(
         _search(name, job, policy),
-        space,
+        job.space,
         job.measure,
         settings.budget,
         seed=settings.seed,
-        start=[*job.start(), *job.points(near)],
+        start=start,
         executor=workers,
-        time_limit_s=time_limit_s,
+        time_limit_s=None if math.isinf(own.end) else own.left_s,
         trial_limit_s=settings.trial_limit_s,
         early_stop=settings.early_stop,
         known=known,
         on_trial=on_trial,
         is_proven=lambda trials: job.bound(trials)[1],
     )
-    found = _result(job, trace, settings, *job.bound(trace.trials))
-    over = found.proven or trace.failures or trace.end in ("interrupted", "time")
+    bound, proven = job.bound(trace.trials)
+    over = proven or trace.failures or trace.end in ("interrupted", "time")
     if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
-        left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started)
-        found = _proven(job, found, settings, left_s)
+        trace, bound, proven = _proven(job, trace, bound, settings, (own, deadline), told)
+    found = _result(job, trace, settings, bound, proven, deadline, told)
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
@@ -142,38 +159,64 @@ class _Careful:
         return self.costs[point]
 
 
-def _proven(job: CubeJob, found: Result, settings: Settings, left_s: float | None) -> Result:
-    """Return the result after branch and bound, which ends at a proof or at its own budget.
+def _proven(
+    job: CubeJob,
+    trace: Trace,
+    bound: int,
+    settings: Settings,
+    ends: tuple[Deadline, Deadline],
+    told: Step,
+) -> tuple[Trace, int, bool]:
+    """Return trials, bound and proof after branch and bound, which ends at its own budget, too.
 
-    Ctrl-C and candidates that fail end it, too: the result stays.
+    It asks for the first of the `ends` and is cut at the second. Ctrl-C, that cut and candidates
+    that fail end it: what was known stays.
     """
-    trace = found.trace
-    assert trace is not None
     most = None if settings.deeper else settings.budget
-    limits = [s for s in (left_s, settings.deeper_s if settings.deeper else None) if s is not None]
-    careful: Any = _Careful(job.measure, trace.trials, settings.trial_limit_s)
+    end = ends[0].within(settings.deeper_s if settings.deeper else None)
+    limit_s = None if math.isinf(end.end) else end.left_s
+    one_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
+    careful: Any = _Careful(job.measure, trace.trials, min(one_s, default=None))
     try:
-        proof = prove(job.space, careful, most=most, time_limit_s=min(limits, default=None))
+        with ends[1].cut():
+            proof = prove(job.space, careful, most=most, time_limit_s=limit_s,
+                          told=lambda done, of: told("proof", done, of))  # fmt: skip
     except KeyboardInterrupt:
-        return replace(found, trace=replace(trace, end="interrupted"))
-    except AscendLabError:
-        return found
+        return replace(trace, end="interrupted"), bound, False
+    except (AscendLabError, TimeUpError):
+        return trace, bound, False
     if proof.point not in {t.point for t in trace.trials}:
         last = Trial(len(trace.trials), proof.point, proof.cycles, "branch and bound")
         trace = replace(trace, trials=(*trace.trials, last))
-    return _result(job, trace, settings, int(proof.lower_bound), proof.proven)
+    return trace, int(proof.lower_bound), proof.proven
 
 
-def _result(job: Job, trace: Trace, settings: Settings, bound: int, proven: bool) -> Result:
+def _result(
+    job: Job,
+    trace: Trace,
+    settings: Settings,
+    bound: int,
+    proven: bool,
+    deadline: Deadline,
+    told: Step,
+) -> Result:
     """Return the best trial that beats the default and computes the same values."""
     operator = job.operator
     before = operator.default_cycles
     note = ""
+    if trace.end == "time" and not trace.trials:
+        return untuned(operator, NOT_REACHED)
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
         if not trial.cost < before:
             break
-        choice = job.choice(trial.point)
-        wrong = agree(operator, choice, settings.seed) if settings.verify else ""
+        choice, wrong = job.choice(trial.point), ""
+        told("values", 0, 1)
+        try:
+            with deadline.cut():
+                wrong = agree(operator, choice, settings.seed) if settings.verify else ""
+        except TimeUpError:
+            return replace(untuned(operator, NOT_CHECKED), trace=trace)
+        told("values", 1, 1)
         if not wrong:
             after = int(trial.cost)
             found = Result(operator, choice, before, after, bound, proven, note=note, trace=trace)

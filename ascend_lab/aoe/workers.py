@@ -10,7 +10,6 @@ import logging
 import math
 import multiprocessing
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ascend_lab.aoe.clock import Alarm
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, whole_of
@@ -49,7 +49,7 @@ class _TooLongError(Exception):
 def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Attempt:
     """Return the cost of a candidate, or infinity and the reason it has none."""
     try:
-        with _Alarm(limit_s):
+        with Alarm(limit_s, _TooLongError):
             cost = float(measure(point))
         return (math.inf, "its cost is not a number") if math.isnan(cost) else (cost, "")
     except _TooLongError:
@@ -58,28 +58,6 @@ def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Att
         return math.inf, str(error)
     except Exception as error:
         return math.inf, f"{type(error).__name__}: {error}"
-
-
-class _Alarm:
-    """Interrupt the body after some seconds, where the system has timers for it."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        self.limit_s = limit_s if main and hasattr(signal, "setitimer") else None
-
-    def __enter__(self) -> None:
-        if self.limit_s is not None:
-            self.before = signal.signal(signal.SIGALRM, self._ring)
-            signal.setitimer(signal.ITIMER_REAL, self.limit_s)
-
-    def __exit__(self, *_: object) -> None:
-        if self.limit_s is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self.before)
-
-    @staticmethod
-    def _ring(*_: object) -> None:
-        raise _TooLongError
 
 
 class _Done(dict[int, Attempt]):

@@ -165,10 +165,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
     reader = Reader(file, data)
     _check_sections(reader)
-    buffers = _sizes(reader, "buffer")
-    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
-        if name not in buffers:
-            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    buffers = _buffers(reader)
     power = reader.number("power.typical_w") if "power" in data else None
     cube, ai_cpu = _cube(reader), "ai_cpu" in data
     return Chip(
@@ -203,6 +200,14 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
     )
+
+
+def _buffers(reader: Reader) -> dict[str, int]:
+    buffers = _sizes(reader, "buffer")
+    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
+        if name not in buffers:
+            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    return buffers
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:

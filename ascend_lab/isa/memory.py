@@ -83,7 +83,10 @@ class Affine:
 
     def at(self, env: Mapping[str, int]) -> int:
         """Return the value for loop variables `env`."""
-        return self.const + sum(c * env[v] for v, c in self.terms)
+        value = self.const
+        for name, factor in self.terms:
+            value += factor * env[name]
+        return value
 
     def bounds(self, ranges: Ranges) -> tuple[int, int]:
         """Return the smallest and largest value over 0 <= variable < trip count."""

@@ -20,16 +20,25 @@ def first(pipes: Sequence[str]) -> str:
 
 def pipe_stream(program: Program, pipe: str, env: Mapping[str, int]) -> Iterator[Step]:
     """Yield the instructions of one pipe in order, each with the loop variables' values."""
-
-    def visit(nodes: tuple[Node, ...], values: dict[str, int]) -> Iterator[Step]:
-        for node in nodes:
+    values = dict(env)
+    ahead: list[Iterator[tuple[Node, dict[str, int]]]]
+    ahead = [((node, values) for node in project(program.body, pipe))]
+    while ahead:
+        for node, values in ahead[-1]:
             if isinstance(node, Loop):
-                for i in range(node.count):
-                    yield from visit(node.body, {**values, node.var: i})
-            else:
-                yield node, values
+                ahead.append(_turns(node, values))
+                break
+            yield node, values
+        else:
+            ahead.pop()
 
-    return visit(project(program.body, pipe), dict(env))
+
+def _turns(loop: Loop, outer: Mapping[str, int]) -> Iterator[tuple[Node, dict[str, int]]]:
+    """Yield the body of a loop, turn by turn."""
+    for i in range(loop.count):
+        values = {**outer, loop.var: i}
+        for node in loop.body:
+            yield node, values
 
 
 def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
@@ -47,9 +56,23 @@ def project(nodes: tuple[Node, ...], pipe: str) -> tuple[Node, ...]:
 
 @dataclass(slots=True)
 class _Pipe:
+    """A pipe: what is left of its stream, its next step, and whether that can go on."""
+
+    name: str
     stream: Iterator[Step]
-    next: Step | None
-    barriers: int = 0
+    next: Step | None = None
+    event: Event | None = None
+    able: bool = False
+
+    def advance(self, raised: Mapping[Event, int]) -> None:
+        """Take the next step of the stream."""
+        self.next = next(self.stream, None)
+        instruction = self.next[0] if self.next else None
+        waits = instruction is not None and instruction.op == "wait_flag"
+        self.event = instruction.event if instruction and waits else None
+        self.able = instruction is not None and instruction.pipe != "ALL"
+        if waits:
+            self.able = self.able and raised.get(self.event, 0) > 0  # type: ignore[arg-type]
 
 
 def interleave(
@@ -60,43 +83,39 @@ def interleave(
     A barrier on all pipes is yielded once, when every pipe has reached it. Raises `SyncError`
     with the cycle of events when no pipe can go on.
     """
-    binding = dict(env or {name: 0 for name, _ in program.params})
-    pipes: dict[str, _Pipe] = {}
-    for name in program.pipes:
-        stream = pipe_stream(program, name, binding)
-        pipes[name] = _Pipe(stream, next(stream, None))
-    raised: dict[Event, int] = {}
+    binding, raised = dict(env or {name: 0 for name, _ in program.params}), dict[Event, int]()
+    pipes = {n: _Pipe(n, pipe_stream(program, n, binding)) for n in program.pipes}
+    all_pipes = tuple(pipes.values())
+    for pipe in all_pipes:
+        pipe.advance(raised)
     while True:
-        running = {n: p for n, p in pipes.items() if p.next is not None}
-        if not running:
-            return
-        ready = [n for n, p in running.items() if _can_go(p, raised)]
+        ready = [pipe.name for pipe in all_pipes if pipe.able]
         if not ready:
-            if any(p.next is None or p.next[0].pipe != "ALL" for p in pipes.values()):
+            running = {n: p for n, p in pipes.items() if p.next is not None}
+            if not running:
+                return
+            if any(p.next is None or p.next[0].pipe != "ALL" for p in all_pipes):
                 raise SyncError(*_explain(running))
-            step = next(p.next for p in running.values() if p.next)
-            for p in pipes.values():
-                p.next = next(p.stream, None)
-            yield step
+            barrier = all_pipes[0].next
+            for pipe in all_pipes:
+                pipe.advance(raised)
+            assert barrier is not None
+            yield barrier
             continue
         pipe = pipes[pick(ready)]
-        assert pipe.next is not None
-        step = pipe.next
-        event = step[0].event
-        if event is not None:
-            raised[event] = raised.get(event, 0) + (1 if step[0].op == "set_flag" else -1)
-        pipe.next = next(pipe.stream, None)
-        yield step
-
-
-def _can_go(pipe: _Pipe, raised: Mapping[Event, int]) -> bool:
-    assert pipe.next is not None
-    instruction = pipe.next[0]
-    if instruction.pipe == "ALL":
-        return False
-    return instruction.op != "wait_flag" or (
-        instruction.event is not None and raised.get(instruction.event, 0) > 0
-    )
+        step, event = pipe.next, None
+        while step is not None and pipe.able and event is None:
+            event = step[0].event
+            if event is not None:
+                raised[event] = raised.get(event, 0) + (1 if step[0].op == "set_flag" else -1)
+                for other in all_pipes:
+                    if other.event is not None and other.event == event:
+                        other.able = raised[event] > 0
+            pipe.advance(raised)
+            yield step
+            if pick is not first:
+                break
+            step = pipe.next
 
 
 def _explain(running: Mapping[str, _Pipe]) -> tuple[str, str, str]:

@@ -37,20 +37,30 @@ class _Core:
     def __init__(self, chip: Chip, tensors: dict[str, Values]) -> None:
         self.tensors = tensors
         self.spaces = {name: np.full(size, POISON, np.uint8) for name, size in chip.buffers.items()}
+        self.places: dict[int, tuple[list[Values], Values, tuple[int, ...]]] = {}
+
+    def _place(self, region: Region) -> tuple[list[Values], Values, tuple[int, ...]]:
+        """Return the bytes of each slot of the region's buffer, none of its elements, strides."""
+        buffer, dtype = region.buffer, numpy_type(region.buffer.dtype)
+        if buffer.space == "GM":
+            slots = [self.tensors[buffer.name].view(np.uint8)]
+        else:
+            starts = [buffer.address + i * buffer.slot_bytes for i in range(buffer.slots)]
+            size = buffer.elements * buffer.itemsize
+            slots = [self.spaces[buffer.space][low : low + size] for low in starts]
+        return slots, np.empty(0, dtype), tuple(s * buffer.itemsize for s in region.strides)
 
     def view(self, region: Region, env: Mapping[str, int], shift: int = 0) -> Values:
         """Return a NumPy view of the region's elements, shaped by its sizes."""
-        buffer = region.buffer
-        start = region.offset.at(env) + shift
-        if buffer.space == "GM":
-            flat = self.tensors[buffer.name]
-        else:
-            low = buffer.address + (region.slot.at(env) % buffer.slots) * buffer.slot_bytes
-            high = low + buffer.elements * buffer.itemsize
-            flat = self.spaces[buffer.space][low:high].view(numpy_type(buffer.dtype))
-        item = buffer.itemsize
-        strides = tuple(s * item for s in region.strides)
-        return as_strided(flat[start:], region.sizes, strides)
+        known = self.places.get(id(region))
+        if known is None:
+            known = self.places[id(region)] = self._place(region)
+        slots, none, strides = known
+        flat, start = slots[region.slot.at(env) % len(slots)], region.offset.at(env) + shift
+        try:
+            return np.ndarray(region.sizes, none.dtype, flat, start * none.itemsize, strides)
+        except ValueError:  # part of it lies outside: only its numbers tell whether that matters
+            return as_strided(flat.view(none.dtype)[start:], region.sizes, strides)
 
 
 def execute(
@@ -175,9 +185,10 @@ def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None
     wide = np.int32 if a.dtype.kind == "i" else np.float32
     m1, k1, m0, k0 = a.shape
     n1, n0 = b.shape[1], b.shape[2]
-    left = a.transpose(0, 2, 1, 3).reshape(m1 * m0, k1 * k0).astype(wide)
+    # block by block: products so small are not divided among threads, which would wait for another
+    left = a.transpose(0, 2, 1, 3).reshape(m1, m0, k1 * k0).astype(wide)
     right = b.transpose(0, 3, 1, 2).reshape(k1 * k0, n1 * n0).astype(wide)
-    tile = (left @ right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
+    tile = np.matmul(left, right).reshape(m1, m0, n1, n0).transpose(2, 0, 1, 3)
     c = core.view(instruction.dst, env)
     accumulate = instruction.attr("accumulate")
     adds = accumulate.at(env) if isinstance(accumulate, Affine) else accumulate

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -273,8 +276,9 @@ def test_an_interrupt_keeps_what_was_found_and_reload_goes_on(capsys, small, tmp
 
     monkeypatch.setattr(SmallJob, "choice", interrupted)
     arguments = ("-j", "2", "-m", small, "--output", tmp_path, *CHIP)
-    code, _, err = aoe(capsys, *arguments)
-    assert code == 130 and "interrupted" in err
+    code, out, err = aoe(capsys, *arguments)
+    assert code == 130 and "interrupted" in err and err.count("\n") == 1
+    assert "opat process interrupted" in out and "finished" not in out
     assert sections(tmp_path)[0]["OPAT"]["opat_tuning_result"] == "tuning incomplete"
     assert (tmp_path / "mlp_tuned.jsonl").is_file()
     calls[:] = [None] * 12
@@ -285,6 +289,57 @@ def test_an_interrupt_keeps_what_was_found_and_reload_goes_on(capsys, small, tmp
     monkeypatch.setenv("REPEAT_TUNE", "True")
     assert aoe(capsys, *arguments)[0] == 0
     assert 0 < resumed < len(calls) - 12
+
+
+def test_a_time_that_is_over_after_the_compile_leaves_the_network_as_it_is(capsys, small, tmp_path):
+    arguments = ("-j", "2", "-m", small, "--output", tmp_path, *CHIP, "--time_limit", "1e-6")
+    code, out, err = aoe(capsys, *arguments)
+    assert code == 0 and err.count("\n") == 1 and "the time limit of 1e-06 s was over" in err
+    assert "default: not reached in the time limit" in out
+    opat = sections(tmp_path)[0]["OPAT"]
+    assert opat["model_performance_improvement"] == "0.00%"
+    assert opat["tune_failed_operators"] == [] == list(tmp_path.glob("*_tuned*"))
+
+
+def test_what_takes_the_most_time_is_printed_and_the_shares_of_it(capsys, small, tmp_path):
+    out, _ = tune(capsys, small, tmp_path)
+    table = out[out.index("kernel ") : out.index("time of the kernels")].splitlines()[1:]
+    times = [float(re.search(r"\) +\d+ +[\d.]+ +([\d.]+)", line)[1]) for line in table]
+    assert len(times) == 5 and times == sorted(times, reverse=True)
+    (shares,) = [line for line in out.splitlines() if line.startswith("time of the kernels")]
+    assert sum(map(float, re.findall(r"([\d.]+) % [a-z]", shares))) == pytest.approx(100)
+
+
+TWICE = """
+import os, signal, sys, time
+sys.path[:0] = {path!r}
+from ascend_lab.aoe import tuning, values, workers
+from ascend_lab.cli_aoe import main
+measured = []
+original = workers.attempt
+def attempt(*given):
+    measured.append(given)
+    if len(measured) == 20:
+        os.kill(os.getpid(), signal.SIGINT)
+    return original(*given)
+def agree(*given):
+    if len(measured) >= 20:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(300)
+    return values.agree(*given)
+workers.attempt, tuning.agree = attempt, agree
+sys.exit(main(["-j", "2", *{arguments!r}]))
+"""
+
+
+def test_a_second_ctrl_c_ends_at_once(small, tmp_path):
+    arguments = ["-m", str(small), "--output", str(tmp_path), *CHIP]
+    environ = {**os.environ, "REPEAT_TUNE": "True"}
+    found = subprocess.run(
+        [sys.executable, "-c", TWICE.format(path=sys.path, arguments=arguments)],
+        capture_output=True, text=True, env=environ, check=False, timeout=250,
+    )  # fmt: skip
+    assert found.returncode == 130 and found.stderr == "aoe: ended at once\n"
 
 
 def test_bank_verbs(capsys, small, tmp_path, monkeypatch):

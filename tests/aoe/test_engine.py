@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune
 from ascend_lab.aoe import engine as engine_module
+from ascend_lab.aoe.tuning import NOT_REACHED
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import evaluate, run_tasks, simulate_graph
@@ -95,7 +96,7 @@ def test_one_seed_one_result_and_a_second_run_from_the_bank(tmp_path):
         DEEP, TINY_L2, "1,2", settings=FEW, bank=tmp_path / "bank.db",
         progress=lambda *told: heard.append(told),
     )  # fmt: skip
-    assert not heard and second.outcomes == ("hit",)
+    assert {told[0] for told in heard} == {"all", "compile"} and second.outcomes == ("hit",)
     assert set(second.operators.outcomes) == {"hit"}
     assert second.result_s == first.result_s == one.result_s
     assert second.subgraph.plan == first.subgraph.plan
@@ -147,14 +148,14 @@ def test_what_is_opened_here_is_closed_here(tmp_path, monkeypatch):
     assert sorted(closed) == ["bank", "workers"]
 
 
-@pytest.mark.parametrize("stop", [1, "plans", "operators"])
+@pytest.mark.parametrize("stop", ["cuts", "plans", "operators"])
 def test_ctrl_c_keeps_what_was_found(stop, tmp_path):
     heard = []
 
     def progress(what, *told):
         heard.append(what)
         place = "operators" if "/" in what else what
-        if stop in (len(heard), place):
+        if stop == place:
             raise KeyboardInterrupt
 
     with Knowledge(tmp_path / "bank.db", None) as bank:
@@ -228,3 +229,17 @@ def test_unknown_jobs(job):
     said = r"jobs among 1 subgraph, 2 operator, 4 gradient; .* 4 by itself"
     with pytest.raises(InputError, match=said):
         tune(cases.product(), CHIP, job)
+
+
+def test_every_stage_tells_of_itself():
+    told = []
+    tune(DEEP, TINY_L2, "1,2", settings=FEW, progress=lambda *step: told.append(step))
+    labels = {label.rpartition(", ")[2] for label, *_ in told}
+    stages = {"all", "compile", "cuts", "segments", "plans", "bounds", "values"}
+    assert stages <= labels and any("/" in label for label in labels - stages)
+    whole = [(done, of) for label, done, of, _ in told if label == "all"]
+    assert whole == sorted(whole) and all(done < of for done, of in whole)
+    # each job ends within its own part of one limit
+    late = tune(DEEP, TINY_L2, "1,2", settings=replace(FEW, time_limit_s=1e-6))
+    assert late.result_s == late.baseline_s and "nothing was tuned" in late.warnings[-1]
+    assert {r.note for r in late.operators.results if r.operator.unit} == {NOT_REACHED}

@@ -17,11 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune_network, workers_of
+from ascend_lab.aoe import clock as clock_module
 from ascend_lab.aoe import network as network_module
+from ascend_lab.aoe import tuning as tuning_module
+from ascend_lab.aoe import workers as workers_module
 from ascend_lab.aoe.bank.errors import BankError
 from ascend_lab.aoe.known import entry_of, key_of
-from ascend_lab.aoe.network import potential, together
-from ascend_lab.aoe.tuning import untuned
+from ascend_lab.aoe.network import LEAST_S, estimated, potential, together
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, untuned
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, simulate_graph
 
@@ -62,7 +65,7 @@ def test_miss_hit_repeat_deeper(tmp_path):
     trials = []
 
     def progress(*heard):
-        trials.append(heard)
+        trials.extend([heard] if heard[3] else [])  # of a trial, not of bounds or checks
 
     with bank(tmp_path) as knowledge:
         first = tune_network(COMPILED, FEW, knowledge, progress=progress)
@@ -170,46 +173,72 @@ def test_only_what_the_user_wants():
 
 
 class Clock:
-    """Time that passes only when it is told to."""
+    """Time that passes when it is told to, and at every look by `step`."""
 
-    def __init__(self):
-        self.now = 100.0
+    def __init__(self, step=0.0):
+        self.now, self.step = 100.0, step
 
     def monotonic(self):
+        self.now += self.step
         return self.now
 
 
-@pytest.mark.parametrize("late", [0.0, 0.5, 2.0])
-def test_time_is_shared_by_what_can_be_gained(late, monkeypatch):
+@pytest.mark.parametrize("limit_s", [2.5, 300.0])
+def test_time_is_shared_by_what_can_be_gained(limit_s, monkeypatch):
+    """The one with most to gain goes first; none gets less than is of use."""
     clock, given_s = Clock(), {}
-    monkeypatch.setattr(network_module, "time", clock)
+    monkeypatch.setattr(clock_module, "time", clock)
+    monkeypatch.setattr(network_module, "CHECK_S", 0.0)
 
     def tune(operator, settings, *, time_limit_s, **_):
         given_s[operator.name] = time_limit_s
-        clock.now += max(time_limit_s, 0.0) + late
+        clock.now += time_limit_s
         return untuned(operator, "")
 
     monkeypatch.setattr(network_module, "tune_operator", tune)
-    tune_network(COMPILED, Settings(time_limit_s=8.0))
-    room = {op.name: potential(op) for op in cases.operators_of(COMPILED) if op.unit}
-    assert len(set(room.values())) == TUNABLE and min(room.values()) > 0
-    assert list(given_s) == sorted(room, key=lambda name: -room[name])
-    first, *_, last = given_s.values()
-    assert first == pytest.approx(8.0 * max(room.values()) / sum(room.values()))
-    if not late:
-        for name, limit_s in given_s.items():
-            assert limit_s == pytest.approx(8.0 * room[name] / sum(room.values()))
-    else:  # who is late takes it from the rest
-        assert last == pytest.approx(
-            8.0 - sum(list(given_s.values())[:-1]) - 2 * late, abs=2 * late
-        )
-        assert last < 8.0 * min(room.values()) / sum(room.values())
+    found = tune_network(COMPILED, Settings(time_limit_s=limit_s))
+    room = {op.name: estimated(op) for op in cases.operators_of(COMPILED) if op.unit}
+    order = sorted(room, key=lambda name: -room[name])
+    assert min(room.values()) > 0 and list(given_s) == order[: len(given_s)]
+    assert sum(given_s.values()) == pytest.approx(limit_s)
+    if limit_s > 100:
+        for name, found_s in given_s.items():
+            assert found_s == pytest.approx(limit_s * room[name] / sum(room.values()))
+    else:
+        late = [r.operator.name for r in found.results if r.note == NOT_REACHED]
+        assert late == [name for name in room if name not in given_s] and late
+        assert next(iter(given_s.values())) >= LEAST_S
     given_s.clear()
     monkeypatch.setattr(network_module, "tune_operator",
                         lambda op, s, time_limit_s, **_: given_s.update({op.name: time_limit_s})
                         or untuned(op, ""))  # fmt: skip
     tune_network(COMPILED, Settings())
     assert list(given_s.values()) == [None] * TUNABLE
+
+
+@pytest.mark.parametrize("limit_s", [0.5, 3.0, 400.0])
+def test_no_stage_works_behind_the_deadline(limit_s, monkeypatch):
+    """Each look at the clock takes a tenth of a second: nothing begins when the time is over."""
+    clock, late = Clock(0.1), []
+    monkeypatch.setattr(clock_module, "time", clock)
+    end = clock.now + limit_s
+    for module, name in WORK:
+        original = getattr(module, name)
+
+        def work(*given, original=original, name=name, **more):
+            late.extend([name] if clock.now > end + 0.2 else [])
+            return original(*given, **more)
+
+        monkeypatch.setattr(module, name, work)
+    found = tune_network(COMPILED, replace(FEW, time_limit_s=limit_s))
+    assert not late
+    notes = {r.note for r in found.results if r.operator.unit and r.source == "none"}
+    assert notes <= {NOT_REACHED, NOT_CHECKED}
+    assert bool(notes) == (limit_s < 400) and found.after_s <= found.before_s
+
+
+WORK = ((tuning_module, "job_of"), (tuning_module, "agree"), (tuning_module, "prove"),
+        (workers_module, "attempt"))  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", [1, 6, 9])
@@ -219,8 +248,8 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     heard = []
 
     def progress(*told):
-        heard.append(told)
-        if len(heard) == stop:
+        heard.extend([told] if told[3] else [])
+        if told[3] and len(heard) == stop:
             raise KeyboardInterrupt
 
     with bank(tmp_path) as knowledge:
@@ -229,12 +258,18 @@ def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     tried = sum(r.trials for r in found.results)
     assert tried == stop
     assert whole.after_s <= found.after_s <= found.before_s
+    with bank(tmp_path) as knowledge:
+        for result in found.results:  # the best so far of the interrupted one is kept, too
+            if result.choice:
+                assert (
+                    knowledge.find(key_of(result.operator))[0].after_cycles == result.after_cycles
+                )
     left = [r for r in found.results if r.note == "interrupted"]
     assert all(r.choice is None for r in left)
     assert (
         len(found.outcomes)
         + len(left)
-        + any(r.trace and r.trace.end == "interrupted" for r in found.results)
+        + any(r.trace and r.trace.end == "interrupted" and not r.choice for r in found.results)
         == TUNABLE
     )
     measured = []
@@ -279,8 +314,8 @@ from pathlib import Path
 from ascend_lab.aoe import tune_network
 heard = []
 def progress(*told):
-    heard.append(told)
-    if len(heard) == {stop}:
+    heard.extend([told] if told[3] else [])
+    if told[3] and len(heard) == {stop}:
         os.kill(os.getpid(), signal.SIGKILL)
 tune_network(COMPILED, PLAIN, bank(Path({folder!r})), progress=progress)
 """
@@ -293,8 +328,12 @@ def test_a_killed_run_loses_nothing(stop, tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], check=False, env=os.environ)
     assert ended.returncode == -signal.SIGKILL
     heard = []
+
+    def progress(*told):
+        heard.extend([told] if told[3] else [])
+
     with bank(tmp_path) as knowledge:
-        again = tune_network(COMPILED, PLAIN, knowledge, progress=lambda *told: heard.append(told))
+        again = tune_network(COMPILED, PLAIN, knowledge, progress=progress)
         assert knowledge.warnings == []
     whole = tune_network(COMPILED, PLAIN)
     assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
@@ -311,8 +350,8 @@ def test_known_trials_are_not_measured_again(tmp_path, monkeypatch):
     heard = []
 
     def progress(*told):
-        heard.append(told)
-        if len(heard) == 4:
+        heard.extend([told] if told[3] else [])
+        if told[3] and len(heard) == 4:
             raise KeyboardInterrupt
 
     compiled = compile_graph(cases.product(), "Ascend310")

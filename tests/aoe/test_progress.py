@@ -3,6 +3,7 @@
 import io
 
 from ascend_lab.aoe.progress import Bars
+from ascend_lab.aoe.settings import OVERALL
 
 
 class Terminal(io.StringIO):
@@ -36,3 +37,17 @@ def test_a_terminal_gets_a_bar_per_label():
         assert bars.bar is not first and bars.bar.n == 3
     assert "1/2 matmul" in stream.getvalue() and "2/2 conv2d" in stream.getvalue()
     assert bars.bar is None
+
+
+def test_the_whole_run_has_a_bar_of_its_own_above():
+    stream = Terminal()
+    with Bars(stream=stream) as bars:
+        bars(OVERALL, 1, 3, "")
+        bars("bounds", 2, 7, "")
+        whole = bars.overall
+        assert (whole.n, whole.total, whole.unit, bars.bar.unit) == (1, 3, "step", "operator")
+        bars(OVERALL, 2, 9, "")
+        bars("2/7 matmul, proof", 1, 9, "")
+        assert bars.overall is whole and (whole.n, whole.total) == (2, 9)
+        assert bars.bar.unit == "kernel" and bars.bar.pos == -1
+    assert bars.bar is bars.overall is None

@@ -48,7 +48,7 @@ def test_an_operator_failed_if_none_of_its_candidates_could_be_built():
 def test_the_table_ends_with_totals(report):
     lines = report.table().splitlines()
     assert "model results" in lines[0]
-    assert len(lines) == 3 + len(report.tuning.operators.results)
+    assert len(lines) == 4 + len(report.tuning.operators.results)
     assert "(before - after) / after" in lines[-1] and f"{report.tuning.gap:.2%}" in lines[-1]
     assert any("proven" in line for line in lines)
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Settings, tune_operator, workers_of
 from ascend_lab.aoe import tuning as tuning_module
+from ascend_lab.aoe.clock import TimeUpError
 from ascend_lab.aoe.jobs import job_of
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED
 from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import lower
@@ -219,9 +221,29 @@ def test_a_candidate_that_fails_in_a_proof_ends_only_that(monkeypatch):
 def test_no_time_leaves_the_default():
     operator = cases.first(CUBE)
     found = tune_operator(operator, Settings(budget=50), time_limit_s=-1.0)
-    assert found.trace.end == "time" and found.trials == 0
+    assert found.note == NOT_REACHED and found.trials == 0 and found.source == "none"
     assert found.choice is None and found.after_cycles == operator.default_cycles
-    assert 0 < found.bound_cycles <= found.after_cycles and not found.proven
+    assert found.bound_cycles is None and not found.proven
+
+
+def test_a_winner_whose_values_take_too_long_to_check_is_not_taken(monkeypatch):
+    """The time ends while they are compared: the default stays, and nothing is called proven."""
+
+    def agree(*_):
+        raise TimeUpError
+
+    monkeypatch.setattr(tuning_module, "agree", agree)
+    found = tune_operator(cases.first(CUBE), Settings(budget=20))
+    assert found.choice is None and not found.proven and found.trials
+    assert (found.source, found.note) == ("none", NOT_CHECKED)
+
+
+def test_proof_and_check_are_told():
+    told = []
+    tune_operator(cases.first(HARD), DEEPER, told=lambda *step: told.append(step))
+    assert [step for step in told if step[0] == "values"] == [("values", 0, 1), ("values", 1, 1)]
+    done = [step[1] for step in told if step[0] == "proof"]
+    assert done == sorted(done) and done[-1] > 1
 
 
 def test_schedules_of_like_shapes_are_tried_first(monkeypatch):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ascend_lab.aoe.clock import Deadline
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.measure import CubeMeasure
 from ascend_lab.aoe.cube.table import CubeSpace
@@ -85,14 +86,19 @@ def prove(
     *,
     most: int | None = None,
     time_limit_s: float | None = None,
+    told: Callable[[int, int], None] = lambda trials, most: None,
 ) -> Proof:
-    """Return the optimum of a space, or the best of `most` kernels or of the time, and a bound."""
-    deadline = time.monotonic() + (math.inf if time_limit_s is None else time_limit_s)
+    """Return the optimum of a space, or the best of `most` kernels or of the time, and a bound.
+
+    `told` hears of the kernels simulated, and of how many at most.
+    """
+    deadline = Deadline.of(time_limit_s)
     search, most = _Search(space, measure), most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
-        if search.trials and time.monotonic() > deadline:
+        if search.trials and deadline.over:
             break
         search.step()
+        told(search.trials, most)
     cycles, point = search.best
     low = min(cycles, *search.least)
     return Proof(point, cycles, low, search.trials, search.walked, space.size)

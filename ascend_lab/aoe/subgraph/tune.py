@@ -8,13 +8,14 @@ network as it is takes part, so that the result is never slower.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ascend_lab.aoe.clock import Deadline, TimeUpError
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Annealing, exhaustive
 from ascend_lab.aoe.settings import Progress
+from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.subgraph.bound import network_bound
 from ascend_lab.aoe.subgraph.chain import Choice, cheapest
 from ascend_lab.aoe.subgraph.front import prepared
@@ -81,7 +82,7 @@ def tune_subgraph(
     untried, so that results with one seed are equal only if none is. Raises as `compile_stages`.
     """
     chip = load_chip(chip) if isinstance(chip, str) else chip
-    started = time.monotonic()
+    deadline = Deadline.of(time_limit_s)
     if isinstance(source, Front):
         graph = canonical(source.rewritten, chip)
     else:
@@ -90,14 +91,19 @@ def tune_subgraph(
     whole = SubgraphResult(SlicePlan(), graph, before, before, bound, 1)
     if max(live_bytes(graph)) + weight_bytes(graph) <= chip.l2.size_bytes:
         return whole
-    segments = Segments(graph, chip)
-    space = PlanSpace(segments, _table(segments))
-    if not space.table:
-        return whole
-    ends_s = math.inf if time_limit_s is None else started + time_limit_s
     told = progress or (lambda *_: None)
-    chosen = _chain(segments, space.table, ends_s - CHECKS * (time_limit_s or 0.0), told)
-    trace = _searched(space, chosen, budget, seed, ends_s, told)
+    try:
+        with deadline.cut():
+            segments = Segments(graph, chip)
+            space = PlanSpace(segments, _table(segments, told))
+            if not space.table:
+                return whole
+            timed = deadline.keeping(CHECKS * (time_limit_s or 0.0))
+            chosen = _chain(segments, space.table, timed, told)
+            start = space.near(space.point(chosen))
+    except TimeUpError:
+        return whole
+    trace = _searched(space, start, budget, seed, deadline, told)
     tried, ended = len(trace.trials) + len(segments.timed), trace.end == "interrupted"
     best = min(trace.trials, key=lambda t: t.cost, default=None)
     if best is None or not best.cost < before:
@@ -107,38 +113,40 @@ def tune_subgraph(
 
 
 def _searched(
-    space: PlanSpace, chosen: list[Choice], budget: int, seed: int, ends_s: float, told: Progress
+    space: PlanSpace, start: list[Point], budget: int, seed: int, deadline: Deadline, told: Progress
 ) -> Trace:
     """Return the plans timed on the whole network, from the chain's on."""
     few = space.size is not None and space.size <= budget
     search = exhaustive if few else Annealing(max(budget, 2), *WALK)
     measure = PlanTime(space, space.segments.graph, space.segments.chip)
-    left = None if math.isinf(ends_s) else max(0.1, ends_s - time.monotonic())
+    left = None if math.isinf(deadline.end) else deadline.left_s
 
     def on_trial(trial: Trial) -> None:
         told("plans", trial.number + 1, budget, f"{trial.cost:g} s")
 
-    start = space.near(space.point(chosen))
     return drive(
         search, space, measure, budget, seed=seed, start=start, time_limit_s=left, on_trial=on_trial
     )
 
 
-def _table(segments: Segments) -> Ways:
+def _table(segments: Segments, told: Progress) -> Ways:
     """Return how each segment may be sliced; segments that nothing helps are left out."""
     count = segments.count
-    found = {(i, j): segments.ways(i, j) for i in range(count) for j in range(i + 1, count + 1)}
+    found: dict[tuple[int, int], Sequence[Way]] = {}
+    for i in range(count):
+        found |= {(i, j): segments.ways(i, j) for j in range(i + 1, count + 1)}
+        told("cuts", i + 1, count, "")
     return {ends: ways for ends, ways in found.items() if ways}
 
 
-def _chain(segments: Segments, table: Ways, deadline: float, told: Progress) -> list[Choice]:
+def _chain(segments: Segments, table: Ways, deadline: Deadline, told: Progress) -> list[Choice]:
     """Return the cheapest chain of segments; behind the deadline no more of them are timed."""
     total, done = sum(map(len, table.values())), 0
 
     def cost(first: int, stop: int, way: Way) -> float:
         nonlocal done
         done += bool(way[0])
-        if way[0] and time.monotonic() > deadline:
+        if way[0] and deadline.over:
             return math.inf
         if way[0]:
             told("segments", done, total, "")
