@@ -33,7 +33,7 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
         check_schedule(shape, schedule, chip)
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
-    tried = [schedule, *(every[index] for index in order)]
+    tried: list[GemmSchedule] = [schedule, *(every[index] for index in order)]
     cycles = [simulate(_launch(shape, chip, one), chip).cycles for one in tried]
     return tried[cycles.index(min(cycles))]
 
