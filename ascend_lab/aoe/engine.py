@@ -26,7 +26,7 @@ from ascend_lab.graph.pipeline import Front, finish_stages, front_stages
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
-_LATE = "the time limit of {:g} s was over when the network was compiled: nothing was tuned"
+_LATE = "reading and compiling took the time limit of {:g} s: nothing was tuned"
 
 
 @dataclass(frozen=True, slots=True)
