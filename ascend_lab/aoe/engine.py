@@ -118,14 +118,13 @@ class _Run:
 
     def tune(self, graph: Graph, dtype: str) -> Tuning:
         """Run the jobs."""
-        started, chip = time.monotonic(), self.chip
-        settings, knowledge = self.settings, self.knowledge
+        started = time.monotonic()
+        chip, settings, knowledge = self.chip, self.settings, self.knowledge
         front, baseline, baseline_s = self._compiled(graph, dtype)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
         compiled, sliced, operators, outcome = baseline, None, None, None
-        self.progress(OVERALL, 1, 3, "")
         if "1" in self.jobs:
             both = "2" in self.jobs and not math.isinf(deadline.end)
             own = deadline.within(deadline.left_s / 2) if both else deadline
@@ -169,4 +168,5 @@ class _Run:
         told("compile", 2, 3, "")
         baseline_s = simulate_graph(baseline).time_s
         told("compile", 3, 3, "")
+        told(OVERALL, 1, 3, "")
         return front, baseline, baseline_s
