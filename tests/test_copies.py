@@ -137,7 +137,7 @@ def test_code_in_a_text_stays_as_it_is(copies: ModuleType) -> None:
     page = copies.Page("x.ipynb", {"n": "'7'"}, copies.Book({}, {}))
     text = "a ``{glue:text}`n` `` b `$x$`\n\n```python\n# {cite}`k`\n```\n\n$a_{b}$ and $[i](j)$"
     assert page.render(text) == text
-    assert page.render("{glue:text}`n`, {glue:text}`n:.1f` <!-- why -->") == "7, 7.0"
+    assert page.render("{glue:text}`n`, {glue:text}`n:.1f`<!-- why -->") == "7, 7.0"
 
 
 def test_only_what_serves_the_text_leaves_the_code(copies: ModuleType) -> None:
