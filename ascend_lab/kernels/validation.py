@@ -85,8 +85,7 @@ def validation_table(rows: list[ValidationRow]) -> str:
     lines = [head + "  outside the goal"]
     for row in rows:
         shares = "".join(
-            f"{f'{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}':>10}"
-            for p in PIPES
+            f"{f'{row.model_busy[p]:.0%}/{row.published_busy[p]:.0%}':>10}" for p in PIPES
         )
         lines.append(
             f"{row.name:<20}{row.model_s * 1e3:>7.4f}ms{row.published_s * 1e3:>7.4f}ms"
