@@ -27,12 +27,15 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
 
     Simulated are its own and the TRIED grids with the least estimates.
     """
-    check = check_conv if isinstance(shape, ConvShape) else check_schedule
-    check(shape, schedule, chip)
+    if isinstance(shape, ConvShape):
+        check_conv(shape, schedule, chip)
+    else:
+        check_schedule(shape, schedule, chip)
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
-    tried = [schedule, *(every[index] for index in order)]
-    return min(tried, key=lambda one: simulate(_launch(shape, chip, one), chip).cycles)
+    tried = [schedule, *(every[int(index)] for index in order)]
+    cycles = [simulate(_launch(shape, chip, one), chip).cycles for one in tried]
+    return tried[int(np.argmin(cycles))]
 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
