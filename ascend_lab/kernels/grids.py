@@ -33,9 +33,9 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
         check_schedule(shape, schedule, chip)
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
-    tried: list[GemmSchedule] = [schedule, *(every[index] for index in order)]
+    tried = [schedule, *(every[int(index)] for index in order)]
     cycles = [simulate(_launch(shape, chip, one), chip).cycles for one in tried]
-    return tried[cycles.index(min(cycles))]
+    return tried[int(np.argmin(cycles))]
 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
