@@ -415,12 +415,16 @@ def test_a_full_disk_does_not_stop_tuning(tmp_path):
         assert knowledge._store.check() == ()
 
 
-def test_a_damaged_bank_is_one_clear_error(tmp_path):
+def test_a_damaged_bank_is_passed_over_with_a_warning_and_filled_again(tmp_path):
     with bank(tmp_path) as knowledge:
-        tune_network(COMPILED, FEW, knowledge)
+        whole = tune_network(COMPILED, FEW, knowledge)
         knowledge._store._con.execute("UPDATE entries SET line = 'no entry'")
-    with bank(tmp_path) as knowledge, pytest.raises(BankError, match=r"bank\.db.*start with a new"):
-        tune_network(COMPILED, FEW, knowledge)
+    with bank(tmp_path) as knowledge:
+        (warning,) = knowledge.warnings
+        assert warning.startswith(f"{TUNABLE} unreadable rows of {tmp_path / 'bank.db'}")
+        assert tune_network(COMPILED, FEW, knowledge).after_s == whole.after_s
+    with bank(tmp_path) as knowledge:
+        assert knowledge.warnings == [] and len(knowledge.entries()) == TUNABLE
     Path(tmp_path / "bank.db").write_bytes(b"not a bank at all, but long enough" * 40)
     with pytest.raises(BankError, match="opening knowledge bank"):
         bank(tmp_path)
