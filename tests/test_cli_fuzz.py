@@ -17,6 +17,7 @@ from fuzz_cases import check, command, files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+CONTENTS = files()
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 
 
@@ -25,15 +26,10 @@ def commands(draw: st.DrawFn) -> list[str]:
     return command(lambda values: draw(st.sampled_from(values)))
 
 
-@pytest.fixture(scope="module")
-def contents() -> dict[str, bytes]:
-    return files()
-
-
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="needs an alarm")
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(words=commands())
-def test_no_command_ends_in_a_traceback(contents: dict[str, bytes], words: list[str]) -> None:
+def test_no_command_ends_in_a_traceback(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name, "work")
         folder.mkdir()
@@ -41,4 +37,4 @@ def test_no_command_ends_in_a_traceback(contents: dict[str, bytes], words: list[
         patch.setenv("HOME", name)
         patch.setenv("TUNE_BANK_PATH", name)
         patch.setenv("ASCEND_LAB_DEBUG", "1")
-        check(words, contents, folder)
+        check(words, CONTENTS, folder)

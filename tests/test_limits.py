@@ -238,6 +238,15 @@ def test_a_kernel_of_endless_code_stops():
         k.barrier()
 
 
+def test_a_node_of_20_000_operands_is_refused(tmp_path, capsys):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [40_000, 3])
+    node = helper.make_node("Concat", ["x"] * 20_000, ["y"], axis=0)
+    onnx.save(helper.make_model(helper.make_graph([node], "g", [x], [y])), tmp_path / "y.onnx")
+    assert main(["simulate", str(tmp_path / "y.onnx"), "--chip", "Toy"]) == 2
+    assert "operands of at most 4,096; got 20,000" in capsys.readouterr().err
+
+
 def test_a_model_whose_output_is_a_constant_runs(tmp_path, capsys):
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
     y = helper.make_tensor_value_info("y", TensorProto.INT64, [2])

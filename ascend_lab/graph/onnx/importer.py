@@ -40,6 +40,7 @@ from ascend_lab.graph.onnx.registry import Converter, Result
 from ascend_lab.graph.onnx.structure import checked_nodes
 from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Tensor
 from ascend_lab.graph.onnx.weights import check_size, tensor_of
+from ascend_lab.limits import refuse_above
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -157,6 +158,8 @@ class _Importer:
 
     def node(self, node: NodeProto) -> None:
         """Convert one node and name what it writes."""
+        most = max(len(node.input), len(node.output))
+        refuse_above(f"{title(node)}: operands", most, self.limits.operands, "split the node")
         how = find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(

@@ -24,6 +24,7 @@ class Limits:
     file_bytes: int = 2**31
     nodes: int = 100_000
     elements: int = 2**28
+    operands: int = 4096
 
 
 def load(source: str | Path | bytes | ModelProto, limits: Limits) -> tuple[ModelProto, Path | None]:
