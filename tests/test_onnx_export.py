@@ -221,5 +221,5 @@ def test_models_beyond_what_a_file_holds_are_refused():
 def test_a_path_that_cannot_be_written_is_an_input_error(tmp_path):
     net = GraphBuilder("net")
     net.output(net.relu(net.input("x", (3,))))
-    with pytest.raises(InputError, match="a file to write"):
+    with pytest.raises(InputError, match="make its folder first"):
         save_onnx(net.build(), tmp_path / "none" / "net.onnx")
