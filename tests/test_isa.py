@@ -478,6 +478,14 @@ def count(program: Program, pipe: str) -> int:
     return sum(1 for _ in pipe_stream(program, pipe, {}))
 
 
+def test_what_stands_behind_a_loop_does_not_see_its_variables():
+    step = Instruction("barrier", "MTE2")
+    inner = Loop("i", 2, (Loop("j", 2, (step,)), step))
+    program = Program("scopes", (), (step, inner, step, Loop("k", 1, (step,)), step))
+    seen = ["".join(env) for _, env in pipe_stream(program, "MTE2", {})]
+    assert seen == ["", "ij", "ij", "i", "ij", "ij", "i", "", "k", ""]
+
+
 def test_programs_count_what_runs():
     step = Instruction("scalar", "S", attrs=(("steps", 1),))
     program = Program("count", (), (step, Loop("i", 3, (step, Loop("j", 4, (step,))))))

@@ -20,9 +20,9 @@ def first(pipes: Sequence[str]) -> str:
 
 def pipe_stream(program: Program, pipe: str, env: Mapping[str, int]) -> Iterator[Step]:
     """Yield the instructions of one pipe in order, each with the loop variables' values."""
-    values = dict(env)
+    outer = dict(env)
     ahead: list[Iterator[tuple[Node, dict[str, int]]]]
-    ahead = [((node, values) for node in project(program.body, pipe))]
+    ahead = [iter([(node, outer) for node in project(program.body, pipe)])]
     while ahead:
         for node, values in ahead[-1]:
             if isinstance(node, Loop):
