@@ -20,8 +20,9 @@ from onnx import helper, numpy_helper
 
 from ascend_lab import cli, cli_aoe, cli_aoe_bank, cli_aoe_flags, ops
 from ascend_lab.aoe.bank import Store
+from ascend_lab.data import data_path
+from ascend_lab.limits import count, decimal, whole
 
-DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
@@ -33,7 +34,8 @@ PATHS = ("rubbish", "empty", "folder", "loop", "missing", "nowhere/file", "/", "
          "x" * 300, "y/" * 2500, "a\tb\x1b[31m", "\udcff", "null.json", "list.json", "deep.json",
          "words.toml", "words.csv", "words.npz", "half.onnx", "dangling", "")  # fmt: skip
 TEXTS = (*NUMBERS, *PATHS, ",", "x", ":", ";", "=", "a=b", "1,", "x:", ":1", "1,2,3", "4x4", "-")
-SMALL = {int: ("1", "2", "3", "8", "16"), float: ("0.1", "1", "2.5", "30")}
+_WHOLE = "1", "2", "3", "8", "16"
+SMALL = {whole: _WHOLE, count: _WHOLE, decimal: ("0.1", "1", "2.5", "30")}
 """Good numbers by type."""
 GOOD: dict[str, tuple[str, ...]] = {
     "chip": ("Toy", "Ascend310", "Ascend910B2", "chip.toml"),
@@ -161,8 +163,8 @@ def files() -> dict[str, bytes]:
         "bank.jsonl": b"{}\n",
         "buffers.csv": b"id,lower,upper,size\na,0,3,4\nb,1,2,8\n",
         "space.csv": b"a,b,time_ms\n1,2,3.5\n1,4,\n2,2,1.25\n2,8,2\n",
-        "subgraph.json": (DATA / "mlsys2026/mlsys-2026-1.json").read_bytes(),
-        "strategy.json": (DATA / "iopddl/example.json").read_bytes(),
+        "subgraph.json": data_path("mlsys2026/mlsys-2026-1.json").read_bytes(),
+        "strategy.json": (ROOT / "tests/data/iopddl/example.json").read_bytes(),
         "gradients.csv": b"name,ready_us,bytes\na,1,100\nb\x1b,2,200\n",
         "trace.json": json.dumps({"traceEvents": trace}).encode(),
         "table.csv": b"device,bytes,ranks,time_s\na,100,2,1e-5\na,1000,4,2e-5\na,9000,2,4e-5\n",
