@@ -1,7 +1,8 @@
-"""Shared by all tests: repeatable Hypothesis runs, and lab.py and book/build.py as modules."""
+"""Shared by all tests: repeatable Hypothesis runs, a Ctrl-C that counts, and lab.py and book/build.py as modules."""
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,9 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell's background jobs, and what they start, ignore Ctrl-C, which some tests press.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines: a slow machine is no bug. `HYPOTHESIS_PROFILE=explore pytest` tries new examples.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
