@@ -1,4 +1,4 @@
-"""Shared by all tests: repeatable Hypothesis runs, a Ctrl-C that counts, and lab.py and book/build.py as modules."""
+"""Shared by all tests: repeatable Hypothesis runs, a Ctrl-C that counts, our scripts as modules."""
 
 import importlib.util
 import os
