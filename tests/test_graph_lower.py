@@ -179,12 +179,6 @@ REFUSED = {
         TypeMismatchError,
         r"node: y0 \(relu\) on the vector unit of Ascend910A: .*got bf16",
     ),
-    "batches of int8 that broadcast": (
-        product_of((2, 3, 7, 5), (3, 5, 4)),
-        "Toy",
-        TypeMismatchError,
-        r"b_whole \(expand\)",
-    ),
 }
 
 

@@ -145,6 +145,12 @@ def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
     return costs
 
 
+def _ai_cpu(reader: Reader) -> dict[str, float]:
+    keys = ("overhead_s", "rate_bytes_per_s")
+    found = "ai_cpu" in reader.data
+    return {f"ai_cpu_{key}": reader.number(f"ai_cpu.{key}") if found else 0.0 for key in keys}
+
+
 def _check_sections(reader: Reader) -> None:
     known = set(SECTIONS) | OPTIONAL | {"name", "summary", "combined", "sources", "buffer"}
     known |= {"alignment", "path", "l2", "memory", "vector_op"}
@@ -165,9 +171,11 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     """Build a `Chip` from parsed TOML; raise `ChipError` with file, key and remedy."""
     reader = Reader(file, data)
     _check_sections(reader)
-    buffers = _buffers(reader)
-    power = reader.number("power.typical_w") if "power" in data else None
-    cube, ai_cpu = _cube(reader), "ai_cpu" in data
+    buffers = _sizes(reader, "buffer")
+    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
+        if name not in buffers:
+            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
+    cube = _cube(reader)
     return Chip(
         name=data["name"],
         summary=data["summary"],
@@ -186,8 +194,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         max_repeat=255,
         event_ids=reader.integer("sync.event_ids_count"),
         launch_overhead_s=reader.number("launch.overhead_s"),
-        ai_cpu_overhead_s=reader.number("ai_cpu.overhead_s") if ai_cpu else 0.0,
-        ai_cpu_rate_bytes_per_s=reader.number("ai_cpu.rate_bytes_per_s") if ai_cpu else 0.0,
+        **_ai_cpu(reader),
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(_paths(reader)),
@@ -195,19 +202,11 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         device_memory=_memory(reader, "memory"),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
-        power_w=power,
+        power_w=reader.number("power.typical_w") if "power" in data else None,
         links=MappingProxyType(_links(reader)),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
     )
-
-
-def _buffers(reader: Reader) -> dict[str, int]:
-    buffers = _sizes(reader, "buffer")
-    for name in ("L1", "L0A", "L0B", "L0C", "UB"):
-        if name not in buffers:
-            raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    return buffers
 
 
 def _with_base(data: dict[str, Any], file: str) -> dict[str, Any]:

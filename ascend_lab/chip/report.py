@@ -23,8 +23,7 @@ SECTIONS = {
 }
 """The tables of a chip: name -> caption. Every fact of a chip stands in exactly one of them."""
 
-_UNITS = {
-    # how the key of a fact ends -> the factor and the unit it is shown with
+_UNITS = {  # how the key of a fact ends -> the factor and the unit it is shown with
     "rate_bytes_per_cycle": (1.0, "B/cycle"),
     "rate_bytes_per_s": (1e-9, "GB/s"),
     "energy_pj_per_byte": (1.0, "pJ/B"),
@@ -270,8 +269,7 @@ def shared_keys(chips: Iterable[Chip]) -> set[str]:
 
 def trust_counts(chip: Chip, keys: Iterable[str] | None = None) -> dict[Trust, int]:
     """Return how many facts (of `keys`, else all) are published, derived and assumed."""
-    chosen = chip.facts if keys is None else keys
-    counts = Counter(chip.facts[key].trust for key in chosen)
+    counts = Counter(chip.facts[key].trust for key in (chip.facts if keys is None else keys))
     return {level: counts[level] for level in TRUST_LEVELS}
 
 
