@@ -289,10 +289,9 @@ def closing(figures: Sequence[Figure]) -> str:
     """Return the last lines: every target that was missed, under what it belongs to, or none."""
     lines, above = [], ""
     for figure in figures:
-        part = figure.name.startswith(" ")
-        above = above if part else figure.name
+        name = figure.name.strip()
+        above, name = (above, f"{above}, {name}") if figure.name[0] == " " else (name, name)
         if figure.met is False:
-            name = f"{above}, {figure.name.strip()}" if part else figure.name
             lines.append(f"missed: {name}: {figure.measured}, target {figure.target}")
     return "\n".join(lines) or "all targets met"
 

@@ -44,8 +44,9 @@ def _parser() -> Parser:
     made = Parser(
         prog="aoe bank",
         description="The custom knowledge bank.",
-        epilog="What killed runs left goes when a bank is opened for writing: trials that --reload "
-        f"has not asked for in {UNFINISHED_DAYS} days, and those of problems solved since.",
+        epilog="What killed runs left goes when a bank is opened for writing: trials that "
+        f"`aoe --reload` has not asked for in {UNFINISHED_DAYS} days, and those of problems "
+        "solved since.",
         allow_abbrev=False,
     )
     verbs = made.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)

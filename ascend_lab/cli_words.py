@@ -6,11 +6,12 @@ import re
 from argparse import Namespace
 
 _ARGUMENT = re.compile(
-    r"\b(shapes|batch|pinned)=(\{'(?P<key>[^'\\]*)': (\((?P<sizes>[\d, ]*)\)|array)\}|\d+)"
+    r"\b(shapes|batch|pinned|resume)="
+    r"(\{'(?P<key>[^'\\]*)': (\((?P<sizes>[\d, ]*)\)|array)\}|\d+|True)"
 )
 _FLAGS = {
     "ascend-lab": {"shapes": "--input-shape", "batch": "--batch", "pinned": "--inputs"},
-    "aoe": {"shapes": "--input_shape", "batch": "--dynamic_batch_size"},
+    "aoe": {"shapes": "--input_shape", "batch": "--dynamic_batch_size", "resume": "--reload"},
 }
 CLUSTER_FILE = (
     "A cluster of your own is a .toml file with name, devices (names or a count), switches, "
@@ -28,6 +29,8 @@ def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
 
     def flag(found: re.Match[str]) -> str:
         name, value, word = found[1], found[2], _FLAGS[program].get(found[1], "")
+        if word == "--reload":
+            return word
         if not word or (given is not None and word[2:].replace("-", "_") not in given):
             return f"{found[0]} in Python"
         if found["sizes"] is not None:

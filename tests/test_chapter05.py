@@ -249,14 +249,9 @@ def test_softplus_must_not_overflow_nor_be_a_relu() -> None:
 
 
 def test_bytes_of_a_graph_are_those_of_programs() -> None:
-    counted: dict[str, int] = {}
-
     def from_program(y: te.Tensor) -> int:
-        run = simulate_kernel(te.lower(per_operation(y, CHIP)), load_chip(CHIP))
-        counted[y.label] = moved_bytes(run)
-        return moved_bytes(run)
+        return moved_bytes(simulate_kernel(te.lower(per_operation(y, CHIP)), load_chip(CHIP)))
 
     assert check_ex_05_4(from_program)
-    assert counted["y"] > 0
     assert not check_ex_05_4(lambda y: sum(t.size_bytes for t in (y, *y.inputs)))
     assert not check_ex_05_4(lambda y: 16 * y.elements)

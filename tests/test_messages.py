@@ -144,7 +144,10 @@ def reached(start: Piece) -> set[Piece]:
         if here in seen or name not in defined(stem):
             continue
         seen.add(here)
-        words = {n.id for n in ast.walk(defined(stem)[name]) if isinstance(n, ast.Name)}
+        inside = list(ast.walk(defined(stem)[name]))
+        own = {n.arg for n in inside if isinstance(n, ast.arg)}
+        own |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        words = {n.id for n in inside if isinstance(n, ast.Name)} - (own - {name})
         todo += [(imported(stem).get(word, stem), word) for word in words]
     return seen
 

@@ -20,7 +20,7 @@ from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
 from ascend_lab.aoe.known import key_of
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.trace import Trace
-from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, Result
+from ascend_lab.aoe.tuning import CERTAINTIES, Result, certainty_of
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
-KINDS = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
-"""What may be known of a kernel's time; of the last, nobody asked, or no space was found."""
 TUNED = ("tuned", "custom", "builtin")
 """Sources of results that a search or a bank gave."""
 LONGEST = 44
@@ -81,7 +79,9 @@ class Report:
         results = found.results if found is not None else ()
         gap = max((r.gap for r in results if r.gap is not None and not r.proven), default=0.0)
         tenths = _tenths(results)
-        kinds = [f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in KINDS[:2]]
+        kinds = [
+            f"{t / 10:.1f} % {kind}" for kind, t in tenths.items() if t or kind in CERTAINTIES[:2]
+        ]
         text = ", ".join(kinds) or "no kernels"
         return f"time of the kernels: {text}".replace("bounded", f"within {gap:.2%} of a bound")
 
@@ -178,22 +178,11 @@ class Report:
         }
 
 
-def kind_of(result: Result) -> str:
-    """Return what is known of a kernel's time: one of `KINDS`."""
-    if result.proven:
-        return KINDS[0]
-    if result.bound_cycles is not None:
-        return KINDS[1]
-    if not result.operator.unit:
-        return KINDS[2]
-    return KINDS[3] if result.note in (NOT_REACHED, NOT_CHECKED, "interrupted") else KINDS[4]
-
-
 def _tenths(results: Sequence[Result]) -> dict[str, int]:
     """Return thousandths of the time by kind, 1000 in all: the largest has what rounding leaves."""
-    cycles = dict.fromkeys(KINDS, 0)
+    cycles = dict.fromkeys(CERTAINTIES, 0)
     for result in results:
-        cycles[kind_of(result)] += result.operator.count * result.after_cycles
+        cycles[certainty_of(result)] += result.operator.count * result.after_cycles
     total = sum(cycles.values())
     if not total:
         return {}

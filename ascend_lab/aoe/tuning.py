@@ -28,6 +28,8 @@ from ascend_lab.graph.lower import Choice
 
 NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"
+CERTAINTIES = ("proven optimal", "bounded", "without parameters", "not reached", "not tuned")
+"""What may be known of a kernel's time; of the last, nobody asked, or no space was found."""
 Step = Callable[[str, int, int], None]
 """Hears of "proof" and "values": done, out of."""
 
@@ -77,6 +79,21 @@ def untuned(operator: Operator, note: str, source: str = "none") -> Result:
     return Result(operator, None, cycles, cycles, source=source, note=note)
 
 
+def certainty_of(result: Result) -> str:
+    """Return what is known of a kernel's time: one of `CERTAINTIES`."""
+    if result.proven:
+        return CERTAINTIES[0]
+    if result.bound_cycles is not None:
+        return CERTAINTIES[1]
+    if not result.operator.unit:
+        return CERTAINTIES[2]
+    return (
+        CERTAINTIES[3]
+        if result.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
+        else CERTAINTIES[4]
+    )
+
+
 def tune_operator(
     operator: Operator,
     settings: Settings | None = None,
@@ -111,20 +128,11 @@ def tune_operator(
         return untuned(operator, NOT_REACHED)
     name = settings.search or job.search
     trace = drive(
-        _search(name, job, policy),
-        job.space,
-        job.measure,
-        settings.budget,
-        seed=settings.seed,
-        start=start,
-        executor=workers,
-        time_limit_s=None if math.isinf(own.end) else own.left_s,
-        trial_limit_s=settings.trial_limit_s,
-        early_stop=settings.early_stop,
-        known=known,
-        on_trial=on_trial,
-        is_proven=lambda trials: job.bound(trials)[1],
-    )
+        _search(name, job, policy), job.space, job.measure, settings.budget, seed=settings.seed,
+        start=start, executor=workers, time_limit_s=None if math.isinf(own.end) else own.left_s,
+        trial_limit_s=settings.trial_limit_s, early_stop=settings.early_stop, known=known,
+        on_trial=on_trial, is_proven=lambda trials: job.bound(trials)[1],
+    )  # fmt: skip
     bound, proven = job.bound(trace.trials)
     over = proven or trace.failures or trace.end in ("interrupted", "time")
     if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):

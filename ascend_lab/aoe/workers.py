@@ -185,7 +185,7 @@ class Workers:
         raise self._lost("they end before they answer")
 
     def _lost(self, why: str) -> WorkersLostError:
-        remedy = "see to them, then --reload goes on with what was measured"
+        remedy = "see to them, then resume=True goes on with what was measured"
         return WorkersLostError(f"lost {self.name}: {why}", "", remedy)
 
     def _executor(self) -> Executor:

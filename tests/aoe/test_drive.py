@@ -89,7 +89,9 @@ class Dying(Executor):
 def test_processes_that_all_die_measure_nothing():
     told = []
     for workers in (Workers(executor=Dying()), Workers(Dying)):
-        with pytest.raises(WorkersLostError, match=r"lost the workers: they end.*--reload goes on"):
+        with pytest.raises(
+            WorkersLostError, match=r"lost the workers: they end.*resume=True goes on"
+        ):
             drive(SEARCHES["random"], SPACE, cases.cost, 5, executor=workers, on_trial=told.append)
     assert told == []
 

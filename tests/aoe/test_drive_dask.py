@@ -55,7 +55,7 @@ def test_a_lost_scheduler_ends_the_run_banks_nothing_unmeasured_and_reload_goes_
 
         with (
             workers_of(f"dask:{cluster.scheduler_address}") as workers,
-            pytest.raises(WorkersLostError, match=r"lost the Dask scheduler .*--reload goes on"),
+            pytest.raises(WorkersLostError, match=r"lost the Dask scheduler .*resume=True goes on"),
         ):
             drive(search, space, cases.cost, 25, executor=workers, on_trial=lose)
         kept = bank.trials("run")

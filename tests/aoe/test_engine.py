@@ -226,7 +226,7 @@ def test_wanted_operators_and_nothing_to_tune():
 
 @pytest.mark.parametrize("job", ["", "3", "2,4", "1;2"])
 def test_unknown_jobs(job):
-    said = r"jobs among 1 subgraph, 2 operator, 4 gradient; .* 4 by itself"
+    said = r"jobs among 1 subgraph, 2 operator, 4 gradient; .*`aoe --job_type 4"
     with pytest.raises(InputError, match=said):
         tune(cases.product(), CHIP, job)
 

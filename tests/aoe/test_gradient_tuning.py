@@ -192,7 +192,7 @@ def test_the_command_tunes_and_reports(capsys: Any, small: Path, tmp_path: Path)
 BAD = {
     "cluster": (["-j", "4"], "`ascend-lab topologies` lists them"),
     "together": (["-j", "2,4", "--cluster", "star:4"], "by itself"),
-    "other job": (["-j", "2", "--cluster", "star:4"], "--cluster with --job_type 4"),
+    "other job": (["-j", "2", "--cluster", "star:4"], "--cluster only with --job_type 4"),
     "devices": (["-j", "4", "--cluster", "star", "--devices", "0"], "--devices of at least 1"),
     "twice": (["-j", "4", "--cluster", "star:4", "--devices", "8"], "--devices 4, as --cluster"),
     "unknown": (["-j", "4", "--cluster", "moon"], "a topology by name"),
