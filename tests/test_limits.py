@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import signal
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +31,7 @@ from ascend_lab.cli import main
 from ascend_lab.cli_run import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
+from ascend_lab.graph.memory import Buffer, hot, plan
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.sim import simulate
@@ -278,3 +282,28 @@ def test_names_are_text_in_html(name):
     ]
     for page in pages:
         assert name not in page
+
+
+# -- processor time --------------------------------------------------------------------------------
+@contextmanager
+def processor_time(limit_s: float) -> Iterator[None]:
+    """Stop what takes more processor time than this: the machine's load does not count."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError(f"more than {limit_s} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def test_thousands_of_buffers_alive_together_are_planned():
+    buffers = [Buffer(k, 0, 9, 1 + 37 * k % 1009) for k in range(9999)]
+    with processor_time(5):
+        assert plan(buffers, method="greedy-by-start").optimal
+    units = sum(b.size_bytes for b in buffers) / hot._unit_bytes(buffers)
+    assert units * len(buffers) <= 2**28
