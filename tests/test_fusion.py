@@ -65,7 +65,7 @@ def test_dominators_by_hand():
     assert immediate_post_dominators(graph) == {
         "a": "d", "b": "d", "c": "d", "d": "e", "e": None, "f": None,
     }  # fmt: skip
-    names = {n.name for n in between(graph, graph.node("a"), "d")}
+    names = {n.name for n in between(graph, graph.node("a"), "d", 9)}
     assert names == {"b", "c", "d"}
 
 

@@ -341,3 +341,22 @@ def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
     relu = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(30_000)]
     assert main(["run", _model(tmp_path / "x.onnx", relu, "t30000")]) == 2
     assert "at most 20000 nodes; got 30000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "needed"),
+    [((2**20, 2**20), "at most 268435456 elements"), ((2, 2**17), "sizes of at most 65536")],
+)
+def test_an_image_resized_to_a_trillion_pixels_is_refused(tmp_path, capsys, sizes, needed):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in IMAGES)
+    node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], mode="linear")
+    wanted = onnx.numpy_helper.from_array(np.array([1, 1, *sizes]), "s")
+    graph = helper.make_graph([node], "g", [x], [y], [wanted])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "x.onnx")
+    with processor_time(3):
+        assert main(["simulate", str(tmp_path / "x.onnx"), "--chip", "Toy"]) == 2
+    assert needed in capsys.readouterr().err
+
+
+IMAGES = (("x", [1, 1, 2, 2]), ("y", None))
