@@ -102,7 +102,9 @@ def test_dominators_are_those_of_the_definition(data):
         assert (dominator in after[name]) == bool(after[name])
         if dominator is not None:
             assert after[name] == {dominator} | after[dominator]
-            path = {n.name for n in between(graph, graph.node(name), dominator)}
+            path = {
+                n.name for n in between(graph, graph.node(name), dominator, len(graph.nodes) + 1)
+            }
             assert {n for n in path if n != dominator} == {
                 n for n in every if n != dominator and _reaches(graph, name, n, dominator)
             }
