@@ -112,7 +112,8 @@ def window_counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bo
         real = np.pad(np.ones(n), (before, after), constant_values=float(include))
         sums = np.append(0, np.cumsum(real))
         axes.append((sums[width:] - sums[:-width])[::stride])
-    return np.multiply.outer(*axes)[None, None]
+    counts: Values = np.multiply.outer(*axes)[None, None]
+    return counts
 
 
 def _average_values(
