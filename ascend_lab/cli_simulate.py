@@ -96,7 +96,7 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
     from ascend_lab.graph.tiling import TiledTimeline
 
     chip = times.chip
-    kernels = len(times.operators) - len(times.on_ai_cpu)
+    kernels, total_s = len(times.operators) - len(times.on_ai_cpu), times.time_s
     head = f"{times.name} on {chip.name}: {nodes} nodes, {kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
@@ -104,12 +104,12 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
         lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
                         f"memory ask: {times.halo_share:.2%} of the multiply-accumulates twice; "
                         "time and bytes of a kernel are of all its runs")  # fmt: skip
-        lines += [_line(op, times.time_s, count) for op, count in times.repeated()]
+        lines += [_line(op, total_s, count) for op, count in times.repeated()]
     else:
-        lines += [_line(op, times.time_s) for op in times.operators]
+        lines += [_line(op, total_s) for op in times.operators]
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
-        f"total {times.time_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
+        f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
         f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
         f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
         "(zeros that pad included)"

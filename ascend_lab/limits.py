@@ -36,6 +36,8 @@ LINKS = 2**17
 """Of a topology."""
 INSTRUCTIONS = 2**16
 """In all programs of one kernel."""
+WINDOWS = 2**32
+"""Elements in all windows of one pooling."""
 PROCESSES = 32
 WHOLE = 2**53
 TINY, HUGE = 1e-30, 1e30

@@ -65,7 +65,7 @@ def test_dominators_by_hand():
     assert immediate_post_dominators(graph) == {
         "a": "d", "b": "d", "c": "d", "d": "e", "e": None, "f": None,
     }  # fmt: skip
-    names = {n.name for n in between(graph, graph.node("a"), "d")}
+    names = {n.name for n in between(graph, graph.node("a"), "d", 9)}
     assert names == {"b", "c", "d"}
 
 
@@ -102,7 +102,9 @@ def test_dominators_are_those_of_the_definition(data):
         assert (dominator in after[name]) == bool(after[name])
         if dominator is not None:
             assert after[name] == {dominator} | after[dominator]
-            path = {n.name for n in between(graph, graph.node(name), dominator)}
+            path = {
+                n.name for n in between(graph, graph.node(name), dominator, len(graph.nodes) + 1)
+            }
             assert {n for n in path if n != dominator} == {
                 n for n in every if n != dominator and _reaches(graph, name, n, dominator)
             }

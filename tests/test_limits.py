@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import signal
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +31,10 @@ from ascend_lab.cli import main
 from ascend_lab.cli_run import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
+from ascend_lab.graph.memory import Buffer, hot, plan
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.ops.pooling import window_counts
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")
@@ -278,3 +283,80 @@ def test_names_are_text_in_html(name):
     ]
     for page in pages:
         assert name not in page
+
+
+# -- processor time --------------------------------------------------------------------------------
+@contextmanager
+def processor_time(limit_s: float) -> Iterator[None]:
+    """Stop what takes more processor time than this: the machine's load does not count."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError(f"more than {limit_s} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def test_thousands_of_buffers_alive_together_are_planned():
+    buffers = [Buffer(k, 0, 9, 1 + 37 * k % 1009) for k in range(9999)]
+    with processor_time(5):
+        assert plan(buffers, method="greedy-by-start").optimal
+    units = sum(b.size_bytes for b in buffers) / hot._unit_bytes(buffers)
+    assert units * len(buffers) <= 2**28
+
+
+def test_pooling_by_a_huge_window_counts_by_axis_and_has_a_limit():
+    with processor_time(2):
+        counts = window_counts((1, 10**5), (1, 40_001), (1, 1), ((0, 0), (9, 0)), False)
+    assert (counts.min(), counts.max(), counts.shape) == (39_992, 40_001, (1, 1, 1, 60_009))
+    with pytest.raises(InputError, match="elements in all windows of at most 4,294,967,296"):
+        ops.get("max_pool2d").formula(np.zeros((1, 1, 1, 2 * 10**5)), **POOL)
+
+
+POOL = {"kernel": (1, 10**5), "stride": 1, "pad": 0}
+
+
+def _model(path: Path, nodes: list[onnx.NodeProto], output: str) -> str:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in ("t0", output))
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), path)
+    return str(path)
+
+
+def test_a_chain_whose_paths_double_is_timed(tmp_path, capsys):
+    add = [
+        helper.make_node("Add", [f"t{max(i - 1, 0)}", f"t{i}"], [f"t{i + 1}"]) for i in range(1500)
+    ]
+    model = _model(tmp_path / "x.onnx", add, "t1500")
+    with processor_time(5):
+        assert main(["simulate", model, "--chip", "Ascend310"]) == 0
+    assert "1500 nodes" in capsys.readouterr().out
+
+
+def test_a_model_of_30_000_nodes_is_refused(tmp_path, capsys):
+    relu = [helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"]) for i in range(30_000)]
+    assert main(["run", _model(tmp_path / "x.onnx", relu, "t30000")]) == 2
+    assert "at most 20000 nodes; got 30000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sizes", "needed"),
+    [((2**20, 2**20), "at most 268435456 elements"), ((2, 2**17), "sizes of at most 65536")],
+)
+def test_an_image_resized_to_a_trillion_pixels_is_refused(tmp_path, capsys, sizes, needed):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in IMAGES)
+    node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], mode="linear")
+    wanted = onnx.numpy_helper.from_array(np.array([1, 1, *sizes]), "s")
+    graph = helper.make_graph([node], "g", [x], [y], [wanted])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "x.onnx")
+    with processor_time(3):
+        assert main(["simulate", str(tmp_path / "x.onnx"), "--chip", "Toy"]) == 2
+    assert needed in capsys.readouterr().err
+
+
+IMAGES = (("x", [1, 1, 2, 2]), ("y", None))

@@ -54,11 +54,15 @@ def join(one: Range, two: Range) -> Range:
     return Range(Affine(low, one.start.terms), high - low)
 
 
-def needed(state: State, stage: Stage, active: Mapping[str, Box]) -> Box:
+def needed(
+    state: State, stage: Stage, active: Mapping[str, Box], known: dict[str, Box] | None = None
+) -> Box:
     """Return the box of `stage` that its readers need, given the boxes of the active stages.
 
-    Readers that are not active yet run later inside the same step, with all their own loops.
+    Readers that are not active yet run later inside the same step, with all their own loops;
+    `known` holds what was found for them, since many ways may lead there.
     """
+    known = {} if known is None else known
     if stage.output and stage.attach is not None:
         host = state.stage(stage.attach[0])
         pairs = zip(stage.axes, host.axes, strict=True)
@@ -68,7 +72,9 @@ def needed(state: State, stage: Stage, active: Mapping[str, Box]) -> Box:
         assert isinstance(reader, Stage)
         box = active.get(reader.name)
         if box is None:
-            box = whole(reader) | needed(state, reader, active)
+            if reader.name not in known:
+                known[reader.name] = whole(reader) | needed(state, reader, active, known)
+            box = known[reader.name]
         for read in reader.reads:
             if read.source != stage.name:
                 continue

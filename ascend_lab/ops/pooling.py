@@ -107,9 +107,12 @@ def _max(x: te.Tensor, *, kernel: Any, stride: Any, pad: Any) -> te.Tensor:
 # -- average --------------------------------------------------------------------------------------
 def window_counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bool) -> Values:
     """Return how many elements each window averages, (1, 1, oh, ow)."""
-    ones = np.ones((1, 1, *size))
-    seen = windows(padded(ones, pads, float(include)), kernel, step)
-    counts: Values = seen.sum(axis=(4, 5))
+    axes = []
+    for n, width, stride, (before, after) in zip(size, kernel, step, pads, strict=True):
+        real = np.pad(np.ones(n), (before, after), constant_values=float(include))
+        sums = np.append(0, np.cumsum(real))
+        axes.append((sums[width:] - sums[:-width])[::stride])
+    counts: Values = np.multiply.outer(*axes)[None, None]
     return counts
 
 

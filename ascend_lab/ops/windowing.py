@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from ascend_lab.limits import WINDOWS, refuse_above
 from ascend_lab.ops.shapes import Pairs, Shape, window_count
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Source, Window
 
@@ -39,6 +40,7 @@ def windows(x: Values, kernel: Pair, stride: Pair, dilation: Pair = (1, 1)) -> V
 def fold_windows(x: Values, kernel: Pair, stride: Pair, combine: np.ufunc) -> Values:
     """Return each window of a padded image folded by a ufunc: (n, c, oh, ow)."""
     seen = windows(x, kernel, stride)
+    refuse_above("elements in all windows", seen.size, WINDOWS, "use smaller ones")
     if kernel[0] * kernel[1] > seen.shape[2] * seen.shape[3]:
         whole: Values = combine.reduce(seen, axis=(4, 5))
         return whole

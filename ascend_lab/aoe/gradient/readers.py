@@ -27,7 +27,7 @@ COLUMNS = {
     "bytes": ("bytes", "gradient_size(byte)"),
     "dtype": ("dtype", "data_type"),
 }
-MOST_ROWS = 20_000
+MOST_ROWS = 10_000
 
 
 def read_profile(file: str | Path) -> tuple[Gradient, ...]:

@@ -51,8 +51,8 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
         last = parents[node.name]
         if last is None or kinds[node.name] == OTHER:
             continue
-        path = between(graph, node, last)
-        if _fusable(graph, kinds, group, node, path):
+        path = between(graph, node, last, LONGEST)
+        if len(path) < LONGEST and _fusable(graph, kinds, group, node, path):
             merged = {n.name: n for n in (node, *path) for n in group[n.name]}
             if len(merged) <= LONGEST:
                 nodes = sorted(merged.values(), key=lambda n: place[n.name])

@@ -49,11 +49,14 @@ def _common(
     return one
 
 
-def between(graph: Graph, first: Node, last: str) -> list[Node]:
-    """Return every node on a path from `first` to its post-dominator `last`, `last` included."""
+def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
+    """Return every node on a path from `first` to its post-dominator `last`, `last` included.
+
+    Of more than `most` nodes only some are found: never fewer than `most`.
+    """
     seen: dict[str, Node] = {}
     ahead = [first]
-    while ahead:
+    while ahead and len(seen) < most:
         node = ahead.pop()
         for name in node.outputs:
             for reader in graph.readers[name]:

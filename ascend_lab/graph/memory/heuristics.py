@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ascend_lab.graph.memory.buffers import Buffer
 
 Offsets = dict[Hashable, int]
-Gap = tuple[int, int]
-"""A free range of addresses: first byte, bytes; the last gap is as long as anyone needs."""
-Choice = Callable[[list[Gap], int], int]
+Ints = NDArray[np.int64]
+Choice = Callable[[Ints], int]
+"""Of gaps with room, by their bytes and from the lowest up: the one to take."""
 ENDLESS = 1 << 62
 
 
@@ -28,37 +31,31 @@ def by_life(buffers: Sequence[Buffer]) -> list[Buffer]:
     return sorted(buffers, key=lambda b: (b.lower - b.upper, -b.size_bytes))
 
 
-def first_fit(gaps: list[Gap], size_bytes: int) -> int:
-    """Return the lowest address with room."""
-    return next(start for start, length in gaps if length >= size_bytes)
+def first_fit(lengths: Ints) -> int:
+    """Return the lowest gap."""
+    return 0
 
 
-def best_fit(gaps: list[Gap], size_bytes: int) -> int:
-    """Return the address of the tightest gap with room."""
-    return min((length, start) for start, length in gaps if length >= size_bytes)[1]
-
-
-def free_gaps(taken: Iterable[tuple[int, int]]) -> list[Gap]:
-    """Return the gaps between taken ranges (first byte, end), and the endless one above."""
-    gaps, end = [], 0
-    for start, stop in sorted(taken):
-        if start > end:
-            gaps.append((end, start - end))
-        end = max(end, stop)
-    return [*gaps, (end, ENDLESS)]
+def best_fit(lengths: Ints) -> int:
+    """Return the tightest gap, the lowest of equal ones."""
+    return int(lengths.argmin())
 
 
 def place(order: Sequence[Buffer], choose: Choice) -> Offsets:
     """Give each buffer, in this order, a gap among those placed that live at the same time."""
     offsets: Offsets = {}
-    placed: list[tuple[int, int, int, int]] = []
+    placed = np.empty((4, len(order)), np.int64)  # births, deaths, first bytes, ends; by first byte
     for b in order:
-        taken = [
-            (at, end) for lower, upper, at, end in placed if lower < b.upper and upper > b.lower
-        ]
-        offsets[b.id] = at = choose(free_gaps(taken), b.size_bytes) if b.size_bytes else 0
-        if b.size_bytes:
-            placed.append((b.lower, b.upper, at, at + b.size_bytes))
+        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
+        meets = (lower < b.upper) & (upper > b.lower)
+        tops = np.maximum.accumulate(np.append(0, ends[meets]))
+        lengths = np.append(starts[meets], ENDLESS) - tops
+        fits = np.flatnonzero(lengths >= b.size_bytes)
+        at = int(tops[fits[choose(lengths[fits])]]) if b.size_bytes else 0
+        row = int(starts.searchsorted(at))
+        placed[:, row + 1 : count + 1] = placed[:, row:count]
+        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
+        offsets[b.id] = at
     return offsets
 
 

@@ -17,6 +17,8 @@ from ascend_lab.graph.memory.heuristics import Offsets, by_start
 
 UNITS = 1 << 20
 """Most units memory is cut into; the unit grows before the number does."""
+LOOKS = 1 << 28
+"""Most units looked at for all buffers: each looks at all units."""
 
 
 def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
@@ -72,7 +74,8 @@ def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
 def _unit_bytes(buffers: Sequence[Buffer]) -> int:
     total = sum(b.size_bytes for b in buffers)
     common = math.gcd(*(b.size_bytes for b in buffers)) or 1
-    return aligned(-(-total // UNITS), common) or 1
+    units = max(1, min(UNITS, LOOKS // max(1, len(buffers))))
+    return aligned(-(-total // units), common) or 1
 
 
 def _events(buffers: Sequence[Buffer]) -> list[tuple[bool, Buffer]]:

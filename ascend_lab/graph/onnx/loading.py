@@ -22,7 +22,7 @@ class Limits:
     """What is refused before any work: larger files, longer models, larger tensors."""
 
     file_bytes: int = 2**31
-    nodes: int = 100_000
+    nodes: int = 20_000
     elements: int = 2**28
     operands: int = 4096
 

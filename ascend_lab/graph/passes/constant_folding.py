@@ -23,7 +23,7 @@ def fold_constants(graph: Graph) -> tuple[Graph, int]:
     """
     rewriter, count = Rewriter(graph), 0
     for node in rewriter.edit:
-        if node.op not in NEVER and node.inputs and not set(node.outputs) & set(graph.outputs):
+        if node.op not in NEVER and node.inputs and rewriter.outputs.isdisjoint(node.outputs):
             count += _fold(rewriter, node)
     return (rewriter.finish(), count) if count else (graph, 0)
 

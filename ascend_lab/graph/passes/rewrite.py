@@ -52,7 +52,7 @@ class Rewriter:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.edit = Editor(graph)
+        self.edit, self.outputs = Editor(graph), frozenset(graph.outputs)
         self.made = {out: node.name for node in graph.nodes for out in node.outputs}
         self.uses = Counter(name for node in graph.nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
@@ -129,13 +129,13 @@ class Rewriter:
     def forward(self, node: Node, value: str) -> bool:
         """Let readers of a node's output read `value`; False if two names of outputs collide."""
         old, new = node.output, self.edit.resolve(value)
-        if old not in self.edit.graph.outputs:
+        if old not in self.outputs:
             self.edit.replace(old, new)
             self.uses[new] += self.uses[old]
             self._drop(node)
             return True
         maker = self.made.get(new)
-        if maker is None or new in self.edit.graph.outputs:
+        if maker is None or new in self.outputs:
             return False
         source = self.edit.nodes[maker]
         outs = tuple(old if name == new else name for name in source.outputs)

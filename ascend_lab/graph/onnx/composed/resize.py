@@ -14,8 +14,11 @@ from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, table
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, Values
+from ascend_lab.graph.onnx.weights import check_size
 
 CROP = "tf_crop_and_resize"
+ROWS, WEIGHTS = 2**16, 2**26
+"""Rows and elements of the matrix that interpolates along one axis, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
         ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
     if any(change.out < 1 for change in changes.values()):
         ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
+    _check_sizes(ctx, changes, mixes)
     rank = len(x.shape)
     outside = np.zeros((1,) * rank, bool)
     for axis, change in changes.items():
@@ -155,6 +159,15 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
         return x
     fill = table(ctx, attrs["extrapolation_value"], x.type.dtype, "fill")
     return ctx.emit("select", table(ctx, outside, x.type.dtype, "outside"), fill, x)
+
+
+def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
+    """Refuse more elements than a tensor may have, and weights that would take too long."""
+    shape = [changes[i].out if i in changes else n for i, n in enumerate(ctx.input(0).shape)]
+    check_size(ctx.where, tuple(shape), ctx.limits)
+    if mixes and any(c.out > ROWS or c.out * c.length > WEIGHTS for c in changes.values()):
+        got = ", ".join(f"{c.length} to {c.out}" for c in changes.values())
+        ctx.unsupported(f"sizes of at most {ROWS}, old times new at most {WEIGHTS}", got)
 
 
 def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
