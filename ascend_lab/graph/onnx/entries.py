@@ -147,11 +147,13 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
     opened = sizes is None or any(isinstance(s, str) and s not in bound for s in sizes)
     if filled is None or opened:
         given = (1, 3, 224, 224) if sizes is None else sizes
-        example = tuple(s if isinstance(s, int) else 1 for s in given)
+        likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
+        example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
+        first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
         raise UnsupportedError(
             f"input {name}: sizes that are numbers",
             text.replace("'", ""),
-            f"pin them: shapes={{{name!r}: {example}}} or batch=1",
+            f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}",
         )
     check_size(f"input {name}", filled, limits)
     return filled
