@@ -197,7 +197,9 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
     limit_s = arguments.time_limit
     if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
-        raise InputError("--time_limit above 0 seconds", str(limit_s))
+        raise InputError(
+            "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
+        )
     if arguments.seed < 0:
         raise InputError("--seed of at least 0", str(arguments.seed))
     budget = Settings().budget if arguments.budget is None else arguments.budget

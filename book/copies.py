@@ -143,7 +143,8 @@ class Copy:
     def fold(self, label: str, parts: Sequence[str], key: str) -> None:
         """Add a solution that a click opens, in every viewer."""
         summary = f"<summary>Solution of {self.page.words(label)}</summary>"
-        self.markdown(f"<details>\n{summary}\n\n{joined(parts)}\n\n</details>", key)
+        text = joined(parts).replace("he cell below", "he code below")  # no cell here
+        self.markdown(f"<details>\n{summary}\n\n{text}\n\n</details>", key)
 
     def code(self, cell: NotebookNode, source: str) -> None:
         """Add a cell of code, a figure's caption under it; a stub starts without an answer."""
@@ -286,7 +287,8 @@ def main(arguments: list[str]) -> int:
     try:
         written, kept = write_copies(folder)
     except (CopyError, OSError) as error:
-        print(error, file=sys.stderr)
+        where = f"copies go in a folder that can be written, not in {folder}: "
+        print(f"{where}{error.strerror}" if isinstance(error, OSError) else error, file=sys.stderr)
         return 1
     print(f"lab: {len(written)} copies written in {folder}")
     if kept:

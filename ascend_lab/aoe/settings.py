@@ -52,7 +52,7 @@ def jobs_of(text: str) -> tuple[str, ...]:
     given = [part.strip() for part in text.split(",")]
     if not text or any(job not in JOBS for job in given):
         names = ", ".join(f"{number} {name}" for number, name in {**JOBS, **ALONE}.items())
-        remedy = "e.g. 2, or 1,2; `aoe --job_type 4 --cluster T` and tune_gradients do 4"
+        remedy = "e.g. 2, or 1,2; 4 by itself: `aoe --job_type 4 --cluster NAME`, or tune_gradients"
         raise InputError(f"jobs among {names}", text or "nothing", remedy)
     return tuple(sorted(set(given)))
 
