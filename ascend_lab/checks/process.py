@@ -35,6 +35,9 @@ MEMORY_BYTES = 2 << 30
 OUTPUT_BYTES = 100_000
 """What a check may print; the rest is dropped."""
 
+ENDING_S = 5.0
+"""By the clock, between the last word of a check and its end."""
+
 IDLE = 0.02
 """A case that is busy for less than this share of the time waits for something."""
 
@@ -138,6 +141,7 @@ def _busy_s(child: int) -> float:
 def forked(run: Run) -> Verdict | None:
     """Return the verdict of `run` in a copy, or how it ended; None if there is no room for one."""
     ends = [os.pipe() for _ in range(3)]
+    closed = False
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until both sides are ready
     try:
         child = _fork()
@@ -151,8 +155,9 @@ def forked(run: Run) -> Verdict | None:
             os.close(write)
         heard = _Heard(child)
         late = heard.listen([read for read, _ in ends]) if child > 0 else ""
+        closed = not late and heard.answer is None  # it is ending by itself
     finally:
-        status = _end(child) if child > 0 else 0
+        status = _end(child, ENDING_S * closed) if child > 0 else 0
         for read, _ in ends:
             os.close(read)
     return _verdict(heard, late, status) if child > 0 else None
@@ -164,13 +169,21 @@ def _fork() -> int:
         return os.fork()
 
 
-def _end(child: int) -> int:
-    """Kill the check and what it has started; return its status, 0 where nobody knows it."""
-    for kill in (os.killpg, os.kill):  # it may not have had the time to lead a group
+def _end(child: int, wait_s: float) -> int:
+    """Let the check end for some seconds, then kill it and what it has started.
+
+    Returns its status, 0 where nobody knows it.
+    """
+    ended, status, until_s = 0, 0, time.monotonic() + wait_s
+    with suppress(ChildProcessError):
+        while not ended and time.monotonic() < until_s:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            time.sleep(0 if ended else 0.002)
+    for kill in (os.killpg,) if ended else (os.killpg, os.kill):  # it may lead no group yet
         with suppress(OSError):
             kill(child, signal.SIGKILL)
     with suppress(ChildProcessError):
-        return os.waitpid(child, 0)[1]
+        return status if ended else os.waitpid(child, 0)[1]
     return 0
 
 
