@@ -175,7 +175,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
     for name in ("L1", "L0A", "L0B", "L0C", "UB"):
         if name not in buffers:
             raise reader.fail(f"buffer.{name}", "an entry", None, "add its size_bytes")
-    cube = _cube(reader)
+    power_w, cube = reader.number("power.typical_w") if "power" in data else None, _cube(reader)
     return Chip(
         name=data["name"],
         summary=data["summary"],
@@ -202,7 +202,7 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         device_memory=_memory(reader, "memory"),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
-        power_w=reader.number("power.typical_w") if "power" in data else None,
+        power_w=power_w,
         links=MappingProxyType(_links(reader)),
         facts=MappingProxyType(reader.facts),
         sources=MappingProxyType(reader.sources),
