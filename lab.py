@@ -235,7 +235,7 @@ def run_notebooks() -> int:
 def run_browser() -> int:
     """Open the built book and JupyterLab in a headless browser."""
     os.environ["ASCEND_LAB_BOOK"] = str(HTML)
-    return python("-m", "pytest", "-q", "-m", "browser", "tests/test_browser.py")
+    return python("-m", "pytest", "-q", "-n", "2", "-m", "browser", "tests/test_browser.py")
 
 
 STEPS = {
