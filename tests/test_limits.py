@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from ascend_lab import limits, ops
 from ascend_lab.aoe.recorded import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.chip.report import (
+from ascend_lab.chip.report_html import (
     chip_facts_html,
     overview_html,
     sources_html,

@@ -16,7 +16,6 @@ from ascend_lab.isa import (
     Instruction,
     Loop,
     Program,
-    format_program,
     parse_program,
     var,
 )
@@ -27,11 +26,11 @@ TOY = load_chip("Toy")
 
 
 def assert_round_trip(program: Program) -> None:
-    text = format_program(program)
+    text = str(program)
     assert str(program) == text
     back = parse_program(text)
     assert back == program
-    assert format_program(back) == text
+    assert str(back) == text
 
 
 @settings(max_examples=100)

@@ -1,13 +1,12 @@
 """Checks of the exercises, `check_ex_NN_k(fn, seed=...)`, and predictions to compare.
 
-The checks of chapter NN live in `chapterNN.py` and are loaded when first used.
+The checks of chapter NN live in the module `chapter*NN*` and are loaded when first used.
 """
 
 from __future__ import annotations
 
 import re
 from importlib import import_module
-from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
 
@@ -28,21 +27,25 @@ _CHECK = re.compile(r"check_ex_(\d\d)_\d+")
 
 def __getattr__(name: str) -> Any:
     found = _CHECK.fullmatch(name)
-    module = f"{__name__}.chapter{found[1]}" if found else ""
-    if module and find_spec(module) is not None:
-        check = getattr(import_module(module), name, None)
-        if check is not None:
-            return check
+    for module in _modules() if found else ():
+        if found[1] in module:
+            check = getattr(import_module(f"{__name__}.{module}"), name, None)
+            if check is not None:
+                return check
     raise AttributeError(f"ascend_lab.checks has no {name!r}; see ascend_lab.checks.check_names()")
+
+
+def _modules() -> list[str]:
+    """Return the modules of checks: chapter13_14 serves chapters 13 and 14."""
+    return [m.name for m in iter_modules(__path__) if m.name.startswith("chapter")]
 
 
 def check_names() -> list[str]:
     """Return the names of all exercise checks, in order of chapter and number."""
-    chapters = [m.name for m in iter_modules(__path__) if re.fullmatch(r"chapter\d\d", m.name)]
     names = [
         name
-        for chapter in chapters
-        for name in vars(import_module(f"{__name__}.{chapter}"))
+        for module in _modules()
+        for name in vars(import_module(f"{__name__}.{module}"))
         if _CHECK.fullmatch(name)
     ]
     return sorted(names, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])

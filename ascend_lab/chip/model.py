@@ -117,6 +117,10 @@ class Chip:
     facts: Mapping[str, Fact]
     sources: Mapping[str, str]
 
+    def __hash__(self) -> int:
+        """Hash what tells chips apart nearly always; equality compares every number."""
+        return hash((self.name, self.clock_hz, self.core_count, self.device_memory, self.l2))
+
     def __repr__(self) -> str:
         """Return the name; `ascend-lab chips NAME` prints the numbers."""
         return f"Chip({self.name!r})"

@@ -70,7 +70,7 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> LabFigure:
         first = next(t for t in tensors if t.elements == elements)
         text: dict[str, Any] = {"fontsize": 7.5, "color": INK, "va": "bottom"}
         ax.text(place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane, _shape(first), **text)
-    return finish(fig, alt=_alt(tensors, names))
+    return finish(fig, alt=_graph_alt(tensors, names))
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
@@ -118,7 +118,7 @@ def _box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
     ax.text(at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, **text)
 
 
-def _alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
+def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:
     parts = []
     for tensor in tensors:
         sources = ", ".join(names[t] for t in sources_of(tensor))

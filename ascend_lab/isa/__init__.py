@@ -31,7 +31,7 @@ from ascend_lab.isa.program import (
 )
 from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.sanitizer import Finding, sanitize
-from ascend_lab.isa.text import format_program, parse_program
+from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream
 
 __all__ = [
@@ -59,7 +59,6 @@ __all__ = [
     "check_program",
     "data_copy",
     "fixpipe",
-    "format_program",
     "interleave",
     "load2d",
     "load3d",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ascend_lab.errors import ProgramError
@@ -129,6 +129,10 @@ class Program:
                 "declare each once, for at least one core",
             )
 
+    def __hash__(self) -> int:
+        """Hash by name, buffers, params and length; equality compares every instruction."""
+        return hash((self.name, self.buffers, self.params, len(self.body)))
+
     def instructions(self) -> list[tuple[Instruction, int]]:
         """Return each static instruction with the number of times it runs."""
         out: list[tuple[Instruction, int]] = []
@@ -158,10 +162,13 @@ class Program:
         return tuple(b for b in self.buffers if b.space == "GM")
 
     def __str__(self) -> str:
-        """Print the text form; `isa.parse_program` reads it back."""
-        from ascend_lab.isa.text import format_program
-
-        return format_program(self)
+        """Print params, buffers, instructions; `isa.parse_program` reads it back."""
+        lines = [f"program {self.name}"]
+        lines += [f"param {name} {count}" for name, count in self.params]
+        for b in self.buffers:
+            at = "" if b.space == "GM" else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
+            lines.append(f"buffer {b.name} {b.space} {b.dtype} {b.elements}{at}")
+        return "\n".join([*lines, *_printed(self.body, "")]) + "\n"
 
 
 # Functions of their own: one that calls itself from inside a method would keep the program alive
@@ -172,6 +179,15 @@ def _count(nodes: tuple[Node, ...], times: int, out: list[tuple[Instruction, int
             _count(node.body, times * node.count, out)
         else:
             out.append((node, times))
+
+
+def _printed(nodes: tuple[Node, ...], indent: str) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield f"{indent}loop {node.var} {node.count}:"
+            yield from _printed(node.body, indent + "  ")
+        else:
+            yield f"{indent}{node}"
 
 
 def _scope(

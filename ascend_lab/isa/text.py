@@ -1,4 +1,4 @@
-"""Programs as text, and back: `parse_program(str(program)) == program`."""
+"""Programs read from their text form: `parse_program(str(program)) == program`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,6 @@ _ATTR = re.compile(r"(\w+)=(\([^)]*\)|\S+)")
 _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 _WORD_ATTRS = ("op", "round", "atomic")
 _AFFINE_ATTRS = ("accumulate", "m_start", "k_start")
-
-
-def format_program(program: Program) -> str:
-    """Return the text form: params, buffers, then one line per instruction, loops indented."""
-    lines = [f"program {program.name}"]
-    lines += [f"param {name} {count}" for name, count in program.params]
-    for b in program.buffers:
-        place = "" if b.space == "GM" else f" slots={b.slots} at={b.address} pitch={b.slot_bytes}"
-        lines.append(f"buffer {b.name} {b.space} {b.dtype} {b.elements}{place}")
-
-    def visit(nodes: tuple[Node, ...], indent: str) -> None:
-        for node in nodes:
-            if isinstance(node, Loop):
-                lines.append(f"{indent}loop {node.var} {node.count}:")
-                visit(node.body, indent + "  ")
-            else:
-                lines.append(f"{indent}{node}")
-
-    visit(program.body, "")
-    return "\n".join(lines) + "\n"
 
 
 def parse_program(text: str) -> Program:

@@ -67,19 +67,19 @@ class Cube:
         raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
 
 
-def run_kernel(machine: Cube, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def cube_kernel(machine: Cube, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
     """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
     matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
     shape = Matmul(matmul.a.shape[0], matmul.a.shape[1], matmul.b.shape[1], kernel.name)
     used = sum(np.asarray(inputs[name]).nbytes for name in inputs if np.ndim(inputs[name]))
-    run = run_matmul(machine, shape, {"A": matmul.a, "B": matmul.b})
+    run = cube_matmul(machine, shape, {"A": matmul.a, "B": matmul.b})
     values = unfold(kernel, run.values["C"], matmul)
     used += sum(value.nbytes for value in values.values())
     counters = {**run.counters, "ops": kernel.ops, "bytes_used": used}
     return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
 
 
-def run_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> Run:
     """Execute C = A B in whole blocks; parts of a block that hold no data cost the same."""
     a, b, accumulate = operands(program, inputs)
     block = machine.block(str(a.dtype))

@@ -7,26 +7,27 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ascend_lab.errors import MachineError
-from ascend_lab.machines import cube, scalar, simd, simt, simt_matmul, systolic
-from ascend_lab.machines.cube import Cube
+from ascend_lab.machines.cube import Cube, cube_kernel, cube_matmul
 from ascend_lab.machines.library import sample_inputs
 from ascend_lab.machines.occupancy import Simt
 from ascend_lab.machines.program import Array, Kernel, Matmul, Program
 from ascend_lab.machines.result import Run
-from ascend_lab.machines.scalar import Scalar
-from ascend_lab.machines.simd import Simd
-from ascend_lab.machines.systolic import Systolic
+from ascend_lab.machines.scalar import Scalar, scalar_kernel, scalar_matmul
+from ascend_lab.machines.simd import Simd, simd_kernel, simd_matmul
+from ascend_lab.machines.simt import simt_kernel
+from ascend_lab.machines.simt_matmul import simt_matmul
+from ascend_lab.machines.systolic import Systolic, systolic_kernel, systolic_matmul
 
 Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
 Rule: TypeAlias = Callable[[Any, Any, Mapping[str, Array]], Run]
 
 RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
     {
-        Scalar: (scalar.run_kernel, scalar.run_matmul),
-        Simd: (simd.run_kernel, simd.run_matmul),
-        Simt: (simt.run_kernel, simt_matmul.run_matmul),
-        Systolic: (systolic.run_kernel, systolic.run_matmul),
-        Cube: (cube.run_kernel, cube.run_matmul),
+        Scalar: (scalar_kernel, scalar_matmul),
+        Simd: (simd_kernel, simd_matmul),
+        Simt: (simt_kernel, simt_matmul),
+        Systolic: (systolic_kernel, systolic_matmul),
+        Cube: (cube_kernel, cube_matmul),
     }
 )
 """Kind of machine -> how it runs a `Kernel`, how it runs a `Matmul`."""

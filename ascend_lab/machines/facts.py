@@ -59,7 +59,7 @@ class Efficiency:
 
 @cache
 def _data() -> dict[str, Any]:
-    file = resources.files("ascend_lab.machines").joinpath("facts.toml")
+    file = resources.files("ascend_lab").joinpath("lab", "machines", "facts.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 

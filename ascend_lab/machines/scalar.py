@@ -36,7 +36,7 @@ class Scalar:
         return 2.0
 
 
-def run_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
     """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
     trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
     values = dict(trace.values)
@@ -60,7 +60,7 @@ def run_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) -> 
     )
 
 
-def run_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array]) -> Run:
     """Execute three nested loops: two loads, a multiply-add and the loop per product."""
     a, b, accumulate = operands(program, inputs)
     steps = program.m * program.k * program.n

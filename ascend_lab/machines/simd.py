@@ -50,7 +50,7 @@ def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
     return sum(per_op)
 
 
-def run_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def simd_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
     """Execute the kernel tile by tile in the local buffer."""
     if any(isinstance(instr, Load) and instr.index for instr in walk(kernel.body)):
         raise MachineError(
@@ -92,7 +92,7 @@ def run_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Ru
     return Run(machine.name, kernel.name, values, *timed, counts, stream)
 
 
-def run_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def simd_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> Run:
     """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
     a, b, accumulate = operands(program, inputs)
     width = max(1, machine.vector_bytes // accumulate.itemsize)

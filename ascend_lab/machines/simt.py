@@ -15,7 +15,7 @@ from ascend_lab.machines.result import Breakdown, Line, Run, whole
 from ascend_lab.machines.scalar import kernel_total
 
 
-def run_kernel(machine: Simt, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def simt_kernel(machine: Simt, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
     """Execute one thread per element; a closing `Total` adds passes over the partial sums."""
     port = machine.port
     timing = Timing(machine.arith_cycles, port.latency_cycles, slot_bytes=port.line_bytes)
@@ -122,7 +122,7 @@ def _reduce(machine: Simt, kernel: Kernel, trace: Trace) -> Run:
         return replace(first, values={**trace.values, kernel_total(kernel): part[0].copy()})
     name = kernel_total(kernel)
     rest = Kernel(kernel.name, blocks, (Load("x", "partial"), Total(name, "x")))
-    return _then(first, run_kernel(machine, rest, {"partial": part[:, 0]}))
+    return _then(first, simt_kernel(machine, rest, {"partial": part[:, 0]}))
 
 
 def _pass_run(machine: Simt, kernel: Kernel, trace: Trace, blocks: int) -> Run:

@@ -17,7 +17,7 @@ STEP_OVERHEAD = 8
 """Warp instructions per k-tile besides the products: 2 loads, 2 shared stores, 2 barriers, loop."""
 
 
-def run_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def simt_matmul(machine: Simt, program: Matmul, inputs: Mapping[str, Array]) -> Run:
     """Execute C = A B in blocks of TILE x TILE threads; each product costs two shared loads."""
     a, b, accumulate = operands(program, inputs)
     block = replace(machine, threads_per_block=TILE * TILE)

@@ -46,7 +46,7 @@ def array_cycles(machine: Systolic, program: Matmul) -> int:
     return tiles * (2 * machine.rows + program.m + machine.columns - 2)
 
 
-def run_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+def systolic_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
     """Execute an elementwise kernel or a reduction as the matmul it is equal to.
 
     The long axis is streamed, so the transposed product is computed.
@@ -56,14 +56,14 @@ def run_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Array]) -
     if not matmul.is_total:
         a, b = b.T, a.T
     shape = Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
-    run = run_matmul(machine, shape, {"A": a, "B": b})
+    run = systolic_matmul(machine, shape, {"A": a, "B": b})
     c = run.values["C"]
     values = unfold(kernel, c if matmul.is_total else c.T, matmul)
     counters = {**run.counters, "ops": kernel.ops}
     return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
 
 
-def run_matmul(machine: Systolic, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+def systolic_matmul(machine: Systolic, program: Matmul, inputs: Mapping[str, Array]) -> Run:
     """Execute C = A B by moving every value through the array."""
     a, b, accumulate = operands(program, inputs)
     tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)

@@ -1,0 +1,243 @@
+"""Chips as HTML tables for a notebook: facts with source and trust, side by side, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from ascend_lab.chip.model import Chip, Fact, Trust
+
+TRUST_LEVELS: tuple[Trust, ...] = ("published", "derived", "assumed")
+"""From the best to the weakest."""
+
+SECTIONS = {
+    "core": "Cores, clock, control",
+    "cube": "Cube: matrix multiplied per cycle",
+    "buffer": "Buffers of one core",
+    "memory": "Memories shared by all cores",
+    "link": "Links between devices, one direction",
+    "path": "Data paths of one core",
+    "vector_op": "Vector instructions",
+}
+"""The tables of a chip: name -> caption. Every fact of a chip stands in exactly one of them."""
+
+_UNITS = {  # how the key of a fact ends -> the factor and the unit it is shown with
+    "rate_bytes_per_cycle": (1.0, "B/cycle"),
+    "rate_bytes_per_s": (1e-9, "GB/s"),
+    "energy_pj_per_byte": (1.0, "pJ/B"),
+    "energy_pj": (1.0, "pJ"),
+    "cycles": (1.0, "cycles"),
+    "hz": (1e-6, "MHz"),
+    "_s": (1e6, "µs"),
+    "_w": (1.0, "W"),
+}
+_NAMES = {
+    "core.count": "cores",
+    "core.vector_per_core": "vector cores per core",
+    "clock.hz": "clock",
+    "launch.overhead_s": "launch of a kernel",
+    "ai_cpu.overhead_s": "launch of an operator on the AI CPU",
+    "ai_cpu.rate_bytes_per_s": "AI CPU, bytes read and written",
+    "power.typical_w": "power",
+    "scalar.cycles": "a scalar operation",
+    "sync.flag_cycles": "set_flag, wait_flag",
+    "sync.barrier_cycles": "barrier",
+    "sync.all_cores_cycles": "barrier over all cores",
+    "sync.event_ids_count": "event ids per pair of pipes",
+    "vector.repeat_bytes": "bytes of one vector repeat",
+    "vector.energy_pj_per_byte": "vector energy",
+    "cube.head_cycles": "cube, before the first result",
+}
+
+
+def format_value(key: str, value: float) -> str:
+    """Return a fact's value with the unit that its key names: sizes in B, KiB, MiB, GiB or GB."""
+    if key.endswith("size_bytes"):
+        return format_size(value)
+    for ending, (factor, unit) in _UNITS.items():
+        if key.endswith(ending):
+            return f"{value * factor:,.5g} {unit}"
+    return f"{value:,.5g}"
+
+
+def format_size(size_bytes: float) -> str:
+    """Return a size in the largest binary unit that divides it, in GB from 1e9 bytes on if none."""
+    if size_bytes >= 1e9 and size_bytes % 2**30:
+        return f"{size_bytes / 1e9:,.5g} GB"
+    for exponent, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size_bytes >= 2**exponent and size_bytes % 2**exponent == 0:
+            return f"{size_bytes / 2**exponent:,.0f} {unit}"
+    return f"{size_bytes:,.0f} B"
+
+
+def chip_facts_html(chip: Chip, sections: Sequence[str] = tuple(SECTIONS)) -> str:
+    """Return a chip's facts as HTML tables, one a section; below each value its source and trust.
+
+    Pointing at a value shows the key it has in the chip file.
+    """
+    return "\n".join(_section_html(chip, section) for section in sections)
+
+
+def _section_html(chip: Chip, section: str) -> str:
+    """Return the table of one section: the names as rows, what is known about them as columns."""
+    cells: dict[str, dict[str, str]] = {}
+    for key, fact in chip.facts.items():
+        place, row, column = _place(key)
+        if place == section:
+            cells.setdefault(row, {})[column] = _cell(key, fact)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    rows = [
+        [
+            _row_name(chip, section, name),
+            *(row.get(column, "<td>\u2013</td>") for column in columns),
+        ]
+        for name, row in cells.items()
+    ]
+    if not rows:
+        return f"<p>{escape(chip.name)}: no {escape(section)} in the chip file.</p>"
+    return table_html(f"{chip.name}. {SECTIONS[section]}", ["", *columns], rows)
+
+
+def _place(key: str) -> tuple[str, str, str]:
+    """Return section, row and column of a fact."""
+    section, *middle, leaf = key.split(".")
+    if section in ("l2", "memory"):
+        return "memory", {"l2": "L2", "memory": "memory"}[section], _words(leaf)
+    if section == "alignment":
+        return "buffer", middle[0], "alignment"
+    if section == "cube" and leaf.endswith("_energy_pj"):
+        return "cube", leaf.removesuffix("_energy_pj"), "energy of a multiply-add"
+    if middle and section in SECTIONS:
+        return section, middle[0], _words(leaf)
+    return "core", _NAMES.get(key, key), "value"
+
+
+def _words(leaf: str) -> str:
+    """Return a key's last part as a column head: the unit stands in the cells."""
+    for ending in ("_bytes_per_cycle", "_bytes_per_s", "_pj_per_byte", "_bytes", "_cycles", "_s"):
+        leaf = leaf.removesuffix(ending)
+    return {"startup": "start-up"}.get(leaf, leaf)
+
+
+def _row_name(chip: Chip, section: str, name: str) -> str:
+    """Return the head of a row; a path's names its pipe and, on split chips, its kind of core."""
+    text = escape(name)
+    if section == "path":
+        source, _, target = name.partition("->")
+        path = chip.path(source, target)
+        core = "" if chip.combined else f", {escape(path.unit)} core"
+        text += f"<br><small>{escape(path.pipe)}{core}</small>"
+    return f'<th scope="row">{text}</th>'
+
+
+def _cell(key: str, fact: Fact) -> str:
+    text = escape(format_value(key, fact.value))
+    origin = f"{escape(fact.source)}, {escape(fact.trust)}"
+    return f'<td title="{escape(key)}">{text}<br><small>{origin}</small></td>'
+
+
+def table_html(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return an HTML table that scrolls inside its place.
+
+    `caption` and `heads` are text and are escaped; `rows` hold ready `<td>` and `<th>` elements.
+    """
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return (
+        '<div style="overflow-x: auto">\n<table class="dataframe table table-sm">\n'
+        f'<caption style="caption-side: top">{escape(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+    )
+
+
+def overview_html(chips: Iterable[Chip]) -> str:
+    """Return one table with a column per chip; peaks are computed from the facts.
+
+    Below each value stands the weakest trust of the facts it rests on.
+    """
+    chips = list(chips)
+    found = [_overview(chip) for chip in chips]
+    names = list(dict.fromkeys(name for column in found for name in column))
+    rows = [
+        [f'<th scope="row">{escape(name)}</th>']
+        + [column.get(name, "<td>\u2013<br><small>no entry</small></td>") for column in found]
+        for name in names
+    ]
+    return table_html("The chips side by side", ["", *(chip.name for chip in chips)], rows)
+
+
+def _overview(chip: Chip) -> dict[str, str]:
+    """Return the cells of one chip in the overview, by row name."""
+    peak = ["core.count", "clock.hz"]
+    lanes = [*peak, "core.vector_per_core", "vector.repeat_bytes"]
+    kind = "coupled" if chip.combined else f"cube + {chip.cores_of('vector')} vector"
+    cells = {"cores": _rated(chip, f"{chip.core_count} {kind}", ["core.count"])}
+    for name, key in (("clock", "clock.hz"), ("power", "power.typical_w")):
+        if key in chip.facts:
+            cells[name] = _rated(chip, format_value(key, chip.facts[key].value), [key])
+    for dtype, unit in (("fp16", "TFLOPS"), ("int8", "TOPS")):
+        value = f"{chip.peak_ops_per_s(dtype) / 1e12:,.1f} {unit}"
+        sides = [f"cube.{dtype}.{side}" for side in "mkn"]
+        cells[f"cube peak, {dtype}"] = _rated(chip, value, [*peak, *sides])
+    vector = f"{chip.vector_peak_ops_per_s('fp16') / 1e12:,.2f} TFLOPS"
+    cells["vector peak, fp16"] = _rated(chip, vector, lanes)
+    for key in (*_keys(chip, "buffer."), "l2.size_bytes", "l2.rate_bytes_per_s"):
+        name = key.removeprefix("buffer.").removesuffix(".size_bytes")
+        name = {"l2": "L2", "l2.rate_bytes_per_s": "L2 rate"}.get(name, name)
+        cells[name] = _rated(chip, format_value(key, chip.facts[key].value), [key])
+    for name, key in (("memory", "memory.size_bytes"), ("memory rate", "memory.rate_bytes_per_s")):
+        cells[name] = _rated(chip, format_value(key, chip.facts[key].value), [key])
+    return cells
+
+
+def _keys(chip: Chip, start: str) -> list[str]:
+    return [key for key in chip.facts if key.startswith(start)]
+
+
+def _rated(chip: Chip, text: str, keys: Sequence[str]) -> str:
+    weakest = max((chip.facts[key].trust for key in keys), key=TRUST_LEVELS.index)
+    return f"<td>{escape(text)}<br><small>{weakest}</small></td>"
+
+
+def shared_keys(chips: Iterable[Chip]) -> set[str]:
+    """Return the keys that have the same value, source and trust in every chip."""
+    first, *others = list(chips)
+    return {
+        key
+        for key, fact in first.facts.items()
+        if all(other.facts.get(key) == fact for other in others)
+    }
+
+
+def trust_counts(chip: Chip, keys: Iterable[str] | None = None) -> dict[Trust, int]:
+    """Return how many facts (of `keys`, else all) are published, derived and assumed."""
+    counts = Counter(chip.facts[key].trust for key in (chip.facts if keys is None else keys))
+    return {level: counts[level] for level in TRUST_LEVELS}
+
+
+def trust_html(chips: Iterable[Chip]) -> str:
+    """Return the table that counts facts by trust: those all chips share, then each chip's own."""
+    chips = list(chips)
+    shared = shared_keys(chips)
+    counted = {"the same in every chip": trust_counts(chips[0], shared)}
+    counted |= {f"{c.name}, its own": trust_counts(c, c.facts.keys() - shared) for c in chips}
+    rows = [
+        [f'<th scope="row">{escape(name)}</th>']
+        + [f"<td>{number}</td>" for number in (*counts.values(), sum(counts.values()))]
+        for name, counts in counted.items()
+    ]
+    return table_html("How many facts can be trusted how far", ["", *TRUST_LEVELS, "all"], rows)
+
+
+def sources_html(chips: Iterable[Chip]) -> str:
+    """Return the source keys in use, spelled out, with the number of facts that rest on each."""
+    chips = list(chips)
+    uses = Counter(fact.source for chip in chips for fact in chip.facts.values())
+    texts = {key: text for chip in chips for key, text in chip.sources.items()}
+    rows = [
+        [f'<th scope="row">{escape(key)}</th><td>{escape(text)}</td><td>{uses[key]}</td>']
+        for key, text in texts.items()
+        if uses[key]
+    ]
+    return table_html("Sources", ["key", "source", "facts"], rows)
