@@ -3,7 +3,7 @@
 import pytest
 
 from ascend_lab.figures.style import LabFigure, finish, new_figure, styled
-from ascend_lab.widgets import WidgetError, explore, predict_form
+from ascend_lab.widgets import WidgetError, explore
 
 
 @styled
@@ -69,10 +69,3 @@ def test_impossible_controls_are_refused(controls: dict[str, object], said: str 
         return
     with pytest.raises(WidgetError, match=said):
         explore(fig_bar, **controls)
-
-
-def test_predict_form_gives_what_is_in_the_box() -> None:
-    form = predict_form("How many?", guess=2.0, unit="x")
-    form.box.value = 4.0
-    assert form.prediction.guess == 4.0
-    assert str(form.prediction) == "How many? Your guess: 4x."

@@ -41,14 +41,12 @@ def check_aligned(region: Region, unit: int, op: str) -> None:
 
 def _check_same(op: str, dst: Region, src: Region, *, cast: bool = False) -> None:
     if dst.sizes != src.sizes:
-        raise ProgramError(
-            f"{op}: equal shapes", f"{src.sizes} -> {dst.sizes}", "reshape one region"
-        )
+        shapes = f"{src.sizes} -> {dst.sizes}"
+        raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
     if dst.buffer.dtype != src.buffer.dtype and not cast:
+        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
         raise ProgramError(
-            f"{op}: one number format",
-            f"{src.buffer.dtype} -> {dst.buffer.dtype}",
-            "cast with vconv or on the way out of L0C",
+            f"{op}: one number format", formats, "cast with vconv or on the way out of L0C"
         )
 
 

@@ -1,1 +1,1 @@
-"""What belongs to the book: its figures, checks, widgets and small machines; no core room uses it."""
+"""What belongs to the book: figures, checks, widgets, small machines; no core room uses it."""

@@ -5,6 +5,5 @@ Moving a slider needs a running kernel; the page alone shows the first frame.
 
 from ascend_lab.widgets.controls import WidgetError
 from ascend_lab.widgets.explorer import Explorer, explore
-from ascend_lab.widgets.form import PredictForm, predict_form
 
-__all__ = ["Explorer", "PredictForm", "WidgetError", "explore", "predict_form"]
+__all__ = ["Explorer", "WidgetError", "explore"]
