@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from strategies import kernels
@@ -18,8 +19,9 @@ from ascend_lab.isa import (
     instructions,
     pipe_stream,
     sanitize,
+    spread,
 )
-from ascend_lab.sim import simulate
+from ascend_lab.sim import execute, simulate
 
 TOY = load_chip("Toy")
 
@@ -323,3 +325,40 @@ def test_instructions_of_another_chip_do_not_slip_in():
     acc, ub = toy.buffer("c", "L0C", "fp32", 256), toy.buffer("t", "UB", "fp16", 256)
     with pytest.raises(PathError, match="FIX"):
         instructions.fixpipe(TOY, ub.region(), acc.region())
+
+
+@pytest.mark.parametrize("elements", [1, 127, 128, 300, 256 * 128 + 5])
+def test_each_covers_a_run_once_in_repeats_and_last_lanes(elements):
+    chip = load_chip("Ascend910A")
+    k = KernelBuilder("each", chip)
+    room = -(-elements // 16) * 16 + 16
+    y = k.tensor("y", "fp16", room)
+    tile = k.queue("t", "UB", "fp16", room, src="V", dst="MTE3", depth=1)
+    one = tile.alloc()
+    k.each("vdup", room, (one, 0), scalar=1.0)
+    k.each("vadds", elements, (one, 16), (one, 16), scalar=1.0)
+    tile.enqueue()
+    k.copy(y.region(), tile.dequeue().region())
+    tile.free()
+    wanted = np.ones(room, np.float16)
+    wanted[16 : 16 + elements] = 2
+    assert np.array_equal(execute(k.finish(), {}, chip)["y"], wanted)
+
+
+def test_spread_gives_every_core_its_share_and_bands_a_program_of_their_own():
+    seen = []
+
+    def program(rows, columns, band):
+        k = KernelBuilder("p", TOY)
+        for param, (_, _, count) in (("row", rows), ("column", columns)):
+            k.param(param, count)
+        k.scalar()
+        seen.append((rows, columns, band))
+        return k.finish()
+
+    launch = spread("s", {"row": [4, 4, 1], "column": [2]}, program, apart=[3, 2])
+    whole, tail = (4, 4, 2), (1, 4, 3)
+    assert seen == [(r, (2, 2, 1), b) for r in (whole, tail) for b in ((0, 0, 3), (1, 3, 5))]
+    bound = [[dict(b)["row"] for b in part.bindings] for part in launch.parts]
+    assert bound == [[0, 1], [0, 1], [2], [2]]
+    assert launch.core_count == 6

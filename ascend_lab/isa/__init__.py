@@ -1,6 +1,6 @@
 """Programs for a Da Vinci core as data: instructions, loops, the kernel builder, the sanitizer."""
 
-from ascend_lab.isa.builder import KernelBuilder, Queue, Tile
+from ascend_lab.isa.builder import KernelBuilder, Queue, Share, Tile, spread
 from ascend_lab.isa.instructions import (
     barrier,
     c0_of,
@@ -49,6 +49,7 @@ __all__ = [
     "Program",
     "Queue",
     "Region",
+    "Share",
     "Tile",
     "as_kernel",
     "as_launch",
@@ -70,6 +71,7 @@ __all__ = [
     "sanitize",
     "scalar",
     "set_flag",
+    "spread",
     "unit_of",
     "var",
     "vector",

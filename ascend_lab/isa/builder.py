@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -13,7 +14,7 @@ from ascend_lab.isa import instructions as ins
 from ascend_lab.isa.legality import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
 from ascend_lab.isa.open_loop import OpenLoop, closed, place_of
-from ascend_lab.isa.program import Event, Instruction, Loop, Program
+from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
 
 
@@ -32,6 +33,12 @@ class Tile:
     ) -> Region:
         """Return a region of this slot, as `Buffer.region`."""
         return self.buffer.region(offset, sizes, strides, slot=self.slot)
+
+
+Start = tuple[Buffer | Tile, Affine | int]
+"""Where a run of elements begins: in which memory, at which element."""
+Share = tuple[int, int, int]
+"""Of an axis: what one core owns, the step from core to core, how many cores stand along it."""
 
 
 @dataclass(slots=True)
@@ -267,6 +274,25 @@ class KernelBuilder:
         """Emit a vector instruction; `options` as in `isa.instructions.vector`."""
         self.emit(ins.vector(self.chip, op, dst, *srcs, **options))
 
+    def runs(self, elements: int, lanes: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield (first element, (repeats, lanes)) over a run: whole repeats, then last lanes."""
+        done = 0
+        while done < elements:
+            repeats = min((elements - done) // lanes, self.chip.max_repeat)
+            shape = (repeats, lanes) if repeats else (1, elements - done)
+            yield done, shape
+            done += shape[0] * shape[1]
+
+    def each(self, op: str, elements: int, *places: Start, **options: Any) -> None:
+        """Emit a vector instruction on runs of neighbours; `places` are (buffer or tile, first).
+
+        The destination stands first; a repeat holds as many elements as of the widest format fit.
+        """
+        items = [getattr(memory, "buffer", memory).itemsize for memory, _ in places]
+        for at, shape in self.runs(elements, self.chip.vector_bytes_per_repeat // max(items)):
+            regions = [memory.region(first + at, shape) for memory, first in places]
+            self.vector(op, *regions, **options)
+
     def set_flag(self, src: str, dst: str, event_id: int) -> None:
         """Emit `set_flag` by hand."""
         self.emit(ins.set_flag(self.chip, Event(src, dst, event_id)))
@@ -298,3 +324,32 @@ class KernelBuilder:
         body = (*opening, *closed(self._body), *closing)
         program = Program(self.name, tuple(self._buffers), body, tuple(self._params))
         return check_program(chip, program)
+
+
+def spread(
+    name: str,
+    axes: Mapping[str, Sequence[int]],
+    program: Callable[..., Program],
+    *,
+    apart: Sequence[int] = (),
+) -> Launch:
+    """Return a launch over a grid of cores; `axes[param]` lists what the cores along it own.
+
+    All but the last along an axis own equally much. Cores with equal shares run one program,
+    `program(*shares)`, bound to their places; along `apart` every place has a program of its own,
+    called with (place, its first, its end) as well.
+    """
+    sides: list[dict[Share, list[int]]] = []
+    for sizes in axes.values():
+        groups: dict[int, list[int]] = {}
+        for place, size in enumerate(sizes):
+            groups.setdefault(size, []).append(place)
+        sides.append({(size, sizes[0], at[-1] + 1): at for size, at in groups.items()})
+    ends = [(i, i * apart[0], i * apart[0] + size) for i, size in enumerate(apart)]
+    parts = []
+    for shares in product(*sides):
+        places = product(*(side[share] for side, share in zip(sides, shares, strict=True)))
+        bindings = tuple(binding_of(dict(zip(axes, at, strict=True))) for at in places)
+        made = [program(*shares, end) for end in ends] if ends else [program(*shares)]
+        parts += [Part(one, bindings) for one in made]
+    return Launch(name, tuple(parts))
