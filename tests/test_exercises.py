@@ -14,7 +14,7 @@ from ascend_lab.checks.grading import (
     SOLUTION,
     STUB,
     CodeCell,
-    attempt,
+    Page,
     exercises_of,
     read_code_cells,
 )
@@ -35,6 +35,11 @@ def cells_of(notebook: Path) -> list[CodeCell]:
     return read_code_cells(notebook)
 
 
+@cache
+def page_of(notebook: Path) -> Page:
+    return Page(cells_of(notebook), notebook.stem)
+
+
 def prose_of(notebook: Path) -> str:
     document = json.loads(notebook.read_text(encoding="utf-8"))
     return "\n\n".join(
@@ -48,9 +53,9 @@ CODED_IDS = [f"{path.stem}-{name}" for path, name in CODED]
 
 @pytest.mark.parametrize(("notebook", "exercise"), CODED, ids=CODED_IDS)
 def test_stub_fails_and_solution_passes(notebook: Path, exercise: str) -> None:
-    cells = cells_of(notebook)
+    page = page_of(notebook)
     for side, should_pass in ((STUB, False), (SOLUTION, True)):
-        run = attempt(cells, exercise, side, SEEDS[side], where=notebook.stem)
+        run = page.attempt(exercise, side, SEEDS[side])
         for seed, result in zip(SEEDS[side], run.results, strict=True):
             assert result.passed is should_pass, f"{side}: {result!r}"
             assert result.subject is run.subject, f"{exercise}: the check tested another object"

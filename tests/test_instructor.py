@@ -12,7 +12,7 @@ import pytest
 
 from ascend_lab import checks
 from ascend_lab.checks import core, process, wall
-from ascend_lab.checks.grading import SOLUTION, attempt, exercises_of, read_code_cells
+from ascend_lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "instructor.md").read_text(encoding="utf-8")
@@ -56,9 +56,9 @@ def test_one_solved_exercise_earns_its_share_and_wrong_ones_nothing(
 def test_the_book_s_own_solutions_get_full_marks(grade, tmp_path: Path, monkeypatch) -> None:
     solved = {}
     for notebook in NOTEBOOKS:
-        cells = read_code_cells(notebook)
-        for name in exercises_of(cells):
-            solved[name] = attempt(cells, name, SOLUTION, (), where=notebook.stem).subject
+        page = Page(read_code_cells(notebook), notebook.stem)
+        for name in page.exercises:
+            solved[name] = page.attempt(name, SOLUTION, ()).subject
     monkeypatch.setattr(checks, "_solved", solved, raising=False)
     path = tmp_path / "solutions.py"
     path.write_text(

@@ -75,31 +75,79 @@ def exercises_of(cells: Sequence[CodeCell]) -> list[str]:
     return list(dict.fromkeys(cell.exercise for cell in cells if not cell.is_ordinary))
 
 
+class Page:
+    """The ordinary cells of a notebook, each run once, and its exercises tried on top of them.
+
+    An exercise finds what all cells above bind that some exercise needs; its own cells run in a
+    copy of these names.
+    """
+
+    def __init__(
+        self, cells: Sequence[CodeCell], where: str = "nb", exercises: Sequence[str] | None = None
+    ) -> None:
+        self.cells, self.where = cells, where
+        self.exercises = exercises_of(cells) if exercises is None else exercises
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.done = -1
+
+    def attempt(self, exercise: str, side: str, seeds: Sequence[int]) -> Attempt:
+        """Run one side (`STUB` or `SOLUTION`) of an exercise and check it under each seed."""
+        own, call = self._own(exercise, side)
+        if own[0].index <= self.done:
+            self.names, self.done = {"__name__": "__main__"}, -1
+        with redirect_stdout(StringIO()):
+            for cell in self._needed():
+                if self.done < cell.index < own[0].index:
+                    self._run(cell, self.names)
+                    self.done = cell.index
+            names = dict(self.names)
+            for cell in own:
+                self._run(cell, names)
+            subject = eval(ast.unparse(call.args[0]), names)
+            check = eval(ast.unparse(call.func), names)
+            results = tuple(check(subject, seed=seed) for seed in seeds)
+        code = getattr(subject, "__code__", None)
+        files = {self._file(cell) for cell in own}
+        return Attempt(exercise, side, subject, getattr(code, "co_filename", "") in files, results)
+
+    def _own(self, exercise: str, side: str) -> tuple[list[CodeCell], ast.Call]:
+        """Return the cells of one side and the call of its check."""
+        own = [cell for cell in self.cells if cell.exercise == exercise and side in cell.tags]
+        if not own:
+            raise CheckError(f"{self.where}: {exercise} has no cell tagged {side}; tag one")
+        name = f"check_{exercise}"
+        later = [cell for cell in self.cells if cell.index >= own[0].index]
+        call = next((c for cell in later for c in _calls(cell.source, name)), None)
+        if call is None or not call.args:
+            where = f"after the {side} of {exercise}"
+            raise CheckError(f"{self.where}: no cell calls {name}(fn) {where}")
+        return own, call
+
+    def _needed(self) -> list[CodeCell]:
+        """Return the ordinary cells that any side of the exercises needs, in page order."""
+        found: dict[int, CodeCell] = {}
+        for exercise in self.exercises:
+            for side in (STUB, SOLUTION):
+                if any(side in c.tags for c in self.cells if c.exercise == exercise):
+                    own, call = self._own(exercise, side)
+                    # The call may stand in the next cell: its names count, it does not run twice.
+                    caller = CodeCell(own[-1].index + 1, ast.unparse(call.func), frozenset(), "")
+                    wanted = needed_cells(self.cells, [*own, caller])
+                    found |= {cell.index: cell for cell in wanted}
+        return [found[index] for index in sorted(found)]
+
+    def _run(self, cell: CodeCell, names: dict[str, Any]) -> None:
+        exec(compile(cell.source, self._file(cell), "exec"), names)
+
+    def _file(self, cell: CodeCell) -> str:
+        return f"<{self.where} cell {cell.index}>"
+
+
 def attempt(
     cells: Sequence[CodeCell], exercise: str, side: str, seeds: Sequence[int], where: str = "nb"
 ) -> Attempt:
-    """Run one side (`STUB` or `SOLUTION`) of an exercise and check it under each seed."""
-    own = [cell for cell in cells if cell.exercise == exercise and side in cell.tags]
-    if not own:
-        raise CheckError(f"{where}: {exercise} has no cell tagged {side}; tag one")
-    check_name = f"check_{exercise}"
-    later = [cell for cell in cells if cell.index >= own[0].index]
-    call = next((c for cell in later for c in _calls(cell.source, check_name)), None)
-    if call is None or not call.args:
-        raise CheckError(f"{where}: no cell calls {check_name}(fn) after the {side} of {exercise}")
-    asked = ast.unparse(call.args[0])
-    # The call may stand in the next cell: its names count as needed, its cell does not run twice.
-    caller = CodeCell(own[-1].index + 1, ast.unparse(call.func), frozenset(), "")
-    names: dict[str, Any] = {"__name__": "__main__"}
-    with redirect_stdout(StringIO()):
-        for cell in [*needed_cells(cells, [*own, caller]), *own]:
-            exec(compile(cell.source, _filename(where, cell), "exec"), names)
-        subject = eval(asked, names)
-        check = eval(ast.unparse(call.func), names)
-        results = tuple(check(subject, seed=seed) for seed in seeds)
-    code = getattr(subject, "__code__", None)
-    files = {_filename(where, cell) for cell in own}
-    return Attempt(exercise, side, subject, getattr(code, "co_filename", "") in files, results)
+    """Run one side of one exercise, see `Page`."""
+    return Page(cells, where, [exercise]).attempt(exercise, side, seeds)
 
 
 def needed_cells(cells: Sequence[CodeCell], wanted: Sequence[CodeCell]) -> list[CodeCell]:
@@ -118,10 +166,6 @@ def needed_cells(cells: Sequence[CodeCell], wanted: Sequence[CodeCell]) -> list[
                 chosen[other.index] = other
                 open_ends.append((other, _reads(other.source)))
     return [chosen[index] for index in sorted(chosen)]
-
-
-def _filename(where: str, cell: CodeCell) -> str:
-    return f"<{where} cell {cell.index}>"
 
 
 def _calls(source: str, name: str) -> Iterator[ast.Call]:

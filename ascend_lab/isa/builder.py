@@ -288,8 +288,9 @@ class KernelBuilder:
 
         The destination stands first; a repeat holds as many elements as of the widest format fit.
         """
-        items = [getattr(memory, "buffer", memory).itemsize for memory, _ in places]
-        for at, shape in self.runs(elements, self.chip.vector_bytes_per_repeat // max(items)):
+        buffers = [m.buffer if isinstance(m, Tile) else m for m, _ in places]
+        lanes = self.chip.vector_bytes_per_repeat // max(buffer.itemsize for buffer in buffers)
+        for at, shape in self.runs(elements, lanes):
             regions = [memory.region(first + at, shape) for memory, first in places]
             self.vector(op, *regions, **options)
 

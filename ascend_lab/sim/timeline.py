@@ -1,11 +1,17 @@
-"""What a simulation tells: cycles, busy shares, bytes, energy, and on demand every span."""
+"""What a simulation tells: cycles, busy shares, bytes, energy, and on demand every span.
+
+A kernel of several phases tells the sums of its phases' timelines:
+
+    cycles = sum of the phases' cycles + (phases - 1) * barrier over all cores
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
@@ -15,6 +21,7 @@ from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.stretch import Stretched, stretch
 
 MAX_SPANS = 300_000
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +41,68 @@ class Span:
     previous: int = -1
 
 
+class Timed:
+    """What follows from the cycles, bytes and multiply-accumulates of a launch or a kernel."""
+
+    __slots__ = ()
+    name: str
+    chip: Chip
+    if TYPE_CHECKING:  # what a launch has as fields, and a kernel as sums
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def launch_cycles(self) -> int:
+        """Host overhead, paid once, in cycles."""
+        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
+
+    @property
+    def total_cycles(self) -> int:
+        """Kernel plus launch overhead."""
+        return int(self.cycles) + self.launch_cycles
+
+    @property
+    def time_s(self) -> float:
+        """Seconds from launch to end: total_cycles / clock."""
+        return self.total_cycles / self.chip.clock_hz
+
+    @property
+    def ops_per_s(self) -> float:
+        """Cube operations per second, 1 MAC = 2 ops; zeros that pad fractals count."""
+        return 2.0 * int(self.macs) / self.time_s
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Share of the total time each pipe of the slowest core spends working."""
+        return {p: c / self.total_cycles for p, c in self.busy_cycles.items()}
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers as plain data, ready for JSON."""
+        return {
+            "name": self.name,
+            "chip": self.chip.name,
+            "cycles": self.cycles,
+            "launch_cycles": self.launch_cycles,
+            "time_s": self.time_s,
+            "cores": self.core_count,
+            "busy": self.busy,
+            "bound_by": self.bound_by,
+            "bytes": {f"{a}->{b}": n for (a, b), n in self.path_bytes.items()},
+            "memory_bytes": self.memory_bytes,
+            "energy_j": self.energy_j,
+        }
+
+    def _line(self, phases: str = "") -> str:
+        """Return the text form; shares are of the whole time, launch included."""
+        shares = ", ".join(f"{p} {s:.1%}" for p, s in self.busy.items())
+        return (
+            f"({self.name}: {phases}{self.cycles} cycles + {self.launch_cycles} launch = "
+            f"{self.time_s * 1e6:.2f} us, busy {shares}, bound by {self.bound_by})"
+        )
+
+
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Timed):
     """Time of one launch: its slowest core in detail, the launch as a whole in sums.
 
     `cycles` counts the kernel from first to last instruction of the slowest core;
@@ -86,39 +153,14 @@ class Timeline:
         return busy
 
     @property
-    def launch_cycles(self) -> int:
-        """Host overhead of one launch, in cycles."""
-        return round(self.chip.launch_overhead_s * self.chip.clock_hz)
-
-    @property
-    def total_cycles(self) -> int:
-        """Kernel plus launch overhead."""
-        return self.cycles + self.launch_cycles
-
-    @property
-    def time_s(self) -> float:
-        """Seconds from launch to end: total_cycles / clock."""
-        return self.total_cycles / self.chip.clock_hz
-
-    @property
     def energy_j(self) -> float:
         """Energy of moving and computing, all cores (assumed figures; leakage left out)."""
         return self.energy_pj * 1e-12
 
     @property
-    def ops_per_s(self) -> float:
-        """Cube operations per second, 1 MAC = 2 ops; zeros that pad fractals count."""
-        return 2.0 * self.macs / self.time_s
-
-    @property
     def peak_share(self) -> float:
         """ops/s over the cube peak of the whole chip."""
         return self.ops_per_s / self.chip.peak_ops_per_s(self.dtype)
-
-    @property
-    def busy(self) -> dict[str, float]:
-        """Share of the slowest core's total time each pipe spends working."""
-        return {p: c / self.total_cycles for p, c in self.busy_cycles.items()}
 
     @property
     def limit(self) -> str:
@@ -199,22 +241,6 @@ class Timeline:
         whole = max(sum(total.values()), 1)
         return {pipe: cycles / whole for pipe, cycles in total.items()}
 
-    def summary(self) -> dict[str, object]:
-        """Return the numbers as plain data, ready for JSON."""
-        return {
-            "name": self.name,
-            "chip": self.chip.name,
-            "cycles": self.cycles,
-            "launch_cycles": self.launch_cycles,
-            "time_s": self.time_s,
-            "cores": self.core_count,
-            "busy": self.busy,
-            "bound_by": self.bound_by,
-            "bytes": {f"{a}->{b}": n for (a, b), n in self.path_bytes.items()},
-            "memory_bytes": self.memory_bytes,
-            "energy_j": self.energy_j,
-        }
-
     def _repr_html_(self) -> str:
         """Return a small table for notebooks."""
         rows = "".join(
@@ -232,9 +258,92 @@ class Timeline:
         )
 
     def __repr__(self) -> str:
-        """Return one line; shares are of the whole time, launch included."""
-        shares = ", ".join(f"{p} {s:.1%}" for p, s in self.busy.items())
-        return (
-            f"Timeline({self.name}: {self.cycles} cycles + {self.launch_cycles} launch = "
-            f"{self.time_s * 1e6:.2f} us, busy {shares}, bound by {self.bound_by})"
-        )
+        """Return one line."""
+        return f"Timeline{self._line()}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTimeline(Timed):
+    """Time of a kernel: `phases` holds one timeline per phase; the sums stand here.
+
+    Pipes of the cube phase and of the vector phase of one kernel are counted together by name.
+    """
+
+    name: str
+    chip: Chip
+    phases: tuple[Timeline, ...]
+
+    @property
+    def sync_cycles(self) -> int:
+        """Cycles of the barriers over all cores between the phases."""
+        return (len(self.phases) - 1) * self.chip.all_cores_cycles
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of all phases and of the barriers between them, without the launch."""
+        return sum(phase.cycles for phase in self.phases) + self.sync_cycles
+
+    @property
+    def core_count(self) -> int:
+        """Cores of the phase that uses most of them."""
+        return max(phase.core_count for phase in self.phases)
+
+    @property
+    def busy_cycles(self) -> Mapping[str, int]:
+        """Cycles each pipe works, on the slowest core of every phase."""
+        return _total([phase.busy_cycles for phase in self.phases])
+
+    @property
+    def path_bytes(self) -> Mapping[tuple[str, str], int]:
+        """Bytes moved per (src, dst) by all cores."""
+        return _total([phase.path_bytes for phase in self.phases])
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes read from and written to device memory."""
+        return sum(phase.memory_bytes for phase in self.phases)
+
+    @property
+    def l2_hit_rate(self) -> float:
+        """Share of the bytes read from GM that L2 serves: re-read in a phase, or left there."""
+        read = sum(n for (src, _), n in self.path_bytes.items() if src == "GM")
+        return sum(phase.l2_bytes for phase in self.phases) / read if read else 0.0
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the cube; zeros that pad fractals count."""
+        return sum(phase.macs for phase in self.phases)
+
+    @property
+    def energy_j(self) -> float:
+        """Energy of moving and computing, all cores (assumed figures; leakage left out)."""
+        return sum(phase.energy_j for phase in self.phases)
+
+    @property
+    def bound_by(self) -> str:
+        """What limits most of the cycles: "launch", "sync", "memory", or a pipe."""
+        if self.launch_cycles > self.cycles:
+            return "launch"
+        limits = _total([{phase.limit: phase.cycles} for phase in self.phases])
+        limits["sync"] = self.sync_cycles
+        return max(limits, key=lambda name: limits[name])
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers, and those of the phases, as plain data, ready for JSON."""
+        rows = [
+            {"name": p.name, "cycles": p.cycles, "cores": p.core_count, "bound_by": p.limit}
+            for p in self.phases
+        ]
+        return {**Timed.summary(self), "phases": rows}
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return f"KernelTimeline{self._line(f'{len(self.phases)} phases, ')}"
+
+
+def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
+    out: dict[Key, int] = {}
+    for part in parts:
+        for key, value in part.items():
+            out[key] = out.get(key, 0) + value
+    return out
