@@ -18,13 +18,9 @@ from ascend_lab.figures.conv import (
     fig_windows,
     matrix_sizes,
 )
-from ascend_lab.kernels import (
-    ConvShape,
-    conv2d_reference,
-    conv_launch,
-    explicit_conv,
-    im2col_launch,
-)
+from ascend_lab.kernels import ConvShape, conv_launch
+from ascend_lab.kernels.conv_reference import conv2d_reference
+from ascend_lab.kernels.im2col import explicit_conv, im2col_launch
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CHIP = load_chip("Ascend910A")

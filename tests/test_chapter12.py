@@ -18,12 +18,8 @@ from ascend_lab.figures.movement import (
     wire_ratio,
 )
 from ascend_lab.isa import Buffer, KernelBuilder, data_copy, parse_program
-from ascend_lab.kernels import (
-    group_indices,
-    grouped_launch,
-    scatter_launch,
-    transpose_launch,
-)
+from ascend_lab.kernels import scatter_launch, transpose_launch
+from ascend_lab.kernels.grouped import group_indices, grouped_launch
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

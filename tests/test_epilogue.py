@@ -21,11 +21,8 @@ from ascend_lab.kernels import (
     pack_conv,
     pack_depthwise,
     pack_gemm,
-    pack_pointwise,
-    pointwise_launch,
     unpack_conv,
     unpack_gemm,
-    unpack_pointwise,
 )
 from ascend_lab.kernels.conv_place import dense_placement
 from ascend_lab.kernels.conv_reference import conv2d_reference
@@ -33,6 +30,7 @@ from ascend_lab.kernels.depthwise_after import supported_after
 from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
 from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
 from ascend_lab.kernels.layouts import pack_channels, pack_pixels, pack_rows
+from ascend_lab.kernels.pointwise import pack_pointwise, pointwise_launch, unpack_pointwise
 from ascend_lab.sim import execute, simulate
 
 COUPLED = ("Toy", "Ascend310", "Ascend910A")

@@ -27,9 +27,10 @@ from ascend_lab.figures.style import (
     styled,
 )
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch, explicit_conv
+from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
 from ascend_lab.kernels.conv_reference import im2col_reference
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.im2col import explicit_conv
 from ascend_lab.sim import simulate, simulate_kernel
 
 Grid = NDArray[np.int64]

@@ -69,7 +69,7 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
     chip = chip_left(chip, demand)
-    found = candidates(shape, chip)
+    found = conv_candidates(shape, chip)
     found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
         rows, columns = window_sides(shape, 1, strip=True)
@@ -80,11 +80,11 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
             f"{chip.buffers['L1']} bytes on {chip.name}",
             "use a smaller kernel, dilation or stride",
         )
-    best = int(np.argmin(estimate(shape, chip, found, demand)))
+    best = int(np.argmin(conv_estimate(shape, chip, found, demand)))
     return found.tilings.schedule(best, shape.dtype)
 
 
-def candidates(shape: ConvShape, chip: Chip) -> Candidates:
+def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
     p, cores = _problem(shape), chip.core_count
     grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
@@ -136,7 +136,7 @@ def _stage_bytes(shape: ConvShape, stage: Array, m: Array, n: Array, *, strip: b
     return needed
 
 
-def estimate(
+def conv_estimate(
     shape: ConvShape, chip: Chip, found: Candidates, demand: Demand | None = None
 ) -> Floats:
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
@@ -146,7 +146,7 @@ def estimate(
     across = -(-each // (t.cols // shares))
     down = -(-(shape.n * _tiles(shape, t.m, found.strips)) // t.rows)
     tiles = down * -(-p.bundles // shares) * across
-    cube, mte1, mte2, rows, weights = _loads(shape, chip, found, across, down)
+    cube, mte1, mte2, rows, weights = _conv_loads(shape, chip, found, across, down)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)
     alone = t.m * t.n * 2048 > chip.buffers["L0C"]
@@ -160,7 +160,7 @@ def estimate(
     return cycles
 
 
-def _loads(
+def _conv_loads(
     shape: ConvShape, chip: Chip, found: Candidates, across: Array, down: Array
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """Cycles of one output tile on the cube, on MTE1, on MTE2; of loading its rows, its weights.

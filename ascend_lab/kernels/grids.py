@@ -9,11 +9,12 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Launch
-from ascend_lab.kernels import conv_default, gemm_default
 from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_default import Candidates, conv_estimate
 from ascend_lab.kernels.conv_plan import c1_stage, check_conv, takes_strips
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_default import estimate
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, check_schedule, up
 from ascend_lab.kernels.gemm_tilings import Floats, tilings_of
 from ascend_lab.kernels.windows import tiles_per_image
@@ -66,11 +67,11 @@ def _tiles(
 def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
     """Return the cycles that the default's rule gives schedules of one tile."""
     if isinstance(shape, GemmShape):
-        return gemm_default.estimate(shape, chip, tilings_of(every, shape.dtype))
+        return estimate(shape, chip, tilings_of(every, shape.dtype))
     stages = np.full(len(every), c1_stage(shape, every[0]))
     strips = np.full(len(every), takes_strips(shape, every[0], chip))
-    found = conv_default.Candidates(tilings_of(every, shape.dtype), stages, strips)
-    return conv_default.estimate(shape, chip, found)
+    found = Candidates(tilings_of(every, shape.dtype), stages, strips)
+    return conv_estimate(shape, chip, found)
 
 
 def _launch(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> Launch:

@@ -57,20 +57,12 @@ class _Strip:
     skip: int = 0
 
 
-def write_plane(chip: Chip, plane: Plane, share: Share, cores: int) -> Program:
-    """Return the program of `cores` cores that have equal shares."""
-    writer = _Writer(chip, plane, share, cores)
-    writer.loops(0, writer.start[0], writer.start[1])
-    return writer.k.finish()
+class PlaneWriter:
+    """The program of `cores` cores that have equal shares."""
 
-
-class _Writer:
     def __init__(self, chip: Chip, plane: Plane, share: Share, cores: int) -> None:
-        self.k, self.plane, self.turn = (
-            KernelBuilder("transpose", chip),
-            plane,
-            turn_of(plane.dtype),
-        )
+        self.k, self.plane = KernelBuilder("transpose", chip), plane
+        self.turn = turn_of(plane.dtype)
         self.x = self.k.tensor("x", plane.dtype, plane.elements)
         self.y = self.k.tensor("y", plane.dtype, plane.elements)
         core = self.k.param("core", cores)
@@ -106,12 +98,17 @@ class _Writer:
                 return tile[0], tile[1]
             tile[min(grow, key=lambda i: sides[i])] *= 2
 
-    def loops(self, level: int, source: Affine, target: Affine) -> None:
+    def program(self) -> Program:
+        """Write everything and return the program."""
+        self._loops(0, *self.start)
+        return self.k.finish()
+
+    def _loops(self, level: int, source: Affine, target: Affine) -> None:
         """Open a loop per outer counter, then cut the plane into strips and tiles."""
         if level < len(self.plane.outer):
             dim = self.plane.outer[level]
             with self.k.loop(f"o{level}", self.sizes[level]) as i:
-                self.loops(level + 1, source + i * dim.source, target + i * dim.target)
+                self._loops(level + 1, source + i * dim.source, target + i * dim.target)
             return
         row, column = self.plane.row, self.plane.column
         for down in _strips(self.sizes[-1], self.turn.rows, self.tile[0]):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.isa import Launch, Part, binding_of
-from ascend_lab.kernels.plane_writer import Plane, Share, write_plane
+from ascend_lab.kernels.plane_writer import Plane, PlaneWriter, Share
 from ascend_lab.kernels.strided import copy_launch, row_major
 from ascend_lab.kernels.turns import turn_of
 from ascend_lab.layout.boxes import Dim, merged
@@ -62,11 +62,7 @@ def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
 
 
 def transpose_launch(
-    chip: Chip,
-    shape: Sequence[int],
-    perm: Sequence[int],
-    dtype: str,
-    method: str = "auto",
+    chip: Chip, shape: Sequence[int], perm: Sequence[int], dtype: str, method: str = "auto"
 ) -> Launch:
     """y = x.transpose(perm) on all vector cores; tensors x and y, row-major.
 
@@ -91,16 +87,9 @@ def transpose_launch(
     if method == "strided" or not fits:
         dims = plan.dims
         sizes, total = [d.count for d in dims], math.prod(shape)
-        return copy_launch(
-            chip,
-            dtype,
-            sizes,
-            [d.source for d in dims],
-            [d.target for d in dims],
-            source_elements=total,
-            target_elements=total,
-            name="transpose",
-        )
+        steps = [d.source for d in dims], [d.target for d in dims]
+        lengths = {"source_elements": total, "target_elements": total}
+        return copy_launch(chip, dtype, sizes, *steps, **lengths, name="transpose")
     return block_launch(chip, dtype, plan, math.prod(shape))
 
 
@@ -130,9 +119,8 @@ def block_launch(
     for first, count, size in groups:
         if count and size:
             share = Share(along, per * step[along], first, size)
-            program = write_plane(chip, plane, share, count)
-            bindings = tuple(binding_of({"core": i}) for i in range(count))
-            parts.append(Part(program, bindings))
+            program = PlaneWriter(chip, plane, share, count).program()
+            parts.append(Part(program, tuple(binding_of({"core": i}) for i in range(count))))
     return Launch("transpose", tuple(parts))
 
 

@@ -153,7 +153,7 @@ def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
     if need > 1:
         return [], [Box(tuple(dims), 0, 0)]
     kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
-    whole, rest = [_part(dims, [0] * len(dims), kept)], list[Box]()
+    whole, rest = [_piece_of(dims, [0] * len(dims), kept)], list[Box]()
     for i, (size, keep) in enumerate(zip(sizes, kept, strict=True)):
         if keep < size:
             start = [0] * i + [keep] + [0] * (len(sizes) - i - 1)
@@ -168,7 +168,7 @@ def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
     return tuple(Dim(n, d.source, d.target) for n, d in zip(sizes, dims, strict=True))
 
 
-def _part(dims: Sequence[Dim], start: Sequence[int], sizes: Sequence[int]) -> Box:
+def _piece_of(dims: Sequence[Dim], start: Sequence[int], sizes: Sequence[int]) -> Box:
     return _moved(Box(_resized(dims, sizes), 0, 0), dims, start)
 
 

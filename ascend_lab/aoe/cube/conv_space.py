@@ -34,7 +34,7 @@ from ascend_lab.aoe.cube.table import (
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_default import candidates, estimate
+from ascend_lab.kernels.conv_default import conv_candidates, conv_estimate
 from ascend_lab.kernels.conv_plan import c1_stage, takes_strips, window_sides
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
@@ -192,11 +192,11 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
-    found = candidates(shape, chip)
+    found = conv_candidates(shape, chip)
     if not len(found.stages):
         return {}
     found = found.take(fitting(demand, chip, found.tilings))
-    best = int(np.argmin(estimate(shape, chip, found, demand)))
+    best = int(np.argmin(conv_estimate(shape, chip, found, demand)))
     return canonical_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
