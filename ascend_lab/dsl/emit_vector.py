@@ -215,8 +215,3 @@ def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
         compare=op.mode if op.name == "vcmp" else None,
         rounding=op.mode if op.name == "vconv" and whole else None,
     )
-
-
-def fill(unit: Unit, dst: View, sizes: Sequence[int], number: float) -> None:
-    """Emit dst[box] = number."""
-    apply(unit, Op("vdup", number), dst, (), sizes)

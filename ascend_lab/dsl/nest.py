@@ -9,12 +9,13 @@ from ascend_lab.dsl import emit_copy, emit_cube
 from ascend_lab.dsl.boxes import Box, Range, index_range, needed
 from ascend_lab.dsl.complete import loop_count
 from ascend_lab.dsl.emit_expr import compute_tile
-from ascend_lab.dsl.emit_fold import accumulator
+from ascend_lab.dsl.emit_fold import start_of
+from ascend_lab.dsl.emit_vector import apply
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.stages import Leaf, Stage, State, bare
 from ascend_lab.dsl.tensor import Axis
 from ascend_lab.dsl.tiles import Group, Held, Tiles
-from ascend_lab.dsl.unit import Unit
+from ascend_lab.dsl.unit import Op, Unit
 from ascend_lab.dsl.views import View, row_major
 from ascend_lab.isa import Affine, Buffer, KernelBuilder
 
@@ -61,7 +62,8 @@ class Nest:
         self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             sizes = [box[a.name].count for a in stage.axes]
-            accumulator(self.unit, stage.fold, self.own_view(stage, box), sizes)
+            begin = Op("vdup", start_of(stage.fold, stage.dtype))
+            apply(self.unit, begin, self.own_view(stage, box), (), sizes)
         self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
