@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.fractals import matrix_map
+from ascend_lab.dsl.renaming import renamed as renamed
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Buffer, Launch, Loop, Node, Part, Region
+from ascend_lab.isa import Launch
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.indexed import gather_launch, scatter_launch
@@ -146,31 +146,3 @@ def copied(state: State, stage: Stage, chip: Chip) -> Launch:
     move = Move(stage.shape, KernelView(stage.name, row_major(stage.shape)), source)
     tensors = {stage.name: math.prod(stage.shape), read.source: math.prod(shape)}
     return moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)
-
-
-def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names; tiles make way for them."""
-
-    @cache
-    def buffer(old: Buffer) -> Buffer:
-        if old.space == "GM":
-            return replace(old, name=names[old.name]) if old.name in names else old
-        return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
-
-    def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer))
-
-    def node(old: Node) -> Node:
-        if isinstance(old, Loop):
-            return replace(old, body=tuple(map(node, old.body)))
-        if not old.regions:
-            return old
-        dst = None if old.dst is None else region(old.dst)
-        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
-
-    def part(old: Part) -> Part:
-        body = tuple(map(node, old.program.body))
-        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
-        return replace(old, program=replace(old.program, buffers=buffers, body=body))
-
-    return replace(launch, parts=tuple(map(part, launch.parts)))
