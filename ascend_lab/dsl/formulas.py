@@ -18,7 +18,7 @@ def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
     if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
         raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
     sizes = tuple(int(n) for n in sizes)
-    if not sizes or min(sizes) < 1:
+    if not sizes or any(n < 1 for n in sizes):
         raise ShapeError(
             f"{what}: at least one dimension, sizes >= 1", str(sizes), "use (1,) for a scalar"
         )

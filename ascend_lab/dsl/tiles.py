@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ascend_lab.dsl.boxes import Box, index_range, whole
 from ascend_lab.dsl.complete import loop_count
@@ -124,7 +125,7 @@ class Tiles:
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
             via = any(self._by_scalar(self.state.stage(n)) for n in partners)
-            pipes = {"src": writer, "dst": reader, "via": "S" if via else ""}
+            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if via else ""}
             where = (stage.name, stage.scope, stage.dtype, elements)
             queue = self.builder.queue(*where, depth=stage.depth, **pipes)
             group = Group(queue, partners, {stage.name: queue.buffer})
