@@ -4,13 +4,16 @@ from ascend_lab.dsl.auto import auto_schedule
 from ascend_lab.dsl.cube import conv2d, matmul, pooling2d
 from ascend_lab.dsl.formulas import (
     absolute,
+    compute,
     exp,
     log,
     max,  # noqa: A004 - the published names
     maximum,
     min,  # noqa: A004
     minimum,
+    placeholder,
     prod,
+    reduce_axis,
     relu,
     rsqrt,
     sqrt,
@@ -84,7 +87,7 @@ from ascend_lab.dsl.schedule import (
     vectorise,
 )
 from ascend_lab.dsl.show import show
-from ascend_lab.dsl.tensor import Axis, Tensor, compute, placeholder, reduce_axis, renamed
+from ascend_lab.dsl.tensor import Axis, Tensor, renamed
 
 __all__ = [
     "OPERATIONS",

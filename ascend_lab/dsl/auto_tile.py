@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl import schedule as steps
@@ -24,7 +23,7 @@ from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.complete import complete, moves_only
 from ascend_lab.dsl.footprint import ub_bytes
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.stages import Stage
 from ascend_lab.errors import ScheduleError
 from ascend_lab.kernels.gemm_schedule import up
 
@@ -83,11 +82,15 @@ def _split_folds(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
         if not axis or len(phase.tiles) > 1:
             continue
         extent = next(a.extent for a in stage.reduce if a.name == axis)
-        parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
-        s = steps.split(s, name, axis, extent // parts)
+        s = steps.split(s, name, axis, extent // _parts(s, extent))
         s = steps.rfactor(s, name, f"{axis}_o")
         s = schedule_phase(s, Phase(f"{name}_rf"))
     return s, phase
+
+
+def _parts(s: Schedule, extent: int) -> int:
+    """Return the largest number of cores that divides an axis."""
+    return max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
 
 
 def _axis_for_cores(s: Schedule, stage: Stage) -> str:
@@ -95,89 +98,62 @@ def _axis_for_cores(s: Schedule, stage: Stage) -> str:
     units = math.prod(stage.shape)
     if any(a.name == "p" for a in (*stage.axes, *stage.reduce)):
         return ""
-    if _keeps_lanes(stage, stage.axes[-1].name):
-        units = max(1, units * DTYPE_BYTES[stage.expr.dtype] // LINE_BYTES)
-    size = math.prod(a.extent for a in stage.reduce) * math.prod(stage.shape)
-    if 2 * units > core_count(s) or size * DTYPE_BYTES[stage.expr.dtype] < 4 * SMALL_BYTES:
+    itemsize = DTYPE_BYTES[stage.expr.dtype]
+    size = math.prod(a.extent for a in stage.reduce) * units
+    if _keeps_lanes(stage):
+        units = max(1, units * itemsize // LINE_BYTES)
+    if 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
         return ""
     axis = max(stage.reduce, key=lambda a: a.extent)
-    parts = max(d for d in range(1, core_count(s) + 1) if axis.extent % d == 0)
+    parts = _parts(s, axis.extent)
     return axis.name if parts >= 2 * units and axis.extent // parts > 1 else ""
 
 
 def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
     """Return the widest tile that fits, and the widths of folds; None if none does."""
-    root = s.state.stage(phase.root)
-    extents = core_shares(s, phase, rows)
-    folds = _fold_axes(s.state, phase)
+    stages = [s.state.stage(n) for n in (*phase.tiles, phase.root)]
+    root, extents = stages[-1], core_shares(s, phase, rows)
+    folds = {f"{x.name}.{a.name}": a.extent for x in stages if x.fold for a in x.reduce}
+    last = root.axes[-1].name
+    least = {n: 1 if n in rows else extents[n] for n in extents}
+    if last in rows and any(x.fold and _keeps_lanes(x) for x in stages):
+        least[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
+
+    def both(sizes: Widths) -> tuple[Widths, Widths]:
+        return {n: sizes[n] for n in extents}, {n: sizes[n] for n in folds}
+
+    def fits(sizes: Widths) -> bool:
+        return tile_bytes(s, phase, *both(sizes)) <= s.chip.buffers["UB"]
+
     for cut in (False, True) if folds else (False,):
-        widths = {n: 1 if n in rows else extents[n] for n in extents}
-        inner = dict.fromkeys(folds, 1) if cut else dict(folds)
-        last = root.axes[-1].name
-        if last in rows and _contiguous(s.state, phase):
-            widths[last] = min(LINE_BYTES // DTYPE_BYTES[root.dtype], extents[last])
-        if not fits(s, phase, widths, inner):
+        sizes = least | (dict.fromkeys(folds, 1) if cut else folds)
+        if not fits(sizes):
             continue
-        if cut:
-            for name in reversed(list(folds)):
-                inner[name] = _widest(
-                    folds[name], partial(_fits_fold, s, phase, widths, inner, name)
-                )
+        for name in reversed(list(folds)) if cut else ():
+            sizes[name] = _widest(fits, sizes, name, folds[name], 1)
         for name in reversed(rows):
-            good = partial(_fits_row, s, phase, widths, inner, name)
-            widths[name] = _widest(extents[name], good, widths[name])
-            if widths[name] < extents[name]:
+            sizes[name] = _widest(fits, sizes, name, extents[name], sizes[name])
+            if sizes[name] < extents[name]:
                 break
-        return widths, inner
+        return both(sizes)
     return None
 
 
-def _contiguous(state: State, phase: Phase) -> bool:
-    """True if a fold of the phase keeps the axis along which its source is contiguous."""
-    for name in (*phase.tiles, phase.root):
-        stage = state.stage(name)
-        if stage.fold and _keeps_lanes(stage, stage.axes[-1].name):
-            return True
-    return False
-
-
-def _keeps_lanes(stage: Stage, axis: str) -> bool:
-    """True if neighbours along `axis` are neighbours in what the stage reads."""
+def _keeps_lanes(stage: Stage) -> bool:
+    """True if neighbours along the last axis are neighbours in what the stage reads."""
+    axis = stage.axes[-1].name
     return any(dict(r.index[-1].terms).get(axis) == 1 for r in stage.reads if r.index)
 
 
-def _widest(extent: int, good: Callable[[int], bool], low: int = 1) -> int:
-    """Return the largest width up to `extent` that is good, by bisection; widths <= it are."""
-    if good(extent):
+def _widest(fits: Callable[[Widths], bool], sizes: Widths, name: str, extent: int, low: int) -> int:
+    """Return the largest size of one axis, up to `extent`, that fits; by bisection, from `low`."""
+    if fits(sizes | {name: extent}):
         return extent
     high = extent
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
-        low, high = (middle, high) if good(middle) else (low, middle)
+        low, high = (middle, high) if fits(sizes | {name: middle}) else (low, middle)
     return low
-
-
-def _fold_axes(state: State, phase: Phase) -> dict[str, int]:
-    """Return the fold axes of the phase that may be walked in parts, with their extents."""
-    names = [n for n in (*phase.tiles, phase.root) if state.stage(n).fold]
-    return {f"{n}.{a.name}": a.extent for n in names for a in state.stage(n).reduce}
-
-
-def fits(s: Schedule, phase: Phase, widths: Widths, folds: Widths) -> bool:
-    """True if the tiles of these widths, and their scratch, fit in UB."""
-    return tile_bytes(s, phase, widths, folds) <= s.chip.buffers["UB"]
-
-
-def _fits_row(
-    s: Schedule, phase: Phase, widths: Widths, folds: Widths, name: str, width: int
-) -> bool:
-    return fits(s, phase, widths | {name: width}, folds)
-
-
-def _fits_fold(
-    s: Schedule, phase: Phase, widths: Widths, folds: Widths, name: str, width: int
-) -> bool:
-    return fits(s, phase, widths, folds | {name: width})
 
 
 def tile_bytes(
@@ -185,8 +161,7 @@ def tile_bytes(
 ) -> int:
     """Return the bytes of UB that tiles of these widths take."""
     trial = arrange(s, phase, list(widths), widths, folds, plain=True)
-    done = complete(trial.state, phase.root)
-    return ub_bytes(done, phase.root, s.chip)
+    return ub_bytes(complete(trial.state, phase.root), phase.root, s.chip)
 
 
 def arrange(

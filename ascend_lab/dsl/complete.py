@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.expr import Call, Read, swap
 from ascend_lab.dsl.matrices import is_fractal
 from ascend_lab.dsl.stages import Fixed, Input, Leaf, Stage, State, bare, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Shape
@@ -171,7 +171,7 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
             continue
         read = _unmixed(given, given.view or state.find(given.source).shape, extents)
         current = state.stage(stage.name)
-        state = state.put(replace(current, expr=_swapped(current.expr, given, read)))
+        state = state.put(replace(current, expr=swap(current.expr, given, read)))
         served = [s for s in state.stages if _serves(s, read, attach)]
         served = [t for t in served if _same_pipe(state, stage, t)]
         tile = next((t for t in served if _walks_alike(state, stage.name, t.name, read)), None)
@@ -179,7 +179,8 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
             tile = _tile(state, read, attach, stage.depth)
             state = state.insert(tile, before=stage.name)
         current = state.stage(stage.name)
-        state = state.put(replace(current, expr=_through(current.expr, read, tile.name)))
+        through = replace(read, source=tile.name, view=())
+        state = state.put(replace(current, expr=swap(current.expr, read, through)))
     return state
 
 
@@ -201,10 +202,6 @@ def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
     return (
         read if tuple(view) == tuple(shape) else replace(read, index=tuple(index), view=tuple(view))
     )
-
-
-def _swapped(expr: Expr, old: Read, new: Read) -> Expr:
-    return rewrite(expr, lambda element: new if element == old else element)
 
 
 def _walks_alike(state: State, stage: str, tile: str, read: Read) -> bool:
@@ -242,13 +239,3 @@ def _tile(state: State, read: Read, attach: tuple[str, str], depth: int) -> Stag
     return Stage(
         name, read.format, axes, copy, loops=fresh(axes), scope="UB", attach=attach, depth=depth
     )
-
-
-def _through(expr: Expr, read: Read, name: str) -> Expr:
-    def leaf(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
-        if element == read:
-            return replace(element, source=name, view=())
-        return element
-
-    return rewrite(expr, leaf)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ascend_lab.dsl.expr import Call
+from ascend_lab.dsl.formulas import Fold, computed
 from ascend_lab.dsl.moves import axis_names
 from ascend_lab.dsl.moves import pad as pad_tensor
 from ascend_lab.dsl.operations import vmuls
-from ascend_lab.dsl.tensor import Axis, Compute, Fold, Template, Tensor, computed
+from ascend_lab.dsl.tensor import Axis, Compute, Template, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import var
 

@@ -6,43 +6,22 @@ from collections.abc import Sequence
 
 from ascend_lab.dsl.unit import Unit
 from ascend_lab.dsl.views import View, coalesce, with_dims
-from ascend_lab.isa import Region, c0_of
+from ascend_lab.isa import c0_of
 
 
 def main_part(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     """Emit the copy of a box; on chips without padding copies only its whole 32-byte blocks."""
-    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
-    views = with_dims((dst, src), dims)
-    counts = [size for size, _ in dims]
-    on_chip = 0 if _in_ub(dst) else 1
+    views, counts, contiguous = _walked(dst, src, sizes)
     block = c0_of(dst.dtype)
-    contiguous = views[on_chip].strides[-1] == 1
     rest = counts[-1] % block if contiguous else 1
-    padded = bool(rest)
-    if rest and unit.builder.chip.combined:
+    padded = bool(rest) and not unit.builder.chip.combined
+    if rest and not padded:
         if not contiguous or counts[-1] < block:
             return
         counts[-1] -= rest
-        padded = False
-    _outer(unit, views, counts, padded)
-
-
-def _in_ub(view: View) -> bool:
-    return view.memory.region(0, 1).space == "UB"
-
-
-def _outer(unit: Unit, views: list[View], counts: list[int], padded: bool) -> None:
-    """Loop over all but the two innermost axes; one instruction for these."""
-    if len(counts) > 2:
-        with unit.repeat(counts[0]) as index:
-            inner = []
-            for v in views:
-                moved = v.moved(0, index)
-                inner.append(View(v.memory, v.dtype, moved.offset, v.strides[1:]))
-            _outer(unit, inner, counts[1:], padded)
-        return
-    regions = [v.memory.region(v.offset, tuple(counts), v.strides) for v in views]
-    unit.builder.copy(regions[0], regions[1], pad=padded)
+    for inner in unit.over(counts[:-2], views):
+        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
+        unit.builder.copy(to, what, pad=padded)
 
 
 def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
@@ -50,33 +29,21 @@ def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
 
     Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
     """
-    if not unit.builder.chip.combined:
+    chip = unit.builder.chip
+    views, counts, contiguous = _walked(dst, src, sizes)
+    rest = counts[-1] % c0_of(dst.dtype) if contiguous else counts[-1]
+    if not rest or not chip.combined:
         return
+    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
+    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in views]
+    for inner in unit.over([*counts[:-1], rest], moved):
+        to, what = (v.memory.region(v.offset, 1) for v in inner)
+        unit.builder.scalar(to, what, steps=max(wait, 1))
+
+
+def _walked(dst: View, src: View, sizes: Sequence[int]) -> tuple[list[View], list[int], bool]:
+    """Return operands and sizes of the merged axes, and if the one in UB is contiguous."""
     dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
     views = with_dims((dst, src), dims)
-    counts = [size for size, _ in dims]
-    block = c0_of(dst.dtype)
-    on_chip = 0 if _in_ub(dst) else 1
-    contiguous = views[on_chip].strides[-1] == 1
-    rest = counts[-1] % block if contiguous else counts[-1]
-    if not rest:
-        return
-    start = counts[-1] - rest
-    counts[-1] = rest
-    moved = [v.moved(len(counts) - 1, start) for v in views]
-    _elements(unit, moved, counts)
-
-
-def _elements(unit: Unit, views: list[View], counts: list[int]) -> None:
-    if not counts:
-        regions: list[Region] = [v.memory.region(v.offset, 1) for v in views]
-        chip = unit.builder.chip
-        wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
-        unit.builder.scalar(regions[0], regions[1], steps=max(wait, 1))
-        return
-    with unit.repeat(counts[0]) as index:
-        inner = []
-        for v in views:
-            moved = v.moved(0, index)
-            inner.append(View(v.memory, v.dtype, moved.offset, v.strides[1:]))
-        _elements(unit, inner, counts[1:])
+    on_chip = views[0] if dst.memory.region(0, 1).space == "UB" else views[1]
+    return views, [size for size, _ in dims], on_chip.strides[-1] == 1

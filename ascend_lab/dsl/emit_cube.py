@@ -6,7 +6,7 @@ same in GM, L1 and L0 except that L0A holds (M1, K1, 16, C0).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ascend_lab.dsl.boxes import Box, Range
 from ascend_lab.dsl.emit_vector import apply
@@ -17,18 +17,29 @@ from ascend_lab.dsl.matrices import (
     plain_read,
     product_of,
     role_of,
-    stored_elements,
 )
-from ascend_lab.dsl.stages import FRACTAL, Fixed, Input, Stage
+from ascend_lab.dsl.stages import FRACTAL, Stage
+from ascend_lab.dsl.tiles import Held, Tiles
 from ascend_lab.dsl.unit import Op
-from ascend_lab.dsl.views import Memory, View
+from ascend_lab.dsl.views import View
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, Region, c0_of
-
-if TYPE_CHECKING:
-    from ascend_lab.dsl.nest import Nest
+from ascend_lab.isa import Affine, c0_of
 
 AREA_C = FRACTAL * FRACTAL
+
+
+def instructions(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None:
+    """Write the instructions of one stage of a matrix product."""
+    if stage.is_cube:
+        _multiply(tiles, stage, box, folds)
+        return
+    ranges = [box[a.name] for a in stage.axes]
+    if stage.scope == "L1":
+        _load_l1(tiles, stage, ranges)
+    elif stage.scope in ("L0A", "L0B"):
+        _load_l0(tiles, stage, ranges)
+    else:
+        _drain(tiles, stage, ranges)
 
 
 def _per(index: Affine, unit: int) -> Affine:
@@ -39,67 +50,42 @@ def _per(index: Affine, unit: int) -> Affine:
     return Affine(index.const // unit, tuple((v, c // unit) for v, c in index.terms))
 
 
-def _ranges(stage: Stage, box: Box) -> list[Range]:
-    return [box[a.name] for a in stage.axes]
-
-
-def instructions(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
-    """Write the instructions of one stage of a matrix product."""
-    if stage.is_cube:
-        _multiply(nest, stage, box, folds)
-    elif stage.scope == "L1":
-        _load_l1(nest, stage, box)
-    elif stage.scope in ("L0A", "L0B"):
-        _load_l0(nest, stage, box)
-    else:
-        _drain(nest, stage, box)
-
-
-def _load_l1(nest: Nest, stage: Stage, box: Box) -> None:
-    """GM -> L1: one burst per fractal column."""
-    role = role_of(nest.state, stage)
-    matrix = matrix_of(product_of(nest.state, stage), role)
-    source = nest.state.find(stage.sources[0])
-    ranges = _ranges(stage, box)
-    major, minor = ranges[matrix.major], ranges[matrix.minor]
-    pitch = -(-source.shape[matrix.minor] // matrix.minor_unit)
-    at = _per(major.start, matrix.major_unit) * pitch + _per(minor.start, matrix.minor_unit)
-    start = (at + _batch(source, matrix, ranges)) * matrix.area
-    columns, rows = major.count // matrix.major_unit, minor.count // matrix.minor_unit
-    region = nest.gm(source.name).region(
-        start, (columns, rows * matrix.area), (pitch * matrix.area, 1)
-    )
-    nest.builder.copy(nest.tiles.held[stage.name].memory.region(0, region.sizes), region)
-
-
-def _batch(source: Stage | Input | Fixed, matrix: Matrix, ranges: list[Range]) -> Affine:
-    """Return the fractals in front of the matrix of the batch."""
-    each = (
-        stored_elements(
-            source.shape,
-            Matrix(matrix.major, matrix.minor, matrix.major_unit, matrix.minor_unit, ()),
-        )
-        // matrix.area
-    )
-    out = Affine()
+def _fractal(matrix: Matrix, held: Held, ranges: Sequence[Range]) -> tuple[Affine, int]:
+    """Return at which fractal of a tile or tensor a box begins, and the fractals of a column."""
+    major, minor = matrix.major, matrix.minor
+    starts = [r.start - start for r, start in zip(ranges, held.starts, strict=True)]
+    pitch = -(-held.sizes[minor] // matrix.minor_unit)
+    before = Affine()
     for dim in matrix.batch:
-        out = out * source.shape[dim] + ranges[dim].start
-    return out * each
+        before = before * held.sizes[dim] + starts[dim]
+    before = before * (pitch * -(-held.sizes[major] // matrix.major_unit))
+    at = _per(starts[major], matrix.major_unit) * pitch + _per(starts[minor], matrix.minor_unit)
+    return at + before, pitch
 
 
-def _load_l0(nest: Nest, stage: Stage, box: Box) -> None:
+def _sizes(matrix: Matrix, ranges: Sequence[Range]) -> tuple[int, int]:
+    """Return the columns and rows of fractals in a box."""
+    columns = ranges[matrix.major].count // matrix.major_unit
+    return columns, ranges[matrix.minor].count // matrix.minor_unit
+
+
+def _load_l1(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
+    """GM -> L1: one burst per fractal column."""
+    matrix = matrix_of(product_of(tiles.state, stage), role_of(tiles.state, stage))
+    source, area = tiles.place(stage.sources[0]), matrix.area
+    (at, pitch), (columns, rows) = _fractal(matrix, source, ranges), _sizes(matrix, ranges)
+    region = source.memory.region(at * area, (columns, rows * area), (pitch * area, 1))
+    tiles.builder.copy(tiles.held[stage.name].memory.region(0, region.sizes), region)
+
+
+def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
     """L1 -> L0A or L0B: one load2d per row or column of fractals."""
-    role = role_of(nest.state, stage)
-    matrix = matrix_of(product_of(nest.state, stage), role)
-    held = nest.tiles.held[stage.sources[0]]
-    ranges = _ranges(stage, box)
-    rows = ranges[matrix.minor].count // matrix.minor_unit
-    depth = ranges[matrix.major].count // matrix.major_unit
-    pitch = held.sizes[matrix.minor] // matrix.minor_unit
-    start = _per(ranges[matrix.major].start - held.starts[matrix.major], matrix.major_unit) * pitch
-    start = start + _per(ranges[matrix.minor].start - held.starts[matrix.minor], matrix.minor_unit)
-    area, k, unit = matrix.area, nest.builder, nest.unit
-    dst, src = nest.tiles.held[stage.name].memory, held.memory
+    role = role_of(tiles.state, stage)
+    matrix = matrix_of(product_of(tiles.state, stage), role)
+    held, area = tiles.held[stage.sources[0]], matrix.area
+    (start, pitch), (depth, rows) = _fractal(matrix, held, ranges), _sizes(matrix, ranges)
+    k, unit = tiles.builder, tiles.unit
+    dst, src = tiles.held[stage.name].memory, held.memory
     if role == "B":
         with unit.repeat(depth) as i:
             to = dst.region(i * (rows * area), (rows, area))
@@ -114,7 +100,7 @@ def _load_l0(nest: Nest, stage: Stage, box: Box) -> None:
             k.load2d(to, src.region((start + i) * area, (depth, area), (pitch * area, 1)))
 
 
-def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
+def _multiply(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None:
     """One mmad; it adds to C except in the first step of all loops over k."""
     if stage.scope != "L0C" or not stage.tensorized:
         raise ScheduleError(
@@ -123,69 +109,46 @@ def _multiply(nest: Nest, stage: Stage, box: Box, folds: list[Affine]) -> None:
             "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it",
         )
     for read, scope in zip(stage.reads, ("L0A", "L0B"), strict=True):
-        if nest.tiles.scope_of(read.source) != scope:
+        if tiles.scope_of(read.source) != scope:
             raise ScheduleError(
                 f"{stage.name}: operand {read.source} in {scope}",
-                nest.tiles.scope_of(read.source),
+                tiles.scope_of(read.source),
                 f'cache_read it to "L1", then to "{scope}"',
             )
     c0 = c0_of(stage.reads[0].dtype)
-    m, n = box["m"].count // FRACTAL, box["n"].count // FRACTAL
+    matrix, own = matrix_of(stage, "C"), tiles.held[stage.name]
+    ranges = [box[a.name] for a in stage.axes]
+    (at, top), (n, m) = _fractal(matrix, own, ranges), _sizes(matrix, ranges)
     k = box["k"].count // c0
-    a, b = (nest.tiles.held[r.source] for r in stage.reads)
-    own = nest.tiles.held[stage.name]
-    names = [x.name for x in stage.axes]
-    top = own.sizes[names.index("m")] // FRACTAL
-    at = _per(box["n"].start - own.starts[names.index("n")], FRACTAL) * top
-    at = at + _per(box["m"].start - own.starts[names.index("m")], FRACTAL)
-    nest.builder.mmad(
-        own.memory.region(
-            at * AREA_C, (n, m, FRACTAL, FRACTAL), (top * AREA_C, AREA_C, FRACTAL, 1)
-        ),
-        a.memory.region(0, (m, k, FRACTAL, c0)),
-        b.memory.region(0, (k, n, FRACTAL, c0)),
+    a, b = (tiles.held[r.source].memory for r in stage.reads)
+    steps = (top * AREA_C, AREA_C, FRACTAL, 1)
+    tiles.builder.mmad(
+        own.memory.region(at * AREA_C, (n, m, FRACTAL, FRACTAL), steps),
+        a.region(0, (m, k, FRACTAL, c0)),
+        b.region(0, (k, n, FRACTAL, c0)),
         accumulate=sum(folds, Affine()),
     )
 
 
-def _drain(nest: Nest, stage: Stage, box: Box) -> None:
+def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
     """L0C -> UB, L0C -> GM through the fix pipe, or UB -> GM, as columns of fractals."""
-    read = plain_read(stage.expr)
+    read, k = plain_read(stage.expr), tiles.builder
     assert read is not None
-    cube = product_of(nest.state, stage)
-    matrix = matrix_of(cube, "C")
-    held = nest.tiles.held[read.source]
-    ranges = _ranges(stage, box)
-    rows, columns = ranges[matrix.minor].count // FRACTAL, ranges[matrix.major].count // FRACTAL
-    pitch = held.sizes[matrix.minor] // FRACTAL
-    at = _per(ranges[matrix.major].start - held.starts[matrix.major], FRACTAL) * pitch
-    at = at + _per(ranges[matrix.minor].start - held.starts[matrix.minor], FRACTAL)
-    source = held.memory.region(at * AREA_C, (columns, rows * AREA_C), (pitch * AREA_C, 1))
-    k = nest.builder
+    matrix = matrix_of(product_of(tiles.state, stage), "C")
+    held, (columns, rows) = tiles.held[read.source], _sizes(matrix, ranges)
+    at, pitch = _fractal(matrix, held, ranges)
+    box = (columns, rows * AREA_C)
+    source = held.memory.region(at * AREA_C, box, (pitch * AREA_C, 1))
     if stage.scope == "UB":
-        out = nest.tiles.held[stage.name].memory
-        k.copy(out.region(0, source.sizes), source)
+        out = View(tiles.held[stage.name].memory, stage.dtype, 0, (1,))
+        k.copy(out.memory.region(0, box), source)
         if has_relu(stage.expr):
-            _relu(nest, out, rows * columns * AREA_C, stage.dtype)
+            apply(tiles.unit, Op("vrelu"), out, (out,), (rows * columns * AREA_C,))
         return
-    target = _gm_columns(nest, stage, matrix, ranges, (columns, rows))
-    if nest.tiles.scope_of(read.source) == "L0C":
+    tensor = tiles.place(stage.name)
+    place, height = _fractal(matrix, tensor, ranges)
+    target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
+    if tiles.scope_of(read.source) == "L0C":
         k.fixpipe(target, source, relu=has_relu(stage.expr))
     else:
         k.copy(target, source)
-
-
-def _gm_columns(
-    nest: Nest, stage: Stage, matrix: Matrix, ranges: list[Range], sizes: tuple[int, int]
-) -> Region:
-    height = -(-stage.shape[matrix.minor] // FRACTAL)
-    place = _per(ranges[matrix.major].start, FRACTAL) * height
-    place = place + _per(ranges[matrix.minor].start, FRACTAL)
-    place = place + _batch(stage, matrix, ranges)
-    tensor: Buffer = nest.gm(stage.name)
-    return tensor.region(place * AREA_C, (sizes[0], sizes[1] * AREA_C), (height * AREA_C, 1))
-
-
-def _relu(nest: Nest, tile: Memory, elements: int, dtype: str) -> None:
-    view = View(tile, dtype, 0, (1,))
-    apply(nest.unit, Op("vrelu"), view, (view,), (elements,))

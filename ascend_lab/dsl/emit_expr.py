@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ascend_lab.dsl.boxes import Box
@@ -18,39 +19,19 @@ def compute_tile(
     unit: Unit, stage: Stage, box: Box, out: View, views: Mapping[Read, View], add: bool
 ) -> None:
     """Emit out[data axes] = formula, or its fold; `add`: fold into what out holds."""
-    axes = (*stage.axes, *stage.reduce)
-    sizes = [box[a.name].count for a in axes]
+    kept, folds = ([box[a.name].count for a in axes] for axes in (stage.axes, stage.reduce))
+    sizes = [*kept, *folds]
     if not stage.fold:
         evaluate(unit, stage.expr, out, views, sizes)
         return
-    kept = list(range(len(stage.axes)))
-    folded = list(range(len(stage.axes), len(axes)))
     if isinstance(stage.expr, Read):
         source = views[stage.expr]
     else:
         source = _scratch(unit, stage.expr.dtype, sizes, views)
         evaluate(unit, stage.expr, source, views, sizes)
-    fold_box(unit, stage.fold, out, source, sizes, kept, folded, add)
+    folds_first = source.take([*range(len(kept), len(sizes)), *range(len(kept))])
+    fold_box(unit, stage.fold, out, folds_first, folds, kept, add)
     unit.give(source.memory)
-
-
-def _scratch(unit: Unit, dtype: str, sizes: Sequence[int], views: Mapping[Read, View]) -> View:
-    """Return a scratch tile for a box; its contiguous axis is the one of the operands."""
-    order = list(range(len(sizes)))
-    lanes = [a for a in order if any(v.strides[a] == 1 for v in views.values())]
-    last = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else order[-1]
-    order = [*(a for a in order if a != last), last]
-    rows = 1
-    for axis in order[:-1]:
-        rows *= sizes[axis]
-    block = c0_of(dtype)
-    pitch = sizes[last] if rows == 1 else -(-sizes[last] // block) * block
-    strides, step = [0] * len(sizes), pitch
-    strides[last] = 1
-    for axis in reversed(order[:-1]):
-        strides[axis] = step
-        step *= sizes[axis]
-    return View(unit.take(dtype, step), dtype, 0, tuple(strides))
 
 
 def evaluate(
@@ -66,27 +47,30 @@ def evaluate(
         if isinstance(arg, Read):
             operands.append(views[arg])
             continue
-        own = _own_sizes(arg, views, sizes)
+        used = [views[r].strides for r in leaves(arg) if isinstance(r, Read)]
+        own = [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
         here = bool(spare) and arg.dtype == out.dtype and own == list(sizes)
         place = spare.pop() if here else _scratch(unit, arg.dtype, own, views)
         evaluate(unit, arg, place, views, own)
-        operands.append(place if here else _repeated(place, own, sizes))
+        repeats = zip(own, sizes, place.strides, strict=True)
+        steps = tuple(0 if mine < whole else step for mine, whole, step in repeats)
+        operands.append(place if here else place.stepping(steps))
     apply(unit, Op(expr.op, expr.number, expr.mode), out, operands, sizes)
     for operand in operands:
         if operand is not out:
             unit.give(operand.memory)
 
 
-def _own_sizes(expr: Expr, views: Mapping[Read, View], sizes: Sequence[int]) -> list[int]:
-    """Return the box an expression really depends on: 1 along axes none of its reads uses."""
-    used = [views[r].strides for r in leaves(expr) if isinstance(r, Read)]
-    return [n if any(s[d] for s in used) else 1 for d, n in enumerate(sizes)]
-
-
-def _repeated(view: View, own: Sequence[int], sizes: Sequence[int]) -> View:
-    """Return a small tile as an operand of a larger box: steps of 0 where it repeats."""
-    strides = tuple(
-        0 if mine < whole else step
-        for mine, whole, step in zip(own, sizes, view.strides, strict=True)
-    )
-    return View(view.memory, view.dtype, view.offset, strides)
+def _scratch(unit: Unit, dtype: str, sizes: Sequence[int], views: Mapping[Read, View]) -> View:
+    """Return a scratch tile for a box; its contiguous axis is the one of the operands."""
+    lanes = [a for a in range(len(sizes)) if any(v.strides[a] == 1 for v in views.values())]
+    last = max(lanes, key=lambda a: (sizes[a] > 1, a)) if lanes else len(sizes) - 1
+    outer = [a for a in range(len(sizes)) if a != last]
+    block = c0_of(dtype)
+    single = math.prod(sizes[a] for a in outer) == 1
+    step = sizes[last] if single else -(-sizes[last] // block) * block
+    strides = [1] * len(sizes)
+    for axis in reversed(outer):
+        strides[axis] = step
+        step *= sizes[axis]
+    return View(unit.take(dtype, step), dtype, 0, tuple(strides))

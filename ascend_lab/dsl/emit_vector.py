@@ -58,13 +58,13 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
         )
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes = [dims[d][0] for d in outer]
-    c0, steps = c0_of(view.dtype), row_major(sizes)
+    c0 = c0_of(view.dtype)
+    steps = [s * c0 for s in row_major(sizes)]
     tile = unit.take(view.dtype, math.prod(sizes) * c0)
-    source = View(view.memory, view.dtype, view.offset, tuple(view.strides[d] for d in outer))
-    _spread(unit, View(tile, view.dtype, 0, tuple(s * c0 for s in steps)), source, sizes)
+    _spread(unit, View(tile, view.dtype, 0, tuple(steps)), view.take(outer), sizes)
     strides = [0] * (len(dims) - 1)
     for d, s in zip(outer, steps, strict=True):
-        strides[d] = s * c0
+        strides[d] = s
     return View(tile, view.dtype, 0, (*strides, 1), True)
 
 
@@ -78,22 +78,11 @@ def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
             f"steps {src.strides}",
             "copy them to a tile of their own",
         )
-    to, what = with_dims((dst, src), dims)
-    _spread_rows(unit, to, what, [n for n, _ in dims])
-
-
-def _spread_rows(unit: Unit, dst: View, src: View, sizes: list[int]) -> None:
-    if len(sizes) > 1:
-        with unit.repeat(sizes[0]) as index:
-            rest = range(1, len(sizes))
-            _spread_rows(
-                unit, dst.moved(0, index).take(rest), src.moved(0, index).take(rest), sizes[1:]
-            )
-        return
-    c0, count = c0_of(src.dtype), sizes[0]
-    for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
-        out = dst.memory.region(dst.offset + at * c0, (part, c0))
-        unit.builder.vector("vbrcb", out, src.memory.region(src.offset + at, part))
+    *outer, count = (n for n, _ in dims)
+    for to, what in unit.over(outer, with_dims((dst, src), dims)):
+        for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):
+            out = to.memory.region(to.offset + at * c0, (part, c0))
+            unit.builder.vector("vbrcb", out, what.memory.region(what.offset + at, part))
 
 
 def _emit_side_by_side(
@@ -104,7 +93,7 @@ def _emit_side_by_side(
     wide, tiles, operands = factor * last, [], []
     for v in views:
         if v.strides[-2]:
-            operands.append(View(v.memory, v.dtype, v.offset, (*v.strides[:-2], wide, 1)))
+            operands.append(v.stepping((*v.strides[:-2], wide, 1)))
             continue
         own = [n if v.strides[d] else 1 for d, n in enumerate(outer)]
         tiles.append(unit.take(v.dtype, math.prod(own) * wide))
@@ -112,7 +101,7 @@ def _emit_side_by_side(
         copy = View(tiles[-1], v.dtype, 0, (*steps, last, 1))
         _emit(unit, Op("vcopy"), [copy, v], [*own, factor, last])
         steps = tuple(s if v.strides[d] else 0 for d, s in enumerate(steps))
-        operands.append(View(tiles[-1], v.dtype, 0, (*steps, 0, 1)))
+        operands.append(copy.stepping((*steps, 0, 1)))
     whole, rest = divmod(rows, factor)
     _emit(unit, op, operands, [*outer, whole, wide])
     if rest:
@@ -122,123 +111,93 @@ def _emit_side_by_side(
         unit.give(tile)
 
 
-def _emit(unit: Unit, op: Op, views: list[View], sizes: list[int]) -> None:
-    """Choose which axis is repeated by the instruction; loop over the others."""
-    lanes = min(unit.builder.chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
+def _emit(unit: Unit, op: Op, views: Sequence[View], sizes: Sequence[int]) -> None:
+    """Choose which axis is repeated by the instruction, the lanes or rows; loop over the others."""
+    chip = unit.builder.chip
+    lanes = min(chip.vector_bytes_per_repeat // DTYPE_BYTES[v.dtype] for v in views)
     *outer, last = sizes
     blocks = any(v.blocks for v in views[1:])
-    if not outer and not blocks:
-        _run(unit, op, views, last, lanes)
+    if blocks and not outer:
+        outer, views = [1], [v.stepping((0, *v.strides)) for v in views]
+    rows = max(range(len(outer)), key=lambda d: outer[d], default=0)
+    along = not outer
+    if outer and not blocks:
+        chunks, tails = last // lanes, (1 if last % lanes else 0)
+        by_rows = (chunks + tails) * -(-outer[rows] // chip.max_repeat)
+        along = outer[rows] * (-(-chunks // chip.max_repeat) + tails) < by_rows
+    if along:
+        for inner in unit.over(outer, views):
+            _run(unit, op, inner, last, lanes)
         return
-    if not outer:
-        outer = [1]
-        views = [View(v.memory, v.dtype, v.offset, (0, *v.strides), v.blocks) for v in views]
-    rows = max(range(len(outer)), key=lambda d: outer[d])
-    chunks, tails = last // lanes, (1 if last % lanes else 0)
-    by_rows = (chunks + tails) * -(-outer[rows] // unit.builder.chip.max_repeat)
-    by_lanes = outer[rows] * (-(-chunks // unit.builder.chip.max_repeat) + tails)
-    if by_lanes < by_rows and not blocks:
-        rows = -1
-    _loop_over(unit, op, views, outer, last, lanes, rows, 0)
+    count, around = outer[rows], [d for d in range(len(outer)) if d != rows]
+    for inner in unit.over(
+        [outer[d] for d in around], [v.take([*around, rows, -1]) for v in views]
+    ):
+        _rows(unit, op, inner, count, last, lanes)
 
 
-def _loop_over(
-    unit: Unit,
-    op: Op,
-    views: list[View],
-    outer: list[int],
-    last: int,
-    lanes: int,
-    rows: int,
-    axis: int,
-) -> None:
-    if axis == len(outer):
-        if rows < 0:
-            _run(unit, op, views, last, lanes)
-        else:
-            _rows(unit, op, views, (rows, outer[rows]), last, lanes)
-        return
-    if axis == rows:
-        _loop_over(unit, op, views, outer, last, lanes, rows, axis + 1)
-        return
-    with unit.repeat(outer[axis]) as index:
-        moved = [v.moved(axis, index) for v in views]
-        _loop_over(unit, op, moved, outer, last, lanes, rows, axis + 1)
-
-
-def _run(unit: Unit, op: Op, views: list[View], size: int, lanes: int) -> None:
+def _run(unit: Unit, op: Op, views: Sequence[View], size: int, lanes: int) -> None:
     """A contiguous run: whole repeats, then the last lanes."""
-    whole = size // lanes
-    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat) if whole else ():
-        _instruction(unit, op, [_flat(v, at * lanes, repeats, lanes) for v in views])
-    if size % lanes:
-        _instruction(unit, op, [_flat(v, whole * lanes, 1, size % lanes) for v in views])
+    whole, rest = divmod(size, lanes)
+    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
+        _vector(unit, op, [_strips(v, at * lanes, None, repeats, lanes) for v in views])
+    if rest:
+        _vector(unit, op, [_strips(v, whole * lanes, None, 1, rest) for v in views])
 
 
-def _flat(view: View, at: Affine | int, repeats: int, lanes: int) -> tuple[View, tuple[int, ...]]:
-    step = 0 if view.blocks or not view.strides[-1] else 1
-    moved = View(view.memory, view.dtype, view.offset + at * step, (lanes * step,), view.blocks)
-    return moved, (repeats, lanes)
-
-
-def _rows(
-    unit: Unit, op: Op, views: list[View], rows: tuple[int, int], last: int, lanes: int
-) -> None:
+def _rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int, lanes: int) -> None:
     """A block of rows: each instruction does one chunk of lanes in up to 255 rows."""
-    axis, count = rows
-    c0 = max(c0_of(v.dtype) for v in views)
-    if _whole_blocks(views, axis, last):
-        _block_rows(unit, op, views, rows, last)
+    if all(_whole_block(v, last) for v in views):
+        _block_rows(unit, op, views, count, last)
         return
+    c0 = max(c0_of(v.dtype) for v in views) if any(v.blocks for v in views) else 1
     for at, part in unit.parts(count, unit.builder.chip.max_repeat):
-        down = [v.moved(axis, at) for v in views]
-        for start, width in _chunks(unit, last, lanes, c0 if any(v.blocks for v in views) else 1):
-            moved: list[tuple[View, tuple[int, ...]]] = []
-            for v in down:
-                step = 0 if v.blocks or not v.strides[-1] else 1
-                here = View(
-                    v.memory, v.dtype, v.offset + start * step, (v.strides[axis],), v.blocks
-                )
-                moved.append((here, (part, width)))
-            _instruction(unit, op, moved)
+        down = [v.moved(0, at) for v in views]
+        for start, width in _chunks(unit, last, lanes, c0):
+            _vector(unit, op, [_strips(v, start, v.strides[0], part, width) for v in down])
 
 
-def _whole_blocks(views: Sequence[View], axis: int, last: int) -> bool:
-    """True if a row is one 32-byte block in every operand, and rows lie at whole blocks."""
-    return all(
-        last == c0_of(v.dtype)
-        and v.strides[-1] == 1
-        and not v.blocks
-        and not v.strides[axis] % last
-        for v in views
-    )
+def _strips(view: View, at: Affine | int, pitch: int | None, repeats: int, lanes: int) -> Region:
+    """Return `repeats` times `lanes` elements from lane `at` on, `pitch` (none: `lanes`) apart.
+
+    An operand that repeats gives the same lanes, or the same block, each time.
+    """
+    step = 0 if view.blocks or not view.strides[-1] else 1
+    offset, c0 = view.offset + at * step, c0_of(view.dtype)
+    pitch = lanes * step if pitch is None else pitch
+    if view.blocks and lanes > c0:
+        return view.memory.region(offset, (repeats, lanes // c0, c0), (pitch, 0, 1))
+    return view.memory.region(offset, (repeats, lanes), (pitch, 1))
 
 
-def _block_rows(
-    unit: Unit, op: Op, views: Sequence[View], rows: tuple[int, int], last: int
-) -> None:
+def _whole_block(view: View, last: int) -> bool:
+    """True if a row is one 32-byte block, and rows lie at whole blocks."""
+    there = last == c0_of(view.dtype) and view.strides[1] == 1 and not view.blocks
+    return there and not view.strides[0] % last
+
+
+def _block_rows(unit: Unit, op: Op, views: Sequence[View], count: int, last: int) -> None:
     """Rows of one block each: a repeat takes as many as it has blocks."""
-    axis, count = rows
     each = unit.builder.chip.vector_bytes_per_repeat // BLOCK_BYTES
-    whole = count // each
 
     def emit(at: Affine | int, repeats: int, blocks: int) -> None:
         regions = []
         for v in views:
-            step = v.strides[axis]
+            step = v.strides[0]
             sizes, strides = (repeats, blocks, last), (step * blocks, step, 1)
             regions.append(v.memory.region(v.offset + at * step, sizes, strides))
         _vector(unit, op, regions)
 
-    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat) if whole else ():
+    whole, rest = divmod(count, each)
+    for at, repeats in unit.parts(whole, unit.builder.chip.max_repeat):
         emit(at * each, repeats, each)
-    if count % each:
-        emit(whole * each, 1, count % each)
+    if rest:
+        emit(whole * each, 1, rest)
 
 
 def _chunks(unit: Unit, last: int, lanes: int, block: int) -> Iterator[tuple[Affine | int, int]]:
     """Yield chunks of lanes; the last one split at whole blocks if an operand repeats blocks."""
-    yield from unit.parts(last - last % lanes, lanes) if last >= lanes else ()
+    yield from unit.parts(last - last % lanes, lanes)
     at, rest = last - last % lanes, last % lanes
     if block > 1 and rest > block and rest % block:
         yield at, rest - rest % block
@@ -247,32 +206,12 @@ def _chunks(unit: Unit, last: int, lanes: int, block: int) -> Iterator[tuple[Aff
         yield at, rest
 
 
-def _instruction(unit: Unit, op: Op, operands: list[tuple[View, tuple[int, ...]]]) -> None:
-    regions = []
-    for view, (repeats, lanes) in operands:
-        c0 = c0_of(view.dtype)
-        if view.blocks and lanes > c0:
-            region = view.memory.region(
-                view.offset, (repeats, lanes // c0, c0), (view.strides[0], 0, 1)
-            )
-        else:
-            region = view.memory.region(view.offset, (repeats, lanes), (view.strides[0], 1))
-        regions.append(region)
-    _vector(unit, op, regions)
-
-
 def _vector(unit: Unit, op: Op, regions: Sequence[Region]) -> None:
+    whole = regions[0].buffer.dtype[:3] in ("int", "uin")
     unit.builder.vector(
         op.name,
         *regions,
         scalar=op.number,
         compare=op.mode if op.name == "vcmp" else None,
-        rounding=op.mode
-        if op.name == "vconv" and regions[0].buffer.dtype[:3] in ("int", "uin")
-        else None,
+        rounding=op.mode if op.name == "vconv" and whole else None,
     )
-
-
-def fill(unit: Unit, dst: View, sizes: Sequence[int], number: float) -> None:
-    """Emit dst[box] = number."""
-    apply(unit, Op("vdup", number), dst, (), sizes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import TypeMismatchError
 from ascend_lab.isa import Affine
@@ -202,8 +202,8 @@ def leaves(expr: Expr) -> Iterator[Load | Read]:
             yield from leaves(arg)
 
 
-def rewrite(expr: Expr, leaf: Callable[[Load | Read], Expr]) -> Expr:
-    """Return the expression with every tensor element replaced by leaf(element)."""
+def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
+    """Return the expression with every tensor element, a Load or a Read, replaced by leaf(it)."""
     if isinstance(expr, Load | Read):
         return leaf(expr)
     if isinstance(expr, Call):
@@ -212,14 +212,15 @@ def rewrite(expr: Expr, leaf: Callable[[Load | Read], Expr]) -> Expr:
     return expr
 
 
-def substitute(index: Affine, values: dict[str, Affine]) -> Affine:
+def swap(expr: Expr, old: Read, new: Read) -> Expr:
+    """Return the expression with one element read in place of another."""
+    return rewrite(expr, lambda element: new if element == old else element)
+
+
+def substitute(index: Affine, values: Mapping[str, Affine]) -> Affine:
     """Return an index with axes replaced by affine expressions."""
     out = Affine(index.const)
     for name, coefficient in index.terms:
-        out = out + (values[name] * coefficient if name in values else var_times(name, coefficient))
+        axis = values.get(name, Affine(0, ((name, 1),)))
+        out = out + axis * coefficient
     return out
-
-
-def var_times(name: str, coefficient: int) -> Affine:
-    """Return coefficient * axis."""
-    return Affine(0, ((name, coefficient),))

@@ -27,11 +27,6 @@ def first_boxes(state: State, root: str) -> dict[str, Box]:
     return active
 
 
-def whole_box(state: State, root: str) -> dict[str, Box]:
-    """Return the whole box of the root: what its tiles would hold without any loop."""
-    return {root: whole(state.stage(root))}
-
-
 def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
     """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
     others = {n: b for n, b in active.items() if n != stage.name}

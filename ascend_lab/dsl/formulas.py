@@ -1,12 +1,113 @@
-"""What a formula of `te.compute` may use on elements: folds over axes and functions."""
+"""Tensors from formulas: `te.compute`, and what a formula may use on elements."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from ascend_lab.dsl.expr import Call, Expr, binary, unary
-from ascend_lab.dsl.tensor import Axis, Fold
+from ascend_lab.dsl.expr import Call, Expr, Load, binary, dtype_of, leaves, unary
+from ascend_lab.dsl.tensor import Axis, Compute, Shape, Tensor
 from ascend_lab.errors import ShapeError
+from ascend_lab.isa import var
+
+
+def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
+    """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
+        raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
+    sizes = tuple(int(n) for n in sizes)
+    if not sizes or any(n < 1 for n in sizes):
+        raise ShapeError(
+            f"{what}: at least one dimension, sizes >= 1", str(sizes), "use (1,) for a scalar"
+        )
+    return sizes
+
+
+def placeholder(shape: Sequence[int], dtype: str = "fp16", name: str = "") -> Tensor:
+    """Return an input tensor."""
+    return Tensor(name, check_shape(shape, name or "placeholder"), dtype_of(dtype), None, "x")
+
+
+def reduce_axis(extent: int, name: str = "k") -> Axis:
+    """Return an axis to fold over."""
+    return Axis(name, check_shape((extent,), f"reduce axis {name}")[0], True)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A reduction while a formula is written: te.sum(a[i, k], axis=k)."""
+
+    kind: str
+    expr: Expr
+    axes: tuple[Axis, ...]
+
+    def _refuse(self, other: object) -> Fold:
+        """Refuse arithmetic: a fold is the whole of a formula."""
+        raise ShapeError(
+            f"te.{self.kind}(...) as the whole formula",
+            "arithmetic around it",
+            "make the fold a tensor of its own and compute with that",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+
+
+def compute(
+    shape: Sequence[int], formula: Callable[..., Expr | Fold], name: str = "", hint: str = "y"
+) -> Tensor:
+    """Return out[i, j, ...] = formula(i, j, ...); the axes take the lambda's parameter names."""
+    sizes = check_shape(shape, name or hint)
+    names = list(inspect.signature(formula).parameters)
+    if len(names) != len(sizes):
+        raise ShapeError(
+            f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}",
+            str(len(names)),
+            "give one parameter per dimension",
+        )
+    return computed(sizes, names, formula(*(var(n) for n in names)), name, hint)
+
+
+def computed(
+    sizes: Shape, names: Sequence[str], value: Expr | Fold, name: str, hint: str
+) -> Tensor:
+    """Return the tensor of a formula already applied to its axes `names`."""
+    axes = tuple(Axis(n, size) for n, size in zip(names, sizes, strict=True))
+    if isinstance(value, Fold):
+        body = Compute(axes, value.expr, value.kind, value.axes)
+        clash = {a.name for a in axes} & {a.name for a in value.axes}
+        if clash:
+            raise ShapeError("different names for axes", str(sorted(clash)), "rename one")
+    elif isinstance(value, Expr):
+        body = Compute(axes, value)
+    else:
+        raise ShapeError("a formula of tensor elements", repr(value), "write a[i] + b[i]")
+    _check_bounds(body, name or hint)
+    return Tensor(name, sizes, body.expr.dtype, body, hint)
+
+
+def _check_bounds(body: Compute, what: str) -> None:
+    ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
+    for element in leaves(body.expr):
+        assert isinstance(element, Load)
+        for number, (index, size) in enumerate(
+            zip(element.index, element.view or element.tensor.shape, strict=True)
+        ):
+            unknown = next((n for n, _ in index.terms if n not in ranges), None)
+            if unknown is not None:
+                raise ShapeError(
+                    f"{what}: indices of its own axes {', '.join(ranges)}",
+                    unknown,
+                    "fold over it with te.sum(..., axis=...)",
+                )
+            low, high = index.bounds(ranges)
+            if low < 0 or high >= size:
+                raise ShapeError(
+                    f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}",
+                    f"{low}..{high}",
+                    "shrink the axis or pad the tensor",
+                )
 
 
 def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:
@@ -25,17 +126,29 @@ def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:
 sum, max, min, prod = (_fold(kind) for kind in ("sum", "max", "min", "prod"))  # noqa: A001
 
 
-def _function(name: str, op: str) -> Callable[[Expr], Call]:
-    def function(value: Expr) -> Call:
-        return unary(op, value)
-
-    function.__name__ = name
-    function.__doc__ = f"Return {name} of an element."
-    return function
+def exp(value: Expr) -> Call:
+    """Return exp of an element."""
+    return unary("vexp", value)
 
 
-exp, log, sqrt = _function("exp", "vexp"), _function("log", "vln"), _function("sqrt", "vsqrt")
-rsqrt, relu = _function("rsqrt", "vrsqrt"), _function("relu", "vrelu")
+def log(value: Expr) -> Call:
+    """Return the natural logarithm of an element."""
+    return unary("vln", value)
+
+
+def sqrt(value: Expr) -> Call:
+    """Return the square root of an element."""
+    return unary("vsqrt", value)
+
+
+def rsqrt(value: Expr) -> Call:
+    """Return 1 / sqrt of an element."""
+    return unary("vrsqrt", value)
+
+
+def relu(value: Expr) -> Call:
+    """Return an element, or 0 where it is negative."""
+    return unary("vrelu", value)
 
 
 def absolute(value: Expr) -> Call:

@@ -65,16 +65,9 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     if isinstance(entry, Stage) and entry.is_cube and _same(entry, matrix):
         return state
     name = state.new_name(f"{source}_fractal")
-    made = Fixed(
-        name,
-        entry.dtype,
-        entry.shape,
-        "to_fractal",
-        (source,),
-        (entry.shape,),
-        (("matrix", matrix),),
-    )
-    return _between(state.put(redirect(stage, source, name)), made, cube)
+    shape, attrs = entry.shape, (("matrix", matrix),)
+    made = Fixed(name, entry.dtype, shape, "to_fractal", (source,), (shape,), attrs)
+    return state.put(redirect(stage, source, name)).insert(made, before=cube)
 
 
 def _all_agree(state: State, source: str, matrix: Matrix) -> bool:
@@ -95,15 +88,6 @@ def _same(producer: Stage, matrix: Matrix) -> bool:
     return producer.dtype != "int32" and matrix_of(producer, "C") == matrix
 
 
-def _between(state: State, made: Fixed, before: str) -> State:
-    out: list[Stage | Fixed] = []
-    for stage in state.stages:
-        if stage.name == before:
-            out.append(made)
-        out.append(stage)
-    return replace(state, stages=tuple(out))
-
-
 def _result(state: State, stage: Stage) -> State:
     """Give readers that are no matrix products of that layout a row-major copy of a result."""
     matrix = matrix_of(stage, "C")
@@ -111,28 +95,14 @@ def _result(state: State, stage: Stage) -> State:
     if not others:
         return state
     name = state.new_name(f"{stage.name}_nd")
-    attrs = (("matrix", matrix),)
-    made = Fixed(
-        name,
-        stage.dtype,
-        logical_shape(stage),
-        "from_fractal",
-        (stage.name,),
-        (stage.shape,),
-        attrs,
-    )
-    state = _between(state, made, others[0].name)
+    shape, attrs = stage.logical or stage.shape, (("matrix", matrix),)
+    source, sizes = (stage.name,), (stage.shape,)
+    made = Fixed(name, stage.dtype, shape, "from_fractal", source, sizes, attrs)
+    state = state.insert(made, before=others[0].name)
     for reader in others:
         if isinstance(reader, Stage):
             state = state.put(redirect(reader, stage.name, name))
         else:
             sources = tuple(name if x == stage.name else x for x in reader.sources)
-            changed = replace(reader, sources=sources)
-            stages = tuple(changed if x is reader else x for x in state.stages)
-            state = replace(state, stages=stages)
+            state = state.put(replace(reader, sources=sources))
     return state
-
-
-def logical_shape(stage: Stage) -> tuple[int, ...]:
-    """Return the shape of a stage without the padding of the cube."""
-    return stage.logical or stage.shape

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.fractals import matrix_map
+from ascend_lab.dsl.renaming import renamed as renamed
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Buffer, Launch, Loop, Node, Part, Program, Region
+from ascend_lab.isa import Launch
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.indexed import gather_launch, scatter_launch
+from ascend_lab.kernels.rearrange import concat_launch, pad_launch
 from ascend_lab.kernels.strided import Move, copy_launch, moves_launch, row_major
 from ascend_lab.kernels.strided import View as KernelView
 from ascend_lab.kernels.transpose import transpose_launch
@@ -43,36 +45,17 @@ def _transpose(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
 
 
 def _concat(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    axis, steps = dict(stage.attrs)["axis"], row_major(stage.shape)
-    moves, at = [], 0
-    tensors = {stage.name: math.prod(stage.shape)}
-    for name, shape in zip(stage.sources, stage.shapes, strict=True):
-        tensors[name] = math.prod(shape)
-        target = KernelView(stage.name, steps, at * steps[axis])
-        moves.append(Move(shape, target, KernelView(name, row_major(shape))))
-        at += shape[axis]
-    return (moves_launch(chip, stage.dtype, tensors, moves, name=stage.name),)
+    axis = dict(stage.attrs)["axis"]
+    launch = concat_launch(chip, stage.shapes, axis, stage.dtype, name=stage.name)
+    sources = {f"x{n}": name for n, name in enumerate(stage.sources)}
+    return (renamed(launch, {"y": stage.name, **sources}),)
 
 
 def _pad(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    attrs = dict(stage.attrs)
-    widths, value, source = attrs["widths"], attrs["value"], stage.sources[0]
-    shape, steps = stage.shapes[0], row_major(stage.shape)
-    inside = sum(low * step for (low, _), step in zip(widths, steps, strict=True))
-    moves = [
-        Move(shape, KernelView(stage.name, steps, inside), KernelView(source, row_major(shape)))
-    ]
-    box, start = list(stage.shape), [0] * len(shape)
-    for d, (low, high) in enumerate(widths):
-        for at, size in ((start[d], low), (start[d] + low + shape[d], high)):
-            if size:
-                sizes = (*box[:d], size, *box[d + 1 :])
-                offset = sum(s * step for s, step in zip(start, steps, strict=True))
-                target = KernelView(stage.name, steps, offset + (at - start[d]) * steps[d])
-                moves.append(Move(sizes, target, None, value))
-        box[d], start[d] = shape[d], low
-    tensors = {stage.name: math.prod(stage.shape), source: math.prod(shape)}
-    return (moves_launch(chip, stage.dtype, tensors, moves, name=stage.name),)
+    attrs, shape = dict(stage.attrs), stage.shapes[0]
+    launch = pad_launch(chip, shape, attrs["widths"], stage.dtype, value=attrs["value"])
+    launch = renamed(launch, {"x": stage.sources[0], "y": stage.name})
+    return (replace(launch, name=stage.name),)
 
 
 def _gather(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
@@ -100,17 +83,11 @@ def _scatter(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     )
 
 
-def _to_fractal(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
+def _convert(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
     flat = address_map("ND", stage.shape, stage.dtype)
     stored = matrix_map(stage.shape, dict(stage.attrs)["matrix"], stage.dtype)
-    launch = maps_launch(flat, stored, chip, stage.name)
-    return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
-
-
-def _from_fractal(state: State, stage: Fixed, chip: Chip) -> tuple[Launch, ...]:
-    flat = address_map("ND", stage.shape, stage.dtype)
-    stored = matrix_map(stage.shape, dict(stage.attrs)["matrix"], stage.dtype)
-    launch = maps_launch(stored, flat, chip, stage.name)
+    maps = (flat, stored) if stage.kind == "to_fractal" else (stored, flat)
+    launch = maps_launch(*maps, chip, stage.name)
     return (renamed(launch, {"x": stage.sources[0], "y": stage.name}),)
 
 
@@ -150,8 +127,8 @@ _MAKERS: Mapping[str, Maker] = {
     "gather": _gather,
     "scatter": _scatter,
     "conv2d": _conv2d,
-    "to_fractal": _to_fractal,
-    "from_fractal": _from_fractal,
+    "to_fractal": _convert,
+    "from_fractal": _convert,
 }
 
 
@@ -169,40 +146,3 @@ def copied(state: State, stage: Stage, chip: Chip) -> Launch:
     move = Move(stage.shape, KernelView(stage.name, row_major(stage.shape)), source)
     tensors = {stage.name: math.prod(stage.shape), read.source: math.prod(shape)}
     return moves_launch(chip, stage.dtype, tensors, [move], name=stage.name)
-
-
-def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names; tiles make way for them."""
-    table: dict[Buffer, Buffer] = {}
-
-    def buffer(old: Buffer) -> Buffer:
-        if old.space != "GM" and old.name in names.values():
-            return replace(old, name=f"{old.name}_tile")
-        if old.space != "GM" or old.name not in names:
-            return old
-        if old not in table:
-            table[old] = replace(old, name=names[old.name])
-        return table[old]
-
-    def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer))
-
-    def nodes(body: Sequence[Node]) -> tuple[Node, ...]:
-        out: list[Node] = []
-        for node in body:
-            if isinstance(node, Loop):
-                out.append(replace(node, body=nodes(node.body)))
-            elif node.regions:
-                dst = None if node.dst is None else region(node.dst)
-                out.append(replace(node, dst=dst, srcs=tuple(map(region, node.srcs))))
-            else:
-                out.append(node)
-        return tuple(out)
-
-    def part(old: Part) -> Part:
-        program = old.program
-        buffers = tuple(dict.fromkeys(map(buffer, program.buffers)))
-        changed = Program(program.name, buffers, nodes(program.body), program.params)
-        return Part(changed, old.bindings)
-
-    return Launch(launch.name, tuple(map(part, launch.parts)))

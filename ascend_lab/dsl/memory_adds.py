@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.dsl.cross_core import core_limit, two_pass
-from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.dsl.lower import lower
+from ascend_lab.dsl.renaming import renamed
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ascend_lab.dsl.expr import Call, Load
-from ascend_lab.dsl.tensor import Shape, Template, Tensor, check_shape, computed
+from ascend_lab.dsl.formulas import check_shape, computed
+from ascend_lab.dsl.tensor import Shape, Template, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 

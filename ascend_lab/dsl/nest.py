@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ascend_lab.chip import Chip
 from ascend_lab.dsl import emit_copy, emit_cube
-from ascend_lab.dsl.boxes import Box, Range, index_range, needed
+from ascend_lab.dsl.boxes import Box, Range, needed
 from ascend_lab.dsl.complete import loop_count
 from ascend_lab.dsl.emit_expr import compute_tile
-from ascend_lab.dsl.emit_fold import accumulator
+from ascend_lab.dsl.emit_fold import start_of
+from ascend_lab.dsl.emit_vector import apply
 from ascend_lab.dsl.expr import Read
 from ascend_lab.dsl.stages import Leaf, Stage, State, bare
-from ascend_lab.dsl.tensor import Axis
-from ascend_lab.dsl.tiles import Group, Held, Tiles
-from ascend_lab.dsl.unit import Unit
-from ascend_lab.dsl.views import View, row_major
-from ascend_lab.isa import Affine, Buffer, KernelBuilder
+from ascend_lab.dsl.tiles import Group, Tiles
+from ascend_lab.dsl.unit import Op, Unit
+from ascend_lab.dsl.views import View
+from ascend_lab.isa import Affine, KernelBuilder
 
 Copy = Callable[[Unit, View, View, Sequence[int]], None]
 
@@ -28,9 +28,7 @@ class Nest:
         self.state, self.root = state, root
         self.builder = KernelBuilder(root, chip)
         self.unit = Unit(self.builder)
-        self.tiles = Tiles(state, root, self.builder)
-        self.sizes = tensors
-        self.tensors: dict[str, Buffer] = {}
+        self.tiles = Tiles(state, root, self.unit, tensors)
         self.active: dict[str, Box] = {}
         self.guests: dict[tuple[str, str], list[Stage]] = {}
         self.counts: dict[str, int] = {}
@@ -61,7 +59,8 @@ class Nest:
         self.produce(guests)
         if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
             sizes = [box[a.name].count for a in stage.axes]
-            accumulator(self.unit, stage.fold, self.own_view(stage, box), sizes)
+            begin = Op("vdup", start_of(stage.fold, stage.dtype))
+            apply(self.unit, begin, self.tiles.own_view(stage, box), (), sizes)
         self.level(stage, loops, [])
         self.release(guests)
         del self.active[stage.name]
@@ -147,56 +146,22 @@ class Nest:
         """Write the whole-tile instructions of a stage for its active box."""
         box = self.active[stage.name]
         if stage.name in self.tiles.fractal:
-            emit_cube.instructions(self, stage, box, folds)
+            emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
             self.copy(stage, box)
         else:
             axes = (*stage.axes, *stage.reduce)
-            views = {r: self.view(r, box, axes) for r in stage.reads}
-            compute_tile(self.unit, stage, box, self.own_view(stage, box), views, bool(folds))
+            views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
+            compute_tile(self.unit, stage, box, self.tiles.own_view(stage, box), views, bool(folds))
 
     def copy(self, stage: Stage, box: Box) -> None:
         """Move a box between GM and UB: its main part, or what that leaves over."""
         read = bare(stage.expr) or stage.expr
         assert isinstance(read, Read)
         sizes = [box[a.name].count for a in stage.axes]
-        self.how(self.unit, self.own_view(stage, box), self.view(read, box, stage.axes), sizes)
-
-    # -- operands -------------------------------------------------------------------------------
-    def gm(self, name: str) -> Buffer:
-        """Return the GM tensor of a name."""
-        if name not in self.tensors:
-            dtype = self.state.find(name).dtype
-            self.tensors[name] = self.builder.tensor(name, dtype, self.sizes[name])
-        return self.tensors[name]
-
-    def place(self, name: str, view: tuple[int, ...]) -> Held:
-        """Return a tile, or a GM tensor as if it were one."""
-        if name in self.tiles.held:
-            return self.tiles.held[name]
-        entry = self.state.find(name)
-        shape = view or entry.shape
-        zero = (Affine(),) * len(shape)
-        return Held(self.gm(name), entry.dtype, zero, shape, row_major(shape))
-
-    def view(self, read: Read, box: Box, axes: Sequence[Axis]) -> View:
-        """Return what `read` addresses while `axes` run through a box."""
-        held = self.place(read.source, read.view)
-        offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
-        for index, start, step in zip(read.index, held.starts, held.steps, strict=True):
-            at = index_range(index, box).start
-            if at != start:
-                offset = offset + (at - start) * step
-            for name, coefficient in index.terms:
-                strides[name] += coefficient * step
-        return View(held.memory, held.dtype, offset, tuple(strides.values()))
-
-    def own_view(self, stage: Stage, box: Box) -> View:
-        """Return where a stage writes."""
-        held = self.place(stage.name, ())
-        offset = Affine()
-        for axis, start, step in zip(stage.axes, held.starts, held.steps, strict=True):
-            at = box[axis.name].start
-            if at != start:
-                offset = offset + (at - start) * step
-        return View(held.memory, stage.dtype, offset, held.steps)
+        self.how(
+            self.unit,
+            self.tiles.own_view(stage, box),
+            self.tiles.view(read, box, stage.axes),
+            sizes,
+        )

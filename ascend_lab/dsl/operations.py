@@ -6,15 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ascend_lab.dsl.expr import FLOATS, Call, Expr, binary, dtype_of, unary
+from ascend_lab.dsl.formulas import Fold, check_shape, computed
 from ascend_lab.dsl.moves import axis_names, reshape
-from ascend_lab.dsl.tensor import (
-    Axis,
-    Fold,
-    Shape,
-    Tensor,
-    check_shape,
-    computed,
-)
+from ascend_lab.dsl.tensor import Axis, Shape, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.dsl.expr import Expr, Load, Read, rewrite
+from ascend_lab.dsl.expr import Expr, Read, rewrite
 from ascend_lab.dsl.stages import (
     Leaf,
     Stage,
@@ -166,8 +166,7 @@ class _Merge:
         self.state, self.stage = state, stage
         self.first, self.second, self.size, self.fused = first, second, size, fused
 
-    def element(self, element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
+    def element(self, element: Read) -> Expr:
         index, view = element.index, element.view or self.shape(element.source)
         a = next((d for d, i in enumerate(index) if self.first in dict(i.terms)), None)
         b = next((d for d, i in enumerate(index) if self.second in dict(i.terms)), None)
@@ -204,8 +203,7 @@ def _reindex(state: State, name: str, at: int, size: int) -> State:
     """Let the readers of a tensor use its fused axis."""
     shape = state.stage(name).shape
 
-    def element(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
+    def element(element: Read) -> Expr:
         if element.source != name:
             return element
         if element.view:

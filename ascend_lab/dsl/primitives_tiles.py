@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.dsl.expr import Call, Expr, Load, Read, rewrite
+from ascend_lab.dsl.expr import Call, Expr, Read, rewrite, swap
 from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
 from ascend_lab.dsl.stages import (
     Fixed,
@@ -104,12 +104,7 @@ def materialise(state: State, stage: str, number: int) -> State:
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
     there = Read(name, read.dtype, identity(axes))
-
-    def leaf(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
-        return there if element == read else element
-
-    changed = replace(s, expr=rewrite(s.expr, leaf))
+    changed = replace(s, expr=swap(s.expr, read, there))
     return state.put(changed).insert(copy, before=stage)
 
 
@@ -189,8 +184,7 @@ def inline(state: State, stage: str) -> State:
 def _inlined(expr: Expr, s: Stage) -> Expr:
     body = bare(s.expr) or s.expr
 
-    def leaf(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
+    def leaf(element: Read) -> Expr:
         if element.source != s.name:
             return element
         index, table = element.index, {}

@@ -30,14 +30,14 @@ def _nest(state: State, stage: Stage, indent: str) -> list[str]:
             lines.append(f"{indent}cores {leaf.name} in {leaf.extent}:")
             indent += "  "
     for guest in _guests(state, stage, bound):
-        lines += _tile(state, guest, indent)
+        lines += _guest(state, guest, indent)
     for leaf in stage.loops[: loop_count(state, stage)]:
         if leaf.name in stage.bound:
             continue
         lines.append(f"{indent}{_loop(leaf)}")
         indent += "  "
         for guest in _guests(state, stage, (leaf.name,)):
-            lines += _tile(state, guest, indent)
+            lines += _guest(state, guest, indent)
     return [*lines, f"{indent}{statement(stage)}"]
 
 
@@ -46,7 +46,7 @@ def _guests(state: State, stage: Stage, places: tuple[str, ...]) -> list[Stage]:
     return [s for s in state.stages if isinstance(s, Stage) and s.attach in wanted]
 
 
-def _tile(state: State, stage: Stage, indent: str) -> list[str]:
+def _guest(state: State, stage: Stage, indent: str) -> list[str]:
     slots = f", {stage.depth} slots" if stage.depth > 1 else ""
     where = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
     inner = _nest(state, stage, indent)

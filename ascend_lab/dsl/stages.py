@@ -9,7 +9,7 @@ from typing import Any
 from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite
 from ascend_lab.dsl.tensor import Axis, Compute, Shape, Template, Tensor, topological, unique_names
 from ascend_lab.errors import ScheduleError, ShapeError
-from ascend_lab.isa import Affine
+from ascend_lab.isa import Affine, c0_of
 
 FRACTAL = 16
 
@@ -157,21 +157,15 @@ class State:
         """Return the stages that read a tensor."""
         return tuple(s for s in self.stages if name in s.sources)
 
-    def put(self, stage: Stage) -> State:
+    def put(self, stage: Stage | Fixed) -> State:
         """Return the state with a stage replaced by one of the same name."""
         stages = tuple(stage if s.name == stage.name else s for s in self.stages)
         return replace(self, stages=stages)
 
-    def insert(self, stage: Stage, before: str = "", after: str = "") -> State:
-        """Return the state with a stage added before or after another one."""
-        out: list[Stage | Fixed] = []
-        for s in self.stages:
-            if s.name == before:
-                out.append(stage)
-            out.append(s)
-            if s.name == after:
-                out.append(stage)
-        return replace(self, stages=tuple(out))
+    def insert(self, stage: Stage | Fixed, before: str) -> State:
+        """Return the state with a stage added before another one."""
+        at = next(n for n, s in enumerate(self.stages) if s.name == before)
+        return replace(self, stages=(*self.stages[:at], stage, *self.stages[at:]))
 
     def drop(self, name: str) -> State:
         """Return the state without a stage."""
@@ -203,18 +197,9 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
             sources = tuple(names[t] for t in tensor.body.inputs)
             shapes = tuple(t.shape for t in tensor.body.inputs)
             attrs = tensor.body.attrs
-            stages.append(
-                Fixed(
-                    name,
-                    tensor.dtype,
-                    tensor.shape,
-                    tensor.body.kind,
-                    sources,
-                    shapes,
-                    attrs,
-                    wanted,
-                )
-            )
+            kind, shape = tensor.body.kind, tensor.shape
+            made = Fixed(name, tensor.dtype, shape, kind, sources, shapes, attrs, wanted)
+            stages.append(made)
         else:
             stages.append(_stage(tensor, tensor.body, name, names, wanted))
     return State(tuple(inputs), tuple(stages))
@@ -223,8 +208,7 @@ def initial_state(outputs: Sequence[Tensor]) -> State:
 def _stage(
     tensor: Tensor, body: Compute, name: str, names: dict[Tensor, str], output: bool
 ) -> Stage:
-    def named(element: Load | Read) -> Expr:
-        assert isinstance(element, Load)
+    def named(element: Load) -> Expr:
         view = element.view if element.view != element.tensor.shape else ()
         return Read(names[element.tensor], element.tensor.dtype, element.index, view)
 
@@ -232,17 +216,11 @@ def _stage(
     axes, reduce = body.axes, body.reduce
     logical: Shape = ()
     if getattr(expr, "op", "") == "mac":
-        axes, reduce = _padded(axes), _padded(reduce, 32 // _size(expr))
+        axes, reduce = _padded(axes), _padded(reduce, c0_of(next(leaves(expr)).dtype))
         logical = tensor.shape
     loops = fresh(axes, reduce)
     stage = Stage(name, tensor.dtype, axes, expr, body.fold, reduce, loops, output=output)
     return replace(stage, logical=logical)
-
-
-def _size(expr: Expr) -> int:
-    from ascend_lab.chip import DTYPE_BYTES
-
-    return DTYPE_BYTES[next(leaves(expr)).dtype]
 
 
 def _padded(axes: tuple[Axis, ...], unit: int = FRACTAL) -> tuple[Axis, ...]:
@@ -261,8 +239,7 @@ def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, 
 def redirect(stage: Stage, old: str, new: str) -> Stage:
     """Return a stage that reads `new` where it read `old`."""
 
-    def leaf(element: Load | Read) -> Expr:
-        assert isinstance(element, Read)
+    def leaf(element: Read) -> Expr:
         return replace(element, source=new) if element.source == old else element
 
     return replace(stage, expr=rewrite(stage.expr, leaf))

@@ -16,9 +16,10 @@ from typing import Any
 
 from ascend_lab import dsl
 from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl.formulas import check_shape
 from ascend_lab.dsl.operations import broadcast_shapes
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.tensor import Tensor, check_shape
+from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.expr import Expr, Load, dtype_of, leaves, rewrite, substitute
+from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite, substitute
 from ascend_lab.errors import ScheduleError, ShapeError
 from ascend_lab.isa import Affine, var
 
@@ -132,104 +131,6 @@ def _index(value: Any) -> Affine:
     return value if isinstance(value, Affine) else Affine(int(value))
 
 
-def check_shape(shape: Sequence[int] | int, what: str = "shape") -> Shape:
-    """Return a shape as a tuple of whole numbers >= 1; raise `ShapeError` otherwise."""
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(not isinstance(n, int) and not hasattr(n, "__index__") for n in sizes):
-        raise ShapeError(f"{what}: whole numbers", str(sizes), "give static sizes")
-    sizes = tuple(int(n) for n in sizes)
-    if not sizes or min(sizes) < 1:
-        raise ShapeError(
-            f"{what}: at least one dimension, sizes >= 1", str(sizes), "use (1,) for a scalar"
-        )
-    return sizes
-
-
-def placeholder(shape: Sequence[int], dtype: str = "fp16", name: str = "") -> Tensor:
-    """Return an input tensor."""
-    return Tensor(name, check_shape(shape, name or "placeholder"), dtype_of(dtype), None, "x")
-
-
-def reduce_axis(extent: int, name: str = "k") -> Axis:
-    """Return an axis to fold over."""
-    return Axis(name, check_shape((extent,), f"reduce axis {name}")[0], True)
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """A reduction while a formula is written: te.sum(a[i, k], axis=k)."""
-
-    kind: str
-    expr: Expr
-    axes: tuple[Axis, ...]
-
-    def _refuse(self, other: object) -> Fold:
-        """Refuse arithmetic: a fold is the whole of a formula."""
-        raise ShapeError(
-            f"te.{self.kind}(...) as the whole formula",
-            "arithmetic around it",
-            "make the fold a tensor of its own and compute with that",
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-
-
-def compute(
-    shape: Sequence[int], formula: Callable[..., Expr | Fold], name: str = "", hint: str = "y"
-) -> Tensor:
-    """Return out[i, j, ...] = formula(i, j, ...); the axes take the lambda's parameter names."""
-    sizes = check_shape(shape, name or hint)
-    names = list(inspect.signature(formula).parameters)
-    if len(names) != len(sizes):
-        raise ShapeError(
-            f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}",
-            str(len(names)),
-            "give one parameter per dimension",
-        )
-    return computed(sizes, names, formula(*(var(n) for n in names)), name, hint)
-
-
-def computed(
-    sizes: Shape, names: Sequence[str], value: Expr | Fold, name: str, hint: str
-) -> Tensor:
-    """Return the tensor of a formula already applied to its axes `names`."""
-    axes = tuple(Axis(n, size) for n, size in zip(names, sizes, strict=True))
-    if isinstance(value, Fold):
-        body = Compute(axes, value.expr, value.kind, value.axes)
-        clash = {a.name for a in axes} & {a.name for a in value.axes}
-        if clash:
-            raise ShapeError("different names for axes", str(sorted(clash)), "rename one")
-    elif isinstance(value, Expr):
-        body = Compute(axes, value)
-    else:
-        raise ShapeError("a formula of tensor elements", repr(value), "write a[i] + b[i]")
-    _check_bounds(body, name or hint)
-    return Tensor(name, sizes, body.expr.dtype, body, hint)
-
-
-def _check_bounds(body: Compute, what: str) -> None:
-    ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
-    for element in leaves(body.expr):
-        assert isinstance(element, Load)
-        for number, (index, size) in enumerate(
-            zip(element.index, element.view or element.tensor.shape, strict=True)
-        ):
-            unknown = next((n for n, _ in index.terms if n not in ranges), None)
-            if unknown is not None:
-                raise ShapeError(
-                    f"{what}: indices of its own axes {', '.join(ranges)}",
-                    unknown,
-                    "fold over it with te.sum(..., axis=...)",
-                )
-            low, high = index.bounds(ranges)
-            if low < 0 or high >= size:
-                raise ShapeError(
-                    f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}",
-                    f"{low}..{high}",
-                    "shrink the axis or pad the tensor",
-                )
-
-
 def renamed(tensor: Tensor, name: str) -> Tensor:
     """Return the tensor under another name."""
     return replace(tensor, name=name)
@@ -252,30 +153,26 @@ def topological(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
     """Give every tensor a name of its own: the given one, else the operation's with a number."""
-    taken: dict[str, Tensor] = {}
+    taken: set[str] = set()
     for tensor in tensors:
-        if tensor.name:
-            if tensor.name in taken:
-                raise ShapeError("one name per tensor", tensor.name, "rename one")
-            taken[tensor.name] = tensor
+        if tensor.name and tensor.name in taken:
+            raise ShapeError("one name per tensor", tensor.name, "rename one")
+        taken.add(tensor.name)
     names: dict[Tensor, str] = {}
     for tensor in tensors:
         name, number = tensor.name or tensor.hint, 1
         while not tensor.name and name in taken:
             number += 1
             name = f"{tensor.hint}_{number}"
-        taken[name] = tensor
+        taken.add(name)
         names[tensor] = name
     return names
 
 
 def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
     """Return an expression with its axes replaced by affine expressions."""
-    table = dict(values)
 
-    def leaf(element: Any) -> Expr:
-        index = tuple(substitute(i, table) for i in element.index)
-        result: Expr = replace(element, index=index)
-        return result
+    def leaf(element: Read) -> Expr:
+        return replace(element, index=tuple(substitute(i, values) for i in element.index))
 
     return rewrite(expr, leaf)

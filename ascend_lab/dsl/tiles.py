@@ -7,16 +7,21 @@ queue: one flag says that all of them are full, one that all are free.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ascend_lab.dsl.boxes import Box
+from ascend_lab.dsl.boxes import Box, index_range, whole
 from ascend_lab.dsl.complete import loop_count
-from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes, whole_box
+from ascend_lab.dsl.expr import Read
+from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes
 from ascend_lab.dsl.matrices import is_fractal
-from ascend_lab.dsl.stages import Stage, State
-from ascend_lab.dsl.views import Memory
+from ascend_lab.dsl.stages import Stage, State, identity
+from ascend_lab.dsl.tensor import Axis
+from ascend_lab.dsl.unit import Unit
+from ascend_lab.dsl.views import Memory, View, row_major
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Tile, c0_of
+from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
 
 PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 
@@ -48,19 +53,49 @@ class Group:
 
 
 class Tiles:
-    """All tiles of one program."""
+    """All tiles of one program, and the GM tensors behind them."""
 
-    def __init__(self, state: State, root: str, builder: KernelBuilder) -> None:
-        self.state, self.root, self.builder = state, root, builder
+    def __init__(self, state: State, root: str, unit: Unit, elements: Mapping[str, int]) -> None:
+        self.state, self.root, self.unit, self.builder = state, root, unit, unit.builder
+        self.elements = elements
+        self.tensors: dict[str, Buffer] = {}
         self.first: dict[str, Box] = {}
-        self.smooth = all(_whole_blocks(state, s) for s in state.stages if isinstance(s, Stage))
-        self.fractal = {
-            s.name for s in state.stages if isinstance(s, Stage) and is_fractal(state, s)
-        }
+        stages = [s for s in state.stages if isinstance(s, Stage)]
+        self.smooth = all(_whole_blocks(state, s) for s in stages)
+        self.fractal = {s.name for s in stages if is_fractal(state, s)}
         self.held: dict[str, Held] = {}
         self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
 
+    # -- operands -------------------------------------------------------------------------------
+    def place(self, name: str, view: tuple[int, ...] = ()) -> Held:
+        """Return a tile, or a GM tensor as if it were one; `view`: its shape, if not its own."""
+        if name in self.held:
+            return self.held[name]
+        entry = self.state.find(name)
+        if name not in self.tensors:
+            self.tensors[name] = self.builder.tensor(name, entry.dtype, self.elements[name])
+        shape = view or entry.shape
+        zero = (Affine(),) * len(shape)
+        return Held(self.tensors[name], entry.dtype, zero, shape, row_major(shape))
+
+    def view(self, read: Read, box: Box, axes: Sequence[Axis]) -> View:
+        """Return what `read` addresses while `axes` run through a box."""
+        held = self.place(read.source, read.view)
+        offset, strides = Affine(), dict.fromkeys((a.name for a in axes), 0)
+        for index, start, step in zip(read.index, held.starts, held.steps, strict=True):
+            at = index_range(index, box).start
+            if at != start:
+                offset = offset + (at - start) * step
+            for name, coefficient in index.terms:
+                strides[name] += coefficient * step
+        return View(held.memory, held.dtype, offset, tuple(strides.values()))
+
+    def own_view(self, stage: Stage, box: Box) -> View:
+        """Return where a stage writes."""
+        return self.view(Read(stage.name, stage.dtype, identity(stage.axes)), box, stage.axes)
+
+    # -- slots ----------------------------------------------------------------------------------
     def open(self, stage: Stage, starts: tuple[Affine, ...], sizes: tuple[int, ...]) -> None:
         """Reserve a slot for a tile and note what it will hold."""
         steps, elements = row_steps(stage, sizes)
@@ -90,16 +125,9 @@ class Tiles:
         group = next((self.groups[n] for n in partners if n in self.groups), None)
         if group is None:
             via = any(self._by_scalar(self.state.stage(n)) for n in partners)
-            queue = self.builder.queue(
-                stage.name,
-                stage.scope,
-                stage.dtype,
-                elements,
-                src=writer,
-                dst=reader,
-                depth=stage.depth,
-                via="S" if via else "",
-            )
+            pipes: dict[str, Any] = {"src": writer, "dst": reader, "via": "S" if via else ""}
+            where = (stage.name, stage.scope, stage.dtype, elements)
+            queue = self.builder.queue(*where, depth=stage.depth, **pipes)
             group = Group(queue, partners, {stage.name: queue.buffer})
         else:
             group.buffers[stage.name] = group.queue.join(stage.name, stage.dtype, elements)
@@ -125,8 +153,8 @@ class Tiles:
             return False
         if not self.first:
             self.first = first_boxes(self.state, self.root)
-        whole = whole_box(self.state, self.root)
-        parts = [tile_sizes(self.state, stage, boxes) for boxes in (self.first, whole)]
+        without_loops = {self.root: whole(self.state.stage(self.root))}
+        parts = [tile_sizes(self.state, stage, boxes) for boxes in (self.first, without_loops)]
         unit = c0_of(stage.dtype)
         row = max((d for d, n in enumerate(parts[0]) if n > 1), default=len(parts[0]) - 1)
         return any(sizes[row] % unit for sizes in parts)
@@ -171,9 +199,7 @@ class Tiles:
         group.queue.enqueue()
         slot = group.queue.dequeue()
         for name in group.filled:
-            held = self.held[name]
-            tile = group.tile(name, slot)
-            self.held[name] = Held(tile, held.dtype, held.starts, held.sizes, held.steps)
+            self.held[name] = replace(self.held[name], memory=group.tile(name, slot))
 
     def release(self, name: str) -> None:
         """Give up a tile; the slot of a group is free when its first member goes."""

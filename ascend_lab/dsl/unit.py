@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
-from ascend_lab.dsl.views import Memory
+from ascend_lab.dsl.views import Memory, View
 from ascend_lab.isa import Affine, Buffer, KernelBuilder
 
 
@@ -16,7 +16,6 @@ class Unit:
     """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
 
     builder: KernelBuilder
-    scratch: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
     free: dict[tuple[str, int], list[Buffer]] = field(default_factory=dict)
     loops: int = 0
     buffers: int = 0
@@ -54,6 +53,15 @@ class Unit:
                 yield index * size, size
         if total % size:
             yield Affine(whole * size), total % size
+
+    def over(self, counts: Sequence[int], views: Sequence[View]) -> Iterator[Sequence[View]]:
+        """Yield the views inside loops over their outermost axes, one per count."""
+        if not counts:
+            yield views
+            return
+        with self.repeat(counts[0]) as index:
+            inner = [v.moved(0, index).inner() for v in views]
+            yield from self.over(counts[1:], inner)
 
 
 @dataclass(frozen=True, slots=True)

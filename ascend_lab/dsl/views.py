@@ -42,7 +42,14 @@ class View:
 
     def take(self, axes: Sequence[int]) -> View:
         """Return the view of some of the axes, the others at their start."""
-        strides = tuple(self.strides[a] for a in axes)
+        return self.stepping(tuple(self.strides[a] for a in axes))
+
+    def inner(self) -> View:
+        """Return the view without its outermost axis."""
+        return self.stepping(self.strides[1:])
+
+    def stepping(self, strides: tuple[int, ...]) -> View:
+        """Return the view from the same start with other steps."""
         return View(self.memory, self.dtype, self.offset, strides, self.blocks)
 
 
@@ -68,10 +75,7 @@ def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
 
 def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
     """Return the views with the steps of coalesced axes."""
-    return [
-        View(v.memory, v.dtype, v.offset, tuple(steps[n] for _, steps in dims), v.blocks)
-        for n, v in enumerate(views)
-    ]
+    return [v.stepping(tuple(steps[n] for _, steps in dims)) for n, v in enumerate(views)]
 
 
 def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
