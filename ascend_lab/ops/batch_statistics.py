@@ -140,7 +140,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 # -- registration ---------------------------------------------------------------------------------
-_SHAPES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
+_IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
 _TEMPLATE = Template(_kernel, _feed, _fetch, _applies)
 _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
 register(
@@ -157,7 +157,7 @@ register(
         backward=_reduce_backward,
         template=_TEMPLATE,
         layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"),
-        examples=tuple(Example((x,)) for x in _SHAPES),
+        examples=tuple(Example((x,)) for x in _IMAGES),
         tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     )
 )
@@ -177,7 +177,7 @@ register(
         template=_TEMPLATE,
         layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
         domains={"variance": Domain(0.5, 2.0)},
-        examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _SHAPES),
+        examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
         tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     )
 )

@@ -16,7 +16,7 @@ from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import unbroadcast
 
 Values = NDArray[Any]
-EXAMPLES = tuple(
+PAIRS = tuple(
     Example(shapes)
     for shapes in (
         ((1,), (1,)),
@@ -29,7 +29,7 @@ EXAMPLES = tuple(
         ((0, 3), (1, 3)),
     )
 )
-POSITIVE = Domain(0.25, 3.0)
+DIVISORS = Domain(0.25, 3.0)
 TIES = Domain(-2.0, 2.0, step=0.5)
 
 
@@ -67,7 +67,7 @@ def binary(
             types=TypeRule(types),
             backward=backward if slopes else None,
             domains=domains or {},
-            examples=EXAMPLES,
+            examples=PAIRS,
             tolerances=tolerances or rounded(fp32_ulps=1),
             allows_empty=True,
         )
@@ -79,7 +79,7 @@ def _like(z: Values, x: Values, y: Values) -> tuple[Values, Values]:
     return np.asarray(x, z.dtype), np.asarray(y, z.dtype)
 
 
-_moved = exact()
+_chosen = exact()
 binary("add", "x + y", np.add, te.vadd, lambda x, y, z: _like(z, np.ones(1), np.ones(1)))
 binary("sub", "x - y", np.subtract, te.vsub, lambda x, y, z: _like(z, np.ones(1), -np.ones(1)))
 binary("mul", "x y", np.multiply, te.vmul, lambda x, y, z: (y, x))
@@ -90,7 +90,7 @@ binary(
     te.vdiv,
     lambda x, y, z: (1 / y, -z / y),
     types=FLOATS,
-    domains={"y": POSITIVE},
+    domains={"y": DIVISORS},
 )
 binary(
     "max",
@@ -98,7 +98,7 @@ binary(
     np.maximum,
     te.vmax,
     lambda x, y, z: _like(z, x > y, x <= y),
-    tolerances=_moved,
+    tolerances=_chosen,
 )
 binary(
     "min",
@@ -106,7 +106,7 @@ binary(
     np.minimum,
     te.vmin,
     lambda x, y, z: _like(z, x < y, x >= y),
-    tolerances=_moved,
+    tolerances=_chosen,
 )
 binary(
     "pow",
@@ -115,15 +115,17 @@ binary(
     lambda x, y: te.vexp(te.vmul(y, te.vlog(x))),
     lambda x, y, z: (y * z / x, z * np.log(x)),
     types=FLOATS,
-    domains={"x": POSITIVE},
+    domains={"x": DIVISORS},
     # an error of one ulp in y ln x is |y ln x| ulps of the result
     tolerances=rounded(fp32_ulps=16),
     lift=("fp16", "bf16"),
 )
 binary(
-    "and", "bits set in both", np.bitwise_and, te.vand, None, types=("int32",), tolerances=_moved
+    "and", "bits set in both", np.bitwise_and, te.vand, None, types=("int32",), tolerances=_chosen
 )
-binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",), tolerances=_moved)
+binary(
+    "or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",), tolerances=_chosen
+)
 
 
 def _comparison(name: str, sign: str, op: str, compare: Callable[..., Any]) -> None:
@@ -139,11 +141,11 @@ def _comparison(name: str, sign: str, op: str, compare: Callable[..., Any]) -> N
         lambda x, y, z: (np.zeros_like(z), np.zeros_like(z)),
         types=FLOATS,
         domains={"x": TIES, "y": TIES},
-        tolerances=_moved,
+        tolerances=_chosen,
     )
 
 
-for _name, _sign, _op, _compare in (
+for _name, _symbol, _op, _compare in (
     ("equal", "=", "eq", np.equal),
     ("not_equal", "!=", "ne", np.not_equal),
     ("greater", ">", "gt", np.greater),
@@ -151,7 +153,7 @@ for _name, _sign, _op, _compare in (
     ("less", "<", "lt", np.less),
     ("less_equal", "<=", "le", np.less_equal),
 ):
-    _comparison(_name, _sign, _op, _compare)
+    _comparison(_name, _symbol, _op, _compare)
 
 
 def _select_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[None, Values, Values]:
@@ -180,7 +182,7 @@ register(
             )
         ),
         domains={"condition": TIES},
-        tolerances=_moved,
+        tolerances=_chosen,
         allows_empty=True,
     )
 )

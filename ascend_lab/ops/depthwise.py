@@ -33,7 +33,7 @@ def _full(x: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
     return {**attrs, "groups": x[1], "out_dtype": None}
 
 
-def _shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
+def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     if weight[:2] != (x[1], 1):
         raise ShapeError(
@@ -43,7 +43,7 @@ def _shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     return out
 
 
-def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+def _depthwise_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     """Return conv2d's rules; channels are free, and groups follow from them."""
     rules = CONV.slice_rules(shapes, _full(shapes[0], attrs))
 
@@ -55,7 +55,9 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return replace(rules, axes=axes, adjust=adjust)
 
 
-def _backward(grads: Any, inputs: Any, outputs: Any, **attrs: Any) -> tuple[Values | None, ...]:
+def _depthwise_backward(
+    grads: Any, inputs: Any, outputs: Any, **attrs: Any
+) -> tuple[Values | None, ...]:
     return CONV.gradient(grads, inputs, outputs, **_full(inputs[0].shape, attrs))
 
 
@@ -63,18 +65,18 @@ def _conv_call(call: Call) -> Call:
     return replace(call, attrs=_full(call.shapes[0], dict(call.attrs)))
 
 
-def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+def _depthwise_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     return pack_depthwise(conv_shape(_conv_call(call)), arrays[0], arrays[1])
 
 
-KERNEL = Template(
+DEPTHWISE_KERNEL = Template(
     lambda call, chip: depthwise_launch(conv_shape(_conv_call(call)), chip),
-    _feed,
+    _depthwise_feed,
     lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
 )
 
 
-def _expression(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
+def _depthwise(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
     y: te.Tensor = CONV.expression(x, weight, **_full(x.shape, attrs))
     return y
 
@@ -84,14 +86,14 @@ register(
         "depthwise_conv2d",
         ("x", "weight"),
         lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)),
-        _expression,
+        _depthwise,
         "each channel convolved with its own kernel, on the vector unit in fp16",
         attrs={"stride": 1, "pad": 0, "dilation": 1},
-        shape_rule=_shape,
+        shape_rule=_depthwise_shape,
         types=TypeRule(("fp16",)),
-        slicing=_slices,
-        backward=_backward,
-        template=KERNEL,
+        slicing=_depthwise_slices,
+        backward=_depthwise_backward,
+        template=DEPTHWISE_KERNEL,
         layouts=LAYOUTS,
         examples=(
             Example(((1, 1, 1, 1), (1, 1, 1, 1))),
