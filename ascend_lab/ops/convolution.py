@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
@@ -14,7 +13,7 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.kernels.layouts import pack_conv, unpack_conv
 from ascend_lab.ops.attributes import is_whole
-from ascend_lab.ops.bias import with_bias
+from ascend_lab.ops.bias import Values, with_bias
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule
 from ascend_lab.ops.lifting import along, narrow
 from ascend_lab.ops.matmul import SUMS, cube_result
@@ -34,7 +33,6 @@ from ascend_lab.ops.windowing import (
     windows,
 )
 
-Values = NDArray[Any]
 CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")

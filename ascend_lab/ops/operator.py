@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
@@ -26,9 +25,8 @@ from ascend_lab.ops.formats import (
 )
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_shape, elements
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
-from ascend_lab.ops.template import Call, Template
+from ascend_lab.ops.template import Call, Template, Values
 
-Values = NDArray[Any]
 REQUIRED = object()
 """Default of an attribute that the caller must give."""
 

@@ -1,5 +1,10 @@
 """Training: the step as a graph, its precision, recomputation, and what it costs."""
 
+from ascend_lab.train import rules_elementwise as rules_elementwise
+from ascend_lab.train import rules_moves as rules_moves
+from ascend_lab.train import rules_norms as rules_norms
+from ascend_lab.train import rules_products as rules_products
+from ascend_lab.train import rules_windows as rules_windows
 from ascend_lab.train.autodiff import TrainingGraph, training_graph
 from ascend_lab.train.compiling import compile_training, training_layouts
 from ascend_lab.train.precision import DynamicLossScale, found_inf

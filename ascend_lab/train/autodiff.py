@@ -15,13 +15,6 @@ from typing import Any
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, Value, verify
-from ascend_lab.train import (  # noqa: F401 - rules register themselves
-    rules_elementwise,
-    rules_moves,
-    rules_norms,
-    rules_products,
-    rules_windows,
-)
 from ascend_lab.train.precision import (
     FORMATS,
     copies_named,
