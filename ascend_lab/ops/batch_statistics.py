@@ -70,11 +70,6 @@ def _reduce_values(x: Values) -> tuple[Values, Values]:
     return x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)
 
 
-def _reduce_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, ...]:
-    x, share = inputs[0], inputs[0].shape[1] / inputs[0].size
-    return (share * (grads[0] + 2 * grads[1] * (x - outputs[0])),)
-
-
 # -- gradients ------------------------------------------------------------------------------------
 def _grad_shape(
     grad: Shape, x: Shape, mean: Shape, variance: Shape, *, epsilon: float
@@ -154,7 +149,6 @@ register(
         shape_rule=_reduce_shape,
         types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
         slicing=_slices,
-        backward=_reduce_backward,
         template=_TEMPLATE,
         layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"),
         examples=tuple(Example((x,)) for x in _IMAGES),

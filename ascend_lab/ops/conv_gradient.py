@@ -44,23 +44,11 @@ from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 from ascend_lab.ops.template import Call, Template
-from ascend_lab.ops.windowing import Pair, out_size, reach
+from ascend_lab.ops.windowing import out_size
 
 Values = NDArray[Any]
 GRADIENT_INPUTS = ("fp16", "bf16")
 """Formats of x and grad: whole numbers have no gradients."""
-
-
-def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
-    """Return the rows and columns below and on the right that no window of conv2d starts at.
-
-    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
-    of `size`.
-    """
-    step, pads, spread = geometry(stride, pad, dilation)
-    spans = reach(kernel, spread)
-    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
-    return rows, columns
 
 
 def _shape(

@@ -15,20 +15,20 @@ from ascend_lab.kernels.layouts import pack_conv, unpack_conv
 from ascend_lab.ops.attributes import is_whole
 from ascend_lab.ops.bias import Values, with_bias
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import along, narrow
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.operator import Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 from ascend_lab.ops.template import Call
 from ascend_lab.ops.windowing import (
     Pair,
-    add_windows,
-    cropped,
     out_size,
     padded,
     piece_pads,
+    reach,
     window_rule,
     windows,
 )
@@ -111,20 +111,6 @@ def conv_values(
     return out.reshape((n, weight.shape[0], high, wide))
 
 
-def conv_input_slope(
-    grad: Values, weight: Values, size: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
-) -> Values:
-    """Return d/dx: every output's gradient times the weights, added where its window lay."""
-    own = grouped(weight, groups, 0)
-    parts = np.einsum("ngkij,gkcrs->ngcijrs", grouped(grad, groups, 1), own, optimize=True)
-    n, g, c = parts.shape[:3]
-    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
-    image = add_windows(
-        parts.reshape((n, g * c, *parts.shape[3:])), (n, g * c, *room), step, spread
-    )
-    return cropped(image, pads, size)
-
-
 def conv_weight_slope(
     grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
 ) -> Values:
@@ -142,14 +128,47 @@ def _values(
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> tuple[Values, ...]:
-    x, weight = inputs[:2]
-    how = (*geometry(stride, pad, dilation), attrs["groups"])
-    dx = conv_input_slope(grads[0], weight, (x.shape[2], x.shape[3]), *how)
-    dw = conv_weight_slope(grads[0], x, (weight.shape[2], weight.shape[3]), *how)
-    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
+    """Return the rows and columns below and on the right that no window of conv2d starts at.
+
+    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
+    of `size`.
+    """
+    step, pads, spread = geometry(stride, pad, dilation)
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
+    return rows, columns
+
+
+def window_attrs(s: Site) -> dict[str, Any]:
+    """Return stride, padding, dilation, groups; a depthwise convolution has a group a channel."""
+    groups = s.attrs.get("groups", s.shape()[1])
+    return {"groups": groups, **{key: s.attrs[key] for key in ("stride", "pad", "dilation")}}
+
+
+def bias_slope(s: Site) -> list[Any | None]:
+    """Return places for the gradients; that of a bias is the sum per channel."""
+    found: list[Any | None] = [None] * len(s.inputs)
+    if len(found) > 2 and s.wanted[2]:
+        sums = s.net.channel_sums(s.net.wide(s.g))
+        found[2] = s.net.shaped(sums, s.shape(2))
+    return found
+
+
+def conv_slopes(s: Site) -> Grads:
+    """Return dx: the transposed convolution of the gradient; dw; db."""
+    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
+    grad, kernel = net.in_format(s.g, s.kind().dtype), (s.shape(1)[2], s.shape(1)[3])
+    if s.wanted[1]:
+        found[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
+    if s.wanted[0]:
+        size = (s.shape()[2], s.shape()[3])
+        extra = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
+        found[0] = net.conv_transpose2d(grad, s.x(1), output_padding=extra, **attrs)
+    return found
 
 
 # -- tensor expression and slices -----------------------------------------------------------------
@@ -242,7 +261,7 @@ register(
         shape_rule=_shape,
         types=CONV_TYPES,
         slicing=_slices,
-        backward=_backward,
+        backward=conv_slopes,
         template=KERNEL,
         layouts=LAYOUTS,
         examples=_EXAMPLES,

@@ -15,16 +15,17 @@ from ascend_lab.ops.convolution import (
     ATTRS,
     CONV_TYPES,
     LAYOUTS,
+    bias_slope,
     check_bias,
     check_groups,
-    conv_values,
-    conv_weight_slope,
     geometry,
     grouped,
     plus_bias,
+    window_attrs,
 )
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.operator import Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
@@ -85,16 +86,30 @@ def _values(
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, output_padding: Any, groups: int, **attrs: Any
-) -> tuple[Values, ...]:
-    """Return dx = conv(g, w) and dw as a convolution's with image and output exchanged."""
-    x, weight = inputs[:2]
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
-    dx = conv_values(grads[0], weight, step, pads, spread, groups)[:, :, : x.shape[2], : x.shape[3]]
-    kernel = (weight.shape[2], weight.shape[3])
-    dw = conv_weight_slope(x, grads[0], kernel, step, pads, spread, groups)
-    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+# -- gradients ------------------------------------------------------------------------------------
+def _slopes(s: Site) -> Grads:
+    """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
+    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
+    grad, image = net.in_format(s.g, s.kind().dtype), s.shape()
+    dx = net.conv2d(grad, s.x(1), **attrs)
+    if dx.shape != image:  # output_padding left pixels that no window reaches
+        dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
+        grad = _reached(s, grad)
+    if s.wanted[1]:
+        kernel = (s.shape(1)[2], s.shape(1)[3])
+        found[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
+    found[0] = dx
+    return found
+
+
+def _reached(s: Site, grad: Any) -> Any:
+    """Return the gradient without the rows and columns of more than one stride of padding."""
+    extra, step = s.attrs["output_padding"], s.attrs["stride"]
+    extra = (extra, extra) if isinstance(extra, int) else tuple(extra)
+    step = (step, step) if isinstance(step, int) else tuple(step)
+    over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
+    end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
+    return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
 
 # -- tensor expression ----------------------------------------------------------------------------
@@ -232,7 +247,7 @@ register(
         shape_rule=_shape,
         types=CONV_TYPES,
         slicing=_slices,
-        backward=_backward,
+        backward=_slopes,
         template=KERNEL,
         layouts=LAYOUTS,
         examples=(

@@ -16,7 +16,7 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.layouts import unpack_conv
-from ascend_lab.ops.convolution import LAYOUTS, conv_shape
+from ascend_lab.ops.convolution import LAYOUTS, conv_shape, conv_slopes
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.operator import Example, Operator
 from ascend_lab.ops.registry import get, register
@@ -55,12 +55,6 @@ def _depthwise_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return replace(rules, axes=axes, adjust=adjust)
 
 
-def _depthwise_backward(
-    grads: Any, inputs: Any, outputs: Any, **attrs: Any
-) -> tuple[Values | None, ...]:
-    return CONV.gradient(grads, inputs, outputs, **_full(inputs[0].shape, attrs))
-
-
 def _conv_call(call: Call) -> Call:
     return replace(call, attrs=_full(call.shapes[0], dict(call.attrs)))
 
@@ -92,7 +86,7 @@ register(
         shape_rule=_depthwise_shape,
         types=TypeRule(("fp16",)),
         slicing=_depthwise_slices,
-        backward=_depthwise_backward,
+        backward=conv_slopes,
         template=DEPTHWISE_KERNEL,
         layouts=LAYOUTS,
         examples=(

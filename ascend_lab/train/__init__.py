@@ -1,25 +1,17 @@
 """Training: the step as a graph, its precision, recomputation, and what it costs."""
 
-from ascend_lab.train import rules_elementwise as rules_elementwise
-from ascend_lab.train import rules_moves as rules_moves
-from ascend_lab.train import rules_norms as rules_norms
-from ascend_lab.train import rules_products as rules_products
-from ascend_lab.train import rules_windows as rules_windows
 from ascend_lab.train.autodiff import TrainingGraph, training_graph
 from ascend_lab.train.compiling import compile_training, training_layouts
 from ascend_lab.train.precision import DynamicLossScale, found_inf
 from ascend_lab.train.profile import GradientRow, StepProfile, profile_training
 from ascend_lab.train.recompute import cuts, every
 from ascend_lab.train.repeated import profile_layers
-from ascend_lab.train.rules import RULES, Site, rule
 from ascend_lab.train.stepping import StepResult, at_step, first_values, run_step
 from ascend_lab.train.timeline import StepTimeline, scaling_curve, step_timeline
 
 __all__ = [
-    "RULES",
     "DynamicLossScale",
     "GradientRow",
-    "Site",
     "StepProfile",
     "StepResult",
     "StepTimeline",
@@ -32,7 +24,6 @@ __all__ = [
     "found_inf",
     "profile_layers",
     "profile_training",
-    "rule",
     "run_step",
     "scaling_curve",
     "step_timeline",

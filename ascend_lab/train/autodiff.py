@@ -23,9 +23,8 @@ from ascend_lab.train.precision import (
     master_of,
 )
 from ascend_lab.train.recompute import carried, dropped_tensors
-from ascend_lab.train.rules import gradients
 from ascend_lab.train.step import TrainingGraph, as_written, telling_names, without
-from ascend_lab.train.tape import Tape
+from ascend_lab.train.tape import Tape, gradients
 from ascend_lab.train.trainable import NORMS, STATISTICS, trainable
 from ascend_lab.train.updates import Optimiser, declare_states, optimiser, running, update, zeros
 
