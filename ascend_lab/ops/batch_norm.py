@@ -65,23 +65,14 @@ def _inference_shape(*shapes: Shape, epsilon: float) -> Shape:
     return shapes[0]
 
 
-def _inference(
-    x: te.Tensor,
-    scale: te.Tensor,
-    bias: te.Tensor,
-    mean: te.Tensor,
-    variance: te.Tensor,
-    *,
-    epsilon: float,
-) -> te.Tensor:
+def _inference(x: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
+    scale, bias, mean, variance = parameters
     rate = te.vrsqrt(te.vadds(variance, epsilon))
     return narrow(_scaled(wide(x), scale, bias, mean, rate), x.dtype)
 
 
-def _inference_values(
-    x: Values, scale: Values, bias: Values, mean: Values, variance: Values, *, epsilon: float
-) -> Values:
-    a, b, m, v = (_column(p, x.ndim) for p in (scale, bias, mean, variance))
+def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
+    a, b, m, v = (_column(p, x.ndim) for p in parameters)
     result: Values = (x - m) / np.sqrt(v + epsilon) * a + b
     return result
 
@@ -105,15 +96,9 @@ def _training_shape(*shapes: Shape, epsilon: float, momentum: float) -> tuple[Sh
 
 
 def _training(
-    x: te.Tensor,
-    scale: te.Tensor,
-    bias: te.Tensor,
-    mean: te.Tensor,
-    variance: te.Tensor,
-    *,
-    epsilon: float,
-    momentum: float,
+    x: te.Tensor, *parameters: te.Tensor, epsilon: float, momentum: float
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    scale, bias, mean, variance = parameters
     values, axes = wide(x), _others(x.shape)
     count = math.prod(x.shape[a] for a in axes)
     now = te.vmuls(te.reduce_sum(values, axes), 1.0 / count)
@@ -129,33 +114,19 @@ def _training(
 
 
 def _training_values(
-    x: Values,
-    scale: Values,
-    bias: Values,
-    mean: Values,
-    variance: Values,
-    *,
-    epsilon: float,
-    momentum: float,
-) -> tuple[Values, Values, Values]:
+    x: Values, *parameters: Values, epsilon: float, momentum: float
+) -> tuple[Values, ...]:
     axes = _others(x.shape)
-    now, spread = x.mean(axis=axes), x.var(axis=axes)
-    y = _inference_values(x, scale, bias, now, spread, epsilon=epsilon)
-    return (
-        y,
-        momentum * mean + (1 - momentum) * now,
-        momentum * variance + (1 - momentum) * spread,
-    )
+    batch = x.mean(axis=axes), x.var(axis=axes)
+    y = _inference_values(x, *parameters[:2], *batch, epsilon=epsilon)
+    pairs = zip(parameters[2:], batch, strict=True)
+    return (y, *(momentum * old + (1 - momentum) * now for old, now in pairs))
 
 
-def _training_slices(shapes: tuple[Shape, ...], *, epsilon: float, momentum: float) -> SliceRules:
-    rules = []
-    for axis in range(len(shapes[0])):
-        if axis == 1:
-            rules.append(AxisRule(1, "free", _channel_sources(len(shapes[0])), (1, 0, 0)))
-        else:
-            why = "batch statistics need every image and pixel"
-            rules.append(AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)))
+def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    rank, why = len(shapes[0]), "batch statistics need every image and pixel"
+    rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
+    rules[1] = AxisRule(1, "free", _channel_sources(rank), (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
 
 

@@ -42,8 +42,8 @@ COLUMN_BYTES = 2**26
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
-def geometry(stride: Any, pad: Any, dilation: Any) -> tuple[Pair, Pairs, Pair]:
-    """Return stride, padding and dilation as pairs."""
+def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
+    """Return stride, padding and dilation of all attributes as pairs."""
     return pair("stride", stride), pad_pairs("conv", pad), pair("dilation", dilation)
 
 
@@ -63,9 +63,7 @@ def check_bias(bias: tuple[Shape, ...], features: int) -> None:
         raise ShapeError(f"a bias of shape ({features},)", str(bias[0]), "one per output channel")
 
 
-def _shape(
-    x: Shape, weight: Shape, *bias: Shape, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> Shape:
+def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (k, c / groups, r, s)", weight, 4)
     groups = attrs["groups"]
@@ -77,9 +75,8 @@ def _shape(
             "change groups or the weights",
         )
     check_bias(bias, weight[0])
-    step, pads, spread = geometry(stride, pad, dilation)
-    kernel = (weight[2], weight[3])
-    return (x[0], weight[0], *out_size("conv2d", (x[2], x[3]), kernel, step, pads, spread))
+    sizes = (x[2], x[3]), (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", *sizes, *geometry(**attrs)))
 
 
 # -- NumPy ----------------------------------------------------------------------------------------
@@ -121,10 +118,8 @@ def conv_weight_slope(
     return out.reshape((grad.shape[1], *out.shape[2:]))
 
 
-def _values(
-    x: Values, weight: Values, *bias: Values, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> Values:
-    out = conv_values(x, weight, *geometry(stride, pad, dilation), attrs["groups"])
+def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
+    out = conv_values(x, weight, *geometry(**attrs), attrs["groups"])
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
@@ -178,28 +173,17 @@ def plus_bias(y: te.Tensor, bias: te.Tensor, dtype: str) -> te.Tensor:
     return narrow(te.vadd(y, along(wide, 1, y.shape)), dtype)
 
 
-def _expression(
-    x: te.Tensor,
-    weight: te.Tensor,
-    *bias: te.Tensor,
-    stride: Any,
-    pad: Any,
-    dilation: Any,
-    groups: int,
-    out_dtype: str | None,
-) -> te.Tensor:
-    step, pads, spread = geometry(stride, pad, dilation)
-    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
+    step, pads, spread = geometry(**attrs)
+    out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, groups, sums)
+    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, attrs["groups"], sums)
     return plus_bias(y, bias[0], out) if bias else y
 
 
-def _slices(
-    shapes: tuple[Shape, ...], *, stride: Any, pad: Any, dilation: Any, groups: int, **attrs: Any
-) -> SliceRules:
+def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
     weight, biased = shapes[1], len(shapes) > 2
-    step, pads, spread = geometry(stride, pad, dilation)
+    step, pads, spread = geometry(**attrs)
     features = weight[0] // groups
     grain = features if groups > 1 else 1
     sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
@@ -224,7 +208,7 @@ def _slices(
 def conv_shape(call: Call) -> ConvShape:
     """Return the call as the kernels' description of a convolution."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
-    step, pads, spread = geometry(*(call.attrs[a] for a in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**call.attrs)
     main, groups = call.dtypes[0], call.attrs["groups"]
     return ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),

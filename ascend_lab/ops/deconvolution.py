@@ -50,7 +50,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: 
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (c, k / groups, r, s)", weight, 4)
     groups, extra = attrs["groups"], _extra(output_padding)
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
         raise ShapeError(
@@ -70,7 +70,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: 
 def _values(
     x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
 ) -> Values:
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     kernel, extra = (weight.shape[2], weight.shape[3]), _extra(output_padding)
     size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
     parts = np.einsum(
@@ -150,11 +150,10 @@ def _expression(
     *bias: te.Tensor,
     output_padding: Any,
     groups: int,
-    out_dtype: str | None,
     **attrs: Any,
 ) -> te.Tensor:
     """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     spans, extra = reach((weight.shape[2], weight.shape[3]), spread), _extra(output_padding)
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
@@ -165,7 +164,7 @@ def _expression(
     )
     image = te.slice(image, begin, end) if min(map(min, sides)) < 0 else image
     pad = tuple(max(0, n) for side in sides for n in side)
-    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
     y = te.conv2d(image, _flipped(weight, groups), 1, pad, spread, groups, sums)
     return plus_bias(y, bias[0], out) if bias else y
@@ -189,7 +188,7 @@ def _slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
     weight, extra = shapes[1], _extra(output_padding)
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     spans = reach((weight[2], weight[3]), spread)
     windows = [
         Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
@@ -222,7 +221,7 @@ def deconv_shape(call: Call) -> DeconvShape:
     """Return the call as the kernels' description of a transposed convolution."""
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
     attrs, main = call.attrs, call.dtypes[0]
-    step, pads, spread = geometry(*(attrs[a] for a in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**attrs)
     return DeconvShape(
         n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
         cube_result(main, attrs), spread, attrs["groups"], _extra(attrs["output_padding"]),
