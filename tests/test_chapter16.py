@@ -19,7 +19,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.figures import fig_attention_bytes, fig_flash_blocks, fig_online_softmax
 from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
-from ascend_lab.ops.flash import flash_traffic, separate_traffic
+from ascend_lab.ops.flash_traffic import flash_traffic, separate_traffic
 from ascend_lab.sim import simulate
 
 A910 = load_chip("Ascend910A")

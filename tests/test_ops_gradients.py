@@ -1,4 +1,4 @@
-"""Gradients against central differences in fp64, for every operator that has one."""
+"""Gradients against central differences in fp64, for every operator that has a rule."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from hypothesis import strategies as st
 from ops_cases import case_of
 
 from ascend_lab import ops
+from ascend_lab.errors import UnsupportedError
 from ascend_lab.ops import verify
 
 WITH_GRADIENT = [name for name, operator in ops.OPERATORS.items() if operator.backward]
 WITHOUT = {
-    "not", "and", "or", "one_hot", "sgd_momentum", "adam",
-    "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad", "bn_training_update_grad",
+    "not", "and", "or", "one_hot", "sgd_momentum", "adam", "reduce_prod", "scatter_update", "lrn",
+    "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad",
+    "bn_training_reduce", "bn_training_update_grad",
 }  # fmt: skip
 
 
 def test_what_has_no_gradient():
     assert set(ops.OPERATORS) - set(WITH_GRADIENT) == WITHOUT
-    x = np.ones(3)
-    assert ops.get("adam").gradient([x] * 3, [x] * 4, [x] * 3) == (None,) * 4
+    with pytest.raises(UnsupportedError, match="a gradient rule for operator adam"):
+        ops.gradient("adam", [np.ones(3)] * 3, [np.ones(3)] * 4, [np.ones(3)] * 3)
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENT)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.data())
 def test_gradients_equal_central_differences(name, data):
     shapes, attrs = data.draw(
@@ -36,34 +38,19 @@ def test_gradients_equal_central_differences(name, data):
 
 
 def test_indices_and_conditions_have_no_gradient():
-    operator = ops.get("gather")
     x, indices = np.arange(6.0).reshape(3, 2), np.array([2, 2], np.int32)
-    grads = operator.gradient([np.ones((2, 2))], [x, indices], [x[indices]], axis=0)
+    grads = ops.gradient("gather", [np.ones((2, 2))], [x, indices], [x[indices]], axis=0)
     assert grads[1] is None
     np.testing.assert_array_equal(grads[0], [[0, 0], [0, 0], [2, 2]])
 
 
-def test_of_equal_indices_only_the_last_update_gets_the_gradient():
-    operator = ops.get("scatter_update")
-    x, indices = np.zeros((3, 1)), np.array([1, 1], np.int32)
-    updates = np.array([[5.0], [7.0]])
-    y = operator.reference(x, indices, updates)
-    np.testing.assert_array_equal(y, [[0], [7], [0]])
-    dx, _, du = operator.gradient([np.ones((3, 1))], [x, indices, updates], [y])
-    np.testing.assert_array_equal(dx, [[1], [0], [1]])
-    np.testing.assert_array_equal(du, [[0], [1]])
-
-
-def test_the_gradient_of_a_product_holds_where_a_factor_is_zero():
-    operator = ops.get("reduce_prod")
-    x = np.array([2.0, 0.0, 3.0])
-    (grad,) = operator.gradient([np.ones(())], [x], [np.zeros(())])
-    np.testing.assert_array_equal(grad, [0, 6, 0])
-
-
 def test_a_wrong_gradient_is_found():
-    broken = ops.Operator(
-        "broken", ("x",), np.sin, backward=lambda grads, inputs, outputs: -np.cos(inputs[0])
-    )
+    def slope(s):
+        return (s.net.mul(s.g, s.net.exp(s.net.muls(s.x(), number=-1.0))),)
+
+    broken = ops.Operator("broken", ("x",), np.exp, backward=slope)
     with pytest.raises(AssertionError, match="central differences"):
         verify.check_gradient(broken, ((5,),), {})
+    forgotten = ops.Operator("forgotten", ("x",), np.exp, backward=lambda s: (None,))
+    with pytest.raises(AssertionError, match="central differences"):
+        verify.check_gradient(forgotten, ((5,),), {})

@@ -22,8 +22,7 @@ from ascend_lab.kernels.weight_plan import Stage, WeightPlan, weight_plan
 from ascend_lab.kernels.weight_stage import ZEROS
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops import verify
-from ascend_lab.ops.conv_gradient import input_remainder
-from ascend_lab.ops.convolution import conv_weight_slope
+from ascend_lab.ops.convolution import conv_weight_slope, input_remainder
 from ascend_lab.sim import execute, simulate_kernel
 
 CHIPS = ("Ascend910A", "Ascend910B2")
@@ -42,7 +41,7 @@ def test_the_formula_is_the_convolutions_gradient(data):
     kernel = attrs.pop("kernel")
     image, grad = fp64(x), fp64(y, 1)
     weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
-    _, wanted = CONV.gradient([grad], [image, weight], [grad], **attrs)
+    _, wanted = ops.gradient(CONV, [grad], [image, weight], [grad], **attrs)
     got = WEIGHT.reference(image, grad, kernel=kernel, **attrs)
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
@@ -54,7 +53,7 @@ def test_the_image_gradient_is_a_transposed_convolution(data):
     kernel = attrs.pop("kernel")
     image, grad = fp64(x), fp64(y, 1)
     weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
-    wanted, _ = CONV.gradient([grad], [image, weight], [grad], **attrs)
+    wanted, _ = ops.gradient(CONV, [grad], [image, weight], [grad], **attrs)
     extra = input_remainder(x[2:], kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
     got = ops.get("conv_transpose2d").reference(grad, weight, output_padding=extra, **attrs)
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
@@ -63,7 +62,7 @@ def test_the_image_gradient_is_a_transposed_convolution(data):
 def test_depthwise_weights_are_those_of_a_group_per_channel():
     image, grad, weight = fp64((2, 5, 7, 6)), fp64((2, 5, 4, 3), 1), fp64((5, 1, 3, 3), 2)
     attrs = {"stride": 2, "pad": 1}
-    _, wanted = ops.get("depthwise_conv2d").gradient([grad], [image, weight], [grad], **attrs)
+    _, wanted = ops.gradient("depthwise_conv2d", [grad], [image, weight], [grad], **attrs)
     got = WEIGHT.reference(image, grad, kernel=3, groups=5, **attrs)
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
@@ -228,7 +227,7 @@ def test_maximum_gives_the_first_largest_element_all(data):
     forward = ops.get("max_pool2d")
     y = forward.reference(image, **attrs)
     grad = fp64(y.shape, 1)
-    (wanted,) = forward.gradient([grad], [image], [y], **attrs)
+    (wanted,) = ops.gradient(forward, [grad], [image], [y], **attrs)
     got = ops.get("max_pool2d_grad").reference(image, y, grad, **attrs)
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
@@ -240,7 +239,7 @@ def test_average_gives_every_element_its_share(data):
     image, forward = fp64(x), ops.get("avg_pool2d")
     y = forward.reference(image, **attrs)
     grad = fp64(y.shape, 1)
-    (wanted,) = forward.gradient([grad], [image], [y], **attrs)
+    (wanted,) = ops.gradient(forward, [grad], [image], [y], **attrs)
     got = ops.get("avg_pool2d_grad").reference(grad, size=x[2:], **attrs)
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 

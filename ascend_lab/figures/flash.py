@@ -33,7 +33,7 @@ from ascend_lab.kernels.flash_shape import (
     tile_bytes,
     traffic_bytes,
 )
-from ascend_lab.ops.flash import flash_traffic, separate_traffic
+from ascend_lab.ops.flash_traffic import flash_traffic, separate_traffic
 
 MIB = 2**20
 DTYPE_SIZE = 2

@@ -25,6 +25,7 @@ TRANS_DATA = Operator(
     attrs={"layout": REQUIRED},
     shape_rule=lambda x, layout: x,
     slicing=lambda shapes, layout: elementwise_rules(shapes, shapes[0]),
+    backward=lambda s: (s.g,),
     allows_empty=True,
 )
 """The node between two layouts: it changes where elements lie, not what they are."""

@@ -8,8 +8,6 @@ from ascend_lab.ops import activations as activations
 from ascend_lab.ops import attention as attention
 from ascend_lab.ops import batch_norm as batch_norm
 from ascend_lab.ops import batch_statistics as batch_statistics
-from ascend_lab.ops import binary as binary
-from ascend_lab.ops import casting as casting
 from ascend_lab.ops import conv_gradient as conv_gradient
 from ascend_lab.ops import convolution as convolution
 from ascend_lab.ops import cutting as cutting
@@ -23,7 +21,6 @@ from ascend_lab.ops import local_response as local_response
 from ascend_lab.ops import matmul as matmul
 from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise
-from ascend_lab.ops import onnx_extra as onnx_extra
 from ascend_lab.ops import pool_gradient as pool_gradient
 from ascend_lab.ops import pooling as pooling
 from ascend_lab.ops import reduction as reduction
@@ -32,6 +29,7 @@ from ascend_lab.ops import training as training
 from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
 from ascend_lab.ops.generate import make_test
+from ascend_lab.ops.gradients import Site, gradient
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
 from ascend_lab.ops.registry import OPERATORS, get, register
 from ascend_lab.ops.slicing import (
@@ -56,6 +54,7 @@ __all__ = [
     "Example",
     "Operator",
     "Reduction",
+    "Site",
     "SliceRules",
     "Source",
     "Template",
@@ -68,6 +67,7 @@ __all__ = [
     "exact",
     "express",
     "get",
+    "gradient",
     "make_test",
     "register",
     "rounded",

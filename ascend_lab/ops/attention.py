@@ -16,12 +16,13 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.attributes import FINITE
 from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import in_fp32, narrow, stretch, wide
-from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, product_slopes
-from ascend_lab.ops.normalise import softmax, softmax_slope, softmax_values
-from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
+from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape, broadcast_shape, unbroadcast
+from ascend_lab.ops.shapes import Shape, broadcast_shape
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
 
 Values = NDArray[Any]
@@ -42,6 +43,10 @@ def _check_pair(where: str, a: Shape, b: Shape) -> None:
         )
 
 
+def _site_scale(s: Site) -> float:
+    return _scale(s.attrs["scale"], s.shape()[-1])
+
+
 # -- scores ---------------------------------------------------------------------------------------
 def _scores_shape(q: Shape, k: Shape, *, scale: float | None) -> Shape:
     _check_pair("q (..., s, d) and k (..., t, d)", q, k)
@@ -56,13 +61,6 @@ def _scores(q: te.Tensor, k: te.Tensor, *, scale: float | None) -> te.Tensor:
 def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
     result: Values = q @ np.swapaxes(k, -1, -2) * _scale(scale, q.shape[-1])
     return result
-
-
-def _scores_backward(
-    grads: Any, inputs: Any, outputs: Any, *, scale: float | None
-) -> tuple[Values, Values]:
-    q, k = inputs
-    return product_slopes(grads[0] * _scale(scale, q.shape[-1]), q, k, False, True)
 
 
 register(
@@ -80,7 +78,9 @@ register(
         slicing=lambda shapes, *, scale: SliceRules(
             "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
         ),
-        backward=_scores_backward,
+        backward=lambda s: slopes(
+            s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True
+        ),
         layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
         examples=(
             Example(((1, 1), (1, 1))),
@@ -104,9 +104,9 @@ def _masked_slices(shapes: tuple[Shape, ...]) -> SliceRules:
     return elementwise_rules(shapes, shapes[0], whole={last: "softmax needs the whole axis"})
 
 
-def _masked_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, Values]:
-    slope = softmax_slope(grads[0], outputs[0], -1)
-    return slope, unbroadcast(slope, inputs[1].shape)
+def _masked_slopes(s: Site) -> Grads:
+    slope = softmax_grad(s, s.g, s.y(), len(s.shape()) - 1)
+    return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
 
 
 register(
@@ -118,7 +118,8 @@ register(
         "softmax of scores + mask along the last axis",
         shape_rule=_masked_shape,
         slicing=_masked_slices,
-        backward=_masked_backward,
+        backward=_masked_slopes,
+        wide=True,
         examples=(
             Example(((1, 1), (1, 1))),
             Example(((2, 3, 17), (3, 17))),
@@ -146,7 +147,7 @@ register(
         shape_rule=_context_shape,
         types=TYPES,
         slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
-        backward=lambda g, x, y: product_slopes(g[0], x[0], x[1], False, False),
+        backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
         layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
         domains={"probabilities": Domain(0.0, 1.0)},
         examples=(
@@ -182,15 +183,22 @@ def _attention(
     return batched(narrow(softmax(scores, axis=-1), q.dtype), v, False, False, None)
 
 
-def _attention_backward(
-    grads: Any, inputs: Any, outputs: Any, *, scale: float | None
-) -> tuple[Values, ...]:
-    q, k, v, *mask = inputs
-    p = _weights(q, k, tuple(mask), scale)
-    dp, dv = product_slopes(grads[0], p, v, False, False)
-    ds = softmax_slope(dp, p, -1)
-    dq, dk = product_slopes(ds * _scale(scale, q.shape[-1]), q, k, False, True)
-    return (dq, dk, dv, *(unbroadcast(ds, m.shape) for m in mask))
+def _attention_slopes(s: Site) -> Grads:
+    """Return the gradients of q, k, v: the probabilities are computed again, not kept."""
+    net, scale, dtype = s.net, _site_scale(s), s.kind().dtype
+    q, k, v = s.x(0), s.x(1), s.x(2)
+    scores = net.scaled(net.batch_matmul(q, k, trans_b=True), scale)
+    masked = len(s.inputs) > 3
+    scores = net.add(scores, s.x(3)) if masked else scores
+    shares = net.wide(net.softmax(scores, axis=-1))
+    dv = net.batch_matmul(net.in_format(shares, dtype), s.g, trans_a=True)
+    dshares = net.wide(net.batch_matmul(s.g, v, trans_b=True))
+    dscores = net.in_format(softmax_grad(s, dshares, shares, len(shares.shape) - 1), dtype)
+    dmask = net.summed_to(dscores, s.shape(3)) if masked and s.wanted[3] else None
+    inner = net.scaled(dscores, scale)
+    dq, dk = net.batch_matmul(inner, k), net.batch_matmul(inner, q, trans_a=True)
+    found = [net.summed_to(d, s.shape(i)) for i, d in enumerate((dq, dk, dv))]
+    return [*found, dmask] if masked else found
 
 
 def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> SliceRules:
@@ -222,7 +230,7 @@ register(
         shape_rule=_attention_shape,
         types=TYPES,
         slicing=_attention_slices,
-        backward=_attention_backward,
+        backward=_attention_slopes,
         examples=(
             Example(((1, 1), (1, 1), (1, 1))),
             Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),

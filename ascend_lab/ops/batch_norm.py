@@ -7,6 +7,7 @@ keep them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.attributes import EPSILON
 from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import along, narrow, wide
-from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape
+from ascend_lab.ops.shapes import Shape, elements
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
 
 Values = NDArray[Any]
@@ -63,38 +65,16 @@ def _inference_shape(*shapes: Shape, epsilon: float) -> Shape:
     return shapes[0]
 
 
-def _inference(
-    x: te.Tensor,
-    scale: te.Tensor,
-    bias: te.Tensor,
-    mean: te.Tensor,
-    variance: te.Tensor,
-    *,
-    epsilon: float,
-) -> te.Tensor:
+def _inference(x: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
+    scale, bias, mean, variance = parameters
     rate = te.vrsqrt(te.vadds(variance, epsilon))
     return narrow(_scaled(wide(x), scale, bias, mean, rate), x.dtype)
 
 
-def _inference_values(
-    x: Values, scale: Values, bias: Values, mean: Values, variance: Values, *, epsilon: float
-) -> Values:
-    a, b, m, v = (_column(p, x.ndim) for p in (scale, bias, mean, variance))
+def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
+    a, b, m, v = (_column(p, x.ndim) for p in parameters)
     result: Values = (x - m) / np.sqrt(v + epsilon) * a + b
     return result
-
-
-def _inference_backward(
-    grads: Any, inputs: Any, outputs: Any, *, epsilon: float
-) -> tuple[Values, ...]:
-    x, scale, _, mean, variance = inputs
-    rate = _column(1 / np.sqrt(variance + epsilon), x.ndim)
-    normal, slope = (x - _column(mean, x.ndim)) * rate, _column(scale, x.ndim) * rate
-    axes = _others(x.shape)
-    dscale, dbias = (grads[0] * normal).sum(axis=axes), grads[0].sum(axis=axes)
-    dmean = (-grads[0] * slope).sum(axis=axes)
-    dvariance = (-0.5 * grads[0] * normal * slope * rate).sum(axis=axes)
-    return grads[0] * slope, dscale, dbias, dmean, dvariance
 
 
 def _channel_sources(rank: int) -> tuple[Source, ...]:
@@ -116,15 +96,9 @@ def _training_shape(*shapes: Shape, epsilon: float, momentum: float) -> tuple[Sh
 
 
 def _training(
-    x: te.Tensor,
-    scale: te.Tensor,
-    bias: te.Tensor,
-    mean: te.Tensor,
-    variance: te.Tensor,
-    *,
-    epsilon: float,
-    momentum: float,
+    x: te.Tensor, *parameters: te.Tensor, epsilon: float, momentum: float
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    scale, bias, mean, variance = parameters
     values, axes = wide(x), _others(x.shape)
     count = math.prod(x.shape[a] for a in axes)
     now = te.vmuls(te.reduce_sum(values, axes), 1.0 / count)
@@ -140,55 +114,77 @@ def _training(
 
 
 def _training_values(
-    x: Values,
-    scale: Values,
-    bias: Values,
-    mean: Values,
-    variance: Values,
-    *,
-    epsilon: float,
-    momentum: float,
-) -> tuple[Values, Values, Values]:
+    x: Values, *parameters: Values, epsilon: float, momentum: float
+) -> tuple[Values, ...]:
     axes = _others(x.shape)
-    now, spread = x.mean(axis=axes), x.var(axis=axes)
-    y = _inference_values(x, scale, bias, now, spread, epsilon=epsilon)
-    return (
-        y,
-        momentum * mean + (1 - momentum) * now,
-        momentum * variance + (1 - momentum) * spread,
-    )
+    batch = x.mean(axis=axes), x.var(axis=axes)
+    y = _inference_values(x, *parameters[:2], *batch, epsilon=epsilon)
+    pairs = zip(parameters[2:], batch, strict=True)
+    return (y, *(momentum * old + (1 - momentum) * now for old, now in pairs))
 
 
-def _training_backward(
-    grads: Any, inputs: Any, outputs: Any, *, epsilon: float, momentum: float
-) -> tuple[Values | None, ...]:
-    """Return gradients through y and through both running averages.
-
-    dx = a r (g - mean(g) - n mean(g n)), n normalised, r = 1 / sqrt(var + epsilon), a = scale.
-    """
-    x, scale = inputs[:2]
-    axes, rank = _others(x.shape), x.ndim
-    count = x.size // x.shape[1]
-    centred = x - x.mean(axis=axes, keepdims=True)
-    rate = 1 / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + epsilon)
-    normal = centred * rate
-    dbias, dscale = grads[0].sum(axis=axes), (grads[0] * normal).sum(axis=axes)
-    shared = (_column(dbias, rank) + normal * _column(dscale, rank)) / count
-    dx = _column(scale, rank) * rate * (grads[0] - shared)
-    share = (1 - momentum) / count
-    dx = dx + share * (_column(grads[1], rank) + 2 * centred * _column(grads[2], rank))
-    return dx, dscale, dbias, momentum * grads[1], momentum * grads[2]
-
-
-def _training_slices(shapes: tuple[Shape, ...], *, epsilon: float, momentum: float) -> SliceRules:
-    rules = []
-    for axis in range(len(shapes[0])):
-        if axis == 1:
-            rules.append(AxisRule(1, "free", _channel_sources(len(shapes[0])), (1, 0, 0)))
-        else:
-            why = "batch statistics need every image and pixel"
-            rules.append(AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)))
+def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    rank, why = len(shapes[0]), "batch statistics need every image and pixel"
+    rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
+    rules[1] = AxisRule(1, "free", _channel_sources(rank), (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
+
+
+# -- gradients ------------------------------------------------------------------------------------
+def _as_column(s: Site, channels: Any) -> Any:
+    """Return one number per channel, shaped to broadcast over (n, c, ...)."""
+    return s.net.shaped(channels, (1, s.shape()[1], *(1,) * (len(s.shape()) - 2)))
+
+
+def _norm_gradients(s: Site, mean: Any, variance: Any) -> tuple[Any, Any, Any]:
+    """Return the gradients of scale and bias, and 1 / sqrt(variance + epsilon), as columns."""
+    net, narrow, epsilon = s.net, replace(s, wide=False), s.attrs["epsilon"]
+    if len(s.shape()) == 4:  # first the sums, which have the column's layout converted for all
+        given = narrow.g, narrow.x(), mean, variance
+        dscale, dbias = net.bn_training_update_grad(*given, epsilon=epsilon)
+        return dscale, dbias, net.rsqrt(net.adds(variance, number=epsilon))
+    rate = net.rsqrt(net.adds(variance, number=epsilon))
+    moment = net.channel_sums(net.mul(s.g, net.sub(s.x(), mean)))
+    return net.mul(moment, rate), net.channel_sums(s.g), rate
+
+
+def _of_batch(s: Site, place: int) -> Any:
+    """Return a statistic of the batch: with momentum 0 the operator's average, else taken out."""
+    net, average, momentum = s.net, s.y(place), s.attrs["momentum"]
+    if momentum:
+        average = net.sub(average, net.scaled(s.x(place + 2), momentum))
+        average = net.scaled(average, 1.0 / (1.0 - momentum))
+    return _as_column(s, average)
+
+
+def _training_slopes(s: Site) -> Grads:
+    """Return a r (g - mean(g) - n mean(g n)), sum(g n), sum(g); a = scale, n = normalised x.
+
+    Numbers per channel keep all axes: they lie beside the image in any layout.
+    """
+    net, shape = s.net, s.shape()
+    share, grad, mean = shape[1] / elements(shape), s.g, _of_batch(s, 1)
+    dscale, total, rate = _norm_gradients(s, mean, _of_batch(s, 2))
+    # dx = (g - x b - c) a, one number per channel each: no other tensor of the image's size
+    b = net.mul(net.muls(dscale, number=share), rate)
+    c = net.sub(net.muls(total, number=share), net.mul(mean, b))
+    centred = net.sub(net.sub(grad, net.mul(s.x(), b)), c)
+    dx = net.mul(centred, net.mul(_as_column(s, s.x(1)), rate))
+    return dx, net.shaped(dscale, (shape[1],)), net.shaped(total, (shape[1],)), None, None
+
+
+def _inference_slopes(s: Site) -> Grads:
+    """Return the gradients where the statistics are given; those of frozen ones are not wanted."""
+    net, channels = s.net, (s.shape()[1],)
+    dscale, dbias, rate = _norm_gradients(s, _as_column(s, s.x(3)), _as_column(s, s.x(4)))
+    slope = net.mul(_as_column(s, s.x(1)), rate)
+    dx, dmean, dvariance = net.mul(s.g, slope), None, None
+    if s.wanted[3]:
+        dmean = net.shaped(net.muls(net.mul(dbias, slope), number=-1.0), channels)
+    if s.wanted[4]:
+        spread = net.mul(net.mul(dscale, slope), rate)
+        dvariance = net.shaped(net.muls(spread, number=-0.5), channels)
+    return dx, net.shaped(dscale, channels), net.shaped(dbias, channels), dmean, dvariance
 
 
 # -- registration ---------------------------------------------------------------------------------
@@ -206,7 +202,8 @@ register(
         shape_rule=_inference_shape,
         types=TypeRule(fixed=FIXED),
         slicing=_inference_slices,
-        backward=_inference_backward,
+        backward=_inference_slopes,
+        wide=True,
         layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
         domains=_POSITIVE,
         examples=EXAMPLES,
@@ -227,7 +224,8 @@ register(
         shape_rule=_training_shape,
         types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
         slicing=_training_slices,
-        backward=_training_backward,
+        backward=_training_slopes,
+        wide=True,
         layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
         domains=_POSITIVE,
         # one value per channel has variance 0, and y hangs on rounding alone

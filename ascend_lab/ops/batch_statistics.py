@@ -70,11 +70,6 @@ def _reduce_values(x: Values) -> tuple[Values, Values]:
     return x.mean(axis=PIXELS, keepdims=True), x.var(axis=PIXELS, keepdims=True)
 
 
-def _reduce_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, ...]:
-    x, share = inputs[0], inputs[0].shape[1] / inputs[0].size
-    return (share * (grads[0] + 2 * grads[1] * (x - outputs[0])),)
-
-
 # -- gradients ------------------------------------------------------------------------------------
 def _grad_shape(
     grad: Shape, x: Shape, mean: Shape, variance: Shape, *, epsilon: float
@@ -140,7 +135,7 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 
 # -- registration ---------------------------------------------------------------------------------
-_SHAPES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
+_IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
 _TEMPLATE = Template(_kernel, _feed, _fetch, _applies)
 _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
 register(
@@ -154,10 +149,9 @@ register(
         shape_rule=_reduce_shape,
         types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
         slicing=_slices,
-        backward=_reduce_backward,
         template=_TEMPLATE,
         layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"),
-        examples=tuple(Example((x,)) for x in _SHAPES),
+        examples=tuple(Example((x,)) for x in _IMAGES),
         tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     )
 )
@@ -177,7 +171,7 @@ register(
         template=_TEMPLATE,
         layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
         domains={"variance": Domain(0.5, 2.0)},
-        examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _SHAPES),
+        examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
         tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     )
 )

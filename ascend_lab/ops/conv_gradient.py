@@ -44,34 +44,19 @@ from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 from ascend_lab.ops.template import Call, Template
-from ascend_lab.ops.windowing import Pair, out_size, reach
+from ascend_lab.ops.windowing import out_size
 
 Values = NDArray[Any]
 GRADIENT_INPUTS = ("fp16", "bf16")
 """Formats of x and grad: whole numbers have no gradients."""
 
 
-def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
-    """Return the rows and columns below and on the right that no window of conv2d starts at.
-
-    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
-    of `size`.
-    """
-    step, pads, spread = geometry(stride, pad, dilation)
-    spans = reach(kernel, spread)
-    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
-    return rows, columns
-
-
-def _shape(
-    x: Shape, grad: Shape, *, kernel: Any, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> Shape:
+def _shape(x: Shape, grad: Shape, *, kernel: Any, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("grad (n, k, oh, ow)", grad, 4)
     groups, size = attrs["groups"], pair("kernel", kernel)
     check_groups(x[1], grad[1], groups)
-    step, pads, spread = geometry(stride, pad, dilation)
-    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, step, pads, spread))
+    out = (x[0], grad[1], *out_size("conv2d", (x[2], x[3]), size, *geometry(**attrs)))
     if grad != out:
         raise ShapeError(
             f"a gradient of shape {out}: what conv2d makes of x {x}", str(grad), "check kernel, pad"
@@ -80,8 +65,7 @@ def _shape(
 
 
 def _values(x: Values, grad: Values, *, kernel: Any, groups: int, **attrs: Any) -> Values:
-    how = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
-    return conv_weight_slope(grad, x, pair("kernel", kernel), *how, groups)
+    return conv_weight_slope(grad, x, pair("kernel", kernel), *geometry(**attrs), groups)
 
 
 def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
@@ -105,18 +89,10 @@ def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRul
 
 
 def _expression(
-    x: te.Tensor,
-    grad: te.Tensor,
-    *,
-    kernel: Any,
-    stride: Any,
-    pad: Any,
-    dilation: Any,
-    groups: int,
-    out_dtype: str | None,
+    x: te.Tensor, grad: te.Tensor, *, kernel: Any, groups: int, **attrs: Any
 ) -> te.Tensor:
     """Sum products of two channels over images and pixels on the vector unit, in fp32."""
-    (r, s), (step, pads, spread) = pair("kernel", kernel), geometry(stride, pad, dilation)
+    (r, s), (step, pads, spread) = pair("kernel", kernel), geometry(**attrs)
     n, k, oh, ow = grad.shape
     image = wide(te.pad(x, ((0, 0), (0, 0), *pads)) if np.any(pads) else x)
     image = te.reshape(image, (n, groups, x.shape[1] // groups, *image.shape[2:]))
@@ -128,7 +104,7 @@ def _expression(
         return te.sum(slope[b, g, f, i, j] * image[b, g, c, row, column], (b, i, j))
 
     total = te.compute((groups, k // groups, x.shape[1] // groups, r, s), formula)
-    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    out = cube_result(x.dtype, attrs)
     return narrow(te.reshape(total, (k, x.shape[1] // groups, r, s)), out)
 
 
@@ -139,7 +115,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
     channel, all of `groups`, row-major.
     """
     groups: int = attrs["groups"]
-    step, pads, spread = geometry(*(attrs[key] for key in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**attrs)
     (r, s), (n, k1, oh, ow, lanes) = pair("kernel", attrs["kernel"]), grad.shape
     slope, image = wide(grad), wide(te.pad(x, ((0, 0), (0, 0), *pads, (0, 0))))
     b, i, j = (te.reduce_axis(m, name) for m, name in ((n, "b"), (oh, "i"), (ow, "j")))
@@ -162,7 +138,7 @@ def in_blocks(x: te.Tensor, grad: te.Tensor, out_dtype: str, **attrs: Any) -> te
 def weight_shape(call: Call) -> ConvShape:
     """Return the convolution whose weights the call is about, as the kernels describe it."""
     (n, c, h, w), (_, k, _, _) = call.shapes
-    step, pads, spread = geometry(*(call.attrs[a] for a in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**call.attrs)
     main = call.dtypes[0]
     return ConvShape(
         n, c, h, w, k, *pair("kernel", call.attrs["kernel"]), step, (*pads[0], *pads[1]), main,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
@@ -14,27 +13,26 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.kernels.layouts import pack_conv, unpack_conv
 from ascend_lab.ops.attributes import is_whole
-from ascend_lab.ops.bias import with_bias
+from ascend_lab.ops.bias import Values, with_bias
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import along, narrow
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.operator import Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 from ascend_lab.ops.template import Call
 from ascend_lab.ops.windowing import (
     Pair,
-    add_windows,
-    cropped,
     out_size,
     padded,
     piece_pads,
+    reach,
     window_rule,
     windows,
 )
 
-Values = NDArray[Any]
 CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
@@ -44,8 +42,8 @@ COLUMN_BYTES = 2**26
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 
 
-def geometry(stride: Any, pad: Any, dilation: Any) -> tuple[Pair, Pairs, Pair]:
-    """Return stride, padding and dilation as pairs."""
+def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
+    """Return stride, padding and dilation of all attributes as pairs."""
     return pair("stride", stride), pad_pairs("conv", pad), pair("dilation", dilation)
 
 
@@ -65,9 +63,7 @@ def check_bias(bias: tuple[Shape, ...], features: int) -> None:
         raise ShapeError(f"a bias of shape ({features},)", str(bias[0]), "one per output channel")
 
 
-def _shape(
-    x: Shape, weight: Shape, *bias: Shape, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> Shape:
+def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (k, c / groups, r, s)", weight, 4)
     groups = attrs["groups"]
@@ -79,9 +75,8 @@ def _shape(
             "change groups or the weights",
         )
     check_bias(bias, weight[0])
-    step, pads, spread = geometry(stride, pad, dilation)
-    kernel = (weight[2], weight[3])
-    return (x[0], weight[0], *out_size("conv2d", (x[2], x[3]), kernel, step, pads, spread))
+    sizes = (x[2], x[3]), (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", *sizes, *geometry(**attrs)))
 
 
 # -- NumPy ----------------------------------------------------------------------------------------
@@ -113,20 +108,6 @@ def conv_values(
     return out.reshape((n, weight.shape[0], high, wide))
 
 
-def conv_input_slope(
-    grad: Values, weight: Values, size: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
-) -> Values:
-    """Return d/dx: every output's gradient times the weights, added where its window lay."""
-    own = grouped(weight, groups, 0)
-    parts = np.einsum("ngkij,gkcrs->ngcijrs", grouped(grad, groups, 1), own, optimize=True)
-    n, g, c = parts.shape[:3]
-    room = tuple(s + sum(p) for s, p in zip(size, pads, strict=True))
-    image = add_windows(
-        parts.reshape((n, g * c, *parts.shape[3:])), (n, g * c, *room), step, spread
-    )
-    return cropped(image, pads, size)
-
-
 def conv_weight_slope(
     grad: Values, x: Values, kernel: Pair, step: Pair, pads: Pairs, spread: Pair, groups: int
 ) -> Values:
@@ -137,21 +118,52 @@ def conv_weight_slope(
     return out.reshape((grad.shape[1], *out.shape[2:]))
 
 
-def _values(
-    x: Values, weight: Values, *bias: Values, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> Values:
-    out = conv_values(x, weight, *geometry(stride, pad, dilation), attrs["groups"])
+def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
+    out = conv_values(x, weight, *geometry(**attrs), attrs["groups"])
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, stride: Any, pad: Any, dilation: Any, **attrs: Any
-) -> tuple[Values, ...]:
-    x, weight = inputs[:2]
-    how = (*geometry(stride, pad, dilation), attrs["groups"])
-    dx = conv_input_slope(grads[0], weight, (x.shape[2], x.shape[3]), *how)
-    dw = conv_weight_slope(grads[0], x, (weight.shape[2], weight.shape[3]), *how)
-    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+# -- gradients ------------------------------------------------------------------------------------
+
+
+def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: Any = 1) -> Pair:
+    """Return the rows and columns below and on the right that no window of conv2d starts at.
+
+    (size + pads - reach) mod stride: the `output_padding` that makes conv_transpose2d give an image
+    of `size`.
+    """
+    step, pads, spread = geometry(stride, pad, dilation)
+    spans = reach(kernel, spread)
+    rows, columns = ((size[i] + sum(pads[i]) - spans[i]) % step[i] for i in range(2))
+    return rows, columns
+
+
+def window_attrs(s: Site) -> dict[str, Any]:
+    """Return stride, padding, dilation, groups; a depthwise convolution has a group a channel."""
+    groups = s.attrs.get("groups", s.shape()[1])
+    return {"groups": groups, **{key: s.attrs[key] for key in ("stride", "pad", "dilation")}}
+
+
+def bias_slope(s: Site) -> list[Any | None]:
+    """Return places for the gradients; that of a bias is the sum per channel."""
+    found: list[Any | None] = [None] * len(s.inputs)
+    if len(found) > 2 and s.wanted[2]:
+        sums = s.net.channel_sums(s.net.wide(s.g))
+        found[2] = s.net.shaped(sums, s.shape(2))
+    return found
+
+
+def conv_slopes(s: Site) -> Grads:
+    """Return dx: the transposed convolution of the gradient; dw; db."""
+    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
+    grad, kernel = net.in_format(s.g, s.kind().dtype), (s.shape(1)[2], s.shape(1)[3])
+    if s.wanted[1]:
+        found[1] = net.conv2d_grad_weight(s.x(0), grad, kernel=kernel, **attrs)
+    if s.wanted[0]:
+        size = (s.shape()[2], s.shape()[3])
+        extra = input_remainder(size, kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
+        found[0] = net.conv_transpose2d(grad, s.x(1), output_padding=extra, **attrs)
+    return found
 
 
 # -- tensor expression and slices -----------------------------------------------------------------
@@ -161,28 +173,17 @@ def plus_bias(y: te.Tensor, bias: te.Tensor, dtype: str) -> te.Tensor:
     return narrow(te.vadd(y, along(wide, 1, y.shape)), dtype)
 
 
-def _expression(
-    x: te.Tensor,
-    weight: te.Tensor,
-    *bias: te.Tensor,
-    stride: Any,
-    pad: Any,
-    dilation: Any,
-    groups: int,
-    out_dtype: str | None,
-) -> te.Tensor:
-    step, pads, spread = geometry(stride, pad, dilation)
-    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
+    step, pads, spread = geometry(**attrs)
+    out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, groups, sums)
+    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, attrs["groups"], sums)
     return plus_bias(y, bias[0], out) if bias else y
 
 
-def _slices(
-    shapes: tuple[Shape, ...], *, stride: Any, pad: Any, dilation: Any, groups: int, **attrs: Any
-) -> SliceRules:
+def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
     weight, biased = shapes[1], len(shapes) > 2
-    step, pads, spread = geometry(stride, pad, dilation)
+    step, pads, spread = geometry(**attrs)
     features = weight[0] // groups
     grain = features if groups > 1 else 1
     sources = [Source(1, 0, grain=grain), *([Source(2, 0, grain=grain)] if biased else [])]
@@ -207,7 +208,7 @@ def _slices(
 def conv_shape(call: Call) -> ConvShape:
     """Return the call as the kernels' description of a convolution."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
-    step, pads, spread = geometry(*(call.attrs[a] for a in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**call.attrs)
     main, groups = call.dtypes[0], call.attrs["groups"]
     return ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),
@@ -244,7 +245,7 @@ register(
         shape_rule=_shape,
         types=CONV_TYPES,
         slicing=_slices,
-        backward=_backward,
+        backward=conv_slopes,
         template=KERNEL,
         layouts=LAYOUTS,
         examples=_EXAMPLES,

@@ -15,8 +15,9 @@ from ascend_lab.kernels.rearrange import pad_launch, slice_launch
 from ascend_lab.limits import shown
 from ascend_lab.ops.attributes import NOT_NAN, is_whole
 from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.operator import REQUIRED, Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
@@ -80,10 +81,20 @@ def _slice_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return SliceRules("SlidingWindow", axes, adjust=adjust)
 
 
-def _slice_backward(grads: Any, inputs: Any, outputs: Any, **attrs: Any) -> Values:
-    result = np.zeros(inputs[0].shape, grads[0].dtype)
-    result[_taken(inputs[0].shape, **attrs)] = grads[0]
-    return result
+def _slice_slope(s: Site) -> Grads:
+    """Return the gradient with zeros around it; where the slice skips, added into zeros."""
+    shape = s.shape()
+    steps = s.attrs["step"] or (1,) * len(shape)
+    ranges = zip(s.attrs["begin"], s.attrs["end"], shape, strict=True)
+    bounds = [slice(b, e).indices(n)[:2] for b, e, n in ranges]
+    grad = s.g
+    for axis, step in enumerate(steps):
+        if step > 1:
+            places = np.arange(*bounds[axis], step, dtype=np.int32)
+            grad = added(s, grad, s.net.constant(places, name="places"), axis, shape[axis])
+            bounds[axis] = (0, shape[axis])
+    pads = tuple((low, n - high) for (low, high), n in zip(bounds, shape, strict=True))
+    return (s.net.pad(grad, pads=pads) if any(map(any, pads)) else grad,)
 
 
 register(
@@ -97,7 +108,7 @@ register(
         shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)),
         types=TypeRule(ANY),
         slicing=_slice_slices,
-        backward=_slice_backward,
+        backward=_slice_slope,
         template=plain(_slice_kernel),
         examples=(
             Example(((1,),), {"begin": (0,), "end": (1,)}),
@@ -137,8 +148,10 @@ def _pad_slices(shapes: tuple[Shape, ...], *, pads: Any, value: float) -> SliceR
     return SliceRules("SlidingWindow", axes, adjust=adjust)
 
 
-def _inner(x: Shape, pads: Any) -> tuple[slice, ...]:
-    return tuple(slice(p[0], p[0] + n) for n, p in zip(x, pads, strict=True))
+def _pad_slope(s: Site) -> Grads:
+    begin = tuple(before for before, _ in s.attrs["pads"])
+    end = tuple(b + n for b, n in zip(begin, s.shape(), strict=True))
+    return (s.net.slice(s.g, begin=begin, end=end),)
 
 
 register(
@@ -153,7 +166,7 @@ register(
         shape_rule=_padded,
         types=TypeRule(ANY),
         slicing=_pad_slices,
-        backward=lambda g, x, y, *, pads, value: g[0][_inner(x[0].shape, pads)],
+        backward=_pad_slope,
         template=plain(
             lambda call, chip: pad_launch(
                 chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]

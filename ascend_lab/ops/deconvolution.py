@@ -15,16 +15,17 @@ from ascend_lab.ops.convolution import (
     ATTRS,
     CONV_TYPES,
     LAYOUTS,
+    bias_slope,
     check_bias,
     check_groups,
-    conv_values,
-    conv_weight_slope,
     geometry,
     grouped,
     plus_bias,
+    window_attrs,
 )
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.operator import Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
@@ -49,7 +50,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: 
     check_rank("x (n, c, h, w)", x, 4)
     check_rank("weight (c, k / groups, r, s)", weight, 4)
     groups, extra = attrs["groups"], _extra(output_padding)
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     check_groups(x[1], weight[1] * groups, groups)
     if weight[0] != x[1]:
         raise ShapeError(
@@ -69,7 +70,7 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, output_padding: Any, **attrs: 
 def _values(
     x: Values, weight: Values, *bias: Values, output_padding: Any, groups: int, **attrs: Any
 ) -> Values:
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     kernel, extra = (weight.shape[2], weight.shape[3]), _extra(output_padding)
     size = _out((x.shape[2], x.shape[3]), kernel, step, pads, spread, extra)
     parts = np.einsum(
@@ -85,16 +86,30 @@ def _values(
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, output_padding: Any, groups: int, **attrs: Any
-) -> tuple[Values, ...]:
-    """Return dx = conv(g, w) and dw as a convolution's with image and output exchanged."""
-    x, weight = inputs[:2]
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
-    dx = conv_values(grads[0], weight, step, pads, spread, groups)[:, :, : x.shape[2], : x.shape[3]]
-    kernel = (weight.shape[2], weight.shape[3])
-    dw = conv_weight_slope(x, grads[0], kernel, step, pads, spread, groups)
-    return (dx, dw, grads[0].sum(axis=(0, 2, 3))) if len(inputs) > 2 else (dx, dw)
+# -- gradients ------------------------------------------------------------------------------------
+def _slopes(s: Site) -> Grads:
+    """Return dx: the convolution of the gradient; dw with image and gradient exchanged; db."""
+    net, attrs, found = s.net, window_attrs(s), bias_slope(s)
+    grad, image = net.in_format(s.g, s.kind().dtype), s.shape()
+    dx = net.conv2d(grad, s.x(1), **attrs)
+    if dx.shape != image:  # output_padding left pixels that no window reaches
+        dx = net.slice(dx, begin=(0, 0, 0, 0), end=image)
+        grad = _reached(s, grad)
+    if s.wanted[1]:
+        kernel = (s.shape(1)[2], s.shape(1)[3])
+        found[1] = net.conv2d_grad_weight(grad, s.x(0), kernel=kernel, **attrs)
+    found[0] = dx
+    return found
+
+
+def _reached(s: Site, grad: Any) -> Any:
+    """Return the gradient without the rows and columns of more than one stride of padding."""
+    extra, step = s.attrs["output_padding"], s.attrs["stride"]
+    extra = (extra, extra) if isinstance(extra, int) else tuple(extra)
+    step = (step, step) if isinstance(step, int) else tuple(step)
+    over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
+    end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
+    return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
 
 
 # -- tensor expression ----------------------------------------------------------------------------
@@ -135,11 +150,10 @@ def _expression(
     *bias: te.Tensor,
     output_padding: Any,
     groups: int,
-    out_dtype: str | None,
     **attrs: Any,
 ) -> te.Tensor:
     """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     spans, extra = reach((weight.shape[2], weight.shape[3]), spread), _extra(output_padding)
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
@@ -150,7 +164,7 @@ def _expression(
     )
     image = te.slice(image, begin, end) if min(map(min, sides)) < 0 else image
     pad = tuple(max(0, n) for side in sides for n in side)
-    out = cube_result(x.dtype, {"out_dtype": out_dtype})
+    out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
     y = te.conv2d(image, _flipped(weight, groups), 1, pad, spread, groups, sums)
     return plus_bias(y, bias[0], out) if bias else y
@@ -174,7 +188,7 @@ def _slices(
     shapes: tuple[Shape, ...], *, output_padding: Any, groups: int, **attrs: Any
 ) -> SliceRules:
     weight, extra = shapes[1], _extra(output_padding)
-    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    step, pads, spread = geometry(**attrs)
     spans = reach((weight[2], weight[3]), spread)
     windows = [
         Window(pads[i][0], spans[i] - 1 - pads[i][0], step[i], spread[i], inverse=True)
@@ -207,7 +221,7 @@ def deconv_shape(call: Call) -> DeconvShape:
     """Return the call as the kernels' description of a transposed convolution."""
     (n, c, h, w), (_, k, r, s) = call.shapes[:2]
     attrs, main = call.attrs, call.dtypes[0]
-    step, pads, spread = geometry(*(attrs[a] for a in ("stride", "pad", "dilation")))
+    step, pads, spread = geometry(**attrs)
     return DeconvShape(
         n, c, h, w, k * attrs["groups"], r, s, step, (*pads[0], *pads[1]), main,
         cube_result(main, attrs), spread, attrs["groups"], _extra(attrs["output_padding"]),
@@ -232,7 +246,7 @@ register(
         shape_rule=_shape,
         types=CONV_TYPES,
         slicing=_slices,
-        backward=_backward,
+        backward=_slopes,
         template=KERNEL,
         layouts=LAYOUTS,
         examples=(

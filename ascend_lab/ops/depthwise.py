@@ -16,7 +16,7 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
 from ascend_lab.kernels.layouts import unpack_conv
-from ascend_lab.ops.convolution import LAYOUTS, conv_shape
+from ascend_lab.ops.convolution import LAYOUTS, conv_shape, conv_slopes
 from ascend_lab.ops.formats import TypeRule, rounded
 from ascend_lab.ops.operator import Example, Operator
 from ascend_lab.ops.registry import get, register
@@ -33,7 +33,7 @@ def _full(x: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
     return {**attrs, "groups": x[1], "out_dtype": None}
 
 
-def _shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
+def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     if weight[:2] != (x[1], 1):
         raise ShapeError(
@@ -43,7 +43,7 @@ def _shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     return out
 
 
-def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+def _depthwise_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     """Return conv2d's rules; channels are free, and groups follow from them."""
     rules = CONV.slice_rules(shapes, _full(shapes[0], attrs))
 
@@ -55,26 +55,22 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     return replace(rules, axes=axes, adjust=adjust)
 
 
-def _backward(grads: Any, inputs: Any, outputs: Any, **attrs: Any) -> tuple[Values | None, ...]:
-    return CONV.gradient(grads, inputs, outputs, **_full(inputs[0].shape, attrs))
-
-
 def _conv_call(call: Call) -> Call:
     return replace(call, attrs=_full(call.shapes[0], dict(call.attrs)))
 
 
-def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+def _depthwise_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     return pack_depthwise(conv_shape(_conv_call(call)), arrays[0], arrays[1])
 
 
-KERNEL = Template(
+DEPTHWISE_KERNEL = Template(
     lambda call, chip: depthwise_launch(conv_shape(_conv_call(call)), chip),
-    _feed,
+    _depthwise_feed,
     lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
 )
 
 
-def _expression(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
+def _depthwise(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
     y: te.Tensor = CONV.expression(x, weight, **_full(x.shape, attrs))
     return y
 
@@ -84,14 +80,14 @@ register(
         "depthwise_conv2d",
         ("x", "weight"),
         lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)),
-        _expression,
+        _depthwise,
         "each channel convolved with its own kernel, on the vector unit in fp16",
         attrs={"stride": 1, "pad": 0, "dilation": 1},
-        shape_rule=_shape,
+        shape_rule=_depthwise_shape,
         types=TypeRule(("fp16",)),
-        slicing=_slices,
-        backward=_backward,
-        template=KERNEL,
+        slicing=_depthwise_slices,
+        backward=conv_slopes,
+        template=DEPTHWISE_KERNEL,
         layouts=LAYOUTS,
         examples=(
             Example(((1, 1, 1, 1), (1, 1, 1, 1))),

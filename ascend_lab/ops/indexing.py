@@ -20,8 +20,9 @@ from ascend_lab.kernels.one_hot import one_hot_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.attributes import NOT_NAN, is_whole
 from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float
+from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.operator import REQUIRED, Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, axis_of, elements
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
@@ -82,15 +83,9 @@ def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
     return te.transpose(rows, (*range(width, width + at), *range(width), *behind))
 
 
-def _gather_backward(grads: Any, inputs: Any, outputs: Any, *, axis: int) -> tuple[Values, None]:
-    """Return the gradient rows added up at the places they were read from."""
-    x, indices = inputs
-    at = axis_of("gather", axis, x.shape)
-    result = np.zeros(x.shape, grads[0].dtype)
-    front = np.moveaxis(result, at, 0)
-    width = tuple(range(at, at + indices.ndim))
-    np.add.at(front, indices, np.moveaxis(grads[0], width, range(indices.ndim)))
-    return result, None
+def _gather_slope(s: Site) -> Grads:
+    axis = axis_of("axis", s.attrs["axis"], s.shape())
+    return added(s, s.g, s.x(1), axis, s.shape()[axis]), None
 
 
 def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
@@ -109,7 +104,7 @@ register(
         shape_rule=_gather_shape,
         types=TypeRule(ANY, INDICES),
         slicing=_gather_slices,
-        backward=_gather_backward,
+        backward=_gather_slope,
         template=GATHER,
         index_bounds={"indices": row_limit},
         examples=(
@@ -140,7 +135,7 @@ register(
         shape_rule=_embedding_shape,
         types=TypeRule(FLOATS, INDICES),
         slicing=lambda shapes: _gather_slices(shapes, axis=0),
-        backward=lambda g, x, y: _gather_backward(g, x, y, axis=0),
+        backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
         template=GATHER,
         index_bounds={"indices": row_limit},
         examples=(

@@ -14,8 +14,9 @@ from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.rearrange import concat_launch, split_launch
 from ascend_lab.ops.attributes import is_whole
 from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.operator import REQUIRED, Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, axis_of
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
@@ -58,8 +59,16 @@ def _concat_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
     )
 
 
-def _concat_backward(grads: Any, inputs: Any, outputs: Any, *, axis: int) -> tuple[Values, ...]:
-    return tuple(np.split(grads[0], _bounds([x.shape[axis] for x in inputs]), axis))
+def _concat_slopes(s: Site) -> Grads:
+    axis = axis_of("axis", s.attrs["axis"], s.shape())
+    sizes = tuple(s.shape(i)[axis] for i in range(len(s.inputs)))
+    found: list[Any | None] = []
+    for size, end in zip(sizes, accumulate(sizes), strict=True):
+        shape = s.out_kind().shape
+        begin = tuple(end - size if i == axis else 0 for i in range(len(shape)))
+        stop = tuple(end if i == axis else n for i, n in enumerate(shape))
+        found.append(s.net.slice(s.g, begin=begin, end=stop))
+    return found
 
 
 register(
@@ -74,7 +83,7 @@ register(
         shape_rule=_concat_shape,
         types=TypeRule(ANY),
         slicing=_concat_slices,
-        backward=_concat_backward,
+        backward=_concat_slopes,
         template=plain(
             lambda call, chip: concat_launch(chip, call.shapes, call.attrs["axis"], call.dtypes[0]),
             feed=(),
@@ -135,6 +144,15 @@ def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceR
     )
 
 
+def _split_slope(s: Site) -> Grads:
+    kinds = [s.out_kind(i) for i in range(len(s.grads))]
+    parts = [
+        s.net.number(0.0, kind.shape, kind.dtype) if grad is None else grad
+        for grad, kind in zip(s.grads, kinds, strict=True)
+    ]
+    return (s.net.concat(*parts, axis=s.attrs["axis"]) if len(parts) > 1 else parts[0],)
+
+
 register(
     Operator(
         "split",
@@ -148,7 +166,7 @@ register(
         shape_rule=_split_shapes,
         types=TypeRule(ANY),
         slicing=_split_slices,
-        backward=lambda g, x, y, *, sizes, axis: np.concatenate(g, axis),
+        backward=_split_slope,
         template=plain(
             lambda call, chip: split_launch(
                 chip,

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 from ascend_lab import dsl as te
+from ascend_lab.ops.shapes import broadcast_shape
 
 NARROW = ("fp16", "bf16")
 
@@ -42,8 +43,6 @@ def in_fp32(compute: Callable[..., Any], only: tuple[str, ...] = NARROW) -> Call
 
 def stretch(*tensors: te.Tensor) -> tuple[te.Tensor, ...]:
     """Broadcast tensors to their common shape, explicitly."""
-    from ascend_lab.ops.shapes import broadcast_shape
-
     shape = broadcast_shape("operands", *(t.shape for t in tensors))
     return tuple(t if t.shape == shape else te.broadcast(t, shape) for t in tensors)
 

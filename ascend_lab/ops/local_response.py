@@ -70,20 +70,6 @@ def _slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> SliceRules
     return SliceRules("SlidingWindow", tuple(rules))
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, size: int, alpha: float, beta: float, bias: float
-) -> Values:
-    """Return d/dx: its own slope, and what x did to its neighbours' divisors."""
-    x, total = inputs[0], _total(inputs[0], size, alpha, bias)
-    spread = grads[0] * outputs[0] / total
-    before, after = _sides(size)
-    around = [(0, 0), (after, before), *((0, 0) for _ in x.shape[2:])]
-    near = np.pad(spread, around)
-    summed = sum(near[:, i : i + x.shape[1]] for i in range(size))
-    found: Values = grads[0] / total**beta - 2 * alpha * beta / size * x * summed
-    return found
-
-
 register(
     Operator(
         "lrn",
@@ -94,7 +80,6 @@ register(
         attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
         shape_rule=_shape,
         slicing=_slices,
-        backward=_backward,
         examples=(
             Example(((1, 1, 1, 1),), {"size": 1}),
             Example(((1, 16, 4, 4),), {"size": 5}),

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import narrow
-from ascend_lab.ops.operator import Example, Operator
+from ascend_lab.ops.operator import Example, Grads, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank, unbroadcast
+from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 
 Values = NDArray[Any]
@@ -74,19 +75,28 @@ def product(a: Values, b: Values, *, trans_a: bool, trans_b: bool, **attrs: Any)
     return result
 
 
-def product_slopes(
-    grad: Values, a: Values, b: Values, trans_a: bool, trans_b: bool
-) -> tuple[Values, Values]:
-    """Return dA = G B^T and dB = A^T G, transposed and summed back to the operands' shapes."""
-    left = turned(grad @ np.swapaxes(turned(b, trans_b), -1, -2), trans_a)
-    right = turned(np.swapaxes(turned(a, trans_a), -1, -2) @ grad, trans_b)
-    return unbroadcast(left, a.shape), unbroadcast(right, b.shape)
+def slopes(s: Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
+    """Return dA = G B^T and dB = A^T G as the same operator writes them, as A and B lie.
+
+    B is the weight: its gradient comes first.
+    """
+    net, left, right = s.net, None, None
+    grad = net.in_format(grad, s.kind().dtype)
+    if s.wanted[1]:
+        b = (grad, s.x(0)) if turn_b else (s.x(0), grad)
+        turns = (True, turn_a) if turn_b else (not turn_a, False)
+        right = net.add_node(op, *b, trans_a=turns[0], trans_b=turns[1])
+        right = net.summed_to(right, s.shape(1))
+    if s.wanted[0]:
+        a = (s.x(1), grad) if turn_a else (grad, s.x(1))
+        turns = (turn_b, True) if turn_a else (False, not turn_b)
+        left = net.add_node(op, *a, trans_a=turns[0], trans_b=turns[1])
+        left = net.summed_to(left, s.shape(0))
+    return left, right
 
 
-def _backward(
-    grads: Any, inputs: Any, outputs: Any, *, trans_a: bool, trans_b: bool, **attrs: Any
-) -> tuple[Values, Values]:
-    return product_slopes(grads[0], inputs[0], inputs[1], trans_a, trans_b)
+def _product(s: Site) -> Grads:
+    return slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"])
 
 
 def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> SliceRules:
@@ -140,7 +150,7 @@ def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...])
             shape_rule=rule,
             types=CUBE_TYPES,
             slicing=_slices,
-            backward=_backward,
+            backward=_product,
             layouts=LAYOUTS,
             examples=examples,
             tolerances=SUMS,
@@ -220,12 +230,14 @@ def _gemm_slices(
     return SliceRules("CubeMatmul", axes)
 
 
-def _gemm_backward(
-    grads: Any, inputs: Any, outputs: Any, *, alpha: float, beta: float, **attrs: Any
-) -> tuple[Values, Values, Values]:
-    a, b, bias = inputs
-    da, db = product_slopes(alpha * grads[0], a, b, attrs["trans_a"], attrs["trans_b"])
-    return da, db, unbroadcast(beta * grads[0], bias.shape)
+def _gemm_slopes(s: Site) -> Grads:
+    """Return the product's gradients times alpha, and the bias's: the rows' sum times beta."""
+    net, alpha, beta = s.net, s.attrs["alpha"], s.attrs["beta"]
+    bias = net.scaled(net.summed_to(s.g, s.shape(2)), beta) if s.wanted[2] else None
+    left, right = slopes(
+        s, "matmul", net.scaled(s.g, alpha), s.attrs["trans_a"], s.attrs["trans_b"]
+    )
+    return left, right, bias
 
 
 register(
@@ -240,7 +252,7 @@ register(
         shape_rule=_gemm_shape,
         types=TypeRule(("fp16", "bf16"), unit="cube"),
         slicing=_gemm_slices,
-        backward=_gemm_backward,
+        backward=_gemm_slopes,
         layouts=LAYOUTS,
         examples=(
             Example(((1, 1), (1, 1), (1,))),

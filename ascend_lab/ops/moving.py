@@ -16,9 +16,10 @@ from ascend_lab.kernels.rearrange import reshape_launch
 from ascend_lab.kernels.strided import copy_launch, row_major
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.formats import TypeRule, exact
-from ascend_lab.ops.operator import REQUIRED, Example, Operator
+from ascend_lab.ops.gradients import Site
+from ascend_lab.ops.operator import REQUIRED, Example, Grads, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements, unbroadcast
+from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
 from ascend_lab.ops.template import Call, plain
 
@@ -48,10 +49,9 @@ def _transpose_slices(shapes: tuple[Shape, ...], *, perm: Any) -> SliceRules:
     )
 
 
-def _transpose_backward(grads: Any, inputs: Any, outputs: Any, *, perm: Any) -> Values:
-    back = np.argsort(_order(perm, inputs[0].shape))
-    result: Values = grads[0].transpose(back)
-    return result
+def _transpose_slope(s: Site) -> Grads:
+    inverse = np.argsort(_order(s.attrs["perm"], s.shape()))
+    return (s.net.transpose(s.g, perm=tuple(int(i) for i in inverse)),)
 
 
 register(
@@ -65,7 +65,7 @@ register(
         shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)),
         types=TypeRule(ANY),
         slicing=_transpose_slices,
-        backward=_transpose_backward,
+        backward=_transpose_slope,
         template=plain(
             lambda call, chip: transpose_launch(
                 chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
@@ -166,7 +166,7 @@ register(
         shape_rule=_target,
         types=TypeRule(ANY),
         slicing=_reshape_slices,
-        backward=lambda g, x, y, *, shape: g[0].reshape(x[0].shape),
+        backward=lambda s: (s.net.shaped(s.g, s.shape()),),
         template=plain(
             lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0])
         ),
@@ -221,7 +221,7 @@ register(
         shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
         types=TypeRule(("fp16", "fp32", "bf16", "int32")),
         slicing=_expand_slices,
-        backward=lambda g, x, y, *, shape: unbroadcast(g[0], x[0].shape),
+        backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
         template=plain(_expand_kernel),
         examples=(
             Example(((1,),), {"shape": (17,)}),

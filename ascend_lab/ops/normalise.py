@@ -11,8 +11,9 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.attributes import EPSILON
 from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import in_fp32
-from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Shape, axis_of, elements
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
@@ -60,16 +61,28 @@ def softmax_values(x: Values, *, axis: int) -> Values:
     return result
 
 
-def softmax_slope(grad: Values, y: Values, axis: int) -> Values:
-    """Return y (g - sum(g y)): the gradient of softmax from its output y."""
-    result: Values = y * (grad - (grad * y).sum(axis=axis, keepdims=True))
-    return result
-
-
 def _log_softmax_values(x: Values, *, axis: int) -> Values:
     shifted = x - x.max(axis=axis, keepdims=True)
     result: Values = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
     return result
+
+
+def softmax_grad(s: Site, grad: Any, y: Any, axis: int) -> Any:
+    """Return y (g - sum(g y)) along an axis."""
+    net = s.net
+    total = net.reduce_sum(net.mul(grad, y), axis=(axis,), keepdims=True)
+    return net.mul(y, net.sub(grad, total))
+
+
+def _softmax_slope(s: Site) -> Grads:
+    return (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),)
+
+
+def _log_softmax_slope(s: Site) -> Grads:
+    """Return g - e^y sum(g)."""
+    net, axis = s.net, axis_of("axis", s.attrs["axis"], s.shape())
+    total = net.reduce_sum(s.g, axis=(axis,), keepdims=True)
+    return (net.sub(s.g, net.mul(net.exp(s.y()), total)),)
 
 
 _EXAMPLES = (
@@ -90,7 +103,8 @@ register(
         attrs={"axis": -1},
         shape_rule=_same_shape,
         slicing=_keep_axis,
-        backward=lambda g, x, y, *, axis: softmax_slope(g[0], y[0], axis),
+        backward=_softmax_slope,
+        wide=True,
         domains={"x": Domain(-6.0, 6.0)},
         examples=_EXAMPLES,
         tolerances=_LOOSE,
@@ -106,7 +120,8 @@ register(
         attrs={"axis": -1},
         shape_rule=_same_shape,
         slicing=_keep_axis,
-        backward=lambda g, x, y, *, axis: g[0] - np.exp(y[0]) * g[0].sum(axis=axis, keepdims=True),
+        backward=_log_softmax_slope,
+        wide=True,
         domains={"x": Domain(-6.0, 6.0)},
         examples=_EXAMPLES,
         tolerances=_LOOSE,
@@ -188,30 +203,44 @@ def _rms_norm_values(x: Values, scale: Values, *, axis: int, epsilon: float) -> 
     return result
 
 
-def _layer_norm_backward(
-    grads: Any, inputs: Any, outputs: Any, *, axis: int, epsilon: float
-) -> tuple[Values, Values, Values]:
-    """Return dx = r (h - mean(h) - n mean(h n)) with h = g scale, n = normalised x, and sums."""
-    x, scale, _ = inputs
-    axes = _tail_axes(x.shape, axis)
-    lead = tuple(range(axes[0]))
-    centred = x - x.mean(axis=axes, keepdims=True)
-    rate = 1 / np.sqrt((centred**2).mean(axis=axes, keepdims=True) + epsilon)
-    normal, scaled = centred * rate, grads[0] * scale
-    shared = normal * (scaled * normal).mean(axis=axes, keepdims=True)
-    dx = rate * (scaled - scaled.mean(axis=axes, keepdims=True) - shared)
-    return dx, (grads[0] * normal).sum(axis=lead), grads[0].sum(axis=lead)
+def _tail(s: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes in front of the normalised ones, and those."""
+    at, rank = axis_of("axis", s.attrs["axis"], s.shape()), len(s.shape())
+    return tuple(range(at)), tuple(range(at, rank))
 
 
-def _rms_norm_backward(
-    grads: Any, inputs: Any, outputs: Any, *, axis: int, epsilon: float
-) -> tuple[Values, Values]:
-    x, scale = inputs
-    axes = _tail_axes(x.shape, axis)
-    rate = 1 / np.sqrt((x**2).mean(axis=axes, keepdims=True) + epsilon)
-    normal, scaled = x * rate, grads[0] * scale
-    dx = rate * (scaled - normal * (scaled * normal).mean(axis=axes, keepdims=True))
-    return dx, (grads[0] * normal).sum(axis=tuple(range(axes[0])))
+def _rate(s: Site, centred: Any, axes: tuple[int, ...]) -> Any:
+    spread = s.net.reduce_mean(s.net.square(centred), axis=axes, keepdims=True)
+    return s.net.rsqrt(s.net.adds(spread, number=s.attrs["epsilon"]))
+
+
+def _over(s: Site, x: Any, axes: tuple[int, ...]) -> Any:
+    """Return x summed over its leading axes."""
+    return s.net.reduce_sum(x, axis=axes, keepdims=False) if axes else x
+
+
+def _layer_norm_slopes(s: Site) -> Grads:
+    """Return r (h - mean(h) - n mean(h n)), sum(g n), sum(g); h = g scale, n = normalised x."""
+    net, (lead, axes) = s.net, _tail(s)
+    centred = net.sub(s.x(), net.reduce_mean(s.x(), axis=axes, keepdims=True))
+    rate = _rate(s, centred, axes)
+    grad, normal = s.g, net.mul(centred, rate)
+    dscale, dbias = _over(s, net.mul(grad, normal), lead), _over(s, grad, lead)
+    scaled = net.mul(grad, s.x(1))
+    share = net.reduce_mean(net.mul(scaled, normal), axis=axes, keepdims=True)
+    mean = net.reduce_mean(scaled, axis=axes, keepdims=True)
+    dx = net.mul(rate, net.sub(net.sub(scaled, mean), net.mul(normal, share)))
+    return dx, dscale, dbias
+
+
+def _rms_norm_slopes(s: Site) -> Grads:
+    net, (lead, axes) = s.net, _tail(s)
+    rate = _rate(s, s.x(), axes)
+    normal = net.mul(s.x(), rate)
+    dscale = _over(s, net.mul(s.g, normal), lead)
+    scaled = net.mul(s.g, s.x(1))
+    share = net.reduce_mean(net.mul(scaled, normal), axis=axes, keepdims=True)
+    return net.mul(rate, net.sub(scaled, net.mul(normal, share))), dscale
 
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
@@ -226,7 +255,8 @@ register(
         ranges=EPSILON,
         shape_rule=_norm_shape,
         slicing=_norm_slices,
-        backward=_layer_norm_backward,
+        backward=_layer_norm_slopes,
+        wide=True,
         examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
         tolerances=_LOOSE,
     )
@@ -242,7 +272,8 @@ register(
         ranges=EPSILON,
         shape_rule=_norm_shape,
         slicing=_norm_slices,
-        backward=_rms_norm_backward,
+        backward=_rms_norm_slopes,
+        wide=True,
         examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
         tolerances=_LOOSE,
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
@@ -26,9 +25,10 @@ from ascend_lab.ops.formats import (
 )
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_shape, elements
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
-from ascend_lab.ops.template import Call, Template
+from ascend_lab.ops.template import Call, Template, Values
 
-Values = NDArray[Any]
+Grads = Sequence[Any]
+"""One gradient, or None, for each input of an operator."""
 REQUIRED = object()
 """Default of an attribute that the caller must give."""
 
@@ -65,8 +65,8 @@ class Operator:
     Needed: `name`, `inputs`, the NumPy `formula` (on fp64 or int64 arrays) and, to run it, the
     tensor expression `compute`. Everything else has the default of an elementwise operator.
     `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
-    **attrs)` the slice rules; `backward(grads, inputs, outputs, **attrs)` one gradient or None per
-    input; `template` is a hand-written kernel instead of the default schedule.
+    **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
+    fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
     `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
     attributes that are one number to the least and the largest (finite ones by default).
     """
@@ -84,7 +84,8 @@ class Operator:
     shape_rule: Callable[..., Any] = _broadcast
     types: TypeRule = field(default_factory=TypeRule)
     slicing: Callable[..., SliceRules] | None = None
-    backward: Callable[..., Any] | None = None
+    backward: Callable[[Any], Grads] | None = None
+    wide: bool = False
     template: Template | None = None
     layouts: Mapping[str, str] = field(default_factory=dict)
     domains: Mapping[str, Domain] = field(default_factory=dict)
@@ -207,22 +208,6 @@ class Operator:
         if self.slicing is None:
             return elementwise_rules(shapes, outs[0], outputs=len(outs))
         return self.slicing(tuple(shapes), **self.settings(attrs or {}))
-
-    def gradient(
-        self,
-        grads: Sequence[Values],
-        inputs: Sequence[Values],
-        outputs: Sequence[Values],
-        **attrs: Any,
-    ) -> tuple[Values | None, ...]:
-        """Return d(loss)/d(input) for each input, None where there is none, from d(loss)/d(output).
-
-        Computes in the inputs' precision, at least fp64 for fp64 inputs.
-        """
-        if self.backward is None:
-            return (None,) * len(inputs)
-        found = self.backward(tuple(grads), tuple(inputs), tuple(outputs), **self.settings(attrs))
-        return found if isinstance(found, tuple) else (found,)
 
     def layout(self, tensor: str) -> str:
         """Return the layout the operator prefers an input or output in; "ND" if any will do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,18 @@ from ascend_lab.ops.formats import FLOATS, Tolerances, TypeRule, exact, rounded
 from ascend_lab.ops.lifting import in_fp32
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
 from ascend_lab.ops.pooling_kernel import average_kernel, max_kernel
+from ascend_lab.ops.reduction import shared
 from ascend_lab.ops.registry import register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 from ascend_lab.ops.template import Call
 from ascend_lab.ops.windowing import (
     Pair,
-    add_windows,
-    cropped,
     fold_windows,
     out_size,
     padded,
     piece_pads,
     window_rule,
-    windows,
 )
 
 Values = NDArray[Any]
@@ -86,20 +85,6 @@ def _max_values(x: Values, *, kernel: Any, stride: Any, pad: Any) -> Values:
     return fold_windows(padded(x, pads, -np.inf), size, step, np.maximum)
 
 
-def _max_backward(
-    grads: Any, inputs: Any, outputs: Any, *, kernel: Any, stride: Any, pad: Any
-) -> Values:
-    """Return each window's gradient at its first largest element."""
-    size, step, pads = geometry(kernel, stride, pad)
-    image = padded(inputs[0], pads, -np.inf)
-    seen = windows(image, size, step)
-    flat = seen.reshape((*seen.shape[:4], -1))
-    hit = np.arange(flat.shape[-1]) == flat.argmax(axis=-1)[..., None]
-    parts = (hit * grads[0][..., None]).reshape(seen.shape)
-    height, width = inputs[0].shape[2:]
-    return cropped(add_windows(parts, image.shape, step), pads, (height, width))
-
-
 def _max(x: te.Tensor, *, kernel: Any, stride: Any, pad: Any) -> te.Tensor:
     return _pooled(x, *geometry(kernel, stride, pad), "max")
 
@@ -123,17 +108,6 @@ def _average_values(
     counts = window_counts(x.shape[2:], size, step, pads, count_include_pad)
     result: Values = fold_windows(padded(x, pads), size, step, np.add) / counts
     return result
-
-
-def _average_backward(
-    grads: Any, inputs: Any, outputs: Any, *, kernel: Any, stride: Any, pad: Any, **attrs: Any
-) -> Values:
-    size, step, pads = geometry(kernel, stride, pad)
-    x = inputs[0]
-    share = grads[0] / window_counts(x.shape[2:], size, step, pads, attrs["count_include_pad"])
-    parts = np.broadcast_to(share[..., None, None], (*share.shape, *size))
-    image = (*x.shape[:2], *(n + sum(p) for n, p in zip(x.shape[2:], pads, strict=True)))
-    return cropped(add_windows(parts, image, step), pads, (x.shape[2], x.shape[3]))
 
 
 def _average(
@@ -179,12 +153,6 @@ def _global_slices(combine: Any) -> Any:
     return slicing
 
 
-def _global_max_backward(grads: Any, inputs: Any, outputs: Any) -> Values:
-    hits = (inputs[0] == outputs[0]).astype(grads[0].dtype)
-    result: Values = grads[0] * hits / hits.sum(axis=(2, 3), keepdims=True)
-    return result
-
-
 def _global_mean(x: te.Tensor) -> te.Tensor:
     total = te.reduce_sum(x, (2, 3), keepdims=True)
     return te.vmuls(total, 1.0 / (x.shape[2] * x.shape[3]))
@@ -226,7 +194,7 @@ _pool(
     "largest element of each window; padding never wins",
     _max_values,
     in_fp32(_max, ("bf16",)),
-    _max_backward,
+    lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
     template=max_kernel(_call_geometry),
     domains=_DISTINCT,
     tolerances=exact(),
@@ -236,7 +204,7 @@ _pool(
     "mean of each window, over real elements only or, with count_include_pad, over padding too",
     _average_values,
     in_fp32(_average),
-    _average_backward,
+    lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
     template=average_kernel(_call_geometry, _call_counts),
     attrs={**_ATTRS, "count_include_pad": False},
     examples=(
@@ -250,7 +218,8 @@ _pool(
     "largest element of each channel",
     lambda x: x.max(axis=(2, 3), keepdims=True),
     in_fp32(lambda x: te.reduce_max(x, (2, 3), keepdims=True), ("bf16",)),
-    _global_max_backward,
+    lambda s: (shared(s, s.g, s.y(), (2, 3)),),
+    wide=True,
     attrs={},
     shape_rule=_global_shape,
     slicing=_global_slices("max"),
@@ -263,7 +232,7 @@ _pool(
     "mean of each channel",
     lambda x: x.mean(axis=(2, 3), keepdims=True),
     in_fp32(_global_mean),
-    lambda g, x, y: np.broadcast_to(g[0] / (x[0].shape[2] * x[0].shape[3]), x[0].shape),
+    lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
     attrs={},
     shape_rule=_global_shape,
     slicing=_global_slices(None),

@@ -27,7 +27,7 @@ LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
 """What padding holds when the largest element is sought: no value is smaller."""
 
 
-def fold_windows(x: te.Tensor, size: Pair, step: Pair, kind: str) -> te.Tensor:
+def folded(x: te.Tensor, size: Pair, step: Pair, kind: str) -> te.Tensor:
     """Return the "max" or "sum" of every window of a padded image (n, c1, h, w, c0)."""
     n, c1, h, w, c0 = x.shape
     out = (n, c1, (h - size[0]) // step[0] + 1, (w - size[1]) // step[1] + 1, c0)
@@ -66,7 +66,7 @@ def max_kernel(geometry: Geometry) -> Template:
         x = te.placeholder(_blocks(call), call.dtypes[0], "x")
         padded = te.pad(x, _edges(pads), LOWEST[x.dtype])
         values = wide(padded) if x.dtype == "bf16" else padded
-        y = narrow(fold_windows(values, size, step, "max"), x.dtype)
+        y = narrow(folded(values, size, step, "max"), x.dtype)
         return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
     return Template(build, _feed, _fetch)
@@ -82,7 +82,7 @@ def average_kernel(geometry: Geometry, counts: Callable[[Call], Values]) -> Temp
     def build(call: Call, chip: Chip) -> Kernel:
         size, step, pads = geometry(call)
         x = te.placeholder(_blocks(call), call.dtypes[0], "x")
-        total = fold_windows(wide(te.pad(x, _edges(pads))), size, step, "sum")
+        total = folded(wide(te.pad(x, _edges(pads))), size, step, "sum")
         many = counts(call)
         if np.ptp(many) == 0:
             mean = te.vmuls(total, 1.0 / float(many.flat[0]))

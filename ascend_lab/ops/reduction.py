@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, exact, rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import NARROW, in_fp32
-from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator
 from ascend_lab.ops.registry import register
-from ascend_lab.ops.shapes import Shape, axes_of
+from ascend_lab.ops.shapes import Shape, axes_of, elements
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
 Values = NDArray[Any]
@@ -39,12 +40,6 @@ def reduced_shape(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     if keepdims:
         return tuple(1 if i in axes else n for i, n in enumerate(x))
     return tuple(n for i, n in enumerate(x) if i not in axes)
-
-
-def restored(values: Values, like: Values, axis: Any) -> Values:
-    """Return a reduced array with its folded axes back as size 1, so that it broadcasts."""
-    axes = axes_of("reduce", axis, like.shape)
-    return values.reshape(tuple(1 if i in axes else n for i, n in enumerate(like.shape)))
 
 
 def _slices(shapes: tuple[Shape, ...], *, axis: Any, keepdims: bool, combine: Any) -> SliceRules:
@@ -80,18 +75,6 @@ def _expressed(compute: Callable[..., te.Tensor]) -> Callable[..., te.Tensor]:
     return expression
 
 
-def _chained(slope: Callable[..., Values]) -> Callable[..., Values]:
-    """Return the gradient from `slope(x, y, axes)`, dy/dx with y's folded axes as size 1."""
-
-    def backward(grads: Any, inputs: Any, outputs: Any, *, axis: Any, keepdims: bool) -> Values:
-        x = inputs[0]
-        grad, y = restored(grads[0], x, axis), restored(outputs[0], x, axis)
-        result: Values = grad * slope(x, y, axes_of("reduce", axis, x.shape))
-        return result
-
-    return backward
-
-
 def _not_empty(x: Shape, *, axis: Any, keepdims: bool) -> Shape:
     """Return the reduced shape of a fold without an identity: it needs an element."""
     if 0 in (x[a] for a in axes_of("reduce", axis, x)):
@@ -104,14 +87,14 @@ def _reduction(
     summary: str,
     formula: Callable[..., Values],
     compute: Callable[..., te.Tensor],
-    slope: Callable[..., Values],
+    backward: Callable[[Site], Grads] | None,
     combine: Combine | None,
     *,
     identity: bool = True,
     lift: tuple[str, ...] = NARROW,
     **more: Any,
 ) -> None:
-    """Register a reduction; `slope(x, y, axes)` is dy/dx with y's folded axes kept as size 1."""
+    """Register a reduction; `combine` joins partial results, `identity` allows empty axes."""
     base: dict[str, Any] = {
         "types": TypeRule(NUMBERS),
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
@@ -126,7 +109,7 @@ def _reduction(
             attrs={"axis": None, "keepdims": False},
             shape_rule=reduced_shape if identity else _not_empty,
             slicing=partial(_slices, combine=combine),
-            backward=_chained(slope),
+            backward=backward,
             examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
             allows_empty=True,
             **{**base, **more},
@@ -134,21 +117,34 @@ def _reduction(
     )
 
 
-def _share(x: Values, y: Values, axes: tuple[int, ...]) -> Values:
-    """Return 1 at the extreme elements, shared equally among ties."""
-    hits = (x == y).astype(y.dtype)
-    result: Values = hits / hits.sum(axis=axes, keepdims=True)
-    return result
+def _restored(s: Site, value: Any) -> tuple[Any, Shape]:
+    """Return a reduced tensor with its folded axes back as size 1, and the input's shape."""
+    shape = s.shape()
+    axes = axes_of("reduce", s.attrs["axis"], shape)
+    kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return s.net.shaped(value, kept), shape
 
 
-def _others(x: Values, y: Values, axes: tuple[int, ...]) -> Values:
-    """Return the product of all other elements, also where one of them is 0."""
-    moved = np.moveaxis(x, axes, range(-len(axes), 0))
-    flat = moved.reshape((*moved.shape[: x.ndim - len(axes)], -1))
-    before = np.cumprod(np.insert(flat, 0, 1, axis=-1)[..., :-1], axis=-1)
-    reverse = flat[..., ::-1]
-    after = np.cumprod(np.insert(reverse, 0, 1, axis=-1)[..., :-1], axis=-1)[..., ::-1]
-    return np.moveaxis((before * after).reshape(moved.shape), range(-len(axes), 0), axes)
+def _reduce_sum(s: Site) -> Grads:
+    return (s.net.stretched(*_restored(s, s.g)),)
+
+
+def _reduce_mean(s: Site) -> Grads:
+    grad, shape = _restored(s, s.g)
+    return (s.net.stretched(s.net.scaled(grad, elements(grad.shape) / elements(shape)), shape),)
+
+
+def shared(s: Site, grad: Any, y: Any, axes: tuple[int, ...]) -> Any:
+    """Return the gradient shared equally by the elements that are the extreme one."""
+    net = s.net
+    hits = net.equal(s.x(), y)
+    count = net.reduce_sum(hits, axis=axes, keepdims=True)
+    return net.mul(hits, net.div(grad, count))
+
+
+def _reduce_extreme(s: Site) -> Grads:
+    axes = axes_of("reduce", s.attrs["axis"], s.shape())
+    return (shared(s, _restored(s, s.g)[0], _restored(s, s.y())[0], axes),)
 
 
 def _mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
@@ -157,15 +153,13 @@ def _mean(x: te.Tensor, axes: tuple[int, ...], keepdims: bool) -> te.Tensor:
 
 
 _distinct = Domain(distinct=True)
-_reduction(
-    "reduce_sum", "sum over axes", np.sum, te.reduce_sum, lambda x, y, a: np.ones_like(x), "sum"
-)
+_reduction("reduce_sum", "sum over axes", np.sum, te.reduce_sum, _reduce_sum, "sum")
 _reduction(
     "reduce_mean",
     "mean over axes",
     np.mean,
     _mean,
-    lambda x, y, a: np.full_like(x, 1.0 / math.prod(x.shape[i] for i in a)),
+    _reduce_mean,
     None,
     types=TypeRule(FLOATS),
     identity=False,
@@ -175,11 +169,12 @@ _reduction(
     "largest element over axes",
     np.max,
     te.reduce_max,
-    _share,
+    _reduce_extreme,
     "max",
     lift=("bf16",),
     identity=False,
     domains={"x": _distinct},
+    wide=True,
     tolerances=exact(),
 )
 _reduction(
@@ -187,11 +182,12 @@ _reduction(
     "smallest element over axes",
     np.min,
     te.reduce_min,
-    _share,
+    _reduce_extreme,
     "min",
     lift=("bf16",),
     identity=False,
     domains={"x": _distinct},
+    wide=True,
     tolerances=exact(),
 )
 _reduction(
@@ -199,7 +195,7 @@ _reduction(
     "product over axes",
     np.prod,
     te.reduce_prod,
-    _others,
+    None,
     "prod",
     types=TypeRule(FLOATS),
     domains={"x": Domain(0.8, 1.2)},

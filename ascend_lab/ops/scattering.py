@@ -1,6 +1,6 @@
 """Scatter: rows written where run-time indices say, replaced or added to.
 
-Where indices repeat, the last update wins, or all are added; gradients follow the same rule.
+Where indices repeat, the last update wins, or all are added.
 """
 
 from __future__ import annotations
@@ -71,22 +71,6 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
     return result
 
 
-def _winners(indices: Values) -> Values:
-    """Return 1 for each index that no later one repeats, else 0."""
-    flat = indices.ravel()
-    last = {int(index): position for position, index in enumerate(flat)}
-    kept = [last[int(index)] == position for position, index in enumerate(flat)]
-    return np.array(kept, np.float64).reshape(indices.shape)
-
-
-def _update_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, None, Values]:
-    x, indices, updates = inputs
-    dx = grads[0].copy()
-    dx[indices] = 0
-    kept = _winners(indices).reshape((*indices.shape, *(1,) * (x.ndim - 1)))
-    return dx, None, grads[0][indices] * kept.astype(updates.dtype)
-
-
 def _scatter_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     """Return the tensors of the kernel, which changes y in place: y starts as x."""
     return {"y": arrays[0], "index": arrays[1], "u": arrays[2]}
@@ -129,7 +113,7 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
 _register_scatter(
     "update",
     _updated,
-    _update_backward,
+    None,
     "x with row indices[i] replaced by updates[i]; of equal indices the last wins",
     types=TypeRule(ANY, INDICES),
     tolerances=exact(),
@@ -137,7 +121,7 @@ _register_scatter(
 _register_scatter(
     "add",
     _added,
-    lambda g, x, y: (g[0], None, g[0][x[1]]),
+    lambda s: (s.g, None, s.net.gather(s.g, s.x(1), axis=0)),
     "x with updates[i] added to row indices[i]; equal indices add up",
     types=TypeRule(("fp16", "fp32", "int32"), INDICES),
     # narrow formats round after each addition: one ulp of the largest partial sum each

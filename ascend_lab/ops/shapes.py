@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.attributes import is_whole
 
@@ -60,14 +57,6 @@ def broadcast_shape(where: str, *shapes: Shape) -> Shape:
             )
         out.append(wanted.pop() if wanted else 1)
     return tuple(out)
-
-
-def unbroadcast(grad: NDArray[Any], shape: Shape) -> NDArray[Any]:
-    """Sum a gradient over the axes along which an input of `shape` was repeated."""
-    grad = grad.sum(axis=tuple(range(grad.ndim - len(shape))))
-    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
-    result: NDArray[Any] = np.sum(grad, axis=stretched, keepdims=True)
-    return result
 
 
 def axis_of(where: str, axis: Any, shape: Shape) -> int:

@@ -12,8 +12,9 @@ from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.ops.attributes import BELOW_ONE, EPSILON
 from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.lifting import in_fp32
-from ascend_lab.ops.operator import Domain, Example, Operator
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator
 from ascend_lab.ops.registry import get, register
 from ascend_lab.ops.shapes import Shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
@@ -44,15 +45,16 @@ def _loss(logits: te.Tensor, target: te.Tensor) -> te.Tensor:
     return te.vmuls(te.reduce_sum(te.vmul(target, found), 1), -1.0)
 
 
-def _loss_backward(grads: Any, inputs: Any, outputs: Any) -> tuple[Values, Values]:
-    """Return (softmax sum(target) - target) g and -log_softmax g."""
-    logits, target = inputs
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    power = np.exp(shifted)
-    total = power.sum(axis=1, keepdims=True)
-    grad = grads[0][:, None]
-    slope = grad * (power / total * target.sum(axis=1, keepdims=True) - target)
-    return slope, -grad * (shifted - np.log(total))
+def _loss_slopes(s: Site) -> Grads:
+    """Return g (softmax sum(target) - target) and -g log_softmax."""
+    net, rows = s.net, s.shape()[0]
+    grad, logits, target = net.shaped(s.g, (rows, 1)), s.x(0), s.x(1)
+    total = net.reduce_sum(target, axis=(1,), keepdims=True)
+    slope = net.sub(net.mul(net.softmax(logits, axis=1), total), target)
+    right = None
+    if s.wanted[1]:
+        right = net.muls(net.mul(net.log_softmax(logits, axis=1), grad), number=-1.0)
+    return net.mul(slope, grad), right
 
 
 def _loss_slices(shapes: tuple[Shape, ...]) -> SliceRules:
@@ -69,7 +71,8 @@ register(
         outputs=("loss",),
         shape_rule=_loss_shape,
         slicing=_loss_slices,
-        backward=_loss_backward,
+        backward=_loss_slopes,
+        wide=True,
         domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
         examples=tuple(Example((s, s)) for s in ((1, 1), (3, 17), (5, 129), (31, 16))),
         tolerances=rounded(fp32_ulps=64, atol=2.0**-14),

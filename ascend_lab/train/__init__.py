@@ -6,15 +6,12 @@ from ascend_lab.train.precision import DynamicLossScale, found_inf
 from ascend_lab.train.profile import GradientRow, StepProfile, profile_training
 from ascend_lab.train.recompute import cuts, every
 from ascend_lab.train.repeated import profile_layers
-from ascend_lab.train.rules import RULES, Site, rule
 from ascend_lab.train.stepping import StepResult, at_step, first_values, run_step
 from ascend_lab.train.timeline import StepTimeline, scaling_curve, step_timeline
 
 __all__ = [
-    "RULES",
     "DynamicLossScale",
     "GradientRow",
-    "Site",
     "StepProfile",
     "StepResult",
     "StepTimeline",
@@ -27,7 +24,6 @@ __all__ = [
     "found_inf",
     "profile_layers",
     "profile_training",
-    "rule",
     "run_step",
     "scaling_curve",
     "step_timeline",

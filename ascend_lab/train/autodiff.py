@@ -15,20 +15,18 @@ from typing import Any
 
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, Value, verify
-from ascend_lab.train import (  # noqa: F401 - rules register themselves
-    precision,
-    rules_elementwise,
-    rules_moves,
-    rules_norms,
-    rules_products,
-    rules_windows,
-    updates,
+from ascend_lab.train.precision import (
+    FORMATS,
+    copies_named,
+    in_compute_format,
+    master_constant,
+    master_of,
 )
-from ascend_lab.train import recompute as again
-from ascend_lab.train.rules import gradients
+from ascend_lab.train.recompute import carried, dropped_tensors
 from ascend_lab.train.step import TrainingGraph, as_written, telling_names, without
-from ascend_lab.train.tape import Tape
+from ascend_lab.train.tape import Tape, gradients
 from ascend_lab.train.trainable import NORMS, STATISTICS, trainable
+from ascend_lab.train.updates import Optimiser, declare_states, optimiser, running, update, zeros
 
 __all__ = ["SEED", "TrainingGraph", "training_graph"]
 SEED = "loss.seed"
@@ -61,11 +59,11 @@ def training_graph(
         raise InputError("loss cross_entropy", repr(loss), "append another loss to the graph")
     if not loss_scale > 0:
         raise InputError("a loss scale above 0", str(loss_scale), "1 switches scaling off")
-    if master not in precision.FORMATS:
-        raise InputError(f"master {', '.join(precision.FORMATS)}", repr(master), "choose one")
-    found = updates.optimiser(optimizer, settings)
+    if master not in FORMATS:
+        raise InputError(f"master {', '.join(FORMATS)}", repr(master), "choose one")
+    found = optimiser(optimizer, settings)
     names = trainable(forward, parameters)
-    step = _Step(forward, precision.in_compute_format(forward, dtype), names, master, recompute)
+    step = _Step(forward, in_compute_format(forward, dtype), names, master, recompute)
     step.forward()
     rows = step.losses()
     step.backward(rows, loss_scale)
@@ -84,13 +82,13 @@ class _Step:
         recompute: Sequence[str] | int,
     ) -> None:
         self.given, self.names, self.master = given, names, master
-        origins = {name: precision.master_of(name, given) for name in typed.constants}
+        origins = {name: master_of(name, given) for name in typed.constants}
         masters = {name: origin for name, origin in origins.items() if origin in names}
-        typed, self.leaves = precision.copies_named(typed, masters, master)
+        typed, self.leaves = copies_named(typed, masters, master)
         self.typed = typed
-        dropped = again.dropped_tensors(typed, recompute, tuple(self.leaves))
+        dropped = dropped_tensors(typed, recompute, tuple(self.leaves))
         self.net = Tape(f"{given.name}_training", "fp32", dropped)
-        self.wanted = again.carried(typed, tuple(self.leaves))
+        self.wanted = carried(typed, tuple(self.leaves))
         self.grads: dict[str, Value] = {}
         self.statistics: dict[str, str] = {}
         self.initial: dict[str, Constant] = {}
@@ -111,7 +109,7 @@ class _Step:
 
     def _input(self, name: str, dtype: str) -> None:
         """Declare a constant of the given graph as an input."""
-        constant = precision.master_constant(self.given.constants[name], dtype)
+        constant = master_constant(self.given.constants[name], dtype)
         self.initial[name] = constant
         self.net.input(name, constant.type.shape, dtype)
 
@@ -209,7 +207,7 @@ class _Step:
         return found
 
     # -- update -----------------------------------------------------------------------------------
-    def finish(self, found: updates.Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
+    def finish(self, found: Optimiser | None, scale: float, strict: bool) -> TrainingGraph:
         """Append the updates; return the graph with what its names mean."""
         net, grads = self.net, self._merged()
         missing = [name for name in self.names if name not in grads]
@@ -221,13 +219,13 @@ class _Step:
         states: list[str] = []
         for name in as_written(net, grads):
             if found is not None:
-                own = updates.declare_states(net, name, net.kind(name), found)
-                self.initial.update({state: updates.zeros(net, state) for state in own})
-                new.update(updates.update(net, name, grads[name], own, found, scale))
+                own = declare_states(net, name, net.kind(name), found)
+                self.initial.update({state: zeros(net, state) for state in own})
+                new.update(update(net, name, grads[name], own, found, scale))
                 states += own
         for name, batch in self.statistics.items():
             states.append(name)
-            new[name] = updates.running(net, name, batch)
+            new[name] = running(net, name, batch)
         return self._described(parameters, grads, states, new, scale)
 
     def _described(

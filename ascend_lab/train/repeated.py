@@ -77,8 +77,8 @@ def profile_layers(
         forward_s=profile.forward_s + more * ahead,
         backward_s=profile.backward_s + more * back,
         update_s=profile.update_s + more * new_s,
-        gradients=_gradients(profile.gradients, prefix, more, back),
-        operators=_operators(profile.operators, prefix, more),
+        gradients=_all_gradients(profile.gradients, prefix, more, back),
+        operators=_all_operators(profile.operators, prefix, more),
         memory_bytes=0,
     )
 
@@ -88,7 +88,7 @@ def _renamed(name: str, prefix: str, old: int, new: int) -> str:
     return f"{prefix}{new}.{name[len(start) :]}" if name.startswith(start) else name
 
 
-def _gradients(
+def _all_gradients(
     rows: Sequence[GradientRow], prefix: str, more: int, period_s: float
 ) -> tuple[GradientRow, ...]:
     """Return the rows of all layers: backward comes to the last first, each a period after."""
@@ -107,7 +107,7 @@ def _gradients(
     return tuple(sorted(found, key=lambda row: row.ready_s))
 
 
-def _operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
+def _all_operators(rows: Sequence[OperatorRow], prefix: str, more: int) -> tuple[OperatorRow, ...]:
     """Return the kernels with the middle layer's, forward and backward, `more` times again."""
     found: list[OperatorRow] = []
     for phase in ("forward", "backward", "update"):

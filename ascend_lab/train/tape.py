@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab.graph import Constant, Fill, Graph, GraphBuilder, Node, TensorType, Value, infer
+from ascend_lab.graph.infer import operator_of
+from ascend_lab.ops.gradients import Site, Writer, written
 from ascend_lab.ops.shapes import Shape
 
-NARROW = ("fp16", "bf16")
 PHASES = ("forward", "recompute", "backward", "update")
 
 
-class Tape(GraphBuilder):
+class Tape(GraphBuilder, Writer):
     """A builder whose nodes carry a phase; `prefix` is what unnamed nodes are called after.
 
     Tensors in `dropped` are not kept for backward: `kept` writes their producers once more.
@@ -66,11 +67,11 @@ class Tape(GraphBuilder):
         """Declare a constant under its own name."""
         return self.constant(constant.data, constant.type, name)
 
-    def number(self, value: float, kind: TensorType) -> Value:
+    def number(self, value: float, shape: Shape, dtype: str) -> Value:
         """Return the constant that holds one number everywhere; equal ones are one."""
-        key = (value, kind.shape, kind.dtype)
+        key = (value, shape, dtype)
         if key not in self._fills:
-            self._fills[key] = self.constant(Fill(value), replace(kind, layout="ND"), "number")
+            self._fills[key] = self.constant(Fill(value), TensorType(shape, dtype), "number")
         return self._fills[key]
 
     # -- recomputation ----------------------------------------------------------------------------
@@ -101,51 +102,6 @@ class Tape(GraphBuilder):
         self._copies.update(copies)
         self.phase = phase
 
-    # -- short words of the rules -----------------------------------------------------------------
-    def wide(self, x: Value) -> Value:
-        """Return x in fp32 if its format is narrower."""
-        return self.in_format(x, "fp32") if x.type.dtype in NARROW else x
-
-    def in_format(self, x: Value, dtype: str) -> Value:
-        """Return x in a format, cast where it has another."""
-        out: Value = x if x.type.dtype == dtype else self.cast(x, dtype=dtype)
-        return out
-
-    def shaped(self, x: Value, shape: Sequence[int]) -> Value:
-        """Return x in another shape of as many elements."""
-        out: Value = x if x.shape == tuple(shape) else self.reshape(x, shape=tuple(shape))
-        return out
-
-    def stretched(self, x: Value, shape: Shape) -> Value:
-        """Return x repeated along its axes of size 1."""
-        out: Value = x if x.shape == shape else self.expand(x, shape=shape)
-        return out
-
-    def summed_to(self, x: Value, shape: Shape) -> Value:
-        """Return x summed over the axes along which a tensor of `shape` was repeated."""
-        lead = len(x.shape) - len(shape)
-        axes = [*range(lead)]
-        axes += [i + lead for i, n in enumerate(shape) if n == 1 and x.shape[i + lead] != 1]
-        if axes:
-            x = self.reduce_sum(x, axis=tuple(axes), keepdims=False)
-        return self.shaped(x, shape)
-
-    def channel_sums(self, x: Value) -> Value:
-        """Return the sum of each channel of (n, c, h, w) as (1, c, 1, 1): columns, then the rest.
-
-        In the first step rows of pixels, of which every core has some, are added to each other.
-        """
-        inner = tuple(range(2, len(x.shape)))
-        if inner[:-1]:
-            x = self.reduce_sum(x, axis=inner[:-1], keepdims=True)
-        out: Value = self.reduce_sum(x, axis=(0, *inner[-1:]), keepdims=True)
-        return out
-
-    def scaled(self, x: Value, number: float) -> Value:
-        """Return x times a number."""
-        out: Value = x if number == 1.0 else self.muls(x, number=float(number))
-        return out
-
     def finished(self, outputs: Sequence[str], names: Mapping[str, str]) -> Graph:
         """Return the verified graph with these outputs, tensors renamed by `names`."""
         self._outputs = list(outputs)
@@ -157,3 +113,19 @@ class Tape(GraphBuilder):
         nodes = tuple(replace(n, inputs=new(n.inputs), outputs=new(n.outputs)) for n in graph.nodes)
         types = {names.get(name, name): kind for name, kind in graph.types.items()}
         return replace(graph, nodes=nodes, types=types, outputs=new(graph.outputs))
+
+
+def gradients(
+    net: Tape, node: Node, grads: tuple[Value | None, ...], wanted: tuple[bool, ...]
+) -> list[Value | None]:
+    """Append what computes the gradients of a node's inputs; None where none is wanted or is.
+
+    Raises `UnsupportedError` for an operator without a rule.
+    """
+    net.prefix = f"{node.name}.grad"
+    operator = operator_of(node.op)
+    full = operator.settings(node.attrs)
+    tensors = (node.inputs, node.outputs)
+    return written(
+        operator, Site(net, node.op, node.name, *tensors, grads, wanted, full, operator.wide)
+    )

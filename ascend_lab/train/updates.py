@@ -65,7 +65,8 @@ def zeros(net: Tape, name: str) -> Constant:
 
 def unscaled(net: Tape, grad: Value, dtype: str, loss_scale: float) -> Value:
     """Return a gradient in a parameter's format, without the loss's scale."""
-    return net.scaled(net.in_format(grad, dtype), 1.0 / loss_scale)
+    found: Value = net.scaled(net.in_format(grad, dtype), 1.0 / loss_scale)
+    return found
 
 
 def update(

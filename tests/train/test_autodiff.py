@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from grad_cases import NETWORKS, check_gradients, convolutions, doubled, given, mlp, words
 
+from ascend_lab import ops
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph import Constant, Fill, GraphBuilder, TensorType, evaluate, evaluate_all
-from ascend_lab.graph.infer import operator_of
 from ascend_lab.train import TrainingGraph, training_graph
 from ascend_lab.train.trainable import trainable
 
@@ -34,7 +34,7 @@ def _chained(step: TrainingGraph, inputs: Any) -> dict[str, Any]:
                  for n in node.inputs]  # fmt: skip
         outs = [values[n] for n in node.outputs]
         grads = [slopes.get(n, np.zeros_like(v)) for n, v in zip(node.outputs, outs, strict=True)]
-        found = operator_of(node.op).gradient(grads, reads, outs, **node.attrs)
+        found = ops.gradient(node.op, grads, reads, outs, **node.attrs)
         for name, slope in zip(node.inputs, found, strict=True):
             if slope is not None:
                 slopes[name] = slopes.get(name, 0.0) + slope

@@ -1,17 +1,15 @@
-"""Two lanes: buckets wait for gradients and each other; many devices; slow ones; SGD's rates."""
+"""Two lanes: buckets wait for gradients and each other; many devices; slow ones."""
 
 from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import star
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.train.asynchronous import compare_rates, staleness
 from ascend_lab.train.cost import Interpolated
 from ascend_lab.train.profile import GradientRow, StepProfile
 from ascend_lab.train.timeline import (
@@ -128,35 +126,3 @@ def test_a_slow_device_slows_all() -> None:
     for bad in ([], [0.0]):
         with pytest.raises(AscendLabError):
             straggler_timeline(STEP, cost, bad)
-
-
-# -- rates ----------------------------------------------------------------------------------------
-def test_equal_devices_gain_nothing() -> None:
-    found = compare_rates(np.full((50, 4), 0.01), 0.002)
-    assert found.synchronous_per_s == pytest.approx(4 / 0.012)
-    assert found.gain == pytest.approx(1.0)
-    assert found.most_staleness == 3
-
-
-def test_asynchronous_is_the_mean_and_synchronous_the_maximum() -> None:
-    times = np.tile([1.0, 1.0, 1.0, 2.0], (60, 1))
-    found = compare_rates(times)
-    assert found.synchronous_per_s == pytest.approx(4 / 2)
-    assert found.asynchronous_per_s == pytest.approx(3.5)
-    assert compare_rates(times, 0.0, 0.5).asynchronous_per_s == pytest.approx(2.0)
-
-
-def test_staleness_counts_the_updates_of_others() -> None:
-    counts = staleness(np.tile([1.0, 4.0], (40, 1)))
-    # 10 rounds of the slow one while the quick one works: it misses the 4 of the quick one
-    assert counts.max() == 4 and counts.min() == 0
-    rng = np.random.default_rng(0)
-    for devices in (2, 8, 32):
-        counts = staleness(rng.lognormal(0, 0.2, (200, devices)))
-        assert counts.mean() == pytest.approx(devices - 1, rel=0.05)
-
-
-@pytest.mark.parametrize("times", [[1.0, 2.0], [[]], [[0.0]], [[-1.0]]])
-def test_times_that_are_none(times: list[object]) -> None:
-    with pytest.raises(InputError):
-        compare_rates(times)

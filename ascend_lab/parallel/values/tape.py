@@ -88,7 +88,7 @@ class Tape:
             # read again: a gathered parameter was dropped and gathered anew in the meantime
             arrays = zip(*(var.values for var in inputs), strict=True)
             rows = [
-                operator.gradient([g], list(xs), [y], **attrs)
+                ops.gradient(operator, [g], xs, [y], **attrs)
                 for g, xs, y in zip(grads, arrays, out, strict=True)
             ]
             return [None if one[0] is None else list(one) for one in zip(*rows, strict=True)]
