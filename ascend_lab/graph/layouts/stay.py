@@ -11,7 +11,7 @@ from dataclasses import replace
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.compiled import lowered_once, timed_once
-from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.lower.rows import ROW_WISE
@@ -44,7 +44,7 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
         return None
     if node.attr("axis", -1) % (last + 1) != last:
         return None
-    edit = Editor(graph)
+    edit = Draft(graph)
     y = edit.new_name(f"{node.output}.rows")
     edit.types[y] = replace(graph.types[node.output], layout=FRACTAL)
     moved = replace(node, name=y, inputs=(fractal, *node.inputs[1:]), outputs=(y,))
