@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ascend_lab.errors import GraphError, ShapeError
 from ascend_lab.graph import (
     Constant,
-    Editor,
+    Draft,
     Fill,
     Graph,
     GraphBuilder,
@@ -34,14 +34,14 @@ CHAIN = """graph g (x: fp32[2, 3]) -> (c) {
 
 def test_nothing_changed_is_the_same_object():
     graph = from_text(CHAIN)
-    assert Editor(graph).finish() is graph
-    edit = Editor(graph)
+    assert Draft(graph).finish() is graph
+    edit = Draft(graph)
     edit.replace("a", "a")
     assert edit.finish() is graph and not edit.changes
 
 
 def test_replacements_chain():
-    edit = Editor(from_text(CHAIN))
+    edit = Draft(from_text(CHAIN))
     edit.replace("b", "a")
     edit.replace("a", "x")
     assert edit.resolve("b") == "x"
@@ -52,14 +52,14 @@ def test_replacements_chain():
 
 
 def test_outputs_are_replaced_and_the_order_kept():
-    edit = Editor(from_text(CHAIN.replace("(c)", "(c, b)")))
+    edit = Draft(from_text(CHAIN.replace("(c)", "(c, b)")))
     edit.replace("c", "b")
     graph = edit.finish()
     assert graph.outputs == ("b", "b") and len(graph.nodes) == 2
 
 
 def test_insert_infers_types_and_names_apart():
-    edit = Editor(from_text(CHAIN))
+    edit = Draft(from_text(CHAIN))
     name = edit.insert("transpose", ("c",), {"perm": (1, 0)}, "a")
     halves = edit.insert("split", (name,), {"sizes": [1, 2], "axis": 0}, "a")
     assert name == "a_1" and edit.types[name].shape == (3, 2)
@@ -71,8 +71,8 @@ def test_insert_infers_types_and_names_apart():
 
 
 def test_what_is_written_late_is_sorted_before_its_reader():
-    edit = Editor(from_text(CHAIN))
-    bias = edit.constant(Constant(TensorType((3,), "fp32"), Fill(2.0)), "bias")
+    edit = Draft(from_text(CHAIN))
+    bias = edit.add(Constant(TensorType((3,), "fp32"), Fill(2.0)), "bias")
     late = edit.insert("add", ("x", bias))
     edit.replace("a", late)
     graph = edit.finish()
@@ -83,7 +83,7 @@ def test_what_is_written_late_is_sorted_before_its_reader():
 
 
 def test_put_infers_types_again():
-    edit = Editor(from_text(CHAIN))
+    edit = Draft(from_text(CHAIN))
     edit.put(Node("a", "reduce_sum", ("x",), ("a",), {"axis": 1, "keepdims": True}))
     assert edit.types["a"].shape == (2, 1)
     with pytest.raises(GraphError, match=r"node b \(neg\): b as"):
@@ -93,7 +93,7 @@ def test_put_infers_types_again():
 
 
 def test_removing_what_is_still_read():
-    edit = Editor(from_text(CHAIN))
+    edit = Draft(from_text(CHAIN))
     edit.remove("a")
     assert [n.name for n in edit] == ["b", "c"]
     with pytest.raises(GraphError, match="input a; got nothing writes it"):
@@ -101,8 +101,8 @@ def test_removing_what_is_still_read():
 
 
 def test_inputs_stay_though_nobody_reads_them():
-    edit = Editor(from_text(CHAIN.replace("(x: fp32[2, 3])", "(x: fp32[2, 3], z: fp32[1])")))
-    edit.constant(Constant(TensorType((1,), "fp32"), Fill(0.0)))
+    edit = Draft(from_text(CHAIN.replace("(x: fp32[2, 3])", "(x: fp32[2, 3], z: fp32[1])")))
+    edit.add(Constant(TensorType((1,), "fp32"), Fill(0.0)))
     graph = edit.finish()
     assert graph.inputs == ("x", "z") and not graph.constants
 

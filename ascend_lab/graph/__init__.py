@@ -2,18 +2,19 @@
 
 from ascend_lab.graph.builder import GraphBuilder, Value
 from ascend_lab.graph.compiled import Compiled, Task, run_tasks
-from ascend_lab.graph.edit import Editor, ordered, pruned
+from ascend_lab.graph.edit import Draft, Editor, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
 from ascend_lab.graph.infer import infer, verify
-from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Seeded, TensorType
+from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Seeded, TensorType, to_text
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.pipeline import Stages, compile_graph, compile_stages, run_compiled
-from ascend_lab.graph.text import from_text, to_text
+from ascend_lab.graph.text import from_text
 from ascend_lab.graph.views import Table, table
 
 __all__ = [
     "Compiled",
     "Constant",
+    "Draft",
     "Editor",
     "Fill",
     "Graph",

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, Values
 from ascend_lab.ops.registry import get
 from ascend_lab.ops.template import Call
@@ -19,7 +19,7 @@ FLASH = "flash_attention"
 
 def attention_apart(graph: Graph, chip: Chip) -> Graph:
     """Return the graph with attention, or its halves, as the chip computes them."""
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         if node.op in ("attention", FLASH):
             edit.replace(node.output, attention_parts(edit, node, chip))
@@ -30,7 +30,7 @@ def attention_apart(graph: Graph, chip: Chip) -> Graph:
     return edit.finish()
 
 
-def attention_parts(edit: Editor, node: Node, chip: Chip) -> str:
+def attention_parts(edit: Draft, node: Node, chip: Chip) -> str:
     """Insert what computes a node of attention on a chip; return the tensor of its result."""
     q, k, v, *mask = node.inputs
     if flash_applies(edit, node, chip):
@@ -43,18 +43,18 @@ def attention_parts(edit: Editor, node: Node, chip: Chip) -> str:
     return edit.insert("batch_matmul", (shares, v), {}, node.name)
 
 
-def _scale(edit: Editor, node: Node) -> float:
+def _scale(edit: Draft, node: Node) -> float:
     scale = node.attr("scale")
     width = edit.types[node.inputs[0]].shape[-1]
     return 1.0 / math.sqrt(width) if scale is None else float(scale)
 
 
-def _scores(edit: Editor, name: str, node: Node) -> str:
+def _scores(edit: Draft, name: str, node: Node) -> str:
     scores = edit.insert("batch_matmul", node.inputs[:2], {"trans_b": True}, name)
     return edit.insert("muls", (scores,), {"number": _scale(edit, node)}, f"{node.name}_scaled")
 
 
-def flash_applies(edit: Editor, node: Node, chip: Chip) -> bool:
+def flash_applies(edit: Draft, node: Node, chip: Chip) -> bool:
     """Tell whether the chip has the kernel for a node's shapes and a mask it can read."""
     operator = get(FLASH)
     types = [edit.types[n] for n in node.inputs]
@@ -70,7 +70,7 @@ def flash_applies(edit: Editor, node: Node, chip: Chip) -> bool:
     return not ragged and operator.template.applies(call, chip)
 
 
-def _whole(edit: Editor, mask: str, node: Node) -> str:
+def _whole(edit: Draft, mask: str, node: Node) -> str:
     """Return a mask with a matrix for every pair of batch and head, unless one serves all."""
     shape, batch = edit.types[mask].shape, edit.types[node.output].shape[:-2]
     if math.prod(shape[:-2]) in (1, math.prod(batch)):
@@ -78,14 +78,14 @@ def _whole(edit: Editor, mask: str, node: Node) -> str:
     return stretched(edit, mask, (*batch, *shape[-2:]))
 
 
-def stretched(edit: Editor, name: str, shape: tuple[int, ...]) -> str:
+def stretched(edit: Draft, name: str, shape: tuple[int, ...]) -> str:
     """Return a tensor repeated along the axes in which `shape` is longer; constants stay so."""
     kind = edit.types[name]
     if kind.shape == shape:
         return name
     if name in edit.constants:
         data = partial(_repeated, edit.constants[name], shape)
-        return edit.constant(Constant(replace(kind, shape=shape), data), f"{name}_whole")
+        return edit.add(Constant(replace(kind, shape=shape), data), f"{name}_whole")
     return edit.insert("expand", (name,), {"shape": shape}, f"{name}_whole")
 
 

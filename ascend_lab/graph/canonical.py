@@ -11,19 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.graph.attention import attention_apart, stretched
-from ascend_lab.graph.edit import Editor, pruned
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
+from ascend_lab.graph.edit import Draft, pruned
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
 from ascend_lab.graph.lower import CONVOLUTIONS
-
-Values = NDArray[Any]
 
 
 def canonical(graph: Graph, chip: Chip) -> Graph:
@@ -32,7 +28,7 @@ def canonical(graph: Graph, chip: Chip) -> Graph:
 
 
 def _expand(graph: Graph) -> Graph:
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         if node.op == "gemm":
             edit.replace(node.output, _gemm(edit, node))
@@ -47,7 +43,7 @@ def _expand(graph: Graph) -> Graph:
     return edit.finish()
 
 
-def _gemm(edit: Editor, node: Node) -> str:
+def _gemm(edit: Draft, node: Node) -> str:
     a, b, *bias = node.inputs
     sides = {key: node.attr(key, False) for key in ("trans_a", "trans_b")}
     y = edit.insert("matmul", (a, b), sides, node.name)
@@ -61,7 +57,7 @@ def _gemm(edit: Editor, node: Node) -> str:
     return edit.insert("add", (y, added), {}, f"{node.name}_bias")
 
 
-def _batches(edit: Editor, node: Node) -> tuple[tuple[int, ...], ...]:
+def _batches(edit: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
     """Return the operands' shapes with all batch axes written out; () if they are."""
     batch = edit.types[node.output].shape[:-2]
     shapes = [edit.types[n].shape for n in node.inputs]
@@ -71,20 +67,20 @@ def _batches(edit: Editor, node: Node) -> tuple[tuple[int, ...], ...]:
     return tuple((*batch, *s[-2:]) for s in shapes)
 
 
-def _takes_no_bias(edit: Editor, node: Node) -> bool:
+def _takes_no_bias(edit: Draft, node: Node) -> bool:
     """Tell whether a convolution's bias has to be added by a node of its own."""
     fixed = node.inputs[2] in edit.constants
     return node.op == "conv_transpose2d" or (node.op in CONVOLUTIONS and not fixed)
 
 
-def _bias_apart(edit: Editor, node: Node) -> str:
+def _bias_apart(edit: Draft, node: Node) -> str:
     """Return the convolution of x and w, plus bias, one number per channel."""
     x, weight, bias = node.inputs
     y = edit.insert(node.op, (x, weight), node.attrs, node.name)
     column = edit.insert("reshape", (bias,), {"shape": (*edit.types[bias].shape, 1, 1)})
     if bias in edit.constants:
         kind = TensorType((*edit.types[bias].shape, 1, 1), edit.types[bias].dtype)
-        column = edit.constant(Constant(kind, partial(_column, edit.constants[bias])), bias)
+        column = edit.add(Constant(kind, partial(_column, edit.constants[bias])), bias)
     return edit.insert("add", (y, column), {}, f"{node.name}_bias")
 
 
@@ -92,17 +88,17 @@ def _column(bias: Constant) -> Values:
     return bias.array().reshape(-1, 1, 1)
 
 
-def _batch_norm(edit: Editor, node: Node) -> str:
+def _batch_norm(edit: Draft, node: Node) -> str:
     """Return x * (scale / sqrt(variance + epsilon)) + the rest, per channel."""
     x, *parts = node.inputs
     kind, constants = edit.types[x], [edit.constants[n] for n in parts]
     shape = (edit.types[parts[0]].shape[0], *(1,) * (len(kind.shape) - 2))
     epsilon = float(node.attr("epsilon", 1e-5))
     both = TensorType(shape, kind.dtype)
-    scale = edit.constant(
+    scale = edit.add(
         Constant(both, partial(_slope, constants, epsilon, shape)), f"{node.name}_scale"
     )
-    shift = edit.constant(
+    shift = edit.add(
         Constant(both, partial(_shift, constants, epsilon, shape)), f"{node.name}_shift"
     )
     y = edit.insert("mul", (x, scale), {}, node.name)
@@ -127,7 +123,7 @@ def _shift(parts: list[Constant], epsilon: float, shape: tuple[int, ...]) -> Val
 
 def _flatten(graph: Graph) -> Graph:
     """Make one product of flat matrices of every (.., k) @ constant (k, n)."""
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         if node.op not in ("matmul", "batch_matmul") or node.attr("trans_a", False):
             continue
@@ -145,7 +141,7 @@ def _flatten(graph: Graph) -> Graph:
 
 def _sink(graph: Graph) -> Graph:
     """Move reshapes that only split rows behind the elementwise nodes that read nothing else."""
-    edit = Editor(graph)
+    edit = Draft(graph)
     flat = dict(_row_splits(graph))
     for node in edit:
         if node.op not in ELEMENTWISE or not any(n in flat for n in node.inputs):
@@ -169,7 +165,7 @@ def _row_splits(graph: Graph) -> Iterator[tuple[str, str]]:
                 yield node.output, node.inputs[0]
 
 
-def _row(edit: Editor, name: str) -> str | None:
+def _row(edit: Draft, name: str) -> str | None:
     """Return a constant that is the same for every row, or None."""
     shape = edit.types[name].shape
     return name if name in edit.constants and len(shape) <= 1 else None

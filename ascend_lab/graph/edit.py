@@ -1,30 +1,43 @@
-"""Rewriting a graph: a mutable copy that passes edit, and the checked graph it becomes."""
+"""Rewriting a graph: a mutable draft that passes change, and the checked graph it becomes."""
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.builder import given_attrs
 from ascend_lab.graph.infer import infer, verify
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
+from ascend_lab.graph.ir import Constant, Fill, Graph, Node, TensorType
+
+SMALL = 4096
+"""Elements up to which constants are computed at once; larger ones when somebody asks."""
 
 
-class Editor:
-    """A graph being rewritten; `finish` sorts it, drops what nobody reads and verifies it."""
+class Draft:
+    """A graph being rewritten: every tensor knows its maker, and its readers are counted.
+
+    `finish` sorts it, drops what nobody reads and verifies it.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: dict[str, Node] = {node.name: node for node in graph.nodes}
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, Constant] = dict(graph.constants)
-        self.outputs: list[str] = list(graph.outputs)
+        self.outputs = frozenset(graph.outputs)
         self.aliases: dict[str, str] = {}
         self.changes = 0
+        self.made = {out: node.name for node in graph.nodes for out in node.outputs}
+        self.uses = Counter(name for node in graph.nodes for name in set(node.inputs))
+        self.uses.update(graph.outputs)
 
+    # -- looking --------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Node]:
         """Walk the nodes of the graph at the start that are still there, inputs resolved."""
         for node in self.graph.nodes:
@@ -42,6 +55,37 @@ class Editor:
             name = self.aliases[name]
         return name
 
+    def maker(self, name: str) -> Node | None:
+        """Return the node that writes a tensor; None for inputs and constants."""
+        title = self.made.get(self.resolve(name))
+        return None if title is None else self.current(title)
+
+    def only(self, name: str, *ops: str) -> Node | None:
+        """Return the maker of a tensor if it is one of `ops` and has no other reader."""
+        node = self.maker(name)
+        fits = node is not None and node.op in ops and len(node.outputs) == 1
+        return node if fits and self.uses[self.resolve(name)] == 1 else None
+
+    def type(self, name: str) -> TensorType:
+        """Return the type of a tensor."""
+        return self.types[self.resolve(name)]
+
+    def constant(self, name: str) -> Constant | None:
+        """Return a tensor's constant, None if it is none."""
+        return self.constants.get(self.resolve(name))
+
+    def number(self, name: str) -> float | None:
+        """Return the one number a floating-point constant holds, None if it holds several."""
+        found = self.constant(name)
+        if found is None or found.type.dtype not in ("fp16", "bf16", "fp32"):
+            return None
+        if isinstance(found.data, Fill):
+            return float(replace(found, type=TensorType((1,), found.type.dtype)).array()[0])
+        if not 0 < found.type.elements <= SMALL or not isinstance(found.data, np.ndarray):
+            return None
+        values = found.array().ravel()
+        return float(values[0]) if bool(np.all(values == values[0])) else None
+
     def new_name(self, wanted: str) -> str:
         """Return a tensor and node name that is free."""
         name, number = wanted, 0
@@ -50,7 +94,8 @@ class Editor:
             name = f"{wanted}_{number}"
         return name
 
-    def constant(self, constant: Constant, name: str = "const") -> str:
+    # -- adding ---------------------------------------------------------------------------------
+    def add(self, constant: Constant, name: str = "const") -> str:
         """Add a constant; return its name."""
         name = self.new_name(name)
         self.types[name], self.constants[name] = constant.type, constant
@@ -67,15 +112,65 @@ class Editor:
         outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
         self.types.update(zip(outs, kinds, strict=True))
         self.nodes[title] = Node(title, op, given, outs, given_attrs(op, dict(attrs or {})))
+        self.made.update(dict.fromkeys(outs, title))
+        self.uses.update(set(given))
         self.changes += 1
         return outs[0]
 
+    # -- changing -------------------------------------------------------------------------------
     def replace(self, old: str, new: str) -> None:
         """Let all readers of `old`, and the graph's outputs, read `new` instead."""
         new = self.resolve(new)
         if old != new:
             self.aliases[old] = new
+            self.uses[new] += self.uses[old]
             self.changes += 1
+
+    def become(
+        self,
+        node: Node,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None,
+        last: Node | None = None,
+    ) -> bool:
+        """Let a node compute something else; with `last` it writes what that node wrote."""
+        given = tuple(map(self.resolve, inputs))
+        outs, settings = (last or node).outputs, given_attrs(op, dict(attrs or {}))
+        self.uses.update(set(given))
+        self.types.update(
+            zip(outs, infer(op, [self.types[n] for n in given], settings), strict=True)
+        )
+        self.nodes[node.name] = Node(node.name, op, given, outs, settings)
+        self.changes += 1
+        if last is not None and last.name != node.name:
+            for name in node.outputs:
+                del self.made[name]
+            del self.nodes[last.name]
+            self._release(last.inputs)
+        self.made.update(dict.fromkeys(outs, node.name))
+        self._release(node.inputs)
+        return True
+
+    def forward(self, node: Node, value: str) -> bool:
+        """Let readers of a node's output read `value`; False if two names of outputs collide."""
+        old, new = node.output, self.resolve(value)
+        if old not in self.outputs:
+            self.replace(old, new)
+        elif self.made.get(new) is None or new in self.outputs:
+            return False
+        else:
+            source = self.nodes[self.made[new]]
+            outs = tuple(old if name == new else name for name in source.outputs)
+            self.nodes[source.name] = replace(source, outputs=outs)
+            self.aliases[new] = old
+            self.uses[old] += self.uses[new]
+        kept = self.made.get(new)
+        self.remove(node.name)
+        self._release(node.inputs)
+        if old in self.outputs and kept is not None:
+            self.made[old] = kept
+        return True
 
     def put(self, node: Node) -> None:
         """Replace the node of that name; its outputs' types are inferred again."""
@@ -86,19 +181,38 @@ class Editor:
         self.changes += 1
 
     def remove(self, name: str) -> None:
-        """Remove a node; its outputs must have been replaced."""
-        del self.nodes[name]
+        """Remove a node; its outputs must have been replaced, or be unread."""
+        for out in self.nodes.pop(name).outputs:
+            self.made.pop(out, None)
         self.changes += 1
+
+    def _release(self, names: Sequence[str]) -> None:
+        """Count one reader less of each; drop the makers of what has none left."""
+        todo = [self.resolve(name) for name in set(names)]
+        while todo:
+            name = todo.pop()
+            self.uses[name] -= 1
+            maker = self.nodes.get(self.made.get(name, ""))
+            if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
+                continue
+            self.remove(maker.name)
+            todo += [self.resolve(n) for n in set(maker.inputs)]
 
     def finish(self) -> Graph:
         """Return the rewritten graph; the same object if nothing changed."""
         if not self.changes:
             return self.graph
-        outs = tuple(map(self.resolve, self.outputs))
+        outs = tuple(map(self.resolve, self.graph.outputs))
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
                         constants=self.constants)  # fmt: skip
         return verify(pruned(ordered(graph)))
+
+
+class Editor(Draft):
+    """A draft under its old name."""
+
+    constant = Draft.add  # type: ignore[assignment]
 
 
 def ordered(graph: Graph) -> Graph:

@@ -7,7 +7,9 @@ What a node computes is said by `ops.OPERATORS[node.op]`; its attributes are tha
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -207,6 +209,50 @@ class Graph:
 
     def __str__(self) -> str:
         """Return the text form; see `graph.text`."""
-        from ascend_lab.graph.text import to_text
-
         return to_text(self)
+
+
+LONGEST = 64
+"""Elements of a constant that are still written out."""
+_PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
+
+
+def to_text(graph: Graph) -> str:
+    """Return the text form; `from_text` of it is the same graph."""
+    entries = ", ".join(_typed(graph, name) for name in graph.inputs)
+    results = ", ".join(map(_name, graph.outputs))
+    lines = [f"graph {_name(graph.name)} ({entries}) -> ({results}) {{"]
+    for name, constant in graph.constants.items():
+        lines.append(f"  {_typed(graph, name)} = {_data(constant)}")
+    for node in graph.nodes:
+        outs = ", ".join(_typed(graph, name) for name in node.outputs)
+        reads = ", ".join(map(_name, node.inputs))
+        attrs = ", ".join(f"{key} = {_literal(value)}" for key, value in sorted(node.attrs.items()))
+        middle = f" {{{attrs}}}" if attrs else ""
+        lines.append(f"  {outs} = {node.op}({reads}){middle} {_name(node.name)}")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _literal(value: object) -> str:
+    """Spell an attribute as a Python literal; infinity, which has none, as 1e999."""
+    return re.sub(r"\binf\b", "1e999", repr(value)) if "inf" in repr(value) else repr(value)
+
+
+def _name(text: str) -> str:
+    return text if _PLAIN.match(text) else json.dumps(text)
+
+
+def _typed(graph: Graph, name: str) -> str:
+    return f"{_name(name)}: {graph.types[name]}"
+
+
+def _data(constant: Constant) -> str:
+    data = constant.data
+    if isinstance(data, Fill):
+        return f"fill({_literal(data.value)})"
+    if isinstance(data, Seeded):
+        return f"seeded({data.seed}, {_literal(data.scale)}, {_literal(data.mean)})"
+    if constant.type.elements > LONGEST:
+        return "data"
+    numbers = json.dumps(constant.array().ravel().astype(np.float64).tolist())
+    return numbers.replace(".0,", ",").replace("-0,", "-0.0,")

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
 from ascend_lab.graph.compiled import Compiled, Task
-from ascend_lab.graph.fusion.automatic import ELEMENTWISE, kind_of
+from ascend_lab.graph.fusion.automatic import kind_of
 from ascend_lab.graph.lifetimes import (
     ALIGN_BYTES,
     aliases_of,
@@ -66,7 +66,7 @@ def _is_elementwise(task: Task, compiled: Compiled) -> bool:
     nodes = task.piece.graph.nodes
     if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
         return False
-    return all(kind_of(node) == ELEMENTWISE for node in nodes)
+    return all(kind_of(node) == "elementwise" for node in nodes)
 
 
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,8 @@ other       nothing: it moves data or has a kernel of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from ascend_lab.graph.fusion.dominators import between, immediate_post_dominators
 from ascend_lab.graph.fusion.rules import LONGEST
@@ -17,39 +18,39 @@ from ascend_lab.graph.infer import operator_of
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 
-CUBE, ELEMENTWISE, REDUCE, OTHER = "cube", "elementwise", "reduce", "other"
+Kind = Literal["cube", "elementwise", "reduce", "other"]
 REDUCTIONS = (
     "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "softmax",
     "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "global_avg_pool", "global_max_pool",
 )  # fmt: skip
-FOLLOWERS = {
-    CUBE: (ELEMENTWISE,),
-    ELEMENTWISE: (ELEMENTWISE, REDUCE),
-    REDUCE: (ELEMENTWISE, REDUCE),
+FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
+    "cube": ("elementwise",),
+    "elementwise": ("elementwise", "reduce"),
+    "reduce": ("elementwise", "reduce"),
 }
 
 
-def kind_of(node: Node) -> str:
+def kind_of(node: Node) -> Kind:
     """Return how a node takes part in fusion."""
     if node.op in (*CONVOLUTIONS, *PRODUCTS):
-        return CUBE
+        return "cube"
     if node.op in REDUCTIONS:
-        return REDUCE
+        return "reduce"
     operator = operator_of(node.op)
     plain = operator.slicing is None and operator.template is None and node.op != "trans_data"
-    return ELEMENTWISE if plain or node.op == "cast" else OTHER
+    return "elementwise" if plain or node.op == "cast" else "other"
 
 
 def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     """Return groups of at least two nodes, in order, of the nodes not `taken` by a rule."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
     kinds = {node.name: kind_of(node) for node in graph.nodes}
-    kinds.update(dict.fromkeys(taken, OTHER))
+    kinds.update((name, "other") for name in taken)
     parents = immediate_post_dominators(graph)
     group = {node.name: [node] for node in graph.nodes}
     for node in graph.nodes:
         last = parents[node.name]
-        if last is None or kinds[node.name] == OTHER:
+        if last is None or kinds[node.name] == "other":
             continue
         path = between(graph, node, last, LONGEST)
         if len(path) < LONGEST and _fusable(graph, kinds, group, node, path):
@@ -63,20 +64,20 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
 
 def _fusable(
     graph: Graph,
-    kinds: dict[str, str],
+    kinds: Mapping[str, Kind],
     group: dict[str, list[Node]],
     node: Node,
     path: list[Node],
 ) -> bool:
     """Tell whether `node` and its path may be one kernel: kinds that follow, layouts that agree."""
     own = group[node.name]
-    head = CUBE if any(kinds[n.name] == CUBE for n in own) else kinds[node.name]
+    head = "cube" if any(kinds[n.name] == "cube" for n in own) else kinds[node.name]
     allowed = FOLLOWERS[head]
     layout = _blocks(graph, node)
     for other in path:
         if kinds[other.name] not in allowed or _blocks(graph, other) != layout:
             return False
-        cube = any(kinds[n.name] == CUBE for n in group[other.name])
+        cube = any(kinds[n.name] == "cube" for n in group[other.name])
         if cube and group[other.name] is not own:
             return False
     return True

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
+from ascend_lab.errors import InputError
 from ascend_lab.graph.fusion.automatic import automatic_groups
 from ascend_lab.graph.fusion.rules import AUTOMATIC, RULES, Rule
 from ascend_lab.graph.fusion.switches import Switches
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.lower import piece_of
+from ascend_lab.graph.layouts.stay import pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Fuser:
         effect = 0
         while len(rest) > 1:
             counts = range(len(rest), 1, -1)
-            count = next((c for c in counts if self.pays(tuple(rest[:c]))), 1)
+            count = next((c for c in counts if pays(self.graph, tuple(rest[:c]), self.chip)), 1)
             if count > 1:
                 self.taken.update(
                     dict.fromkeys((n.name for n in rest[:count]), tuple(rest[:count]))
@@ -119,26 +118,6 @@ class _Fuser:
             rest = rest[count:]
         old = self.counts.get(name, Count())
         self.counts[name] = Count(old.match_times + 1, old.effect_times + effect)
-
-    def pays(self, group: tuple[Node, ...]) -> bool:
-        """Tell whether a group becomes one kernel no slower than its nodes apart."""
-        if len(piece_of(self.graph, group).graph.outputs) != 1:
-            return False
-        together = self.cycles(group)
-        if together is None:
-            return False
-        apart = [self.cycles((node,)) for node in group]
-        return all(c is not None for c in apart) and together <= sum(c for c in apart if c)
-
-    def cycles(self, group: tuple[Node, ...]) -> int | None:
-        """Return the cycles of a group's kernel, launch included; None if there is none."""
-        if len(group) == 1 and is_view(self.graph, group[0]):
-            return 0
-        try:
-            kernel = lowered_once(piece_of(self.graph, group), self.chip).kernel
-            return timed_once(kernel, self.chip)
-        except AscendLabError:
-            return None
 
     def in_order(self) -> tuple[tuple[Node, ...], ...]:
         """Return all groups by the place of their last node."""

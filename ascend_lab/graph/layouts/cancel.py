@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Graph, TensorType
 from ascend_lab.graph.lower.stored import maps_between
 from ascend_lab.layout import AddressMap
@@ -14,7 +14,7 @@ def cancel_trans_data(graph: Graph) -> Graph:
     x -> A -> B becomes x -> B, and x itself where B is the layout of x and has no padding, which
     there and back fills with zeros.
     """
-    edit = Editor(graph)
+    edit = Draft(graph)
     seen: dict[tuple[str, str], str] = {}
     origin: dict[str, str] = {}
     for node in edit:

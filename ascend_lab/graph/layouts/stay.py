@@ -1,17 +1,18 @@
-"""Layouts by the clock: an operator along rows stays in fractals where that is faster.
+"""The two decisions that need the clock: which groups are one kernel, which rows stay in fractals.
 
-A layer norm between two matrix products is quickest row-major, but going there and back takes two
-conversions, each a launch. Both ways are lowered and timed; the faster one is taken.
+Both are made before the network is lowered, so candidates are lowered and timed here, alone, on
+cold L2; kernels are remembered, so that what is taken is not written again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph.compiled import lowered_once, timed_once
-from ascend_lab.graph.edit import Editor
+from ascend_lab.graph.compiled import is_view, lowered_once, timed_once
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.lower.rows import ROW_WISE
@@ -19,8 +20,33 @@ from ascend_lab.graph.lower.rows import ROW_WISE
 FRACTAL = "FRACTAL_NZ"
 
 
+def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
+    """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted."""
+    if len(piece_of(graph, group).graph.outputs) != 1:
+        return False
+    together = _group_cycles(graph, group, chip)
+    if together is None:
+        return False
+    apart = [_group_cycles(graph, (node,), chip) for node in group]
+    return all(c is not None for c in apart) and together <= sum(c for c in apart if c)
+
+
+def _group_cycles(graph: Graph, group: Sequence[Node], chip: Chip) -> int | None:
+    """Return the cycles of a group's kernel, launch included; None if there is none."""
+    if len(group) == 1 and is_view(graph, group[0]):
+        return 0
+    try:
+        return timed_once(lowered_once(piece_of(graph, group), chip).kernel, chip)
+    except AscendLabError:
+        return None
+
+
 def stay_in_fractals(graph: Graph, chip: Chip) -> Graph:
-    """Return the graph with row-wise operators on fractals where the programs say so."""
+    """Return the graph with row-wise operators on fractals where the programs say so.
+
+    A layer norm between two matrix products is quickest row-major, but going there and back takes
+    two conversions, each a launch: both ways are timed.
+    """
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         found = _moved(graph, graph.node(name))
         if found is not None:
@@ -44,7 +70,7 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
         return None
     if node.attr("axis", -1) % (last + 1) != last:
         return None
-    edit = Editor(graph)
+    edit = Draft(graph)
     y = edit.new_name(f"{node.output}.rows")
     edit.types[y] = replace(graph.types[node.output], layout=FRACTAL)
     moved = replace(node, name=y, inputs=(fractal, *node.inputs[1:]), outputs=(y,))

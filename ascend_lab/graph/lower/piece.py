@@ -9,15 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from numpy.typing import NDArray
-
-from ascend_lab.graph.ir import Graph, Node, TensorType
-from ascend_lab.graph.text import to_text
+from ascend_lab.graph.ir import Graph, Node, TensorType, Values, to_text
 from ascend_lab.isa import Kernel
 
-Values = NDArray[Any]
 Form = Callable[[Values], Values]
 """From the logical array of a constant to the flat array that lies in device memory."""
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.graph.ir import TensorType
+from ascend_lab.graph.ir import TensorType, Values
 from ascend_lab.layout import AddressMap, pack
-
-Values = NDArray[Any]
 
 
 def maps_between(one: TensorType, two: TensorType) -> tuple[AddressMap, AddressMap]:

@@ -13,6 +13,9 @@ import numpy as np
 
 from ascend_lab.errors import GraphError
 
+Offsets = dict[Hashable, int]
+"""The first byte of each buffer, by id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

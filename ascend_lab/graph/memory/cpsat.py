@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from ascend_lab.graph.memory.buffers import Buffer
-from ascend_lab.graph.memory.heuristics import Offsets
+from ascend_lab.graph.memory.buffers import Buffer, Offsets
 
 
 def cpsat_available() -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.memory.buffers import Buffer
+from ascend_lab.graph.memory.buffers import Buffer, Offsets
 
-Offsets = dict[Hashable, int]
 Ints = NDArray[np.int64]
 Choice = Callable[[Ints], int]
 """Of gaps with room, by their bytes and from the lowest up: the one to take."""

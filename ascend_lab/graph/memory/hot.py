@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.memory.buffers import Buffer, aligned, peak_live_bytes
-from ascend_lab.graph.memory.heuristics import Offsets, by_start
+from ascend_lab.graph.memory.buffers import Buffer, Offsets, aligned, peak_live_bytes
+from ascend_lab.graph.memory.heuristics import by_start
 
 UNITS = 1 << 20
 """Most units memory is cut into; the unit grows before the number does."""

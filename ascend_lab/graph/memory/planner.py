@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.memory.buffers import Buffer, Plan, peak_live_bytes, rounded
+from ascend_lab.graph.memory.buffers import Buffer, Offsets, Plan, peak_live_bytes, rounded
 from ascend_lab.graph.memory.cpsat import cpsat_available, pack_cpsat
 from ascend_lab.graph.memory.heuristics import (
-    Offsets,
     best_fit,
     by_life,
     by_size,

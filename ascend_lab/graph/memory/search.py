@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.memory.buffers import Buffer
-from ascend_lab.graph.memory.heuristics import Offsets
+from ascend_lab.graph.memory.buffers import Buffer, Offsets
 
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""

@@ -3,11 +3,11 @@
 `run_passes(graph)` runs the default ones until nothing changes; `PASSES` holds all by name.
 """
 
+from ascend_lab.graph.edit import Draft as Rewriter
 from ascend_lab.graph.passes.int8 import measured_scales, quantise
 from ascend_lab.graph.passes.manager import Report, Step, run_passes
 from ascend_lab.graph.passes.order import (
     MODES,
-    live_bytes,
     moved_bytes,
     peak_live_bytes,
     topological_order,
@@ -15,7 +15,7 @@ from ascend_lab.graph.passes.order import (
 from ascend_lab.graph.passes.pattern import match
 from ascend_lab.graph.passes.precision import convert
 from ascend_lab.graph.passes.registry import DEFAULT, PASSES, get_pass, register_pass
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, derived, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 
 __all__ = [
     "DEFAULT",
@@ -28,7 +28,6 @@ __all__ = [
     "convert",
     "derived",
     "get_pass",
-    "live_bytes",
     "match",
     "measured_scales",
     "moved_bytes",

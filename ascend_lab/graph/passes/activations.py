@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.passes.pattern import match
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, derived, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, sweep
 from ascend_lab.ops.shapes import axes_of
 
 _SHIFTED = ("sub", "x", ("reduce_mean", "x", {"axis": "$axis", "keepdims": True}))
@@ -74,7 +75,7 @@ _SIXTHS = tuple(
 )
 
 
-def to_layer_norm(rw: Rewriter, node: Node) -> bool:
+def to_layer_norm(rw: Draft, node: Node) -> bool:
     """Turn (x - mean) / sqrt(mean((x - mean)^2) + epsilon) * scale + bias into layer_norm."""
     found = match(rw, node, *LAYER_NORM)
     if found is None:
@@ -91,7 +92,7 @@ def to_layer_norm(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "layer_norm", (found["x"], *map(str, parameters)), attrs)
 
 
-def _as_tail(rw: Rewriter, name: str, kind: TensorType) -> str | None:
+def _as_tail(rw: Draft, name: str, kind: TensorType) -> str | None:
     """Return a parameter in the shape of the normalised axes; None if it cannot have it."""
     if rw.type(name) == kind:
         return name
@@ -101,19 +102,19 @@ def _as_tail(rw: Rewriter, name: str, kind: TensorType) -> str | None:
     return rw.add(derived(kind, lambda v: v.reshape(kind.shape), constant), f"{name}_tail")
 
 
-def to_gelu(rw: Rewriter, node: Node) -> bool:
+def to_gelu(rw: Draft, node: Node) -> bool:
     """Turn x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) into gelu."""
     found = match(rw, node, *GELU)
     return found is not None and rw.become(node, "gelu", [found["x"]])
 
 
-def erf_to_gelu(rw: Rewriter, node: Node) -> bool:
+def erf_to_gelu(rw: Draft, node: Node) -> bool:
     """Turn x / 2 (1 + erf(x / sqrt(2))) into gelu, its tanh form: off by up to 0.0005."""
     found = match(rw, node, *GELU_ERF)
     return found is not None and rw.become(node, "gelu", [found["x"]])
 
 
-def to_activation(rw: Rewriter, node: Node) -> bool:
+def to_activation(rw: Draft, node: Node) -> bool:
     """Turn x sigmoid(x) into silu, x hard_sigmoid(x) into hard_swish, and their pieces likewise."""
     if node.op == "mul":
         for op, pattern in _PRODUCTS.items():

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Constant, Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, derived, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 
 Values = NDArray[Any]
 CONVOLUTIONS = ("conv2d", "conv_transpose2d")
@@ -28,7 +29,7 @@ class Affine:
     factors: Callable[..., tuple[Any, Any]]
 
 
-def per_channel(rw: Rewriter, name: str, rank: int, channels: int) -> Constant | None:
+def per_channel(rw: Draft, name: str, rank: int, channels: int) -> Constant | None:
     """Return a constant that broadcasts over channels (axis 1) only, or is one number."""
     constant = rw.constant(name)
     if constant is None or len(constant.type.shape) > rank:
@@ -38,7 +39,7 @@ def per_channel(rw: Rewriter, name: str, rank: int, channels: int) -> Constant |
     return constant if fits else None
 
 
-def affine_of(rw: Rewriter, node: Node) -> tuple[str, Affine] | None:
+def affine_of(rw: Draft, node: Node) -> tuple[str, Affine] | None:
     """Return a node as (what it reads, scale and shift of each channel); None if it is no such."""
     if node.op == "batch_norm":
         return _batch_norm(rw, node)
@@ -59,7 +60,7 @@ def affine_of(rw: Rewriter, node: Node) -> tuple[str, Affine] | None:
     return None
 
 
-def _batch_norm(rw: Rewriter, node: Node) -> tuple[str, Affine] | None:
+def _batch_norm(rw: Draft, node: Node) -> tuple[str, Affine] | None:
     """Return a = scale / sqrt(variance + epsilon), c = bias - mean a."""
     parameters = [rw.constant(name) for name in node.inputs[1:]]
     known = tuple(p for p in parameters if p is not None)
@@ -72,7 +73,7 @@ def _batch_norm(rw: Rewriter, node: Node) -> tuple[str, Affine] | None:
     return (node.inputs[0], Affine(known, factors)) if len(known) == len(parameters) else None
 
 
-def into_convolution(rw: Rewriter, node: Node) -> bool:
+def into_convolution(rw: Draft, node: Node) -> bool:
     """Fold a scale and shift into the convolution before it, if nobody else reads that."""
     found = affine_of(rw, node)
     if found is None:
@@ -104,7 +105,7 @@ def _shifts(node: Node) -> bool:
     return node.op not in ("mul", "muls")
 
 
-def _weights(rw: Rewriter, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
+def _weights(rw: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
     """Return the name of the weights times a."""
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
@@ -117,7 +118,7 @@ def _weights(rw: Rewriter, conv: Node, weight: Constant, affine: Affine, axis: i
     return rw.add(derived(weight.type, scaled, weight, *affine.sources), name)
 
 
-def _bias(rw: Rewriter, conv: Node, bias: Constant | None, affine: Affine) -> str:
+def _bias(rw: Draft, conv: Node, bias: Constant | None, affine: Affine) -> str:
     """Return the name of a b + c."""
     out = rw.type(conv.output)
     kind = TensorType((out.shape[1],), out.dtype)
@@ -132,7 +133,7 @@ def _bias(rw: Rewriter, conv: Node, bias: Constant | None, affine: Affine) -> st
     return rw.add(derived(kind, shifted, *old, *affine.sources), f"{conv.name}_bias")
 
 
-def _depthwise(rw: Rewriter, conv: Node, node: Node, scaled: str, affine: Affine) -> bool:
+def _depthwise(rw: Draft, conv: Node, node: Node, scaled: str, affine: Affine) -> bool:
     """Scale the weights; the shift stays an addition, for the operator takes no bias."""
     if node.op in ("add", "adds"):
         return False
@@ -150,7 +151,7 @@ def _depthwise(rw: Rewriter, conv: Node, node: Node, scaled: str, affine: Affine
     return rw.become(node, "add", (conv.output, shift))
 
 
-def into_batch_norm(rw: Rewriter, node: Node) -> bool:
+def into_batch_norm(rw: Draft, node: Node) -> bool:
     """Fold a scale or shift into the batch norm before it."""
     found = affine_of(rw, node)
     norm = None if found is None else rw.only(found[0], "batch_norm")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 
 LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 NOT_NEGATIVE = ("abs", "exp", "sigmoid", "softmax", "sqrt", "relu", "relu6", "hard_sigmoid")
@@ -13,7 +14,7 @@ ODD_SIGN = ("abs", "square")
 """Operators that do not see their operand's sign."""
 
 
-def simplify(rw: Rewriter, node: Node) -> bool:
+def simplify(rw: Draft, node: Node) -> bool:
     """Apply the first exact identity that fits a node."""
     if node.op in ("add", "sub"):
         return _sum_with_negative(rw, node)
@@ -31,11 +32,11 @@ def simplify(rw: Rewriter, node: Node) -> bool:
     return node.op == "muls" and _negation(rw, node)
 
 
-def _negation(rw: Rewriter, node: Node) -> bool:
+def _negation(rw: Draft, node: Node) -> bool:
     return node.attr("number") == -1 and rw.become(node, "neg", node.inputs)
 
 
-def _sum_with_negative(rw: Rewriter, node: Node) -> bool:
+def _sum_with_negative(rw: Draft, node: Node) -> bool:
     """Turn x + (-y) into x - y and x - (-y) into x + y."""
     x, y = node.inputs
     for first, second in ((x, y), (y, x)) if node.op == "add" else ((x, y),):
@@ -53,7 +54,7 @@ def _bounds(node: Node) -> tuple[float, float] | None:
     return LIMITS.get(node.op)
 
 
-def _limits(rw: Rewriter, node: Node) -> bool:
+def _limits(rw: Draft, node: Node) -> bool:
     """Merge two limits on a value into one; drop a relu of what is never negative."""
     source = rw.maker(node.inputs[0])
     outer = _bounds(node)
@@ -70,7 +71,7 @@ def _limits(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "clip", source.inputs, {"low": low, "high": high})
 
 
-def reassociate(rw: Rewriter, node: Node) -> bool:
+def reassociate(rw: Draft, node: Node) -> bool:
     """Merge constants of two steps: (x a) b = x (a b), (x + a) + b = x + (a + b), x / a = x (1/a).
 
     One rounding instead of two: the last digit may differ.

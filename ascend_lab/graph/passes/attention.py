@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.infer import infer
 from ascend_lab.graph.ir import Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 from ascend_lab.ops.registry import OPERATORS
 from ascend_lab.ops.shapes import axis_of
 
@@ -24,7 +25,7 @@ class _Scores:
     mask: str | None = None
 
 
-def to_attention(rw: Rewriter, node: Node) -> bool:
+def to_attention(rw: Draft, node: Node) -> bool:
     """Turn softmax(scale q k^T + mask) v, of products and sums, into one operator."""
     if node.attr("trans_a") or node.attr("trans_b") or node.attr("out_dtype"):
         return False
@@ -46,7 +47,7 @@ def to_attention(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, op, (q, k, *inputs[2:]), {"scale": scores.scale})
 
 
-def _fits(rw: Rewriter, op: str, inputs: tuple[str, ...], turned: bool, wanted: TensorType) -> bool:
+def _fits(rw: Draft, op: str, inputs: tuple[str, ...], turned: bool, wanted: TensorType) -> bool:
     """Tell whether the operator takes these tensors and gives the wanted type."""
     kinds = [rw.type(name) for name in inputs]
     if not turned:
@@ -58,7 +59,7 @@ def _fits(rw: Rewriter, op: str, inputs: tuple[str, ...], turned: bool, wanted: 
         return False
 
 
-def _scores_of(rw: Rewriter, weights: Node) -> _Scores | None:
+def _scores_of(rw: Draft, weights: Node) -> _Scores | None:
     """Walk back from softmax over mask and scale to the product."""
     shape = rw.type(weights.output).shape
     if weights.op == "softmax" and axis_of("softmax", settings(weights)["axis"], shape) + 1 != len(
@@ -79,7 +80,7 @@ def _scores_of(rw: Rewriter, weights: Node) -> _Scores | None:
     return None
 
 
-def _scaled_product(rw: Rewriter, name: str) -> _Scores | None:
+def _scaled_product(rw: Draft, name: str) -> _Scores | None:
     """Walk back over factors and quotients that are one number."""
     scale = 1.0
     while True:

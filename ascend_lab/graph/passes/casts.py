@@ -6,8 +6,9 @@ times the number, -> fp16. Ours keeps the number in fp32 anyway, so that no cast
 
 from __future__ import annotations
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 
 HOLDS = {
     "fp32": ("fp16", "bf16", "int8", "uint8"),
@@ -18,7 +19,7 @@ HOLDS = {
 """Formats all of whose numbers another format holds exactly."""
 
 
-def remove_cast(rw: Rewriter, node: Node) -> bool:
+def remove_cast(rw: Draft, node: Node) -> bool:
     """Let a cast read what a lossless cast before it read."""
     if rw.type(node.inputs[0]) == rw.type(node.output):
         return rw.forward(node, node.inputs[0])
@@ -33,7 +34,7 @@ def remove_cast(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "cast", source.inputs, settings(node))
 
 
-def _around_number(rw: Rewriter, node: Node) -> bool:
+def _around_number(rw: Draft, node: Node) -> bool:
     """Turn fp16 -> fp32, muls or adds, -> fp16 into muls or adds, which round once as well."""
     middle = rw.only(node.inputs[0], "muls", "adds")
     wide = None if middle is None else rw.maker(middle.inputs[0])

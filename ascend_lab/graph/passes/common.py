@@ -6,8 +6,9 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Constant, Graph
-from ascend_lab.graph.passes.rewrite import SMALL, Pass, Rewriter
+from ascend_lab.graph.passes.rewrite import SMALL, Pass
 
 
 def _content(constant: Constant) -> Hashable:
@@ -22,29 +23,27 @@ def _content(constant: Constant) -> Hashable:
 
 def merge_common(graph: Graph) -> tuple[Graph, int]:
     """Let nodes with the same operator, inputs and attributes, and equal constants, be one."""
-    rewriter, count = Rewriter(graph), 0
+    rw, count = Draft(graph), 0
     seen: dict[Hashable, str] = {}
     for name, constant in graph.constants.items():
         first = seen.setdefault(_content(constant), name)
         if first != name and name not in graph.outputs:
-            rewriter.edit.replace(name, first)
-            rewriter.uses[first] += rewriter.uses[name]
+            rw.replace(name, first)
             count += 1
     nodes: dict[Hashable, str] = {}
-    for node in rewriter.edit:
+    for node in rw:
         key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
         first = nodes.setdefault(key, node.name)
         if first == node.name:
             continue
-        twin = rewriter.edit.nodes[first]
+        twin = rw.nodes[first]
         if len(node.outputs) == 1:
-            count += rewriter.forward(node, twin.output)
+            count += rw.forward(node, twin.output)
         elif not set(node.outputs) & set(graph.outputs):
             for old, new in zip(node.outputs, twin.outputs, strict=True):
-                rewriter.edit.replace(old, new)
-                rewriter.uses[new] += rewriter.uses[old]
+                rw.replace(old, new)
             count += 1
-    return (rewriter.finish(), count) if count else (graph, 0)
+    return (rw.finish(), count) if count else (graph, 0)
 
 
 COMMON = Pass(

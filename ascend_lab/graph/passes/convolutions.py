@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, derived, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 from ascend_lab.ops.shapes import pad_pairs, pair
 
 
-def absorb_padding(rw: Rewriter, node: Node) -> bool:
+def absorb_padding(rw: Draft, node: Node) -> bool:
     """Let a convolution pad with zeros itself."""
     source = rw.only(node.inputs[0], "pad")
     if source is None or settings(source)["value"] != 0:
@@ -20,7 +21,7 @@ def absorb_padding(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, node.op, (*source.inputs, *node.inputs[1:]), {**node.attrs, "pad": pads})
 
 
-def to_matmul(rw: Rewriter, node: Node) -> bool:
+def to_matmul(rw: Draft, node: Node) -> bool:
     """Turn a convolution whose window is the whole image into a matrix product (n, c h w).
 
     One node becomes three: of use where matrix products are what is tuned, not to save nodes.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 
 BROADCASTING = ("add", "sub", "mul", "div", "max", "min", "pow")
 
 
-def remove_identity(rw: Rewriter, node: Node) -> bool:
+def remove_identity(rw: Draft, node: Node) -> bool:
     """Forward the input of a node that changes neither values, shape nor format."""
     if len(node.outputs) > 1:
         return False
@@ -20,7 +21,7 @@ def remove_identity(rw: Rewriter, node: Node) -> bool:
     return rw.forward(node, source)
 
 
-def _is_identity(rw: Rewriter, node: Node) -> bool:
+def _is_identity(rw: Draft, node: Node) -> bool:
     """Tell whether a node that keeps its input's type keeps its values."""
     options = settings(node)
     if node.op in ("reshape", "expand", "cast", "split", "trans_data", "pad", "slice"):
@@ -36,12 +37,12 @@ def _is_identity(rw: Rewriter, node: Node) -> bool:
     return (node.op, options.get("number")) in (("adds", 0), ("muls", 1))
 
 
-def _whole_image(rw: Rewriter, node: Node) -> bool:
+def _whole_image(rw: Draft, node: Node) -> bool:
     shape = rw.type(node.inputs[0]).shape
     return not node.op.startswith("global") or shape[2:] == (1, 1)
 
 
-def _neutral_operand(rw: Rewriter, node: Node) -> bool:
+def _neutral_operand(rw: Draft, node: Node) -> bool:
     """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 whose constant does not enlarge x."""
     neutral = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0}.get(node.op)
     pairs = [(node.inputs[0], node.inputs[1])]
@@ -54,7 +55,7 @@ def _neutral_operand(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def _without_expand(rw: Rewriter, node: Node) -> bool:
+def _without_expand(rw: Draft, node: Node) -> bool:
     """Let a broadcasting node repeat its operand itself where the other one has the full shape."""
     for place in (0, 1):
         maker = rw.maker(node.inputs[place])

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.evaluate import evaluate, random_inputs
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, derived, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 
 HEAVY = ("conv2d", "matmul", "gemm")
 STEPS = 127
@@ -58,13 +59,13 @@ def quantise(graph: Graph, scales: Mapping[str, float] | None = None) -> tuple[G
     if not names:
         return graph, 0
 
-    def rule(rw: Rewriter, node: Node) -> bool:
+    def rule(rw: Draft, node: Node) -> bool:
         return node.name in names and _in_int8(rw, node, known[graph.node(node.name).inputs[0]])
 
     return sweep(rule, *HEAVY)(graph)
 
 
-def _in_int8(rw: Rewriter, node: Node, step: float) -> bool:
+def _in_int8(rw: Draft, node: Node, step: float) -> bool:
     weight = rw.constant(node.inputs[1])
     assert weight is not None
     out = rw.type(node.output)
@@ -89,7 +90,7 @@ def _in_int8(rw: Rewriter, node: Node, step: float) -> bool:
     return rw.become(node, "cast", [y], {"dtype": out.dtype})
 
 
-def _quantised(rw: Rewriter, node: Node, step: float) -> str:
+def _quantised(rw: Draft, node: Node, step: float) -> str:
     """Return round(x / step) in int8, made once for all readers."""
     x = node.inputs[0]
     cast = rw.maker(f"{x}_int8")
@@ -105,7 +106,7 @@ def _rounded(scale: float, values: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _bias(rw: Rewriter, node: Node, step: float) -> str:
+def _bias(rw: Draft, node: Node, step: float) -> str:
     """Return round(b / (sx sw)) in int32, as the sums are."""
     bias = rw.constant(node.inputs[2])
     assert bias is not None
@@ -120,7 +121,7 @@ def _bias(rw: Rewriter, node: Node, step: float) -> str:
     return rw.add(made, f"{node.inputs[2]}_int32")
 
 
-def _summand(rw: Rewriter, node: Node) -> str:
+def _summand(rw: Draft, node: Node) -> str:
     """Return a gemm's beta * bias in fp32."""
     bias = rw.constant(node.inputs[2])
     assert bias is not None

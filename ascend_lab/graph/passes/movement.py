@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node, Shape
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 
 PRODUCTS = ("matmul", "batch_matmul", "gemm")
 POINTWISE = (
@@ -13,14 +14,14 @@ POINTWISE = (
 """Operators of one tensor, element by element: they do not see where elements lie."""
 
 
-def order_of(rw: Rewriter, node: Node) -> tuple[int, ...]:
+def order_of(rw: Draft, node: Node) -> tuple[int, ...]:
     """Return a transpose's permutation, counted from 0."""
     rank = len(rw.type(node.output).shape)
     perm = settings(node)["perm"]
     return tuple(range(rank))[::-1] if perm is None else tuple(int(p) % rank for p in perm)
 
 
-def permute(rw: Rewriter, node: Node) -> bool:
+def permute(rw: Draft, node: Node) -> bool:
     """Merge transposes, also around a pointwise node; fold them into products and reshapes."""
     if node.op in PRODUCTS:
         return _transposed_operand(rw, node)
@@ -41,7 +42,7 @@ def permute(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def _around(rw: Rewriter, node: Node, order: tuple[int, ...]) -> bool:
+def _around(rw: Draft, node: Node, order: tuple[int, ...]) -> bool:
     """Turn transpose, pointwise, transpose into pointwise, transpose."""
     middle = rw.only(node.inputs[0], *POINTWISE)
     first = None if middle is None else rw.only(middle.inputs[0], "transpose")
@@ -53,11 +54,11 @@ def _around(rw: Rewriter, node: Node, order: tuple[int, ...]) -> bool:
     return rw.become(node, "transpose", [middle.output], {"perm": merged})
 
 
-def _sizes(rw: Rewriter, node: Node) -> Shape:
+def _sizes(rw: Draft, node: Node) -> Shape:
     return rw.type(node.output).shape
 
 
-def _transposed_operand(rw: Rewriter, node: Node) -> bool:
+def _transposed_operand(rw: Draft, node: Node) -> bool:
     """Drop a transpose of the last two axes in front of a product: it has an attribute for it."""
     for place, key in ((0, "trans_a"), (1, "trans_b")):
         maker = rw.maker(node.inputs[place])
@@ -73,7 +74,7 @@ def _transposed_operand(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def merge_reshapes(rw: Rewriter, node: Node) -> bool:
+def merge_reshapes(rw: Draft, node: Node) -> bool:
     """Let a reshape of a reshape read the first one's input."""
     source = rw.maker(node.inputs[0])
     if source is None or source.op != "reshape":

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.ops.slicing import Range
 
 MODES = {"bfs": 0, "dfs": 1, "rdfs": 2, "stable_rdfs": 3}
 
@@ -84,24 +86,6 @@ def _backwards(graph: Graph, *, stable: bool) -> tuple[Node, ...]:
     return tuple(done.values())
 
 
-def live_bytes(graph: Graph) -> tuple[int, ...]:
-    """Return, while each node runs, the bytes of all tensors still needed, its own included.
-
-    Inputs count from the start; constants do not count, for they stay in memory in any order.
-    """
-    last = {name: i for i, node in enumerate(graph.nodes) for name in node.inputs}
-    end = len(graph.nodes)
-    last.update(dict.fromkeys(graph.outputs, end))
-    live = sum(graph.types[name].size_bytes for name in graph.inputs)
-    found = []
-    for i, node in enumerate(graph.nodes):
-        live += sum(graph.types[name].size_bytes for name in node.outputs)
-        found.append(live)
-        gone = {*node.inputs, *node.outputs} - set(graph.constants)
-        live -= sum(graph.types[name].size_bytes for name in gone if last.get(name, i) == i)
-    return tuple(found)
-
-
 def moved_bytes(graph: Graph) -> int:
     """Return the bytes all nodes read and write, each a kernel of its own; reshapes move nothing.
 
@@ -115,6 +99,29 @@ def moved_bytes(graph: Graph) -> int:
     )
 
 
+def spans(graph: Graph) -> dict[str, Range]:
+    """Return, for every activation, the first and the last node that needs it to be there."""
+    found = dict.fromkeys(graph.inputs, (0, 0))
+    for i, node in enumerate(graph.nodes):
+        found.update((name, (i, i)) for name in node.outputs)
+        for name in node.inputs:
+            if name in found:
+                found[name] = (found[name][0], i)
+    end = max(len(graph.nodes) - 1, 0)
+    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
+    return found
+
+
+def live_bytes(graph: Graph) -> list[int]:
+    """Return the bytes of the activations that exist while each node runs, its own included."""
+    change = [0] * (max(len(graph.nodes), 1) + 1)
+    for name, (first, last) in spans(graph).items():
+        size = graph.types[name].size_bytes
+        change[first] += size
+        change[last + 1] -= size
+    return list(accumulate(change))[:-1]
+
+
 def peak_live_bytes(graph: Graph) -> int:
-    """Return the most bytes alive at once: no plan of the memory can need fewer."""
-    return max(live_bytes(graph), default=0)
+    """Return the most bytes of activations alive at once: no plan of the memory can need fewer."""
+    return max(live_bytes(graph))

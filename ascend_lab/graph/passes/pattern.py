@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Rewriter, settings
+from ascend_lab.graph.passes.rewrite import settings
 
 Pattern = Any
 Found = dict[str, Any]
@@ -21,7 +22,7 @@ COMMUTES = ("add", "mul", "max", "min")
 CLOSE = 1e-3
 
 
-def match(rw: Rewriter, node: Node, *patterns: Pattern) -> Found | None:
+def match(rw: Draft, node: Node, *patterns: Pattern) -> Found | None:
     """Return what the names of the first fitting pattern stand for; None if none fits.
 
     Nodes inside the match must not be read from outside it.
@@ -34,7 +35,7 @@ def match(rw: Rewriter, node: Node, *patterns: Pattern) -> Found | None:
     return None
 
 
-def _node(rw: Rewriter, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
+def _node(rw: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
     op, *parts = pattern
     wanted = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
@@ -50,7 +51,7 @@ def _node(rw: Rewriter, node: Node, pattern: Pattern, found: Found) -> Iterator[
 
 
 def _inputs(
-    rw: Rewriter, node: Node, pairs: list[tuple[str, Pattern]], found: Found
+    rw: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
 ) -> Iterator[Found]:
     if not pairs:
         yield found
@@ -60,8 +61,8 @@ def _inputs(
         yield from _inputs(rw, node, rest, bound)
 
 
-def _tensor(rw: Rewriter, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
-    name = rw.edit.resolve(name)
+def _tensor(rw: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
+    name = rw.resolve(name)
     if isinstance(part, str):
         if found.get(part, name) == name:
             yield {**found, part: name}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Constant, Fill, Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 from ascend_lab.ops.pooling import geometry
 from ascend_lab.ops.shapes import axes_of
 
 
-def mean_of_image(rw: Rewriter, node: Node) -> bool:
+def mean_of_image(rw: Draft, node: Node) -> bool:
     """Turn the mean over axes 2 and 3 into global_avg_pool."""
     shape = rw.type(node.inputs[0]).shape
     options = settings(node)
@@ -22,7 +23,7 @@ def mean_of_image(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "reshape", [mean], {"shape": shape[:2]})
 
 
-def pool_of_image(rw: Rewriter, node: Node) -> bool:
+def pool_of_image(rw: Draft, node: Node) -> bool:
     """Turn an average over a window as large as the image into global_avg_pool."""
     shape = rw.type(node.inputs[0]).shape
     size, _, pads = _geometry(node)
@@ -31,7 +32,7 @@ def pool_of_image(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "global_avg_pool", node.inputs)
 
 
-def pooling_to_convolution(rw: Rewriter, node: Node) -> bool:
+def pooling_to_convolution(rw: Draft, node: Node) -> bool:
     """Turn pooling into a convolution of the same window, stride and padding, channel by channel.
 
     The weights are all 1 / window: for average pooling that counts its padding the results are

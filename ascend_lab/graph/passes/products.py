@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 from ascend_lab.ops.shapes import broadcast_shape
 
 FLOATS = ("fp16", "bf16", "fp32")
 
 
-def flatten_batches(rw: Rewriter, node: Node) -> bool:
+def flatten_batches(rw: Draft, node: Node) -> bool:
     """Turn (..., m, k) (k, n) into one product (... m, k) (k, n) between two reshapes."""
     a, b = (rw.type(name) for name in node.inputs)
     if len(b.shape) != 2 or node.attr("trans_a") or a.dtype not in FLOATS:
@@ -25,7 +26,7 @@ def flatten_batches(rw: Rewriter, node: Node) -> bool:
     return rw.become(node, "reshape", [made], {"shape": rw.type(node.output).shape})
 
 
-def add_bias(rw: Rewriter, node: Node) -> bool:
+def add_bias(rw: Draft, node: Node) -> bool:
     """Turn product + bias into gemm, also through a reshape that only splits the rows."""
     for value, bias in (node.inputs, node.inputs[::-1]):
         if rw.type(value) != rw.type(node.output):
@@ -40,13 +41,13 @@ def add_bias(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def _takes(rw: Rewriter, product: Node) -> bool:
+def _takes(rw: Draft, product: Node) -> bool:
     """Tell whether the operands' format is that of the result and one gemm computes."""
     same = rw.type(product.output).dtype == rw.type(product.inputs[0]).dtype
     return same and rw.type(product.output).dtype in FLOATS
 
 
-def _gemm(rw: Rewriter, node: Node, product: Node, bias: str) -> bool:
+def _gemm(rw: Draft, node: Node, product: Node, bias: str) -> bool:
     out = rw.type(node.output).shape
     try:
         fits = broadcast_shape("bias", out, rw.type(bias).shape) == out
@@ -57,7 +58,7 @@ def _gemm(rw: Rewriter, node: Node, product: Node, bias: str) -> bool:
     return ready and rw.become(node, "gemm", (*product.inputs, bias), attrs)
 
 
-def _gemm_before_reshape(rw: Rewriter, node: Node, product: Node, bias: str) -> bool:
+def _gemm_before_reshape(rw: Draft, node: Node, product: Node, bias: str) -> bool:
     shape, out = rw.type(bias).shape, rw.type(product.output).shape
     if not _takes(rw, product) or shape not in ((out[1],), ()):
         return False
@@ -68,7 +69,7 @@ def _gemm_before_reshape(rw: Rewriter, node: Node, product: Node, bias: str) -> 
     return rw.become(node, "reshape", [made], {"shape": rw.type(node.output).shape})
 
 
-def without_bias(rw: Rewriter, node: Node) -> bool:
+def without_bias(rw: Draft, node: Node) -> bool:
     """Turn a gemm that adds nothing into matmul."""
     options = settings(node)
     nothing = options["beta"] == 0 or rw.number(node.inputs[2]) == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ascend_lab.graph.edit import Draft
 from ascend_lab.graph.ir import Node
-from ascend_lab.graph.passes.rewrite import Pass, Rewriter, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, settings, sweep
 
 POWERS = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}
 
@@ -15,7 +16,7 @@ def is_power_of_two(number: float) -> bool:
     return number != 0 and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
 
 
-def take_scalar(rw: Rewriter, node: Node) -> bool:
+def take_scalar(rw: Draft, node: Node) -> bool:
     """Replace a node whose second operand is one number (the first too where they commute)."""
     if node.op == "clip":
         return _named_clip(rw, node)
@@ -38,7 +39,7 @@ def take_scalar(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def _reciprocal(rw: Rewriter, node: Node) -> bool:
+def _reciprocal(rw: Draft, node: Node) -> bool:
     """Replace 1 / x, and x x by the square."""
     x, y = node.inputs
     kind = rw.type(node.output)
@@ -49,7 +50,7 @@ def _reciprocal(rw: Rewriter, node: Node) -> bool:
     return False
 
 
-def _named_clip(rw: Rewriter, node: Node) -> bool:
+def _named_clip(rw: Draft, node: Node) -> bool:
     low, high = (settings(node)[key] for key in ("low", "high"))
     named = {(0.0, math.inf): "relu", (0.0, 6.0): "relu6"}.get((low, high))
     return named is not None and rw.become(node, named, node.inputs)

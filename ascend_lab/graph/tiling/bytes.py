@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.ops.slicing import Range
+from ascend_lab.graph.passes.order import live_bytes, spans
 
+__all__ = ["live_bytes", "peak_bytes", "pixels", "spans", "weight_bytes"]
 CONVOLVE = ("conv2d", "conv_transpose2d", "depthwise_conv2d")
 
 
@@ -14,29 +13,6 @@ def weight_bytes(graph: Graph) -> int:
     """Return the bytes of all constants that nodes read."""
     read = {name for node in graph.nodes for name in node.inputs}
     return sum(c.type.size_bytes for name, c in graph.constants.items() if name in read)
-
-
-def spans(graph: Graph) -> dict[str, Range]:
-    """Return, for every activation, the first and the last node that needs it to be there."""
-    found = dict.fromkeys(graph.inputs, (0, 0))
-    for i, node in enumerate(graph.nodes):
-        found.update((name, (i, i)) for name in node.outputs)
-        for name in node.inputs:
-            if name in found:
-                found[name] = (found[name][0], i)
-    end = max(len(graph.nodes) - 1, 0)
-    found.update((n, (found[n][0], end)) for n in graph.outputs if n in found)
-    return found
-
-
-def live_bytes(graph: Graph) -> list[int]:
-    """Return the bytes of the activations that exist while each node runs, its own included."""
-    change = [0] * (max(len(graph.nodes), 1) + 1)
-    for name, (first, last) in spans(graph).items():
-        size = graph.types[name].size_bytes
-        change[first] += size
-        change[last + 1] -= size
-    return list(accumulate(change))[:-1]
 
 
 def peak_bytes(graph: Graph) -> int:

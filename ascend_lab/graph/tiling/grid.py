@@ -9,7 +9,8 @@ from itertools import product
 from ascend_lab.errors import ShapeError
 from ascend_lab.graph.infer import verify
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.tiling.bytes import live_bytes, pixels
+from ascend_lab.graph.passes.order import live_bytes
+from ascend_lab.graph.tiling.bytes import pixels
 from ascend_lab.graph.tiling.cuts import AXES, Region, Walk, tile_graph_of, walk
 from ascend_lab.ops.slicing import Range
 

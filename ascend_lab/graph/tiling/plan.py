@@ -15,7 +15,8 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.graph.edit import pruned
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.layouts.assign import ELEMENTWISE
-from ascend_lab.graph.tiling.bytes import live_bytes, peak_bytes, pixels, spans, weight_bytes
+from ascend_lab.graph.passes.order import live_bytes, spans
+from ascend_lab.graph.tiling.bytes import peak_bytes, pixels, weight_bytes
 from ascend_lab.graph.tiling.cuts import Region, obstacle, part_of, whole_inputs
 from ascend_lab.graph.tiling.grid import Grid, Step
 from ascend_lab.graph.zoo.counts import macs
