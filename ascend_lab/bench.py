@@ -190,7 +190,7 @@ def bench_graphs() -> list[Figure]:
 def bench_chapters() -> list[Figure]:
     """Seconds to execute every notebook of the book fresh, kernel start included."""
     rows, first = [], 0.0
-    for name, seconds in chapters.seconds():
+    for name, seconds in chapters.chapter_seconds():
         first += seconds if name < "05" else 0.0
         rows.append(Figure(f"chapter {name}", f"{seconds:.1f} s", "< 20 s", seconds < 20))
     return [*rows, Figure("chapters 1 to 4", f"{first:.1f} s", "< 60 s", first < 60)]

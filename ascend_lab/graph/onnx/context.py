@@ -12,9 +12,8 @@ import numpy as np
 from ascend_lab.errors import GraphError, UnsupportedError
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.ir import Data, Fill, TensorType
-from ascend_lab.graph.onnx.loading import Limits
 from ascend_lab.graph.onnx.names import Builder
-from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Shape, Tensor, Values
+from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Limits, Shape, Tensor, Values
 
 STEERING = 1024
 """Most elements of a graph input whose values may be asked for while importing."""

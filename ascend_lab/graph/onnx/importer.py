@@ -34,11 +34,11 @@ from ascend_lab.graph.onnx.entries import (
     sizes_of,
 )
 from ascend_lab.graph.onnx.fold import folded
-from ascend_lab.graph.onnx.loading import Limits, load, opset_of
+from ascend_lab.graph.onnx.loading import load, opset_of
 from ascend_lab.graph.onnx.names import Builder
 from ascend_lab.graph.onnx.registry import Converter, Result
 from ascend_lab.graph.onnx.structure import checked_nodes
-from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Tensor
+from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Limits, Tensor
 from ascend_lab.graph.onnx.weights import check_size, tensor_of
 from ascend_lab.limits import refuse_above
 
