@@ -135,8 +135,8 @@ class Context:
 
     # -- attributes -------------------------------------------------------------------------------
     def attr(self, key: str) -> Any:
-        """Return an attribute: as given, or the default the converter states."""
-        return self.attrs[key]
+        """Return an attribute, as given or the standard's default; None if the opset has none."""
+        return self.attrs.get(key)
 
     # -- results and refusals ---------------------------------------------------------------------
     def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:

@@ -163,7 +163,7 @@ class _Importer:
         how = find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            how.op, title(node), self.opset, self.net, inputs, attributes(node, how),
+            how.op, title(node), self.opset, self.net, inputs, attributes(node, self.opset),
             len(node.output), how.result or next((t.elem for t in inputs if t), ""), self.limits,
             self.folder, self.rebatch,
         )  # fmt: skip
