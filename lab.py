@@ -306,8 +306,8 @@ def do_serve(arguments: list[str]) -> int:
 
 
 def do_bench(arguments: list[str]) -> int:
-    """Measure speed and fidelity (arguments go to `python -m ascend_lab.bench`)."""
-    return python("-m", "ascend_lab.bench", *arguments)
+    """Measure speed and fidelity (arguments go to `python -m bench`)."""
+    return python("-m", "ascend_lab.bench_main", *arguments)
 
 
 def do_bank(arguments: list[str]) -> int:

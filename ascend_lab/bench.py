@@ -1,32 +1,20 @@
-"""Speed of the simulators and the fidelity table: `python3 lab.py bench`.
-
-Every figure is a median of this run; machines differ, so compare ratios, not seconds.
-"""
+"""Speed of the simulators, of the batch timer, of imports and of the chapters."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 
 import numpy as np
 
 from ascend_lab import bench_chapters as chapters
 from ascend_lab import bench_graph as graphs
 from ascend_lab import bench_operators as operators
-from ascend_lab import bench_peers as peers
-from ascend_lab import bench_tuners as tuners
+from ascend_lab.bench_table import Figure, median_s
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, elementwise_launch, gemm_launch
 from ascend_lab.kernels.gemm_batch import time_tilings
-from ascend_lab.kernels.validation import validation_rows, validation_table
-from ascend_lab.output import write_whole
 from ascend_lab.sim import (
     Surroundings,
     analyse,
@@ -37,27 +25,6 @@ from ascend_lab.sim import (
 )
 
 PUBLISHED = GemmSchedule(128, 64, 256, 4, 1, 1)
-PARTS = ("bench_memory", "bench_tuners", "bench_cluster", "bench_strategy", "bench_gradient")
-"""Modules whose `quick()` gives rows of the table."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One measured figure beside its target; `met` is None where it is information only."""
-
-    name: str
-    measured: str
-    target: str
-    met: bool | None
-
-
-def _median_s(action: Callable[[], object], repeats: int = 15) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def bench_simulate() -> list[Figure]:
@@ -65,9 +32,9 @@ def bench_simulate() -> list[Figure]:
     chip = load_chip("Ascend910B2")
     launch = gemm_launch(GemmShape(4096, 4096, 4096), chip, PUBLISHED)
     large = gemm_launch(GemmShape(40960, 40960, 40960), chip, PUBLISHED)
-    fast = _median_s(lambda: simulate(launch, chip))
-    slow = _median_s(lambda: simulate(large, chip))
-    again = _median_s(lambda: simulate(launch, chip))
+    fast = median_s(lambda: simulate(launch, chip), 15)
+    slow = median_s(lambda: simulate(large, chip), 15)
+    again = median_s(lambda: simulate(launch, chip), 15)
     ratio = slow / statistics.mean((fast, again))
     equal = simulate(launch, chip).cycles == simulate(launch, chip, engine="reference").cycles
     return [
@@ -84,11 +51,11 @@ def bench_candidates() -> list[Figure]:
 
     def cube(side: int) -> float:
         shape = GemmShape(side, side, side)
-        return _median_s(lambda: simulate(gemm_launch(shape, chip, tiling), chip).cycles, 60)
+        return median_s(lambda: simulate(gemm_launch(shape, chip, tiling), chip).cycles, 60)
 
     def vector(tiles: int) -> float:
         elements = chip.cores_of("vector") * 2048 * tiles
-        return _median_s(lambda: simulate(elementwise_launch(chip, elements), chip).cycles, 60)
+        return median_s(lambda: simulate(elementwise_launch(chip, elements), chip).cycles, 60)
 
     ratio = cube(4096) / cube(1024)
     seconds = {"cube candidate, 1024^3": cube(1024), "vector candidate, 4 tiles": vector(4)}
@@ -139,12 +106,12 @@ def bench_reference() -> list[Figure]:
     program = launch.parts[0].program
     compiled = compile_program(program, chip, Surroundings(1, analyse(launch, chip).fresh))
     events = program.event_count
-    plain = events / _median_s(lambda: run_reference(compiled), 5) / 1e6
+    plain = events / median_s(lambda: run_reference(compiled), 5) / 1e6
     rows = [Figure("reference, plain Python", f"{plain:.1f} M events/s", ">= 1 M", plain >= 1.0)]
     if not numba_available():
         return [*rows, Figure("reference, Numba", "not installed", ">= 20 M", None)]
     run_reference(compiled, compiled=True)
-    quick = events / _median_s(lambda: run_reference(compiled, compiled=True), 5) / 1e6
+    quick = events / median_s(lambda: run_reference(compiled, compiled=True), 5) / 1e6
     rows.append(Figure("reference, Numba", f"{quick:.1f} M events/s", ">= 20 M", quick >= 20.0))
     return rows
 
@@ -164,7 +131,7 @@ def bench_batch() -> list[Figure]:
         if 4 * (m + n) * k * step <= 524288
         if 6144 % (m * rows) == 0 and 6144 % (n * (24 // rows)) == 0
     ]
-    rate = len(tilings) / _median_s(lambda: time_tilings(shape, chip, tilings), 3)
+    rate = len(tilings) / median_s(lambda: time_tilings(shape, chip, tilings), 3)
     cycles = time_tilings(shape, chip, tilings)
     picks = np.random.default_rng(0).choice(len(tilings), 20, replace=False)
     wrong = sum(
@@ -193,7 +160,7 @@ def bench_import() -> list[Figure]:
     """Wall time of `import ascend_lab` beyond a bare interpreter."""
 
     def run(code: str) -> float:
-        return _median_s(lambda: subprocess.run([sys.executable, "-c", code], check=True), 7)
+        return median_s(lambda: subprocess.run([sys.executable, "-c", code], check=True), 7)
 
     cost = run("import ascend_lab") - run("pass")
     all_of_it = run("import ascend_lab.kernels, ascend_lab.sim") - run("pass")
@@ -223,78 +190,7 @@ def bench_graphs() -> list[Figure]:
 def bench_chapters() -> list[Figure]:
     """Seconds to execute every notebook of the book fresh, kernel start included."""
     rows, first = [], 0.0
-    for name, seconds in chapters.seconds():
+    for name, seconds in chapters.chapter_seconds():
         first += seconds if name < "05" else 0.0
         rows.append(Figure(f"chapter {name}", f"{seconds:.1f} s", "< 20 s", seconds < 20))
     return [*rows, Figure("chapters 1 to 4", f"{first:.1f} s", "< 60 s", first < 60)]
-
-
-def bench_parts() -> list[Figure]:
-    """Memory plans, tuners, strategies, gradients: each measured in a module of its own."""
-    modules = (import_module(f"ascend_lab.{name}") for name in PARTS)
-    return [Figure(*row) for module in modules for row in module.quick()]
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lab.py bench", description=__doc__)
-    parser.add_argument("--json", metavar="F", help="also write the figures to F")
-    parser.add_argument("--no-chapters", action="store_true", help="skip executing the notebooks")
-    parser.add_argument("--tuners", action="store_true", help="only the quality of the tuners")
-    parser.add_argument("--seeds", type=int, default=30, help="of every search, with --tuners")
-    parser.add_argument("--peers", action="store_true", help="only compare with other simulators")
-    parser.add_argument("--peer-limit", type=float, default=1200.0, metavar="S", help="seconds")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and print a table; exit 1 if a target is missed."""
-    arguments = _arguments(argv)
-    if arguments.peers:
-        return peers.report(arguments.peer_limit, arguments.json)
-    if arguments.tuners:
-        return tuners.report(arguments.seeds, arguments.json)
-    benches = [
-        bench_simulate,
-        bench_candidates,
-        bench_lowering,
-        bench_defaults,
-        bench_reference,
-        bench_batch,
-        bench_graphs,
-        bench_parts,
-        bench_import,
-    ]
-    if not arguments.no_chapters:
-        benches.append(bench_chapters)
-    figures: list[Figure] = []
-    for bench in benches:
-        for figure in bench():
-            verdict = {True: "met", False: "MISSED", None: ""}[figure.met]
-            line = f"{figure.name:<34}{figure.measured:>20}   {figure.target:<14}{verdict}"
-            print(line.rstrip(), flush=True)
-            figures.append(figure)
-    print("\nFidelity: model/published on Ascend910B2 (goal: time 15 %, shares 10 points)")
-    print(validation_table(validation_rows()))
-    if arguments.json:
-        rows = [
-            {"name": f.name, "measured": f.measured, "met": None if f.met is None else bool(f.met)}
-            for f in figures
-        ]
-        write_whole(arguments.json, json.dumps(rows, indent=2))
-    print("\n" + closing(figures))
-    return 1 if any(f.met is False for f in figures) else 0
-
-
-def closing(figures: Sequence[Figure]) -> str:
-    """Return the last lines: every target that was missed, under what it belongs to, or none."""
-    lines, above = [], ""
-    for figure in figures:
-        name = figure.name.strip()
-        above, name = (above, f"{above}, {name}") if figure.name[0] == " " else (name, name)
-        if figure.met is False:
-            lines.append(f"missed: {name}: {figure.measured}, target {figure.target}")
-    return "\n".join(lines) or "all targets met"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def seconds() -> Iterator[tuple[str, float]]:
+def chapter_seconds() -> Iterator[tuple[str, float]]:
     """Yield name and seconds of every notebook, executed fresh, kernel start included."""
     import nbformat
     from nbclient import NotebookClient

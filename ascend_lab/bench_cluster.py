@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+from ascend_lab.bench_table import Figure
 from ascend_lab.cluster import load_topology
 from ascend_lab.cluster.collectives import collective_time, make
 from ascend_lab.cluster.fit import held_out, mape
@@ -14,7 +15,6 @@ from ascend_lab.cluster.timing import time_collective
 from ascend_lab.data import data_path
 from ascend_lab.train.validation import training_validation_table
 
-Figure = tuple[str, str, str, bool | None]
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))
 TABLE = data_path("deepbench/allreduce_measured.csv")
 LARGE_BYTES, ERROR_LIMIT = 1e6, 0.12
@@ -35,7 +35,7 @@ print(middle - start, time.process_time() - middle)
 """
 
 
-def quick() -> list[Figure]:
+def cluster_figures() -> list[Figure]:
     """Return what `lab.py bench` prints of clusters; prints the published table on the way."""
     print("\n" + training_validation_table() + "\n")
     return [*collective_figures(), *step_figures(), *fit_figures()]
@@ -55,8 +55,8 @@ def collective_figures() -> list[Figure]:
             collective_time("all_reduce", cluster, size)
         all_s = time.perf_counter() - start - one_s
         name = f"{kind}:{DEVICES} hierarchical all-reduce, {len(SIZES)} sizes"
-        found.append((name, f"{one_s:.1f} s", "< 5 s", one_s < 5))
-        found.append((f"{name}, best of all", f"{all_s:.1f} s", "information", None))
+        found.append(Figure(name, f"{one_s:.1f} s", "< 5 s", one_s < 5))
+        found.append(Figure(f"{name}, best of all", f"{all_s:.1f} s", "information", None))
     return found
 
 
@@ -68,8 +68,8 @@ def step_figures() -> list[Figure]:
     profile_s, timeline_s = map(float, done.stdout.split())
     name = "BERT-large on 8 devices, processor time"
     return [
-        (f"{name}: timeline of a step", f"{timeline_s:.2f} s", "< 2 s", timeline_s < 2),
-        (f"{name}: with its profile", f"{profile_s + timeline_s:.1f} s", "< 2 s", None),
+        Figure(f"{name}: timeline of a step", f"{timeline_s:.2f} s", "< 2 s", timeline_s < 2),
+        Figure(f"{name}: with its profile", f"{profile_s + timeline_s:.1f} s", "< 2 s", None),
     ]
 
 
@@ -82,6 +82,6 @@ def fit_figures() -> list[Figure]:
         small = mape(j for j in judged if j.row.size_bytes < LARGE_BYTES)
         assert large is not None and small is not None
         name = f"all-reduce fit, {device}, 2-8 ranks, left-out sizes"
-        found.append((f"{name} >= 1 MB", f"{large:.1%}", "<= 12 %", large <= ERROR_LIMIT))
-        found.append((f"{name} < 1 MB", f"{small:.1%}", "information", None))
+        found.append(Figure(f"{name} >= 1 MB", f"{large:.1%}", "<= 12 %", large <= ERROR_LIMIT))
+        found.append(Figure(f"{name} < 1 MB", f"{small:.1%}", "information", None))
     return found

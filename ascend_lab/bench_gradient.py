@@ -32,6 +32,7 @@ from ascend_lab.aoe.gradient.exact import best_split, brute_force
 from ascend_lab.aoe.gradient.rows import table_of
 from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.tuning import GradientTuning, tune_gradients
+from ascend_lab.bench_table import Figure
 from ascend_lab.graph import zoo
 from ascend_lab.output import write_whole
 
@@ -53,7 +54,6 @@ SIZES = (8, 64, 512)
 CHIP = "Ascend910A"
 PROFILES = Path("_build") / "gradients.db"
 ALPHA_BETA = AlphaBeta(3e-4, 1e-10)
-Figure = tuple[str, str, str, bool | None]
 
 
 def chain(count: int, seed: int = 0) -> tuple[Gradient, ...]:
@@ -175,7 +175,7 @@ def table(names: Sequence[str], file: Path = PROFILES) -> list[dict[str, Any]]:
     return rows
 
 
-def quick() -> list[Figure]:
+def gradient_figures() -> list[Figure]:
     """Return what `lab.py bench` prints: name, measured, target, met; prints the table."""
     free_s, eight_s, wrong, found = plan_s(1000), plan_s(1000, 8), exact_cases(), beyond()
     start = time.perf_counter()
@@ -187,13 +187,13 @@ def quick() -> list[Figure]:
     print()
     worse = sum(min(row["gains"].values()) < -1e-9 for row in rows)
     return [
-        ("gradient DP, 1000 tensors", f"{free_s * 1e3:.0f} ms", "< 50 ms", free_s < 0.05),
-        ("  in at most 8 segments", f"{eight_s * 1e3:.0f} ms", "", None),
-        ("  with all baselines", f"{whole_s * 1e3:.0f} ms", "", None),
-        ("  not the best of all splits", f"{wrong} of 200", "0", wrong == 0),
-        ("  worse than a baseline", f"{worse} of {len(rows)}", "0", worse == 0),
-        ("  two streams: plan's mean gap", f"{found.plan_gap:.2%}", "", None),
-        ("  two streams: search's gap", gap, "<= 1 %", found.worst_gap <= 0.01),
+        Figure("gradient DP, 1000 tensors", f"{free_s * 1e3:.0f} ms", "< 50 ms", free_s < 0.05),
+        Figure("  in at most 8 segments", f"{eight_s * 1e3:.0f} ms", "", None),
+        Figure("  with all baselines", f"{whole_s * 1e3:.0f} ms", "", None),
+        Figure("  not the best of all splits", f"{wrong} of 200", "0", wrong == 0),
+        Figure("  worse than a baseline", f"{worse} of {len(rows)}", "0", worse == 0),
+        Figure("  two streams: plan's mean gap", f"{found.plan_gap:.2%}", "", None),
+        Figure("  two streams: search's gap", gap, "<= 1 %", found.worst_gap <= 0.01),
     ]
 
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ascend_lab.bench_operators import median_s
+from ascend_lab.bench_table import CHIPS, median_s
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import (
     Graph,
@@ -21,7 +21,6 @@ from ascend_lab.graph import (
     zoo,
 )
 
-CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 NETWORKS = ("resnet50", "bert_base")
 
 
@@ -43,7 +42,7 @@ def light_model(name: str) -> Path:
 
 def cold_simulate(name: str, chip: str = "Ascend310") -> ColdRun:
     """Time `ascend-lab simulate` on a light model in a process of its own."""
-    command = [sys.executable, "-m", "ascend_lab.cli", "simulate", str(light_model(name))]
+    command = [sys.executable, "-m", "ascend_lab.cli_main", "simulate", str(light_model(name))]
     start = time.perf_counter()
     child = subprocess.Popen([*command, "--chip", chip, "--json", "-"], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)

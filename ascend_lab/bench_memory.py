@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ascend_lab.bench_table import Figure
 from ascend_lab.data import data_path
 from ascend_lab.graph.memory import plan, simulate_writes, verify
 from ascend_lab.graph.memory.table import read_csv
@@ -62,15 +63,15 @@ def report(rows: Sequence[Packing]) -> str:
     return "\n".join(lines)
 
 
-def quick() -> list[tuple[str, str, str, bool | None]]:
+def memory_figures() -> list[Figure]:
     """Return what `lab.py bench` prints: how many are packed, how far above the others are."""
     rows = measure()
     packed = sum(row.over <= 0 for row in rows)
     worst = max((row.over for row in rows), default=0.0)
     print("\n" + report(rows) + "\n")
     return [
-        ("MiniMalloc instances packed", f"{packed} of {len(rows)}", ">= 4 of 6", packed >= 4),
-        ("  the others above capacity", f"{max(worst, 0.0):.1%}", "<= 5 %", worst <= 0.05),
+        Figure("MiniMalloc instances packed", f"{packed} of {len(rows)}", ">= 4 of 6", packed >= 4),
+        Figure("  the others above capacity", f"{max(worst, 0.0):.1%}", "<= 5 %", worst <= 0.05),
     ]
 
 

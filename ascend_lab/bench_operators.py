@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ascend_lab import dsl as te
+from ascend_lab.bench_table import CHIPS, median_s
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl.auto_cube import schedule_product
 from ascend_lab.dsl.tensor import topological
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.sim import KernelTimeline, execute, simulate, simulate_kernel
-
-CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
-
-
-def median_s(action: Callable[[], object], repeats: int = 41) -> float:
-    """Return the median seconds of an action, after one run to warm up."""
-    action()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def product(side: int) -> te.Tensor:

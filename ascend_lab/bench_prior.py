@@ -24,8 +24,8 @@ from ascend_lab.aoe.vector.prior import learn
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, zoo
 
-NETWORKS = ("bert_base", "mobilenet_v2", "vit_b16")
-CHIPS = ("Ascend310", "Ascend910A")
+LESSONS = ("bert_base", "mobilenet_v2", "vit_b16")
+LESSON_CHIPS = ("Ascend310", "Ascend910A")
 MARKS = (20, 50, 100)
 """Numbers of trials at which both searches are compared."""
 Means = tuple[float, ...]
@@ -41,10 +41,10 @@ class Row:
     guided: Means
 
 
-def rows(chips: Sequence[str] = CHIPS, seeds: int = 10) -> Iterator[Row]:
+def rows(chips: Sequence[str] = LESSON_CHIPS, seeds: int = 10) -> Iterator[Row]:
     """Yield a row per vector operator that gains anything; minutes an operator at most."""
     tuned: list[tuple[Operator, str, BankEntry]] = []
-    for network, chip in ((n, c) for n in NETWORKS for c in chips):
+    for network, chip in ((n, c) for n in LESSONS for c in chips):
         for operator in operators_of(compile_graph(zoo.build(network), load_chip(chip))):
             if operator.unit == "vector":
                 settings = Settings(seed=77)

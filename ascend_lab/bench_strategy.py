@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ascend_lab.bench_table import Figure
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError
@@ -31,7 +32,7 @@ from ascend_lab.parallel.strategy.local import search
 from ascend_lab.parallel.strategy.reduced import reduce_problem
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "mobilenet_v2", "bert_base", "gpt2_small")
-BATCH, DEVICES = 64, 8
+BATCH, STEP_DEVICES = 64, 8
 CHIP, TOPOLOGY = "Ascend910B2", "910b-server"
 CONTEST = Path(__file__).parent.parent / "tests" / "data" / "iopddl"
 OPTIMUM_B = 532_843
@@ -62,7 +63,7 @@ def row(network: str) -> Row:
     """Compare the searches on one network in training on one server."""
     graph = zoo.build(network, batch=BATCH, dtype="fp16")
     given = problem_of(
-        graph, DEVICES, on_topology(load_topology(TOPOLOGY)), roofline(load_chip(CHIP))
+        graph, STEP_DEVICES, on_topology(load_topology(TOPOLOGY)), roofline(load_chip(CHIP))
     )
     start = time.perf_counter()
     best = solve(given.problem)
@@ -89,7 +90,7 @@ def strategy_table(networks: Sequence[str] = NETWORKS) -> str:
     columns = ("halving", "own costs", "messages", "data par.", "1/2 memory", "solved")
     names = "".join(f"{name:>12}" for name in columns)
     lines = [
-        f"Training step, {BATCH} samples, {DEVICES} devices of {TOPOLOGY}: time above the optimum",
+        f"Training, {BATCH} samples, {STEP_DEVICES} devices of {TOPOLOGY}: time above the optimum",
         f"{'network':<14}{'nodes':>6}{'optimum':>11}{names}",
     ]
     for name in networks:
@@ -116,7 +117,7 @@ def redistribution_table() -> str:
     return "\n".join(lines)
 
 
-def contest_figures() -> list[tuple[str, str, str, bool | None]]:
+def contest_figures() -> list[Figure]:
     """Return name, measured, target, met of benchmark B: exact, by messages, greedy."""
     problem = read_problem(CONTEST / "asplos-2025-iopddl-B.json.gz")
     wall, cpu = time.perf_counter(), time.process_time()
@@ -129,15 +130,17 @@ def contest_figures() -> list[tuple[str, str, str, bool | None]]:
     first = evaluate(problem, greedy(problem))
     over = first.peak_usage / (problem.usage_limit or 1)
     return [
-        (f"IOPDDL B: {best.cost:,}", "proven" if best.proven else "not proven", "532,843", right),
-        ("  time to the proof", f"{wall:.1f} s, CPU {cpu:.1f} s", "< 120 s", wall < LIMIT_S),
-        ("  message passing above it", f"{told.cost / OPTIMUM_B - 1:.4%}", "", None),
-        ("  coordinate descent", f"{descended.cost / OPTIMUM_B:.0f}x the optimum", "", None),
-        ("  greedy: forbidden choices", f"{first.forbidden}, memory {over:.1f}x", "", None),
+        Figure(
+            f"IOPDDL B: {best.cost:,}", "proven" if best.proven else "not proven", "532,843", right
+        ),
+        Figure("  time to the proof", f"{wall:.1f} s, CPU {cpu:.1f} s", "< 120 s", wall < LIMIT_S),
+        Figure("  message passing above it", f"{told.cost / OPTIMUM_B - 1:.4%}", "", None),
+        Figure("  coordinate descent", f"{descended.cost / OPTIMUM_B:.0f}x the optimum", "", None),
+        Figure("  greedy: forbidden choices", f"{first.forbidden}, memory {over:.1f}x", "", None),
     ]
 
 
-def quick() -> list[tuple[str, str, str, bool | None]]:
+def strategy_figures() -> list[Figure]:
     """Return what `lab.py bench` prints of strategies; prints the tables on the way."""
     print("\n" + strategy_table() + "\n\n" + redistribution_table() + "\n")
     return contest_figures()

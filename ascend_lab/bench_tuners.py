@@ -24,13 +24,13 @@ from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector.job import VectorJob
 from ascend_lab.bench_search import recorded_cases
 from ascend_lab.bench_search import report as search_report
+from ascend_lab.bench_table import CHIPS, Figure
 from ascend_lab.chip import load_chip
 from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import compile_graph, zoo
 
 NETWORKS = ("resnet50", "mobilenet_v2", "bert_base")
-CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 PROOF_S = 10.0
 DATA = Path(__file__).parent.parent / "tests" / "data"
 CONTEST, RECORDED = FOLDER / "mlsys2026", DATA / "autotune_bruteforce"
@@ -177,22 +177,22 @@ def network_table(rows: Sequence[dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def quick() -> list[tuple[str, str, str, bool | None]]:
+def tuner_figures() -> list[Figure]:
     """Return what `lab.py bench` prints of the tuners: name, measured, target, met."""
     found = speed()
     limits = (5.0, 3.0, 180.0, 5.0)
     stem, norm = "tune ResNet-50's stem, 16 images", "tune a layer norm of BERT"
     names = (stem, norm, "tune ResNet-50, 16 images, jobs 1,2")
     times = (found.conv_s, found.vector_s, found.network_s, found.again_s)
-    rows: list[tuple[str, str, str, bool | None]] = [
-        (name, f"{time_s:.2f} s", f"< {limit:g} s", time_s < limit)
+    rows: list[Figure] = [
+        Figure(name, f"{time_s:.2f} s", f"< {limit:g} s", time_s < limit)
         for name, time_s, limit in zip(
             (*names, "  again from the bank"), times, limits, strict=True
         )
     ]
     for name, cost, bound, floor in contest_rows(CONTEST):
         ratio = f"{cost / bound:.3f} of bound"
-        rows.append((f"{name}, {cost:,.0f}", ratio, f"< {floor:,.0f}", cost < floor))
+        rows.append(Figure(f"{name}, {cost:,.0f}", ratio, f"< {floor:,.0f}", cost < floor))
     return rows
 
 

@@ -5,13 +5,6 @@ Errors are one line on stderr; `cli_guard` says the exit codes.
 
 from __future__ import annotations
 
-import sys
-
-from ascend_lab.cli_guard import ascend_lab as main
-
-if __name__ == "__main__":  # before the rest is imported: Ctrl-C then ends in one line, too
-    sys.exit(main())
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

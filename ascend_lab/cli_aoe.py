@@ -6,13 +6,6 @@ everything found so far saved.
 
 from __future__ import annotations
 
-import sys
-
-from ascend_lab.cli_guard import aoe as main
-
-if __name__ == "__main__":  # before the rest is imported: Ctrl-C then ends in one line, too
-    sys.exit(main())
-
 import argparse
 import os
 import signal
@@ -35,8 +28,8 @@ from ascend_lab.cli_aoe_flags import (
 )
 from ascend_lab.cli_aoe_gradient import tune_gradients_of
 from ascend_lab.cli_aoe_inputs import Network, Source, sources_of, wanted_of
-from ascend_lab.cli_guard import INTERRUPTED, complain
-from ascend_lab.cli_guard import show as print  # noqa: A004 - nothing here may print otherwise
+from ascend_lab.cli_terminal import INTERRUPTED, complain
+from ascend_lab.cli_terminal import show as print  # noqa: A004 - nothing here may print otherwise
 from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 

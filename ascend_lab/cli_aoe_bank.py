@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.cli_common import Parser
-from ascend_lab.cli_guard import complain, printable, show
+from ascend_lab.cli_terminal import complain, printable, show
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count
 

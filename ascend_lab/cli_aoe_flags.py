@@ -7,14 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli_common import Parser, refuse_idle
+from ascend_lab.cli_aoe_use import with_cores
+from ascend_lab.cli_common import Parser, check_seed, refuse_idle
 from ascend_lab.cli_words import CLUSTER_FILE
-from ascend_lab.errors import InputError
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.settings import Settings
     from ascend_lab.chip import Chip
+    from ascend_lab.cluster import Topology
 
 DEFAULT_CHIP = "Ascend910A"
 O1_TIMES = 5
@@ -112,9 +114,7 @@ def parser() -> Parser:
     add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
     add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
     _add_search(made)
-    from ascend_lab.cli_aoe_gradient import add_flags
-
-    add_flags(made)
+    _add_gradient(made)
     return made
 
 
@@ -146,7 +146,6 @@ def refuse(argv: Sequence[str]) -> None:
 def job_of(arguments: argparse.Namespace) -> str:
     """Return the jobs in the order they run; raise `InputError` for others."""
     from ascend_lab.aoe.settings import jobs_of
-    from ascend_lab.cli_aoe_gradient import check_flags
 
     if arguments.framework != "5":
         name = FRAMEWORKS.get(arguments.framework, "unknown")
@@ -154,7 +153,7 @@ def job_of(arguments: argparse.Namespace) -> str:
         raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
     given = [part.strip() for part in arguments.job_type.split(",")]
     jobs = ("4",) if given == ["4"] else given if "4" in given else jobs_of(arguments.job_type)
-    check_flags(arguments, jobs)
+    _check_gradient(arguments, jobs)
     for wanted, flags in FLAGS_OF_JOBS.items():
         if not set(wanted) & set(jobs):
             refuse_idle(arguments, f"with --job_type {' or '.join(wanted)}", *flags)
@@ -164,21 +163,6 @@ def job_of(arguments: argparse.Namespace) -> str:
 def chip_of(arguments: argparse.Namespace) -> Chip:
     """Return the chip, with fewer cores if the user wants; `AscendLabError` if there is none."""
     return with_cores(arguments.soc_version or DEFAULT_CHIP, arguments.aicore_num, "--aicore_num")
-
-
-def with_cores(name: str, cores: int | None, flag: str) -> Chip:
-    """Return a chip that uses some of its cores."""
-    from dataclasses import replace
-
-    from ascend_lab.chip import load_chip
-
-    chip = load_chip(name)
-    if cores is None:
-        return chip
-    if not 1 <= cores <= chip.core_count:
-        needed = f"{flag} from 1 to {chip.core_count}, the cores of {chip.name}"
-        raise InputError(needed, str(cores))
-    return replace(chip, core_count=cores)
 
 
 def dtype_of(arguments: argparse.Namespace) -> str:
@@ -200,8 +184,7 @@ def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Se
         raise InputError(
             "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
         )
-    if arguments.seed < 0:
-        raise InputError("--seed of at least 0", str(arguments.seed))
+    check_seed(arguments.seed)
     budget = Settings().budget if arguments.budget is None else arguments.budget
     return Settings(
         budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
@@ -226,3 +209,51 @@ def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> st
             raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
         return f"processes:{count}" if count > 1 else "serial"
     return "serial"
+
+
+def _add_gradient(made: Parser) -> None:
+    """Add the flags of job 4."""
+    group = made.add_argument_group("job 4, gradients")
+    add = group.add_argument
+    add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
+    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
+    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
+    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
+
+
+def _check_gradient(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
+    """Raise `InputError` for job 4 with other jobs or without a cluster."""
+    if "4" not in jobs:
+        return
+    if list(jobs) != ["4"]:
+        remedy = "run jobs 1 and 2 first, then 4"
+        raise InputError("--job_type 4 (gradient) by itself", ",".join(jobs), remedy)
+    if not arguments.cluster:
+        remedy = "e.g. --cluster 910a-roce:64; `ascend-lab topologies` lists them"
+        raise InputError("--cluster for --job_type 4 (gradient)", "none", remedy)
+    if arguments.singleop:
+        raise InputError("--model or --model_path for job 4", "--singleop", "train a network")
+
+
+def topology_of(arguments: argparse.Namespace) -> Topology:
+    """Return the cluster that the flags name."""
+    from ascend_lab.cluster import load_topology
+
+    name, devices = arguments.cluster, arguments.devices
+    if devices is not None:
+        if devices < 1:
+            raise InputError("--devices of at least 1", str(devices))
+        if ":" in name or name.endswith(".toml"):
+            found = load_topology(name)
+            if found.size != devices:
+                needed = f"--devices {found.size}, as --cluster {name} has"
+                raise InputError(needed, str(devices), "drop one of the two")
+            return found
+        try:
+            return load_topology(f"{name}:{devices}")
+        except AscendLabError:
+            found = load_topology(name)  # a name without a count says what is wrong with it
+            if found.size == devices:
+                return found
+            raise
+    return load_topology(name)

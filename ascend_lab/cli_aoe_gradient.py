@@ -7,11 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_aoe_flags import dtype_of
-from ascend_lab.cli_common import Parser
-from ascend_lab.cli_guard import say
-from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.limits import count
+from ascend_lab.cli_aoe_flags import dtype_of, topology_of
+from ascend_lab.cli_terminal import say
+from ascend_lab.errors import AscendLabError
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.session import Ledger
@@ -22,54 +20,6 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
 """What the names of chips begin with, by what those of clusters begin with."""
-
-
-def add_flags(made: Parser) -> None:
-    """Add the flags of job 4."""
-    group = made.add_argument_group("job 4, gradients")
-    add = group.add_argument
-    add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
-    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
-    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
-    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
-
-
-def check_flags(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
-    """Raise `InputError` for job 4 with other jobs or without a cluster."""
-    if "4" not in jobs:
-        return
-    if list(jobs) != ["4"]:
-        remedy = "run jobs 1 and 2 first, then 4"
-        raise InputError("--job_type 4 (gradient) by itself", ",".join(jobs), remedy)
-    if not arguments.cluster:
-        remedy = "e.g. --cluster 910a-roce:64; `ascend-lab topologies` lists them"
-        raise InputError("--cluster for --job_type 4 (gradient)", "none", remedy)
-    if arguments.singleop:
-        raise InputError("--model or --model_path for job 4", "--singleop", "train a network")
-
-
-def topology_of(arguments: argparse.Namespace) -> Topology:
-    """Return the cluster that the flags name."""
-    from ascend_lab.cluster import load_topology
-
-    name, devices = arguments.cluster, arguments.devices
-    if devices is not None:
-        if devices < 1:
-            raise InputError("--devices of at least 1", str(devices))
-        if ":" in name or name.endswith(".toml"):
-            found = load_topology(name)
-            if found.size != devices:
-                needed = f"--devices {found.size}, as --cluster {name} has"
-                raise InputError(needed, str(devices), "drop one of the two")
-            return found
-        try:
-            return load_topology(f"{name}:{devices}")
-        except AscendLabError:
-            found = load_topology(name)  # a name without a count says what is wrong with it
-            if found.size == devices:
-                return found
-            raise
-    return load_topology(name)
 
 
 def tune_gradients_of(
@@ -89,7 +39,7 @@ def tune_gradients_of(
         say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
         for source in sources:
             try:
-                _source(arguments, source, chip, topology, ledger, repeat, folder)
+                _tune_gradients(arguments, source, chip, topology, ledger, repeat, folder)
             except AscendLabError as error:
                 if len(sources) == 1:
                     raise
@@ -113,7 +63,7 @@ def _other_chip(chip: Chip, topology: Topology) -> str:
     )
 
 
-def _source(
+def _tune_gradients(
     arguments: argparse.Namespace,
     source: Source,
     chip: Chip,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.cli_aoe_singleop import read_json, single_operators
+from ascend_lab.cli_common import import_with
 from ascend_lab.errors import InputError
 from ascend_lab.limits import wholes_of
 
@@ -79,8 +80,6 @@ def _batches(text: str) -> list[int]:
 def _model(file: Path, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[int]) -> Source:
     def loader(batch: int | None) -> Callable[[], Graph]:
         def load() -> Graph:
-            from ascend_lab.cli_run import import_with
-
             if batch is None and any(-1 in shape for shape in shapes.values()):
                 raise InputError("--dynamic_batch_size for a batch of -1", "none", "give it")
             sizes = {n: tuple(batch if k == -1 else k for k in s) for n, s in shapes.items()}

@@ -23,13 +23,6 @@ def add_tuned(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--aicore-num", type=count, metavar="N", help="use N of the chip's cores")
 
 
-def chip_of(arguments: argparse.Namespace) -> Chip:
-    """Return the chip with as many cores as the user says."""
-    from ascend_lab.cli_aoe_flags import with_cores
-
-    return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
-
-
 def is_tuned(arguments: argparse.Namespace) -> bool:
     """Tell whether the user wants tuned kernels."""
     if arguments.tuned is not None and arguments.bank is not None:
@@ -62,3 +55,23 @@ def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
     if peak > limit:
         what = f"a tuned network within {limit:,} bytes of device memory"
         raise CapacityError(what, f"{peak:,}", "leave out --tuned and --bank: it is tiled then")
+
+
+def chip_with(arguments: argparse.Namespace) -> Chip:
+    """Return the chip with as many cores as the user says."""
+    return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
+
+
+def with_cores(name: str, cores: int | None, flag: str) -> Chip:
+    """Return a chip that uses some of its cores."""
+    from dataclasses import replace
+
+    from ascend_lab.chip import load_chip
+
+    chip = load_chip(name)
+    if cores is None:
+        return chip
+    if not 1 <= cores <= chip.core_count:
+        needed = f"{flag} from 1 to {chip.core_count}, the cores of {chip.name}"
+        raise InputError(needed, str(cores))
+    return replace(chip, core_count=cores)

@@ -6,16 +6,22 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ascend_lab.cli_guard import say
+from ascend_lab.cli_terminal import say
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count, wholes_of
 from ascend_lab.output import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from ascend_lab.graph.onnx import Imported
 
 OUTPUTS = ("json", "trace", "outputs", "fusion_result")
 """Arguments that name a file to write; only JSON can be printed, with -."""
+LONGEST_S = 86_400.0
+"""Most seconds a --time-limit may ask for."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +71,18 @@ def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
             raise InputError(f"{flag} only {when}", "", "drop it: it changes nothing here")
 
 
+def check_limit(limit_s: float | None) -> None:
+    """Raise `InputError` for a --time-limit that means nothing."""
+    if limit_s is not None and not (math.isfinite(limit_s) and 0 <= limit_s <= LONGEST_S):
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s))
+
+
+def check_seed(seed: int) -> None:
+    """Raise `InputError` for a --seed below 0."""
+    if seed < 0:
+        raise InputError("--seed of at least 0", str(seed))
+
+
 def check_outputs(arguments: argparse.Namespace) -> None:
     """Raise `InputError`, before any work, for outputs that cannot be written or are inputs."""
     places: set[str] = set()
@@ -112,3 +130,48 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def add_shapes(verb: argparse.ArgumentParser) -> None:
+    """Add the options that pin symbolic sizes of a model."""
+    verb.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="NAME:1,3,224,224",
+        help="the shape of an input whose sizes are symbolic; repeatable",
+    )
+    verb.add_argument("--batch", type=count, metavar="N", help="the first size of the inputs")
+
+
+def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in arguments.input_shape:
+        name, colon, sizes = text.rpartition(":")
+        found[name] = wholes_of(sizes, ",")
+        if not colon or not name or (sizes.strip() and not found[name]):
+            raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
+    return found
+
+
+def import_with(
+    model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
+) -> Imported:
+    """Return the model imported; inputs that steer shapes are pinned to the values given.
+
+    The arrays given also say the sizes that the model and the caller leave open.
+    """
+    from ascend_lab.graph.onnx import NeedsConstant, import_model
+
+    arrays = dict(given or {})
+    pinned: dict[str, Any] = {}
+    sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
+    while True:
+        try:
+            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
+        except NeedsConstant as error:
+            new = {name: arrays[name] for name in error.names if name in arrays}
+            if not new.keys() - pinned.keys():
+                raise
+            pinned |= new

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit, refuse_idle
-from ascend_lab.errors import InputError
+from ascend_lab.cli_common import add_json, check_seed, emit, refuse_idle
 from ascend_lab.limits import count, decimal, whole
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ def _gradient(arguments: argparse.Namespace) -> int:
     from ascend_lab.aoe.gradient.reporting import bound_text, forms_text, plan_table
     from ascend_lab.aoe.gradient.rows import out_of_order
 
-    if arguments.seed < 0:
-        raise InputError("--seed of at least 0", str(arguments.seed))
+    check_seed(arguments.seed)
     cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
     rows = read_profile(arguments.file)
     limit = arguments.max_bytes

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
+from ascend_lab.cli_terminal import INTERRUPTED, complain, drop
 from ascend_lab.errors import AscendLabError, InputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the guard itself must be there at once
-    from collections.abc import Iterable, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
-BAD_INPUT, MISTAKE, INTERRUPTED = 2, 70, 130
+BAD_INPUT, MISTAKE = 2, 70
 AFTER_CTRL_C = {"aoe": "; --reload goes on with what the bank holds"}
 
 
@@ -85,8 +85,8 @@ def _check_words(words: Sequence[str]) -> None:
 def _what_is_left(name: str, error: BaseException) -> int:
     """Explain what no other place has explained; `ASCEND_LAB_DEBUG=1` shows where it is from."""
     kind, place = type(error).__name__, _place(error)
-    if isinstance(error, OSError) and error.filename is None and place.startswith("cli_"):
-        _drop(sys.stdout)  # these modules print, and write nothing else
+    if isinstance(error, OSError) and error.filename is None and place.startswith("cli"):
+        drop(sys.stdout)  # these modules print, and write nothing else
         if isinstance(error, BrokenPipeError):
             return 0
         reason = error.strerror or str(error)
@@ -109,48 +109,11 @@ def _from_ctrl_c(error: BaseException | None) -> bool:
 
 def _place(error: BaseException) -> str:
     """Return the last file and line of this package that an error went through."""
-    package, found, trace = __file__.removesuffix("cli_guard.py"), "?", error.__traceback__
+    found, trace = "?", error.__traceback__
+    package = (sys.modules["ascend_lab"].__file__ or "").removesuffix("__init__.py")
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if file.startswith(package):
             found = f"{file.removeprefix(package)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
-
-
-def _drop(stream: Any) -> None:
-    """Forget what a stream still holds: the interpreter would try to write it at its end."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    except (OSError, ValueError):  # no stream of the system
-        return
-
-
-def printable(text: str) -> str:
-    """Return text as one line, with escapes for what a terminal would obey instead of showing."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def complain(name: str, text: str, code: int = 0) -> int:
-    """Print one line on stderr and return the exit code."""
-    if sys.stderr is not None:
-        try:
-            print(f"{name}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
-        except OSError:
-            _drop(sys.stderr)
-    return code
-
-
-def say(lines: Iterable[str]) -> None:
-    """Print lines on standard output; raise `InputError` if it is closed."""
-    if sys.stdout is None:
-        raise InputError("a standard output to print on", "a closed one", "leave it open")
-    for line in lines:
-        print(printable(line))
-
-
-def show(text: str) -> None:
-    """Print a text of lines as `say` does."""
-    say(text.split("\n"))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
-from ascend_lab.cli_common import add_json, emit, refuse_idle
+from ascend_lab.cli_common import add_json, check_limit, check_seed, emit, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import decimal, whole
-
-LONGEST_S = 86_400.0
 
 
 def add_plan_memory(verbs: Any) -> None:
@@ -29,7 +26,7 @@ def add_plan_memory(verbs: Any) -> None:
 
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    _check_memory(arguments)
     from ascend_lab.graph.memory import plan, verify
     from ascend_lab.graph.memory.table import read_csv
 
@@ -66,8 +63,10 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
     return 0 if fits else 1
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_memory(arguments: argparse.Namespace) -> None:
     """Refuse numbers and names that mean nothing."""
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
     from ascend_lab.graph.memory import METHODS
 
     if arguments.method not in METHODS:
@@ -78,10 +77,5 @@ def _check(arguments: argparse.Namespace) -> None:
         refuse_idle(arguments, searching, "--time-limit", "--seed")
     if arguments.capacity is not None and arguments.capacity < 0:
         raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
-    limit = arguments.time_limit
-    if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
-        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
     if not 1 <= arguments.alignment <= 2**30:
         raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
-    if arguments.seed < 0:
-        raise InputError("--seed of at least 0", str(arguments.seed))

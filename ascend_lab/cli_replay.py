@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 from ascend_lab.cli_common import add_json, emit
@@ -42,9 +41,9 @@ def _replay(arguments: argparse.Namespace) -> int:
         "budget": arguments.budget,
         "size": space.space.size,
         "optimum": found.optimum,
-        "best_per_seed": [_finite(best) for best in found.best_per_seed],
+        "best_per_seed": list(found.best_per_seed),
         "evaluations_per_seed": list(found.evaluations_per_seed),
-        "median_ratio": _finite(found.median_ratio),
+        "median_ratio": found.median_ratio,
         "within_5_percent": found.share_within(0.05),
     }
     lines = [
@@ -60,7 +59,3 @@ def _replay(arguments: argparse.Namespace) -> int:
     ]
     emit(arguments.json, data, lines)
     return 0
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ascend_lab.cli_aoe_use import add_tuned, chip_of, is_tuned, with_tuned
-from ascend_lab.cli_common import add_json, emit, refuse_idle
+from ascend_lab.cli_aoe_use import add_tuned, chip_with, is_tuned, with_tuned
+from ascend_lab.cli_common import add_json, add_shapes, emit, import_with, refuse_idle, shapes_of
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.limits import ARRAY_BYTES, count, refuse_above, shown, whole, wholes_of
+from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.graph.ir import Graph
-    from ascend_lab.graph.onnx import Imported
 
 Arrays = dict[str, Any]
 WORKING_BYTES = 2**31
@@ -42,29 +41,6 @@ def add_run(verbs: Any) -> None:
     add_tuned(verb)
     add_json(verb)
     verb.set_defaults(run=_run)
-
-
-def add_shapes(verb: argparse.ArgumentParser) -> None:
-    """Add the options that pin symbolic sizes of a model."""
-    verb.add_argument(
-        "--input-shape",
-        action="append",
-        default=[],
-        metavar="NAME:1,3,224,224",
-        help="the shape of an input whose sizes are symbolic; repeatable",
-    )
-    verb.add_argument("--batch", type=count, metavar="N", help="the first size of the inputs")
-
-
-def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
-    """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
-    found: dict[str, tuple[int, ...]] = {}
-    for text in arguments.input_shape:
-        name, colon, sizes = text.rpartition(":")
-        found[name] = wholes_of(sizes, ",")
-        if not colon or not name or (sizes.strip() and not found[name]):
-            raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
-    return found
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -107,34 +83,12 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     """Return the outputs that the kernels compute, default or tuned ones."""
     from ascend_lab.graph import compile_graph, run_tasks
 
-    compiled = compile_graph(graph, chip_of(arguments))
+    compiled = compile_graph(graph, chip_with(arguments))
     if is_tuned(arguments):
         compiled = with_tuned(compiled, arguments)
     found = run_tasks(compiled, inputs)
     # rewrites and conversions give outputs other names, in the same order
     return {n: found[own] for n, own in zip(graph.outputs, compiled.graph.outputs, strict=True)}
-
-
-def import_with(
-    model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
-) -> Imported:
-    """Return the model imported; inputs that steer shapes are pinned to the values given.
-
-    The arrays given also say the sizes that the model and the caller leave open.
-    """
-    from ascend_lab.graph.onnx import NeedsConstant, import_model
-
-    arrays = dict(given or {})
-    pinned: Arrays = {}
-    sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
-    while True:
-        try:
-            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
-        except NeedsConstant as error:
-            new = {name: arrays[name] for name in error.names if name in arrays}
-            if not new.keys() - pinned.keys():
-                raise
-            pinned |= new
 
 
 def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:

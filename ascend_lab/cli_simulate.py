@@ -6,9 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_aoe_use import add_tuned, check_fits, chip_of, is_tuned, with_tuned
-from ascend_lab.cli_common import add_json, emit
-from ascend_lab.cli_run import add_shapes, import_with, shapes_of
+from ascend_lab.cli_aoe_use import add_tuned, check_fits, chip_with, is_tuned, with_tuned
+from ascend_lab.cli_common import add_json, add_shapes, emit, import_with, shapes_of
 from ascend_lab.errors import InputError
 from ascend_lab.limits import whole
 from ascend_lab.output import write_whole
@@ -47,7 +46,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.pipeline import front_stages
     from ascend_lab.graph.trace import write_network_trace
 
-    chip = chip_of(arguments)
+    chip = chip_with(arguments)
     if arguments.memory_limit is not None and arguments.memory_limit < 1:
         raise InputError(
             "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"

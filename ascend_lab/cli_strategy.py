@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit
+from ascend_lab.cli_common import add_json, check_limit, check_seed, emit
 from ascend_lab.errors import InputError
 from ascend_lab.limits import decimal, whole
 
 if TYPE_CHECKING:
     from ascend_lab.parallel.strategy import Problem, Solution
 
-LONGEST_S = 86_400.0
 METHODS = ("auto", "exact", "heuristic")
 
 
@@ -33,7 +31,7 @@ def add_strategy(verbs: Any) -> None:
 
 
 def _strategy(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    _check_strategy(arguments)
     from ascend_lab.parallel.strategy import read_problem, solve
 
     problem = read_problem(arguments.file)
@@ -58,12 +56,9 @@ def _lines(problem: Problem, found: Solution) -> list[str]:
     return rows
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_strategy(arguments: argparse.Namespace) -> None:
     """Refuse numbers and words that mean nothing."""
-    limit = arguments.time_limit
-    if limit is not None and not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
-        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
     if arguments.method not in METHODS:
         raise InputError(f"--method among {', '.join(METHODS)}", repr(arguments.method))
-    if arguments.seed < 0:
-        raise InputError("--seed of at least 0", str(arguments.seed))

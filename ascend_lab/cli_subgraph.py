@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit, refuse_idle
+from ascend_lab.cli_common import add_json, check_limit, check_seed, emit, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.contest import Solution
 
-LONGEST_S = 86_400.0
 MOST_ROWS = 40
 
 
@@ -31,7 +29,7 @@ def add_subgraph(verbs: Any) -> None:
 
 
 def _subgraph(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    _check_subgraph(arguments)
     from ascend_lab.aoe.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
@@ -63,14 +61,11 @@ def _table(found: Solution, operations: int) -> list[str]:
     return rows
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check_subgraph(arguments: argparse.Namespace) -> None:
     """Refuse numbers that mean nothing."""
-    limit = arguments.time_limit
-    if not (math.isfinite(limit) and 0 <= limit <= LONGEST_S):
-        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit))
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
     if arguments.evaluations is not None:
         refuse_idle(arguments, "without --evaluations", "--time-limit")
         if arguments.evaluations < 0:
             raise InputError("--evaluations of at least 0", str(arguments.evaluations))
-    if arguments.seed < 0:
-        raise InputError("--seed of at least 0", str(arguments.seed))

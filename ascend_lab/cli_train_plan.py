@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli_common import add_json, emit, refuse_idle
-from ascend_lab.cli_run import import_with, shapes_of
+from ascend_lab.cli_common import add_json, emit, import_with, refuse_idle, shapes_of
 from ascend_lab.cli_words import CLUSTER_FILE
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal

@@ -18,10 +18,10 @@ from pathlib import Path
 from ascend_lab.aoe.bank import BUILTIN_FILE, Knowledge, Store, write_builtin
 from ascend_lab.aoe.engine import tune
 from ascend_lab.aoe.settings import Settings
+from ascend_lab.bench_table import CHIPS
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import zoo
 
-CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
 BATCHES = (1, 16)
 BUILD = Path("_build")
 

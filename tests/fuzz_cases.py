@@ -18,8 +18,13 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ascend_lab import cli, cli_aoe, cli_aoe_bank, cli_aoe_flags, ops
+from ascend_lab import ops
 from ascend_lab.aoe.bank import Store
+from ascend_lab.cli import _parser as lab_parser
+from ascend_lab.cli_aoe_bank import _parser as bank_parser
+from ascend_lab.cli_aoe_flags import parser as aoe_parser
+from ascend_lab.cli_guard import aoe
+from ascend_lab.cli_guard import ascend_lab as lab
 from ascend_lab.data import data_path
 from ascend_lab.limits import count, decimal, whole
 
@@ -184,10 +189,10 @@ def fill(folder: Path, contents: dict[str, bytes]) -> None:
 
 def parsers() -> dict[str, tuple[list[str], argparse.ArgumentParser]]:
     """Return every verb's words and its own parser."""
-    found = {"aoe": (["aoe"], cli_aoe_flags.parser())}
+    found = {"aoe": (["aoe"], aoe_parser())}
     for words, parser in (
-        (["ascend-lab"], cli._parser()),
-        (["aoe", "bank"], cli_aoe_bank._parser()),
+        (["ascend-lab"], lab_parser()),
+        (["aoe", "bank"], bank_parser()),
     ):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -279,7 +284,7 @@ def _within(limit_s: int) -> Iterator[None]:
 
 def run(words: Sequence[str]) -> tuple[int, str, str]:
     """Run a command in this process; return its exit code, what it printed and its errors."""
-    main = cli_aoe.main if words[0] == "aoe" else cli.main
+    main = aoe if words[0] == "aoe" else lab
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _within(HANG_S):
         code = main(words[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab import bench
+from ascend_lab import bench_main as bench
 from ascend_lab import bench_peers as peers
 from ascend_lab import bench_peers_files as files
 from ascend_lab.graph import Graph, GraphBuilder, zoo

@@ -12,7 +12,8 @@ import pytest
 from onnx import helper
 from onnx_models import model_of
 
-from ascend_lab import cli, cli_aoe
+from ascend_lab.cli_guard import aoe
+from ascend_lab.cli_guard import ascend_lab as lab
 from ascend_lab.cluster.files import KEYS, LINK_KEYS
 
 PAGE = (Path(__file__).resolve().parent.parent / "book" / "bring_your_own.md").read_text("utf-8")
@@ -54,7 +55,7 @@ def test_the_page_has_files_and_commands() -> None:
 @pytest.mark.parametrize("line", QUICK)
 def test_every_command_runs(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, *words = shlex.split(line.replace("step.json.gz", "step.json"))
-    main = {"ascend-lab": cli.main, "aoe": cli_aoe.main}[program]
+    main = {"ascend-lab": lab, "aoe": aoe}[program]
     assert main(words) == 0, capsys.readouterr().err
 
 
@@ -65,10 +66,10 @@ def test_every_key_of_a_cluster_stands_on_the_page_and_in_help(
     texts = [table + "`links`"]
     for words in (["topologies"], ["collective"], ["train-plan"]):
         with pytest.raises(SystemExit):
-            cli.main([*words, "--help"])
+            lab([*words, "--help"])
         texts.append(capsys.readouterr().out)
     with pytest.raises(SystemExit):
-        cli_aoe.main(["--help"])
+        aoe(["--help"])
     texts.append(capsys.readouterr().out)
     for text in texts:
         assert [key for key in (*KEYS, *LINK_KEYS) if not re.search(rf"\b{key}\b", text)] == []
@@ -76,7 +77,7 @@ def test_every_key_of_a_cluster_stands_on_the_page_and_in_help(
 
 def test_help_and_page_say_how_to_record_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["gradient-plan", "--help"])
+        lab(["gradient-plan", "--help"])
     for text in (capsys.readouterr().out, PAGE):
         flat = " ".join(text.split())
         for word in ("record_shapes=True", "export_chrome_trace", "Input Dims", "In msg nelems"):

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, files, fill, relu_model, run
 
-from ascend_lab import cli, cli_aoe, cli_guard, output
+from ascend_lab import cli, cli_aoe, output
+from ascend_lab.cli_guard import aoe
+from ascend_lab.cli_guard import ascend_lab as lab
+from ascend_lab.cli_terminal import printable
 from ascend_lab.graph.memory.buffers import Buffer
 from ascend_lab.graph.memory.table import write_csv
 
@@ -30,13 +33,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
-    """Run a shell command in which `$P` is Python; return code, output and errors."""
+    """Run a shell command in which `$LAB` and `$AOE` are the two; return code, output, errors."""
+    lab = f"{sys.executable} -m ascend_lab.cli_main"
+    aoe = f"{sys.executable} -c 'from ascend_lab.cli_guard import aoe; exit(aoe())'"
+    command = command.replace("$LAB", lab).replace("$AOE", aoe)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "P": sys.executable, **environ},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
     )
     return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
@@ -48,17 +54,25 @@ def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("cli chips > /dev/full", 2, "standard output cannot be written: No space left"),
-        ("cli_aoe --help > /dev/full", 2, "standard output cannot be written: No space left"),
-        ("cli chips >&-", 2, "a standard output to print on; got a closed one"),
-        ("cli gemm 16 16 16 --chip Toy --json a.json >&-", 0, ""),
-        ("cli chips no 2> /dev/full", 2, ""),
-        ("cli chips no 2>&-", 2, ""),
-        ("cli_aoe --help | head -n 1 > /dev/null", 0, ""),
+        (
+            "$LAB chips > /dev/full",
+            2,
+            "standard output cannot be written: No space left",
+        ),
+        (
+            "$AOE --help > /dev/full",
+            2,
+            "standard output cannot be written: No space left",
+        ),
+        ("$LAB chips >&-", 2, "a standard output to print on; got a closed one"),
+        ("$LAB gemm 16 16 16 --chip Toy --json a.json >&-", 0, ""),
+        ("$LAB chips no 2> /dev/full", 2, ""),
+        ("$LAB chips no 2>&-", 2, ""),
+        ("$AOE --help | head -n 1 > /dev/null", 0, ""),
     ],
 )
 def test_streams_that_take_nothing_end_in_one_line(words: str, code: int, said: str) -> None:
-    found, out, err = shell(f"$P -m ascend_lab.{words}")
+    found, out, err = shell(words)
     assert (found, out, len(err)) == (code, [], bool(said)), err
     assert said in "".join(err)
 
@@ -66,7 +80,7 @@ def test_streams_that_take_nothing_end_in_one_line(words: str, code: int, said: 
 def test_a_narrow_encoding_gets_escapes(folder: Path) -> None:
     (folder / "chip.toml").write_text('base = "Toy"\nname = "Öre"\nsummary = "s"\ncombined = true')
     narrow = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
-    code, out, err = shell("$P -m ascend_lab.cli chips chip.toml", **narrow)
+    code, out, err = shell("$LAB chips chip.toml", **narrow)
     assert (code, err, out[0]) == (0, [], r"\xd6re: s")
 
 
@@ -75,12 +89,11 @@ def test_a_narrow_encoding_gets_escapes(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "start",
-    ["-m ascend_lab.cli run x", "-m ascend_lab.cli_aoe -j 2 -m x.onnx",
-     "-c 'from ascend_lab.cli_guard import aoe; exit(aoe([\"-j\", \"2\", \"-m\", \"x\"]))'"],
+    ["$LAB run x", "$AOE -j 2 -m x.onnx"],
 )  # fmt: skip
 def test_ctrl_c_while_modules_are_imported_is_one_line(folder: Path, start: str) -> None:
     (folder / "numpy.py").write_text("raise KeyboardInterrupt")
-    code, out, err = shell(f"$P {start}", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
+    code, out, err = shell(start, PYTHONPATH=f"{folder}{os.pathsep}{ROOT}")
     assert (code, out, len(err)) == (130, [], 1)
     assert "interrupted" in err[0]
 
@@ -91,7 +104,13 @@ def test_the_guard_is_there_before_anything_else_is_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["ascend_lab", "ascend_lab.cli_guard", "ascend_lab.errors"]
+    assert done.stdout.split() == [
+        "ascend_lab",
+        "ascend_lab.cli",
+        "ascend_lab.cli.main",
+        "ascend_lab.cli.terminal",
+        "ascend_lab.errors",
+    ]
 
 
 # -- mistakes of ours --------------------------------------------------------------------------
@@ -104,22 +123,22 @@ def failing(error: BaseException, cause: BaseException | None = None):
     return verb
 
 
-@pytest.mark.parametrize("module", [cli, cli_aoe])
-def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, monkeypatch, capsys):
+@pytest.mark.parametrize(("module", "main"), [(cli, lab), (cli_aoe, aoe)])
+def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, monkeypatch, capsys):
     monkeypatch.setattr(module, "run", failing(TypeError("x\ny")))
     with pytest.raises(TypeError):
-        module.main([])
+        main([])
     monkeypatch.delenv("ASCEND_LAB_DEBUG")
-    assert module.main([]) == 70
+    assert main([]) == 70
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "a mistake of ours: TypeError in cli_guard.py:" in err
+    assert "a mistake of ours: TypeError in cli/main.py:" in err
     assert "report" in err and "ASCEND_LAB_DEBUG=1" in err
 
 
 def test_what_ctrl_c_was_turned_into_is_ctrl_c(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", failing(ImportError("half"), KeyboardInterrupt()))
-    assert cli.main([]) == 130
+    assert lab([]) == 130
     assert capsys.readouterr().err == "ascend-lab: interrupted\n"
 
 
@@ -292,8 +311,8 @@ def test_names_are_shown_and_not_obeyed(folder: Path) -> None:
 
 
 def test_printable_keeps_every_script_and_no_control() -> None:
-    assert cli_guard.printable("Größe 置换 (é)") == "Größe 置换 (é)"
-    assert cli_guard.printable("a\x1b[2J\n\u202e\udcff\x9b") == r"a\x1b[2J\n\u202e\udcff\x9b"
+    assert printable("Größe 置换 (é)") == "Größe 置换 (é)"
+    assert printable("a\x1b[2J\n\u202e\udcff\x9b") == r"a\x1b[2J\n\u202e\udcff\x9b"
 
 
 def test_json_on_the_terminal_is_json_and_printable(folder: Path) -> None:

@@ -27,7 +27,7 @@ from ascend_lab.chip.report_html import (
     table_html,
     trust_html,
 )
-from ascend_lab.cli import main
+from ascend_lab.cli_guard import ascend_lab as main
 from ascend_lab.cli_run import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError

@@ -18,7 +18,11 @@ from onnx import helper
 from onnx_models import model_of
 
 import ascend_lab
-from ascend_lab import cli, cli_aoe, cli_aoe_bank, cli_aoe_flags
+from ascend_lab.cli import _parser as lab_parser
+from ascend_lab.cli_aoe_bank import _parser as bank_parser
+from ascend_lab.cli_aoe_flags import parser as aoe_parser
+from ascend_lab.cli_guard import aoe
+from ascend_lab.cli_guard import ascend_lab as lab
 from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx import import_model
@@ -45,9 +49,9 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of every command, such as "ascend-lab run" or "aoe bank list"."""
     found: dict[str, argparse.ArgumentParser] = {}
     todo: list[argparse.ArgumentParser] = [
-        cli._parser(),
-        cli_aoe_flags.parser(),
-        cli_aoe_bank._parser(),
+        lab_parser(),
+        aoe_parser(),
+        bank_parser(),
     ]
     for parser in todo:
         found[parser.prog] = parser
@@ -268,7 +272,7 @@ def test_open_sizes_are_pinned_by_flags_of_the_command(
     monkeypatch.chdir(open_model.parent)
     program, _, verb = name.partition(" ")
     words = [word.format(open_model) for word in COMMANDS[name]]
-    code = cli_aoe.main(words) if program == "aoe" else cli.main([verb, *words])
+    code = aoe(words) if program == "aoe" else lab([verb, *words])
     err = capsys.readouterr().err
     named = FLAG.findall(err)
     assert code == 2 and err.count("\n") == 1
@@ -276,11 +280,7 @@ def test_open_sizes_are_pinned_by_flags_of_the_command(
     flag, given = re.search(r"(--input.shape) (\S+)", err).groups()  # type: ignore[union-attr]
     assert given == "data:1,3,1"
     if name != "ascend-lab train-plan":
-        again = (
-            cli_aoe.main([*words, flag, given])
-            if program == "aoe"
-            else cli.main([verb, *words, flag, given])
-        )
+        again = aoe([*words, flag, given]) if program == "aoe" else lab([verb, *words, flag, given])
         assert "pin them" not in capsys.readouterr().err
         assert again in (0, 2)
 

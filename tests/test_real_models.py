@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper
 from onnx_models import BOOL, INT64, model_of
 
-from ascend_lab import cli
 from ascend_lab.aoe.bank import chip_digest
 from ascend_lab.aoe.network import tune_network
 from ascend_lab.aoe.operators import NO_PARAMETERS, operators_of
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.chip import load_chip
+from ascend_lab.cli_guard import ascend_lab as lab
 from ascend_lab.errors import AscendLabError, InputError, TypeMismatchError, UnsupportedError
 from ascend_lab.graph import compile_graph, evaluate, run_compiled, simulate_graph
 from ascend_lab.graph.ai_cpu import CpuKernel
@@ -134,7 +134,7 @@ def test_a_batch_that_nobody_can_obey_is_refused_in_every_verb(a, b, tmp_path, c
     with pytest.raises(InputError, match=r"one first size for a batch; got a \(.*, b \("):
         import_onnx(file, batch=64)
     for verb in (["simulate", file, "--chip", "Toy"], ["run", file]):
-        assert cli.main([*map(str, verb), "--batch", "64"]) == 2
+        assert lab([*map(str, verb), "--batch", "64"]) == 2
         error = capsys.readouterr().err
         assert "one first size" in error and error.count("\n") == 1
 
@@ -209,7 +209,7 @@ def test_simulate_names_what_has_no_kernel(tmp_path, capsys):
     file = tmp_path / "tokens.onnx"
     file.write_bytes(token_model().SerializeToString())
     arguments = ["simulate", str(file), "--chip", "Ascend310", "--input-shape", "keep:2,7"]
-    assert cli.main(arguments) == 0 and cli.main([*arguments, "--json", str(tmp_path / "j")]) == 0
+    assert lab(arguments) == 0 and lab([*arguments, "--json", str(tmp_path / "j")]) == 0
     shown = capsys.readouterr().out
     totals = json.loads((tmp_path / "j").read_text())["totals"]
     assert f"AI CPU: {len(totals['ai_cpu_operators'])} without a kernel (equal" in shown

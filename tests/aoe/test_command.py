@@ -15,9 +15,9 @@ import pytest
 from small_jobs import SmallJob, write_convolutions, write_mlp
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli import main as lab
-from ascend_lab.cli_aoe import main
 from ascend_lab.cli_aoe_flags import REFUSED
+from ascend_lab.cli_guard import aoe as main
+from ascend_lab.cli_guard import ascend_lab as lab
 
 CHIP = ("--soc_version", "Ascend310")
 
@@ -314,7 +314,7 @@ TWICE = """
 import os, signal, sys, time
 sys.path[:0] = {path!r}
 from ascend_lab.aoe import tuning, values, workers
-from ascend_lab.cli_aoe import main
+from ascend_lab.cli_guard import aoe as main
 measured = []
 original = workers.attempt
 def attempt(*given):

@@ -18,7 +18,7 @@ from ascend_lab.aoe.contest.keep import resident_tensors
 from ascend_lab.aoe.contest.merge import intervals, merge
 from ascend_lab.aoe.contest.price import Prices
 from ascend_lab.aoe.contest.problem import parse_problem
-from ascend_lab.cli import main
+from ascend_lab.cli_guard import ascend_lab as main
 from ascend_lab.errors import CapacityError
 
 KEYS = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab import cli_aoe
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
 from ascend_lab.aoe.gradient import AlphaBeta
 from ascend_lab.aoe.gradient.profiles import key_of_profile, known_profile
 from ascend_lab.aoe.gradient.reporting import section, tuning_text
 from ascend_lab.aoe.gradient.tuning import cluster_cost, profiled, tune_gradients
 from ascend_lab.chip import load_chip
+from ascend_lab.cli_guard import aoe
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder
@@ -89,9 +89,9 @@ def test_profiles_travel_with_the_bank(tmp_path: Path, capsys: Any) -> None:
         found, _ = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
         assert {row.dtype for row in found.gradients} == {"bf16"}
     lines, other = tmp_path / "a.jsonl", tmp_path / "b.db"
-    assert cli_aoe.main(["bank", "export", str(lines), "--bank", str(tmp_path / "a.db")]) == 0
-    assert cli_aoe.main(["bank", "import", str(lines), "--bank", str(other)]) == 0
-    assert cli_aoe.main(["bank", "list", "--bank", str(other)]) == 0
+    assert aoe(["bank", "export", str(lines), "--bank", str(tmp_path / "a.db")]) == 0
+    assert aoe(["bank", "import", str(lines), "--bank", str(other)]) == 0
+    assert aoe(["bank", "list", "--bank", str(other)]) == 0
     assert "training" in capsys.readouterr().out
     with Knowledge(other, None) as bank:
         again, outcome = profiled(network(), CHIP, bank, profiler=ask, settings=settings)
@@ -169,7 +169,7 @@ def test_a_network_without_parameters_has_nothing_to_send() -> None:
 
 
 def run(capsys: Any, *words: object) -> tuple[int, str, str]:
-    code = cli_aoe.main([str(word) for word in words])
+    code = aoe([str(word) for word in words])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

@@ -1,9 +1,11 @@
-"""Attributes of a node: read, checked against what its converter understands, defaults added."""
+"""What the standard says of a node: its operator's inputs and attributes, read and checked."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import GraphError, UnsupportedError
@@ -15,6 +17,38 @@ if TYPE_CHECKING:
 _FIELDS = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints", 8: "strings"}
 """Field of `AttributeProto` by its number in `AttributeType`; graphs and others are refused."""
 _LISTS = ("floats", "ints", "strings")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """An operator in one opset: how many inputs, defaults (None or () without) and kinds."""
+
+    least: int
+    most: int
+    defaults: Mapping[str, Any]
+    kinds: Mapping[str, int]
+    required: frozenset[str]
+
+
+@cache
+def signature(op: str, opset: int) -> Signature | None:
+    """Return what the standard says of an operator, or None if the opset has none."""
+    from onnx import defs
+
+    try:
+        schema = defs.get_schema(op, opset)
+        if schema.deprecated and not schema.max_input:  # withdrawn, its form is the one before
+            schema = defs.get_schema(op, schema.since_version - 1)
+    except defs.SchemaError:
+        return None
+    defaults, kinds = {}, {}
+    for name, attribute in schema.attributes.items():
+        kinds[name] = int(attribute.type)
+        given = attribute.default_value
+        empty = () if _FIELDS.get(kinds[name]) in _LISTS and op != "Constant" else None
+        defaults[name] = read(given, op) if given.name else empty
+    required = frozenset(n for n, a in schema.attributes.items() if a.required)
+    return Signature(schema.min_input, schema.max_input, defaults, kinds, required)
 
 
 def title(node: NodeProto) -> str:
@@ -33,57 +67,75 @@ def find(node: NodeProto, opset: int) -> Converter:
         raise UnsupportedError(
             f"{where}: one of {len(CONVERTERS)} operators of the standard", name, remedy
         )
-    if opset < found.since:
+    says = signature(node.op_type, opset)
+    if opset < found.since or says is None:
         raise UnsupportedError(
             f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}",
             f"opset {opset}",
             "convert the model to a newer opset",
         )
-    most = len(node.input) if found.most is None else found.most
-    if not found.least <= len(node.input) <= most:
+    if not says.least <= len(node.input) <= says.most:
         raise UnsupportedError(
-            f"{where} ({node.op_type}): {found.least} to {most} inputs", str(len(node.input)), ""
+            f"{where} ({node.op_type}): {says.least} to {says.most} inputs",
+            str(len(node.input)),
+            "",
         )
     return found
 
 
-def attributes(node: NodeProto, how: Converter) -> Mapping[str, Any]:
-    """Return the attributes of a node, defaults filled in; refuse one that is not understood."""
-    where = f"node {title(node)} ({node.op_type})"
-    found = dict(how.attrs)
+def attributes(
+    node: NodeProto, opset: int, outer: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Return the attributes of a node, defaults filled in; `outer` are those of its function.
+
+    Raises `UnsupportedError` for one that is not the operator's, `GraphError` for another kind.
+    """
+    where, says = f"node {title(node)} ({node.op_type})", signature(node.op_type, opset)
+    assert says is not None
+    found = dict(says.defaults)
     for attribute in node.attribute:
-        if attribute.name not in how.attrs:
-            known = ", ".join(how.attrs) or "none"
-            raise UnsupportedError(f"{where}: attributes {known}", attribute.name, "remove it")
-        value = read(attribute, where)
-        default = how.attrs[attribute.name]
-        if default is not None and not _same_kind(value, default):
-            raise GraphError(
-                f"{where}: attribute {attribute.name} like {default!r}", repr(value)[:40], "mend it"
-            )
-        found[attribute.name] = value
+        name = attribute.name
+        if outer is not None and attribute.ref_attr_name:
+            found[name] = outer[attribute.ref_attr_name]
+            continue
+        if name not in found and not _in_any_opset(node.op_type, name):
+            known = ", ".join(found) or "none"
+            raise UnsupportedError(f"{where}: attributes {known}", name, "remove it")
+        kind, value = read_with_kind(attribute, where)
+        if kind != says.kinds.get(name, kind):
+            wanted = _FIELDS.get(says.kinds[name], "other")
+            raise GraphError(f"{where}: attribute {name} as {wanted}", repr(value)[:40], "mend it")
+        found[name] = value
+    for name in says.required:
+        if found[name] in (None, ()) and name not in {a.name for a in node.attribute}:
+            raise GraphError(f"{where}: attribute {name}", "none", "the standard requires it")
     return found
 
 
-def _same_kind(value: Any, default: Any) -> bool:
-    if isinstance(default, float):
-        return isinstance(value, float)
-    return isinstance(value, type(default))
+def _in_any_opset(op: str, name: str) -> bool:
+    """Tell whether some version of an operator has an attribute: exporters keep old ones."""
+    from onnx import defs
+
+    every = defs.get_all_schemas_with_history()
+    return any(s.name == op and not s.domain and name in s.attributes for s in every)
 
 
-def read(attribute: AttributeProto, where: str) -> Any:
-    """Return the value: a number, a string, a tuple, or the `TensorProto` itself."""
-    kind = attribute.type
+def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
+    """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
+    kind = int(attribute.type)
     if kind == 0:  # files before IR version 2 leave the type out
         present = [n for n, field in _FIELDS.items() if _present(attribute, field)]
-        kind = present[0] if len(present) == 1 else 0  # type: ignore[assignment]
-    field = _FIELDS.get(int(kind))
+        kind = present[0] if len(present) == 1 else 0
+    field = _FIELDS.get(kind)
     if field is None:
         raise UnsupportedError(f"{where}: {attribute.name}: numbers, text or a tensor", str(kind))
     value = getattr(attribute, field)
-    if field in _LISTS:
-        return tuple(_text(v) for v in value)
-    return _text(value)
+    return kind, tuple(map(_text, value)) if field in _LISTS else _text(value)
+
+
+def read(attribute: AttributeProto, where: str) -> Any:
+    """Return the value of an attribute."""
+    return read_with_kind(attribute, where)[1]
 
 
 def _present(attribute: AttributeProto, field: str) -> bool:

@@ -12,9 +12,8 @@ import numpy as np
 from ascend_lab.errors import GraphError, UnsupportedError
 from ascend_lab.graph.builder import Value
 from ascend_lab.graph.ir import Data, Fill, TensorType
-from ascend_lab.graph.onnx.loading import Limits
 from ascend_lab.graph.onnx.names import Builder
-from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Shape, Tensor, Values
+from ascend_lab.graph.onnx.tensors import FORMATS, NUMPY, Known, Limits, Shape, Tensor, Values
 
 STEERING = 1024
 """Most elements of a graph input whose values may be asked for while importing."""
@@ -136,8 +135,8 @@ class Context:
 
     # -- attributes -------------------------------------------------------------------------------
     def attr(self, key: str) -> Any:
-        """Return an attribute: as given, or the default the converter states."""
-        return self.attrs[key]
+        """Return an attribute, as given or the standard's default; None if the opset has none."""
+        return self.attrs.get(key)
 
     # -- results and refusals ---------------------------------------------------------------------
     def emit(self, op: str, *inputs: Value, **attrs: Any) -> Value:

@@ -27,6 +27,7 @@ _SAME_NAME = {
 }
 """Operators that the library has as they are."""
 _BYTES = ("int8", "uint8")
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @converter(*_SAME_NAME, types=(FLOATS,), since=6)
@@ -44,12 +45,12 @@ def _sign(ctx: Context) -> Value:
     return ctx.emit("sign", ctx.input(0))
 
 
-@converter("LeakyRelu", types=(FLOATS,), attrs={"alpha": 0.01}, since=6)
+@converter("LeakyRelu", types=(FLOATS,), since=6)
 def _leaky_relu(ctx: Context) -> Value:
     return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
 
 
-@converter("PRelu", inputs=2, types=(FLOATS,), since=6)
+@converter("PRelu", types=(FLOATS,), since=6)
 def _prelu(ctx: Context) -> Value:
     """Return relu(x) + slope min(x, 0); in opset 6 slopes are one or one per channel."""
     x, slope = ctx.input(0), ctx.input(1)
@@ -61,23 +62,18 @@ def _prelu(ctx: Context) -> Value:
     return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
 
 
-@converter("Elu", types=(FLOATS,), attrs={"alpha": 1.0}, since=6)
+@converter("Elu", types=(FLOATS,), since=6)
 def _elu(ctx: Context) -> Value:
     return ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
 
 
-@converter(
-    "Selu",
-    types=(FLOATS,),
-    attrs={"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875},
-    since=6,
-)
+@converter("Selu", types=(FLOATS,), since=6)
 def _selu(ctx: Context) -> Value:
     body = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
     return ctx.emit("muls", body, number=ctx.attr("gamma"))
 
 
-@converter("Celu", types=(FLOATS,), attrs={"alpha": 1.0})
+@converter("Celu", types=(FLOATS,))
 def _celu(ctx: Context) -> Value:
     """Return alpha elu(x / alpha)."""
     alpha = ctx.attr("alpha")
@@ -89,14 +85,14 @@ def _celu(ctx: Context) -> Value:
     return ctx.emit("muls", body, number=alpha)
 
 
-@converter("ThresholdedRelu", types=(FLOATS,), attrs={"alpha": 1.0})
+@converter("ThresholdedRelu", types=(FLOATS,))
 def _thresholded(ctx: Context) -> Value:
     x = ctx.input(0)
     above = ctx.emit("greater", x, ctx.number(ctx.attr("alpha"), x.type.dtype))
     return ctx.emit("select", above, x, ctx.number(0, x.type.dtype))
 
 
-@converter("HardSigmoid", types=(FLOATS,), attrs={"alpha": 0.2, "beta": 0.5}, since=6)
+@converter("HardSigmoid", types=(FLOATS,), since=6)
 def _hard_sigmoid(ctx: Context) -> Value:
     alpha, beta = ctx.attr("alpha"), ctx.attr("beta")
     if np.float32(alpha) == np.float32(1 / 6) and beta == 0.5:
@@ -117,7 +113,7 @@ def _mish(ctx: Context) -> Value:
     return ctx.emit("mul", x, ctx.emit("tanh", ctx.emit("softplus", x)))
 
 
-@converter("Swish", types=(FLOATS,), attrs={"alpha": 1.0})
+@converter("Swish", types=(FLOATS,))
 def _swish(ctx: Context) -> Value:
     x, alpha = ctx.input(0), ctx.attr("alpha")
     if alpha == 1:
@@ -125,7 +121,7 @@ def _swish(ctx: Context) -> Value:
     return ctx.emit("mul", x, ctx.emit("sigmoid", ctx.emit("muls", x, number=alpha)))
 
 
-@converter("Gelu", types=(FLOATS,), attrs={"approximate": "none"})
+@converter("Gelu", types=(FLOATS,))
 def _gelu(ctx: Context) -> Value:
     """Return the tanh form as it is; x (1 + erf(x / sqrt 2)) / 2 from its parts."""
     x, form = ctx.input(0), ctx.attr("approximate")
@@ -138,16 +134,10 @@ def _gelu(ctx: Context) -> Value:
     return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
 
 
-@converter(
-    "Clip",
-    inputs=(1, 3),
-    types=((*NUMBERS, *_BYTES),),
-    attrs={"min": -math.inf, "max": math.inf},
-    since=6,
-)
+@converter("Clip", types=((*NUMBERS, *_BYTES),), since=6)
 def _clip(ctx: Context) -> Result:
     """Limit to bounds, attributes before opset 11, known or computed scalars since."""
-    x, limits = ctx.tensor(0), {"low": ctx.attr("min"), "high": ctx.attr("max")}
+    x, limits = ctx.tensor(0), {"low": _bound(ctx, "min"), "high": _bound(ctx, "max")}
     if ctx.opset >= 11:
         limits = {"low": -math.inf, "high": math.inf}
         value = ctx.input(0)
@@ -168,6 +158,12 @@ def _clip(ctx: Context) -> Result:
             return value if value.name != ctx.input(0).name else x
         return ctx.emit("clip", value, **limits)
     return ctx.emit("clip", ctx.input(0), **limits)
+
+
+def _bound(ctx: Context, name: str) -> float:
+    """Return a bound of opset 6; the default, the largest number of fp32, limits nothing."""
+    number: float = ctx.attr(name) or 0.0
+    return number if abs(number) < LARGEST else math.copysign(math.inf, number)
 
 
 @converter("IsNaN", types=(FLOATS,), result="bool")

@@ -25,17 +25,7 @@ from ascend_lab.graph.onnx.tensors import (
 from ascend_lab.graph.onnx.weights import check_size, tensor_of
 
 
-@converter(
-    "Constant",
-    inputs=0,
-    attrs={
-        "value": None,
-        "value_float": None,
-        "value_floats": None,
-        "value_int": None,
-        "value_ints": None,
-    },
-)
+@converter("Constant")
 def _constant(ctx: Context) -> Tensor:
     given = {key: value for key, value in ctx.attrs.items() if value is not None}
     if len(given) != 1:
@@ -54,7 +44,7 @@ def _stored(ctx: Context) -> Tensor:
     return tensor_of(proto, ctx.folder, ctx.limits)
 
 
-@converter("ConstantOfShape", attrs={"value": None})
+@converter("ConstantOfShape")
 def _constant_of_shape(ctx: Context) -> Tensor:
     shape: Shape = ctx.ints(0)
     check_size(f"{ctx.where}: shape", shape, ctx.limits)
@@ -67,7 +57,7 @@ def _constant_of_shape(ctx: Context) -> Tensor:
     return Tensor(one.elem, shape, known=Fill(number))
 
 
-@converter("Shape", attrs={"start": 0, "end": None})
+@converter("Shape")
 def _shape(ctx: Context) -> Tensor:
     return ctx.known(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
 
@@ -77,7 +67,7 @@ def _size(ctx: Context) -> Tensor:
     return ctx.known(np.array(ctx.tensor(0).elements), "int64")
 
 
-@converter("Range", inputs=3)
+@converter("Range")
 def _range(ctx: Context) -> Tensor:
     """Refuse: a range of known bounds is folded, so one of these is computed."""
     for i in range(3):
@@ -94,7 +84,7 @@ def _non_zero(ctx: Context) -> Tensor:
     ctx.unsupported("an operand of fewer elements", str(ctx.shape(0)))
 
 
-@converter("EyeLike", attrs={"dtype": 0, "k": 0})
+@converter("EyeLike")
 def _eye_like(ctx: Context) -> Tensor:
     shape, number = ctx.shape(0), ctx.attr("dtype")
     elem = ELEMENTS[number][0] if number in ELEMENTS else ctx.elem(0)
@@ -104,7 +94,7 @@ def _eye_like(ctx: Context) -> Tensor:
     return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kind))
 
 
-@converter("Trilu", inputs=(1, 2), types=(ANY, EVERY), attrs={"upper": 1})
+@converter("Trilu", types=(ANY, EVERY))
 def _trilu(ctx: Context) -> Value | Tensor:
     """Keep one triangle: elsewhere 0 is selected."""
     x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
@@ -125,7 +115,7 @@ def _trilu(ctx: Context) -> Value | Tensor:
     return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
 
 
-@converter("OneHot", inputs=3, types=((*INTEGERS, *FLOATS), EVERY, ANY), attrs={"axis": -1})
+@converter("OneHot", types=((*INTEGERS, *FLOATS), EVERY, ANY))
 def _one_hot(ctx: Context) -> Value:
     """Mark classes counted from 0, or back from the last; an index outside marks none.
 

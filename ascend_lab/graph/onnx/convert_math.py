@@ -19,12 +19,12 @@ _OLD: dict[str, Any] = {"axis": None, "broadcast": 0}
 """Attributes of opset 6, where an operand is stretched only if the node says so."""
 
 
-@converter("Add", "Sub", "Mul", inputs=2, types=(_WHOLE,), attrs=_OLD, since=6)
+@converter("Add", "Sub", "Mul", types=(_WHOLE,), since=6)
 def _arithmetic(ctx: Context) -> Value:
     return ctx.emit(ctx.op.lower(), ctx.input(0), _second(ctx))
 
 
-@converter("Div", inputs=2, types=(_WHOLE,), attrs=_OLD, since=6)
+@converter("Div", types=(_WHOLE,), since=6)
 def _div(ctx: Context) -> Value:
     x, y = ctx.input(0), _second(ctx)
     if ctx.elem(0) in FLOATS:
@@ -50,7 +50,7 @@ def _second(ctx: Context, dtype: str = "") -> Value:
     return ctx.emit("reshape", y, shape=(*y.shape, *(1,) * behind)) if behind else y
 
 
-@converter("Mod", inputs=2, types=((*INTEGERS, "int8", "uint8"),), attrs={"fmod": 0})
+@converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
 def _mod(ctx: Context) -> Value:
     """Return the remainder, of y's sign or, with fmod, of x's."""
     x, y = ctx.input(0), ctx.input(1)
@@ -58,7 +58,7 @@ def _mod(ctx: Context) -> Value:
     return ctx.cast(rest, x.type.dtype)
 
 
-@converter("Pow", inputs=2, types=(FLOATS, NUMBERS), attrs=_OLD, since=6)
+@converter("Pow", types=(FLOATS, NUMBERS), since=6)
 def _pow(ctx: Context) -> Result:
     """Return powers; small whole exponents by multiplication, which takes negative bases."""
     x, y = ctx.input(0), ctx.tensor(1)
@@ -80,17 +80,17 @@ def _power(ctx: Context, x: Value, exponent: float) -> Result | None:
     return None
 
 
-@converter("Sum", inputs=(1, None), types=(NUMBERS,), since=6)
+@converter("Sum", types=(NUMBERS,), since=6)
 def _sum(ctx: Context) -> Result:
     return _chain(ctx, "add")
 
 
-@converter("Max", "Min", inputs=(1, None), types=(_WHOLE,), since=6)
+@converter("Max", "Min", types=(_WHOLE,), since=6)
 def _extreme(ctx: Context) -> Result:
     return _chain(ctx, ctx.op.lower())
 
 
-@converter("Mean", inputs=(1, None), types=(FLOATS,), since=6)
+@converter("Mean", types=(FLOATS,), since=6)
 def _mean(ctx: Context) -> Result:
     total = _chain(ctx, "add")
     if not isinstance(total, Value):
@@ -117,17 +117,17 @@ _COMPARISONS = {
 }
 
 
-@converter(*_COMPARISONS, inputs=2, types=(_WHOLE,), result="bool", since=7)
+@converter(*_COMPARISONS, types=(_WHOLE,), result="bool", since=7)
 def _compare(ctx: Context) -> Value:
     return ctx.emit(_COMPARISONS[ctx.op], ctx.input(0), ctx.input(1))
 
 
-@converter("Equal", inputs=2, types=(ANY,), result="bool", since=7)
+@converter("Equal", types=(ANY,), result="bool", since=7)
 def _equal(ctx: Context) -> Value:
     return ctx.emit("equal", *ctx.alike())
 
 
-@converter("And", "Or", "Xor", inputs=2, types=(("bool",),), result="bool", since=7)
+@converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
 def _logic(ctx: Context) -> Value:
     """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
     op = {"And": "min", "Or": "max", "Xor": "not_equal"}[ctx.op]
@@ -140,24 +140,19 @@ def _not(ctx: Context) -> Value:
     return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
 
 
-@converter("BitwiseAnd", "BitwiseOr", inputs=2, types=(BITS,))
+@converter("BitwiseAnd", "BitwiseOr", types=(BITS,))
 def _bits(ctx: Context) -> Value:
     return ctx.emit(ctx.op.removeprefix("Bitwise").lower(), ctx.input(0), ctx.input(1))
 
 
-@converter("Where", inputs=3, types=(("bool",), ANY))
+@converter("Where", types=(("bool",), ANY))
 def _where(ctx: Context) -> Value:
     x, y = ctx.alike(1, 2)
     ctx.result = ctx.elem(1)
     return ctx.emit("select", ctx.input(0, x.type.dtype), x, y)
 
 
-@converter(
-    "IsInf",
-    types=(FLOATS,),
-    attrs={"detect_negative": 1, "detect_positive": 1},
-    result="bool",
-)
+@converter("IsInf", types=(FLOATS,), result="bool")
 def _is_inf(ctx: Context) -> Value:
     x, (low, high) = ctx.input(0), (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
     if not low and not high:

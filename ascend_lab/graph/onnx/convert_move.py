@@ -16,7 +16,7 @@ from ascend_lab.graph.onnx.registry import Result, converter
 from ascend_lab.graph.onnx.tensors import ANY, INTEGERS, NUMPY, SMALL, Shape, Tensor
 
 
-@converter("Concat", inputs=(1, None), attrs={"axis": 0}, since=4)
+@converter("Concat", since=4)
 def _concat(ctx: Context) -> Result:
     """Put tensors one behind the other; those without elements add none."""
     full = [i for i in range(len(ctx.inputs)) if ctx.tensor(i).elements] or [0]
@@ -25,7 +25,7 @@ def _concat(ctx: Context) -> Result:
     return ctx.emit("concat", *ctx.alike(*full), axis=ctx.attr("axis"))
 
 
-@converter("Split", inputs=(1, 2), attrs={"axis": 0, "split": (), "num_outputs": None}, since=2)
+@converter("Split", since=2)
 def _split(ctx: Context) -> Sequence[Result]:
     """Cut into the sizes given, or into equal pieces of which the last may be smaller.
 
@@ -54,7 +54,7 @@ def _split(ctx: Context) -> Sequence[Result]:
     return [pieces.pop(0) if n else ctx.known(empty, ctx.elem(0)) for n in sizes]
 
 
-@converter("Slice", inputs=(1, 5), attrs={"starts": (), "ends": (), "axes": ()})
+@converter("Slice")
 def _slice(ctx: Context) -> Result:
     """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
     x = ctx.tensor(0)
@@ -109,7 +109,7 @@ def _cut(ctx: Context, value: Value, parts: Sequence[slice]) -> Value:
     return value
 
 
-@converter("Gather", inputs=2, types=(ANY, INTEGERS), attrs={"axis": 0})
+@converter("Gather", types=(ANY, INTEGERS))
 def _gather(ctx: Context) -> Value:
     """Pick slices; known indices may be negative, computed ones are refused if they are."""
     (axis,) = axes_of(ctx, (ctx.attr("axis"),), len(ctx.shape(0)))
@@ -122,7 +122,7 @@ def _gather(ctx: Context) -> Value:
     return ctx.emit("gather", ctx.input(0), ctx.value(indices), axis=axis)
 
 
-@converter("Expand", inputs=2, since=8)
+@converter("Expand", since=8)
 def _expand(ctx: Context) -> Result:
     x = ctx.tensor(0)
     shape = np.broadcast_shapes(x.shape, ctx.ints(1))
@@ -133,7 +133,7 @@ def _expand(ctx: Context) -> Result:
     return ctx.emit("expand", ctx.input(0), shape=shape)
 
 
-@converter("Tile", inputs=2, since=6)
+@converter("Tile", since=6)
 def _tile(ctx: Context) -> Result:
     """Repeat: a new axis before each one, expanded, then joined with it."""
     x, repeats = ctx.input(0), ctx.ints(1)
@@ -148,12 +148,7 @@ def _tile(ctx: Context) -> Result:
     return ctx.emit("reshape", out, shape=shape)
 
 
-@converter(
-    "Pad",
-    inputs=(1, 4),
-    attrs={"mode": "constant", "pads": (), "value": 0.0},
-    since=2,
-)
+@converter("Pad", since=2)
 def _pad(ctx: Context) -> Result:
     """Add elements of one value, or of the tensor's own; negative pads cut."""
     x = ctx.input(0)
@@ -202,26 +197,27 @@ def _number(ctx: Context, value: Any) -> Any:
     return np.array(value, kind).astype(np.float32 if kind.kind in "fV" else np.int64).item()
 
 
-@converter("DepthToSpace", attrs={"blocksize": 0, "mode": "DCR"})
+@converter("DepthToSpace")
 def _depth_to_space(ctx: Context) -> Value:
     x, block = ctx.input(0), ctx.attr("blocksize")
     if len(x.shape) != 4 or block < 1 or x.shape[1] % block**2:
         ctx.unsupported("4 axes, channels a multiple of blocksize squared", f"{x.shape}, {block}")
     n, c, h, w = x.shape
     depth = c // block**2
-    first = ctx.attr("mode") == "DCR"
-    if not first and ctx.attr("mode") != "CRD":
-        ctx.unsupported("mode DCR or CRD", ctx.attr("mode"))
+    mode = ctx.attr("mode") or "DCR"
+    if mode not in ("DCR", "CRD"):
+        ctx.unsupported("mode DCR or CRD", mode)
+    first = mode == "DCR"
     split = (n, block, block, depth, h, w) if first else (n, depth, block, block, h, w)
     perm = (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)
     out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
     return ctx.emit("reshape", out, shape=(n, depth, h * block, w * block))
 
 
-@converter("SpaceToDepth", attrs={"blocksize": 0, "mode": "DCR"})
+@converter("SpaceToDepth")
 def _space_to_depth(ctx: Context) -> Value:
     """Let pixels of a block become channels: before the old ones (DCR) or behind (CRD)."""
-    x, block, mode = ctx.input(0), ctx.attr("blocksize"), ctx.attr("mode")
+    x, block, mode = ctx.input(0), ctx.attr("blocksize"), ctx.attr("mode") or "DCR"
     if mode not in ("DCR", "CRD"):
         ctx.unsupported("mode DCR or CRD", str(mode))
     if len(x.shape) != 4 or block < 1 or x.shape[2] % block or x.shape[3] % block:

@@ -10,10 +10,10 @@ from ascend_lab.graph.onnx.composed.parts import typed
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, FORMATS
-from ascend_lab.graph.onnx.windows import WINDOW, as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
 
-@converter("Conv", inputs=(2, 3), types=(FLOATS,), attrs={**WINDOW, "group": 1})
+@converter("Conv", types=(FLOATS,))
 def _conv(ctx: Context) -> Value:
     shape, weight = ctx.shape(0), ctx.shape(1)
     window = window_of(ctx, weight[2:], shape[2:])
@@ -26,13 +26,7 @@ def _conv(ctx: Context) -> Value:
     return as_row(ctx, out, len(shape))
 
 
-@converter(
-    "Gemm",
-    inputs=(2, 3),
-    types=(FLOATS,),
-    attrs={"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0, "broadcast": 0},
-    since=6,
-)
+@converter("Gemm", types=(FLOATS,), since=6)
 def _gemm(ctx: Context) -> Value:
     trans = {"trans_a": bool(ctx.attr("transA")), "trans_b": bool(ctx.attr("transB"))}
     a, b, alpha = ctx.input(0), ctx.input(1), ctx.attr("alpha")
@@ -43,7 +37,7 @@ def _gemm(ctx: Context) -> Value:
     return out if alpha == 1 else ctx.emit("muls", out, number=alpha)
 
 
-@converter("MatMul", inputs=2, types=((*FLOATS, "int32"),))
+@converter("MatMul", types=((*FLOATS, "int32"),))
 def _matmul(ctx: Context) -> Value:
     """Multiply as NumPy does: a vector is a row on the left and a column on the right."""
     a, b = ctx.input(0), ctx.input(1)
@@ -61,22 +55,10 @@ def _matmul(ctx: Context) -> Value:
     return out if len(shape) == len(out.shape) else ctx.emit("reshape", out, shape=tuple(shape))
 
 
-@converter(
-    "BatchNormalization",
-    inputs=5,
-    types=(FLOATS,),
-    attrs={
-        "epsilon": 1e-5,
-        "momentum": 0.9,
-        "spatial": 1,
-        "training_mode": 0,
-        "is_test": None,
-    },
-    since=6,
-)
+@converter("BatchNormalization", types=(FLOATS,), since=6)
 def _batch_norm(ctx: Context) -> Sequence[Result]:
     """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
-    if not ctx.attr("spatial"):
+    if ctx.attr("spatial") == 0:
         ctx.unsupported("one number per channel", "spatial = 0")
     if ctx.opset < 7 and not ctx.attr("is_test"):
         ctx.unsupported("inference in opset 6", "is_test = 0")
@@ -90,7 +72,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     return out, *(typed(ctx, ctx.cast(value, FORMATS[elem]), elem) for value in averages)
 
 
-@converter("LRN", types=(FLOATS,), attrs={"alpha": 1e-4, "beta": 0.75, "bias": 1.0, "size": 0})
+@converter("LRN", types=(FLOATS,))
 def _lrn(ctx: Context) -> Value:
     """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
     x, size = ctx.input(0), ctx.attr("size")
@@ -100,14 +82,13 @@ def _lrn(ctx: Context) -> Value:
     return ctx.emit("lrn", x, size=size, **{name: ctx.attr(name) for name in names})
 
 
-@converter("Softmax", "LogSoftmax", types=(FLOATS,), attrs={"axis": None})
+@converter("Softmax", "LogSoftmax", types=(FLOATS,))
 def _softmax(ctx: Context) -> Value:
     """From opset 13 along one axis; before, over all axes from `axis` on as one."""
     op = "softmax" if ctx.op == "Softmax" else "log_softmax"
-    x, given = ctx.input(0), ctx.attr("axis")
+    x, at = ctx.input(0), ctx.attr("axis")
     if ctx.opset >= 13:
-        return ctx.emit(op, x, axis=-1 if given is None else given)
-    at = 1 if given is None else given
+        return ctx.emit(op, x, axis=at)
     if not -len(x.shape) <= at <= len(x.shape):
         ctx.unsupported(f"an axis of {x.shape}", str(at))
     at += len(x.shape) if at < 0 else 0

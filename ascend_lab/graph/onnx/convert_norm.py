@@ -15,12 +15,7 @@ from ascend_lab.graph.onnx.registry import Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Tensor
 
 
-@converter(
-    "LayerNormalization",
-    inputs=(2, 3),
-    types=(FLOATS,),
-    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
-)
+@converter("LayerNormalization", types=(FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
     x = ctx.input(0)
@@ -43,12 +38,7 @@ def _statistics(ctx: Context, count: int) -> tuple[Tensor, Tensor]:
     return typed(ctx, mean, "float32"), typed(ctx, rate, "float32")
 
 
-@converter(
-    "RMSNormalization",
-    inputs=2,
-    types=(FLOATS,),
-    attrs={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
-)
+@converter("RMSNormalization", types=(FLOATS,))
 def _rms_norm(ctx: Context) -> Value:
     tail = _tail(ctx)
     scale = _stretched(ctx, ctx.input(1), tail)
@@ -105,18 +95,13 @@ def _image(ctx: Context) -> None:
         ctx.unsupported("an image (n, c, ...)", str(ctx.shape(0)))
 
 
-@converter("InstanceNormalization", inputs=3, types=(FLOATS,), attrs={"epsilon": 1e-5}, since=6)
+@converter("InstanceNormalization", types=(FLOATS,), since=6)
 def _instance_norm(ctx: Context) -> Value:
     _image(ctx)
     return _scaled(ctx, _normalised(ctx, ctx.shape(0)[1]))
 
 
-@converter(
-    "GroupNormalization",
-    inputs=3,
-    types=(FLOATS,),
-    attrs={"epsilon": 1e-5, "num_groups": 0, "stash_type": 1},
-)
+@converter("GroupNormalization", types=(FLOATS,))
 def _group_norm(ctx: Context) -> Value:
     """Scale and bias are one per channel from opset 21 on, one per group before."""
     _image(ctx)

@@ -18,7 +18,7 @@ _POOL = {**WINDOW, "ceil_mode": 0}
 _MOST_TAPS = 64
 
 
-@converter("MaxPool", types=((*FLOATS, "int8", "uint8"),), attrs={**_POOL, "storage_order": 0})
+@converter("MaxPool", types=((*FLOATS, "int8", "uint8"),))
 def _max_pool(ctx: Context) -> Value:
     """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
     whole = ctx.elem(0) not in FLOATS
@@ -30,7 +30,7 @@ def _max_pool(ctx: Context) -> Value:
     return as_row(ctx, ctx.cast(out, ctx.elem(0)) if whole else out, len(ctx.shape(0)))
 
 
-@converter("AveragePool", types=(FLOATS,), attrs={**_POOL, "count_include_pad": 0})
+@converter("AveragePool", types=(FLOATS,))
 def _average_pool(ctx: Context) -> Value:
     """Average real elements, with count_include_pad zeros of the padding too.
 

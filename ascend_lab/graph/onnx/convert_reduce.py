@@ -67,11 +67,11 @@ for _names, _types in (
     (("ReduceMean",), FLOATS),
     (("ReduceMax", "ReduceMin"), ANY),
 ):
-    converter(*_names, inputs=(1, 2), types=(_types, INTEGERS), attrs=_ATTRS)(_reduced)
+    converter(*_names, types=(_types, INTEGERS))(_reduced)
 
 
 def _composed(*names: str) -> Callable[[Convert], Convert]:
-    return converter(*names, inputs=(1, 2), types=(FLOATS, INTEGERS), attrs=_ATTRS)
+    return converter(*names, types=(FLOATS, INTEGERS))
 
 
 @_composed("ReduceSumSquare", "ReduceL1", "ReduceL2")

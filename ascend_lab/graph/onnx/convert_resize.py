@@ -9,15 +9,10 @@ from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import FLOATS, Shape
 from ascend_lab.graph.onnx.weights import check_size
-from ascend_lab.graph.onnx.windows import WINDOW, Pair, as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.windows import Pair, as_image, as_row, plain, window_of
 
 
-@converter(
-    "ConvTranspose",
-    inputs=(2, 3),
-    types=(FLOATS,),
-    attrs={**WINDOW, "group": 1, "output_padding": (), "output_shape": ()},
-)
+@converter("ConvTranspose", types=(FLOATS,))
 def _conv_transpose(ctx: Context) -> Value:
     shape, weight = ctx.shape(0), ctx.shape(1)
     spatial = shape[2:]

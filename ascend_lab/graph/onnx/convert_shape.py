@@ -19,7 +19,7 @@ def _identity(ctx: Context) -> Tensor:
     return ctx.tensor(0)
 
 
-@converter("Dropout", inputs=(1, 3), attrs={"ratio": 0.5, "seed": None, "is_test": None}, since=6)
+@converter("Dropout", since=6)
 def _dropout(ctx: Context) -> Sequence[Result]:
     """Return the input: inference drops nothing; the mask says so."""
     if ctx.opset < 7 and not ctx.attr("is_test"):
@@ -30,7 +30,7 @@ def _dropout(ctx: Context) -> Sequence[Result]:
     return (ctx.tensor(0), mask) if ctx.opset >= 10 else (ctx.tensor(0),)
 
 
-@converter("Reshape", inputs=2, attrs={"allowzero": 0}, since=5)
+@converter("Reshape", since=5)
 def _reshape(ctx: Context) -> Result:
     """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
     x, wanted = ctx.tensor(0), ctx.ints(1)
@@ -50,7 +50,7 @@ def _reshape(ctx: Context) -> Result:
     return reshaped(ctx, x, tuple(sizes))
 
 
-@converter("Flatten", attrs={"axis": 1})
+@converter("Flatten")
 def _flatten(ctx: Context) -> Result:
     x, at = ctx.tensor(0), ctx.attr("axis")
     if not -len(x.shape) <= at <= len(x.shape):
@@ -59,7 +59,7 @@ def _flatten(ctx: Context) -> Result:
     return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
 
 
-@converter("Squeeze", inputs=(1, 2), attrs={"axes": ()})
+@converter("Squeeze")
 def _squeeze(ctx: Context) -> Result:
     x = ctx.tensor(0)
     given = axes_given(ctx)
@@ -71,7 +71,7 @@ def _squeeze(ctx: Context) -> Result:
     return reshaped(ctx, x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
 
 
-@converter("Unsqueeze", inputs=(1, 2), attrs={"axes": ()})
+@converter("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Result:
     x, given = ctx.tensor(0), axes_given(ctx)
     if given is None:
@@ -99,11 +99,11 @@ def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
     return axes
 
 
-@converter("Transpose", attrs={"perm": None})
+@converter("Transpose")
 def _transpose(ctx: Context) -> Result:
     x, given = ctx.tensor(0), ctx.attr("perm")
     rank = len(x.shape)
-    perm = tuple(range(rank))[::-1] if given is None else tuple(given)
+    perm = given or tuple(range(rank))[::-1]
     if sorted(perm) != list(range(rank)):
         ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
     return x if perm == tuple(range(rank)) else transposed(ctx, x, perm)
@@ -112,7 +112,7 @@ def _transpose(ctx: Context) -> Result:
 _CAST = {"to": 0, "saturate": 1, "round_mode": "up"}
 
 
-@converter("Cast", attrs=_CAST)
+@converter("Cast")
 def _cast(ctx: Context) -> Result:
     number = ctx.attr("to")
     if number not in ELEMENTS:
@@ -120,7 +120,7 @@ def _cast(ctx: Context) -> Result:
     return cast_to(ctx, ELEMENTS[number][0])
 
 
-@converter("CastLike", inputs=2, attrs=_CAST)
+@converter("CastLike")
 def _cast_like(ctx: Context) -> Result:
     return cast_to(ctx, ctx.elem(1))
 

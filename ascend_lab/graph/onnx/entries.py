@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.onnx.loading import Limits
-from ascend_lab.graph.onnx.tensors import ELEMENTS, FORMATS, NUMPY, Shape, Tensor
+from ascend_lab.graph.onnx.tensors import ELEMENTS, FORMATS, NUMPY, Limits, Shape, Tensor
 from ascend_lab.graph.onnx.weights import check_size
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from ascend_lab.graph.onnx.entries import (
     sizes_of,
 )
 from ascend_lab.graph.onnx.fold import folded
-from ascend_lab.graph.onnx.loading import Limits, load, opset_of
+from ascend_lab.graph.onnx.loading import load, opset_of
 from ascend_lab.graph.onnx.names import Builder
 from ascend_lab.graph.onnx.registry import Converter, Result
 from ascend_lab.graph.onnx.structure import checked_nodes
-from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Tensor
+from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Limits, Tensor
 from ascend_lab.graph.onnx.weights import check_size, tensor_of
 from ascend_lab.limits import refuse_above
 
@@ -163,7 +163,7 @@ class _Importer:
         how = find(node, self.opset)
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
-            how.op, title(node), self.opset, self.net, inputs, attributes(node, how),
+            how.op, title(node), self.opset, self.net, inputs, attributes(node, self.opset),
             len(node.output), how.result or next((t.elem for t in inputs if t), ""), self.limits,
             self.folder, self.rebatch,
         )  # fmt: skip

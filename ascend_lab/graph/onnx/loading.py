@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.onnx.registry import NEWEST_OPSET
+from ascend_lab.graph.onnx.tensors import Limits
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -15,16 +15,6 @@ if TYPE_CHECKING:
 Source = "str | Path | bytes | ModelProto"
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What is refused before any work: larger files, longer models, larger tensors."""
-
-    file_bytes: int = 2**31
-    nodes: int = 20_000
-    elements: int = 2**28
-    operands: int = 4096
 
 
 def load(source: str | Path | bytes | ModelProto, limits: Limits) -> tuple[ModelProto, Path | None]:

@@ -1,18 +1,10 @@
-"""The converters by ONNX operator: what each takes, and the decorator that registers one.
-
-    @converter("LeakyRelu", types=(FLOATS,), attrs={"alpha": 0.01})
-    def _leaky_relu(ctx: Context) -> Value:
-        return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
-
-What a registration does not state is refused before the converter runs: another attribute, another
-number of inputs, another element type. So a converter computes each case it is given, or refuses.
-"""
+"""How nodes of one ONNX operator enter a graph, and the table of all that can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.builder import Value
@@ -29,19 +21,15 @@ NEWEST_OPSET = 28
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How nodes of one ONNX operator enter a graph.
+    """How nodes of one ONNX operator enter a graph; inputs and attributes are the standard's.
 
-    `least` to `most` inputs (None: any number); `types` the element types of each input, the last
-    for all that follow; `attrs` the attributes understood, with the standard's defaults; `result`
-    the element type of the outputs (None: that of the first input); `since` the first opset.
+    `types` are the element types of each input, the last for all that follow; `result` the element
+    type of the outputs (None: that of the first input); `since` the first opset.
     """
 
     op: str
     convert: Convert
-    least: int = 1
-    most: int | None = 1
     types: tuple[tuple[str, ...], ...] = (EVERY,)
-    attrs: Mapping[str, Any] = field(default_factory=dict)
     result: str | None = None
     since: int = 1
 
@@ -51,16 +39,18 @@ CONVERTERS: dict[str, Converter] = {}
 
 
 def converter(
-    *names: str, inputs: int | tuple[int, int | None] = 1, **how: Any
+    *names: str,
+    types: tuple[tuple[str, ...], ...] = (EVERY,),
+    result: str | None = None,
+    since: int = 1,
 ) -> Callable[[Convert], Convert]:
-    """Register a function as the converter of the operators `names`; `inputs` is (least, most)."""
-    least, most = inputs if isinstance(inputs, tuple) else (inputs, inputs)
+    """Register a function as the converter of the operators `names`."""
 
     def register(convert: Convert) -> Convert:
         for name in names:
             if name in CONVERTERS:
                 raise InputError("an operator without converter", name, "register it once")
-            CONVERTERS[name] = Converter(name, convert, least, most, **how)
+            CONVERTERS[name] = Converter(name, convert, types, result, since)
         return convert
 
     return register

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.onnx.attributes import find, title
-from ascend_lab.graph.onnx.loading import Limits
+from ascend_lab.graph.onnx.tensors import Limits
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto

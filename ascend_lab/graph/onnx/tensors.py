@@ -66,6 +66,16 @@ Known = Values | Fill | Callable[[], Values]
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What is refused before any work: larger files, longer models, larger tensors."""
+
+    file_bytes: int = 2**31
+    nodes: int = 20_000
+    elements: int = 2**28
+    operands: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of the model: its type and either the graph's value or what is known of it.
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.onnx.loading import Limits
-from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Tensor, Values
+from ascend_lab.graph.onnx.tensors import ELEMENTS, NUMPY, Limits, Tensor, Values
 
 if TYPE_CHECKING:
     from onnx import TensorProto

@@ -36,26 +36,11 @@ class _Bias:
         return self.known is not None and bool((self.known.max(axis=-1) == -np.inf).any())
 
 
-@converter(
-    "Attention",
-    inputs=(3, 7),
-    types=_INPUTS,
-    attrs={
-        "is_causal": 0,
-        "kv_num_heads": 0,
-        "q_num_heads": 0,
-        "qk_matmul_output_mode": 0,
-        "scale": None,
-        "softcap": 0.0,
-        "softmax_precision": None,
-        "left_window_size": -1,
-        "right_window_size": -1,
-    },
-    since=23,
-)
+@converter("Attention", types=_INPUTS, since=23)
 def _attention(ctx: Context) -> Sequence[Value]:
     """Attend; softmax is at least as precise as any `softmax_precision` asks."""
-    heads = (ctx.attr("q_num_heads"), ctx.attr("kv_num_heads"), ctx.attr("kv_num_heads"))
+    queries, keys = (ctx.attr(f"{kind}_num_heads") or 0 for kind in ("q", "kv"))
+    heads = (queries, keys, keys)
     q, k, v = (_heads(ctx, ctx.input(i), heads[i]) for i in range(3))
     flat, past = len(ctx.shape(0)) == 3, 0
     if ctx.has(4) != ctx.has(5):
@@ -104,12 +89,12 @@ def _allowed(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
     offset = past if lengths is None else (lengths - q[2]).reshape(-1, 1, 1, 1)
     at, key = np.arange(q[2]).reshape(-1, 1) + offset, np.arange(keys)
     seen = np.ones(np.broadcast_shapes(at.shape, key.shape), bool)
-    left, right = ctx.attr("left_window_size"), ctx.attr("right_window_size")
+    left, right = (ctx.attr(f"{side}_window_size") for side in ("left", "right"))
     if ctx.attr("is_causal"):
         seen &= key <= at
-    if left >= 0:
+    if left is not None and left >= 0:
         seen &= key >= at - left
-    if right >= 0:
+    if right is not None and right >= 0:
         seen &= key <= at + right
     if lengths is not None:
         seen &= key < lengths.reshape(-1, 1, 1, 1)
@@ -165,16 +150,10 @@ def _attended(
     return ctx.emit("attention_context", shares, v), stages[mode] if wanted else None
 
 
-@converter(
-    "RotaryEmbedding",
-    inputs=(3, 4),
-    types=(FLOATS, FLOATS, FLOATS, ("int64",)),
-    attrs={"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0},
-    since=23,
-)
+@converter("RotaryEmbedding", types=(FLOATS, FLOATS, FLOATS, ("int64",)), since=23)
 def _rotary(ctx: Context) -> Value:
     """Turn pairs (a, b) by the position's angle: (a cos - b sin, a sin + b cos)."""
-    x, shape = _heads(ctx, ctx.input(0), ctx.attr("num_heads")), ctx.shape(0)
+    x, shape = _heads(ctx, ctx.input(0), ctx.attr("num_heads") or 0), ctx.shape(0)
     n, h, s, d = x.shape
     turned = ctx.attr("rotary_embedding_dim") or d
     if turned % 2 or turned > d:

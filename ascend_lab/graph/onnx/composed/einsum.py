@@ -18,7 +18,7 @@ _DOTS = "0123456789"
 """Names of the axes that an ellipsis stands for, counted from the last."""
 
 
-@converter("Einsum", inputs=(1, None), types=(FLOATS,), attrs={"equation": ""}, since=12)
+@converter("Einsum", types=(FLOATS,), since=12)
 def _einsum(ctx: Context) -> Value:
     terms, result = _parsed(ctx)
     values = [ctx.input(i) for i in range(len(terms))]

@@ -18,7 +18,7 @@ def _hyperbolic(ctx: Context) -> Value:
     return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
 
 
-@converter("Shrink", types=(FLOATS,), attrs={"bias": 0.0, "lambd": 0.5}, since=9)
+@converter("Shrink", types=(FLOATS,), since=9)
 def _shrink(ctx: Context) -> Value:
     """x + bias below -lambd, x - bias above lambd, 0 between."""
     x, bias = ctx.input(0), ctx.attr("bias")
@@ -33,14 +33,7 @@ def _shrink(ctx: Context) -> Value:
     return chosen(ctx, ctx.emit("less", x, low), ctx.emit("adds", x, number=bias), above)
 
 
-@converter(
-    "CumSum",
-    "CumProd",
-    inputs=2,
-    types=(NUMBERS, INTEGERS),
-    attrs={"exclusive": 0, "reverse": 0},
-    since=11,
-)
+@converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
 def _running(ctx: Context) -> Value:
     """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
     x, first = ctx.input(0), ctx.op == "CumSum"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ascend_lab.graph.builder import Value
@@ -23,13 +25,7 @@ def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) 
     return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
 
 
-@converter(
-    "ArgMax",
-    "ArgMin",
-    types=(_COMPARED,),
-    attrs={"axis": 0, "keepdims": 1, "select_last_index": 0},
-    result="int64",
-)
+@converter("ArgMax", "ArgMin", types=(_COMPARED,), result="int64")
 def _argmax(ctx: Context) -> Value:
     x = ctx.input(0)
     axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
@@ -42,24 +38,21 @@ def _argmax(ctx: Context) -> Value:
     return reshaped_to(ctx, place, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
-@converter("Hardmax", types=(FLOATS,), attrs={"axis": None})
+@converter("Hardmax", types=(FLOATS,))
 def _hardmax(ctx: Context) -> Value:
     """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
-    x, given = ctx.input(0), ctx.attr("axis")
-    rank, shape = len(x.shape), x.shape
+    x, shape = ctx.input(0), ctx.shape(0)
+    axis = axis_in(ctx, ctx.attr("axis"), len(shape))
     if ctx.opset < 13:
-        at = axis_in(ctx, 1 if given is None else given, rank)
-        x = reshaped_to(ctx, x, (int(np.prod(shape[:at])), int(np.prod(shape[at:]))))
+        x = reshaped_to(ctx, x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
-    else:
-        axis = axis_in(ctx, -1 if given is None else given, rank)
     place = _first(ctx, x, axis, "reduce_max")
     places = counting(ctx, x.shape[axis], axis, len(x.shape))
     hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
     return reshaped_to(ctx, hot, shape)
 
 
-@converter("Compress", inputs=2, types=(ANY, ("bool",)), attrs={"axis": None})
+@converter("Compress", types=(ANY, ("bool",)))
 def _compress(ctx: Context) -> Value:
     x, kept = ctx.input(0), np.flatnonzero(ctx.const(1))
     axis = ctx.attr("axis")
@@ -68,9 +61,7 @@ def _compress(ctx: Context) -> Value:
     return _picked(ctx, x, kept, axis_in(ctx, axis, len(x.shape)))
 
 
-@converter(
-    "ReverseSequence", inputs=2, types=(ANY, ("int64",)), attrs={"batch_axis": 1, "time_axis": 0}
-)
+@converter("ReverseSequence", types=(ANY, ("int64",)))
 def _reverse_sequence(ctx: Context) -> Value:
     """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
     x, lengths = ctx.input(0), ctx.ints(1)
@@ -86,7 +77,7 @@ def _reverse_sequence(ctx: Context) -> Value:
     return reshaped_to(ctx, _picked(ctx, flat, places.ravel(), 0), x.shape)
 
 
-@converter("CenterCropPad", inputs=2, types=(ANY, ("int32", "int64")), attrs={"axes": ()})
+@converter("CenterCropPad", types=(ANY, ("int32", "int64")))
 def _center_crop_pad(ctx: Context) -> Value:
     """Cut or add zeros on both sides, half each; the odd one behind."""
     x, wanted = ctx.input(0), ctx.ints(1)

@@ -16,12 +16,12 @@ _ATTRS = {"ignore_index": None, "reduction": "mean"}
 _TYPES = (FLOATS, INTEGERS, FLOATS)
 
 
-@converter("NegativeLogLikelihoodLoss", inputs=(2, 3), types=_TYPES, attrs=_ATTRS)
+@converter("NegativeLogLikelihoodLoss", types=_TYPES)
 def _nll(ctx: Context) -> Value:
     return _loss(ctx, ctx.input(0))
 
 
-@converter("SoftmaxCrossEntropyLoss", inputs=(2, 3), types=_TYPES, attrs=_ATTRS)
+@converter("SoftmaxCrossEntropyLoss", types=_TYPES)
 def _cross_entropy(ctx: Context) -> Sequence[Value]:
     logs = ctx.emit("log_softmax", ctx.input(0), axis=1)
     return _loss(ctx, logs), logs

@@ -9,7 +9,7 @@ from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import FLOATS
 
 
-@converter("MeanVarianceNormalization", types=(FLOATS,), attrs={"axes": (0, 2, 3)}, since=9)
+@converter("MeanVarianceNormalization", types=(FLOATS,), since=9)
 def _mean_variance(ctx: Context) -> Value:
     """Subtract the mean, divide by the standard deviation + 1e-9, as the standard's function."""
     x = ctx.input(0)
@@ -20,7 +20,7 @@ def _mean_variance(ctx: Context) -> Value:
     return ctx.emit("div", centred, spread)
 
 
-@converter("LpNormalization", types=(FLOATS,), attrs={"axis": -1, "p": 2})
+@converter("LpNormalization", types=(FLOATS,))
 def _lp_norm(ctx: Context) -> Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
@@ -33,7 +33,7 @@ def _lp_norm(ctx: Context) -> Value:
     return chosen(ctx, norm, ctx.emit("div", x, norm), table(ctx, 0, x.type.dtype, "zero"))
 
 
-@converter("SwiGLU", inputs=2, types=(FLOATS,), attrs={"alpha": 1.0}, since=28)
+@converter("SwiGLU", types=(FLOATS,), since=28)
 def _swiglu(ctx: Context) -> Value:
     gate, value = ctx.input(0), ctx.input(1)
     if gate.shape != value.shape:

@@ -11,7 +11,7 @@ from ascend_lab.graph.onnx.composed.parts import axis_in, reshaped_to, table, ty
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import Result, converter
 from ascend_lab.graph.onnx.tensors import ELEMENTS, FLOATS, Shape
-from ascend_lab.graph.onnx.windows import WINDOW, as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
 _NARROW = ("int8", "uint8")
 _GRAIN = {"axis": 1, "block_size": 0, "output_dtype": 0}
@@ -35,13 +35,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     return ctx.emit("gather", given, rows, axis=axis)
 
 
-@converter(
-    "QuantizeLinear",
-    inputs=(2, 3),
-    types=((*FLOATS, "int32"), FLOATS, _NARROW),
-    attrs={**_GRAIN, "saturate": 1, "precision": 0},
-    since=10,
-)
+@converter("QuantizeLinear", types=((*FLOATS, "int32"), FLOATS, _NARROW), since=10)
 def _quantize(ctx: Context) -> Value:
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
@@ -59,13 +53,7 @@ def _quantize(ctx: Context) -> Value:
     return ctx.cast(whole, ctx.result)
 
 
-@converter(
-    "DequantizeLinear",
-    inputs=(2, 3),
-    types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")),
-    attrs=_GRAIN,
-    since=10,
-)
+@converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
     x = ctx.input(0, "int32")
     scale = _spread(ctx, 1, x.shape)
@@ -118,7 +106,7 @@ def _product(ctx: Context, a: Value, b: Value) -> Value:
     return ctx.emit("matmul" if flat else "batch_matmul", a, b)
 
 
-@converter("MatMulInteger", inputs=(2, 4), types=(_NARROW,), result="int32", since=10)
+@converter("MatMulInteger", types=(_NARROW,), result="int32", since=10)
 def _matmul_integer(ctx: Context) -> Value:
     return _product(ctx, _shifted(ctx, 0, 2, column=True), _shifted(ctx, 1, 3))
 
@@ -135,10 +123,7 @@ def _convolved(ctx: Context, x: Value, weight: Value, *bias: Value) -> Value:
     return as_row(ctx, out, len(shape))
 
 
-@converter(
-    "ConvInteger", inputs=(2, 4), types=(_NARROW,), attrs={**WINDOW, "group": 1}, result="int32",
-    since=10,
-)  # fmt: skip
+@converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
 def _conv_integer(ctx: Context) -> Value:
     return _convolved(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 1, 3, column=True))
 
@@ -163,7 +148,6 @@ def _scale(ctx: Context, i: int, axes_behind: int = 0) -> Value:
 
 @converter(
     "QLinearMatMul",
-    inputs=8,
     types=(_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW),
     since=10,
 )
@@ -175,9 +159,7 @@ def _qlinear_matmul(ctx: Context) -> Value:
 
 @converter(
     "QLinearConv",
-    inputs=(8, 9),
     types=(_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW, ("int32",)),
-    attrs={**WINDOW, "group": 1},
     since=10,
 )
 def _qlinear_conv(ctx: Context) -> Value:

@@ -113,17 +113,17 @@ def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     return ctx.emit("mul", leave, ctx.emit(layer.functions[2], c)), c
 
 
-@converter("RNN", inputs=(3, 6), types=_TYPES, attrs=_ATTRS, since=7)
+@converter("RNN", types=_TYPES, since=7)
 def _rnn(ctx: Context) -> tuple[Value, ...]:
     return _unrolled(ctx, _rnn_cell, 1, 1, ("tanh",))
 
 
-@converter("GRU", inputs=(3, 6), types=_TYPES, attrs={**_ATTRS, "linear_before_reset": 0}, since=7)
+@converter("GRU", types=_TYPES, since=7)
 def _gru(ctx: Context) -> tuple[Value, ...]:
     return _unrolled(ctx, _gru_cell, 3, 1, ("sigmoid", "tanh"))
 
 
-@converter("LSTM", inputs=(3, 8), types=_TYPES, attrs={**_ATTRS, "input_forget": 0}, since=7)
+@converter("LSTM", types=_TYPES, since=7)
 def _lstm(ctx: Context) -> tuple[Value, ...]:
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
@@ -171,7 +171,8 @@ def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
 
 def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     """Return the library's names of the activation functions."""
-    names = [str(name).lower() for name in ctx.attr("activations") or default]
+    given = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
+    names = [str(name).lower() for name in given or default]
     if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
         ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
     return tuple(_FUNCTIONS[name] for name in names)

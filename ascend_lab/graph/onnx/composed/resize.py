@@ -70,15 +70,15 @@ _ATTRS: dict[str, Any] = {
 }
 
 
-@converter("Resize", inputs=(2, 4), types=(ANY, FLOATS, FLOATS, ("int64",)), attrs=_ATTRS, since=10)
+@converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
 def _resize(ctx: Context) -> Value:
     """Resize by scales or to sizes; opset 10 enlarges only, as Upsample did."""
     if ctx.opset < 11:
         return _enlarged(ctx, ctx.const(1).tolist())
-    return _resized(ctx, _axes(ctx), dict(ctx.attrs))
+    return _resized(ctx, _axes(ctx), {**_ATTRS, **ctx.attrs})
 
 
-@converter("Upsample", inputs=(1, 2), types=(ANY, FLOATS), attrs={"mode": "nearest", "scales": ()})
+@converter("Upsample", types=(ANY, FLOATS), since=7)
 def _upsample(ctx: Context) -> Value:
     return _enlarged(ctx, ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales"))
 
@@ -117,7 +117,7 @@ def _axes(ctx: Context) -> dict[int, _Axis]:
 
 def _from_sizes(ctx: Context, shape: list[int]) -> tuple[list[int], list[float]]:
     """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
-    sizes, policy = list(ctx.ints(3)), ctx.attr("keep_aspect_ratio_policy")
+    sizes, policy = list(ctx.ints(3)), ctx.attr("keep_aspect_ratio_policy") or "stretch"
     if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
         ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
     scales = [n / size for n, size in zip(sizes, shape, strict=True)]

@@ -57,7 +57,7 @@ def _elements(ctx: Context, shape: Shape, axis: int) -> Value:
     return ctx.emit("add", scaled, table(ctx, base, "int32", "base")) if base.any() else scaled
 
 
-@converter("GatherElements", inputs=2, types=_TYPES, attrs={"axis": 0}, since=11)
+@converter("GatherElements", types=_TYPES, since=11)
 def _gather_elements(ctx: Context) -> Value:
     x = ctx.input(0)
     axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
@@ -65,9 +65,7 @@ def _gather_elements(ctx: Context) -> Value:
     return ctx.emit("gather", flat, _elements(ctx, x.shape, axis), axis=0)
 
 
-@converter(
-    "ScatterElements", "Scatter", inputs=3, types=_TYPES, attrs={"axis": 0, **_REDUCTION}, since=9
-)
+@converter("ScatterElements", "Scatter", types=_TYPES, since=9)
 def _scatter_elements(ctx: Context) -> Value:
     x, updates = ctx.input(0), ctx.input(2)
     axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
@@ -82,7 +80,7 @@ def _scatter_elements(ctx: Context) -> Value:
 def _way(ctx: Context) -> str:
     """Return the operator of a reduction."""
     ways = {"none": "scatter_update", "add": "scatter_add"}
-    way = ways.get(ctx.attr("reduction"))
+    way = ways.get(ctx.attr("reduction") or "none")
     if way is None or (way == "scatter_add" and ctx.elem(0) not in NUMBERS):
         got = f"{ctx.attr('reduction')} of {ctx.elem(0)}"
         ctx.unsupported("reduction none, or add of floats, int32 or int64", got)
@@ -107,7 +105,7 @@ def _rows(ctx: Context, shape: Shape, batch: int = 0) -> tuple[Value, Shape]:
     return rows, shape[batch + depth :]
 
 
-@converter("GatherND", inputs=2, types=_TYPES, attrs={"batch_dims": 0}, since=11)
+@converter("GatherND", types=_TYPES, since=11)
 def _gather_nd(ctx: Context) -> Value:
     x = ctx.input(0)
     rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims"))
@@ -115,7 +113,7 @@ def _gather_nd(ctx: Context) -> Value:
     return ctx.emit("gather", reshaped_to(ctx, x, (count, *rest)), rows, axis=0)
 
 
-@converter("ScatterND", inputs=3, types=_TYPES, attrs=_REDUCTION, since=11)
+@converter("ScatterND", types=_TYPES, since=11)
 def _scatter_nd(ctx: Context) -> Value:
     x, updates = ctx.input(0), ctx.input(2)
     rows, rest = _rows(ctx, x.shape)
@@ -126,13 +124,7 @@ def _scatter_nd(ctx: Context) -> Value:
     return reshaped_to(ctx, ctx.emit(_way(ctx), table_, rows, updates), x.shape)
 
 
-@converter(
-    "TopK",
-    inputs=2,
-    types=((*NUMBERS, "int8", "uint8"), ("int64",)),
-    attrs={"axis": -1, "largest": 1, "sorted": 1},
-    since=10,
-)
+@converter("TopK", types=((*NUMBERS, "int8", "uint8"), ("int64",)), since=10)
 def _top_k(ctx: Context) -> tuple[Result, ...]:
     """Rank each element by those before it in order, then let rank r go to place r.
 
@@ -147,7 +139,7 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     turned = ctx.emit("transpose", x, perm=(*(i for i in range(rank) if i != axis), axis))
     lead = turned.shape[:-1]
     column, row = (reshaped_to(ctx, turned, (*lead, *s)) for s in ((n, 1), (1, n)))
-    before = ctx.emit("greater" if ctx.attr("largest") else "less", row, column)
+    before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     tied = ctx.emit("equal", row, column)
     lower = table(ctx, np.tril(np.ones((n, n)), -1), "int32", "lower")
     tied = ctx.emit("mul", ctx.cast(tied, "int32"), lower)

@@ -9,20 +9,14 @@ from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, reshaped_t
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.registry import converter
 from ascend_lab.graph.onnx.tensors import ELEMENTS, FLOATS, INTEGERS, Tensor, Values
-from ascend_lab.graph.onnx.windows import WINDOW, as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
 _MOST = 2048
 _COSINES = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46),
             "BlackmanWindow": (0.42, 0.5, 0.08)}  # fmt: skip
 
 
-@converter(
-    "DFT",
-    inputs=(1, 3),
-    types=(FLOATS, INTEGERS, ("int64",)),
-    attrs={"axis": 1, "inverse": 0, "onesided": 0},
-    since=17,
-)
+@converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
 def _dft(ctx: Context) -> Value:
     """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
     x, rank = ctx.input(0), len(ctx.shape(0))
@@ -67,7 +61,7 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     return full.reshape(outs * pairs.shape[1], n * parts)
 
 
-@converter(*_COSINES, types=(INTEGERS,), attrs={"output_datatype": 1, "periodic": 1}, since=17)
+@converter(*_COSINES, types=(INTEGERS,), since=17)
 def _cosine_window(ctx: Context) -> Tensor:
     """Return a0 - a1 cos(x) + a2 cos(2 x) over one period."""
     size, number = int(ctx.scalar(0)), ctx.attr("output_datatype")
@@ -78,7 +72,7 @@ def _cosine_window(ctx: Context) -> Tensor:
     return ctx.known(sum(terms, np.zeros(size)), ELEMENTS[number][0])
 
 
-@converter("LpPool", types=(FLOATS,), attrs={**WINDOW, "ceil_mode": 0, "p": 2}, since=2)
+@converter("LpPool", types=(FLOATS,), since=2)
 def _lp_pool(ctx: Context) -> Value:
     """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
     x, size = ctx.input(0), ctx.shape(0)[2:]
@@ -94,7 +88,7 @@ def _lp_pool(ctx: Context) -> Value:
     return as_row(ctx, _root(ctx, total), len(x.shape))
 
 
-@converter("GlobalLpPool", types=(FLOATS,), attrs={"p": 2}, since=2)
+@converter("GlobalLpPool", types=(FLOATS,), since=2)
 def _global_lp_pool(ctx: Context) -> Value:
     x = ctx.input(0)
     if len(x.shape) < 3:

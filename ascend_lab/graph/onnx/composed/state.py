@@ -18,9 +18,7 @@ _MOST_STEPS = 256
 _RULES = ("linear", "gated", "delta", "gated_delta")
 
 
-@converter(
-    "CausalConvWithState", inputs=(2, 4), types=(FLOATS,), attrs={"activation": "none"}, since=27
-)
+@converter("CausalConvWithState", types=(FLOATS,), since=27)
 def _causal_conv(ctx: Context) -> Sequence[Result]:
     """Convolve each channel with its past; return the outputs and the last k - 1 inputs."""
     x, weight = ctx.input(0), ctx.input(1)
@@ -44,19 +42,7 @@ def _causal_conv(ctx: Context) -> Sequence[Result]:
     return out, part(ctx, whole, 2, length, length + k - 1)
 
 
-@converter(
-    "LinearAttention",
-    inputs=(3, 6),
-    types=(FLOATS,),
-    attrs={
-        "chunk_size": 64,
-        "kv_num_heads": 0,
-        "q_num_heads": 0,
-        "scale": 0.0,
-        "update_rule": "gated_delta",
-    },
-    since=27,
-)
+@converter("LinearAttention", types=(FLOATS,), since=27)
 def _linear_attention(ctx: Context) -> Sequence[Result]:
     """Step by step: the state forgets, learns k v^T and is read by q; in fp32."""
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))

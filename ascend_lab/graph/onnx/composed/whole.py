@@ -50,14 +50,14 @@ def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
 
-@converter("BitwiseXor", inputs=2, types=(BITS,), since=18)
+@converter("BitwiseXor", types=(BITS,), since=18)
 def _xor(ctx: Context) -> Value:
     """Bits in either but not in both: x or y, less x and y."""
     x, y = ctx.input(0), ctx.input(1)
     return ctx.emit("sub", ctx.emit("or", x, y), ctx.emit("and", x, y))
 
 
-@converter("BitShift", inputs=2, types=(BITS,), attrs={"direction": ""}, since=11)
+@converter("BitShift", types=(BITS,), since=11)
 def _shift(ctx: Context) -> Value:
     """Multiply by a power of two, or divide and round down; too far shifts leave the sign only."""
     x, y = ctx.input(0, "int32"), ctx.input(1, "int32")
