@@ -8,10 +8,8 @@ from ascend_lab.cluster.collectives import (
     compare,
     make,
 )
-from ascend_lab.cluster.concurrent import run_together
 from ascend_lab.cluster.execute import execute
 from ascend_lab.cluster.fluid import Uses, fair_rates, finish_times
-from ascend_lab.cluster.jobs import Communication, Compute, Span
 from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
 from ascend_lab.cluster.routing import Router, router_of
 from ascend_lab.cluster.schedule import OPS, Round, Schedule, together
@@ -23,13 +21,10 @@ __all__ = [
     "OPS",
     "TOPOLOGIES",
     "CollectiveTime",
-    "Communication",
-    "Compute",
     "Link",
     "Round",
     "Router",
     "Schedule",
-    "Span",
     "Topology",
     "Uses",
     "choose",
@@ -45,7 +40,6 @@ __all__ = [
     "make",
     "ring",
     "router_of",
-    "run_together",
     "star",
     "time_collective",
     "together",

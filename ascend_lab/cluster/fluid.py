@@ -58,17 +58,6 @@ class Uses:
             label = found
 
 
-def joined(parts: Sequence[Uses]) -> Uses:
-    """Return the uses of all flows of several, numbered one after another."""
-    offsets = np.cumsum([0, *(part.count for part in parts)])
-    return Uses(
-        np.concatenate([part.flow + at for part, at in zip(parts, offsets, strict=False)]),
-        np.concatenate([part.resource for part in parts]),
-        np.concatenate([part.weight for part in parts]),
-        int(offsets[-1]),
-    )
-
-
 def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
     """Return max-min fair rates of the active flows (others 0) by progressive filling.
 

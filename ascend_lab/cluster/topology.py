@@ -7,7 +7,8 @@ alpha + n beta seconds; over a path the alphas add and the slowest link sets the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -120,42 +121,11 @@ class Topology:
             raise ClusterError(f"{self.name}: a link to cut", str(dead), "name (source, target)")
         return replace(self, links=left)
 
-    def slowed(self, device: int, factor: float) -> Topology:
-        """Return the topology with all links of one device `factor` times slower."""
-        _number("a factor", factor)
-        if not 0 <= device < self.size:
-            raise ClusterError(f"a device below {self.size}", str(device), "choose one")
-
-        def slow(link: Link) -> Link:
-            if device not in (link.source, link.target):
-                return link
-            return replace(link, beta_s_per_byte=link.beta_s_per_byte * factor)
-
-        return replace(self, links=tuple(map(slow, self.links)))
-
-    def rate_of(self, device: int) -> tuple[float, float]:
-        """Return the bytes a second that can leave and that can reach a device."""
-        out, into = self._device_rates
-        return float(out[device]), float(into[device])
-
-    @cached_property
-    def _device_rates(self) -> tuple[Floats, Floats]:
-        out, into = np.zeros(self.size), np.zeros(self.size)
-        for i in self.between.values():
-            link, rate = self.links[i], self.rate_bytes_per_s[i]
-            if link.source < self.size:
-                out[link.source] += rate
-            if link.target < self.size:
-                into[link.target] += rate
-        return out, into
-
     def bisection_bytes_per_s(self) -> float:
         """Return the rate from the first half of the devices to the second: a maximum flow.
 
         The halves follow the numbering, so that servers stay whole where their count is even.
         """
-        from ascend_lab.cluster.flow import max_flow
-
         half = self.size // 2
         return max_flow(self, range(half), range(half, self.size)) if half else math.inf
 
@@ -222,3 +192,54 @@ def _direct(
     devices = _names(count)
     links = [x for a, b in pairs for x in both_ways(a, b, alpha_s, beta_s_per_byte)]
     return Topology(name, devices, (), tuple(links), (), gamma_s_per_byte)
+
+
+# -- the greatest rate between two sets of nodes (Edmonds and Karp 1972) ---------------------------
+Residual = dict[int, dict[int, float]]
+SOURCE, SINK = -1, -2
+
+
+def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
+    """Return the bytes a second that can go from all sources together to all targets together."""
+    left: Residual = {SOURCE: {}, SINK: {}}
+    for (a, b), i in topology.between.items():
+        left.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])
+        left.setdefault(b, {}).setdefault(a, 0.0)
+    for node in sources:
+        left[SOURCE][node] = math.inf
+        left.setdefault(node, {})
+    for node in targets:
+        left.setdefault(node, {})[SINK] = math.inf
+    total = 0.0
+    while (path := _shortest(left)) is not None:
+        amount = min(left[a][b] for a, b in path)
+        if math.isinf(amount):
+            return amount
+        for a, b in path:
+            left[a][b] -= amount
+            left[b][a] = left[b].get(a, 0.0) + amount
+        total += amount
+    return total
+
+
+def _shortest(left: Residual) -> list[tuple[int, int]] | None:
+    """Return the edges of a shortest path with room from source to sink, or None."""
+    came: dict[int, int] = {SOURCE: SOURCE}
+    queue = deque([SOURCE])
+    while queue:
+        node = queue.popleft()
+        for target, room in left[node].items():
+            if room > 0 and target not in came:
+                came[target] = node
+                if target == SINK:
+                    return _back(came)
+                queue.append(target)
+    return None
+
+
+def _back(came: dict[int, int]) -> list[tuple[int, int]]:
+    path, node = [], SINK
+    while node != SOURCE:
+        path.append((came[node], node))
+        node = came[node]
+    return path[::-1]

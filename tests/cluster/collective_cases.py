@@ -1,18 +1,30 @@
 """What every collective must compute, by NumPy alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.cluster import ALGORITHMS, Schedule, execute
+from ascend_lab.cluster import ALGORITHMS, Schedule, Topology, execute
 from ascend_lab.cluster.collectives import LEVELS
 
 Values = NDArray[Any]
 CASES = [(op, name) for op, names in ALGORITHMS.items() for name in names]
 FLAT = [(op, name) for op, name in CASES if name not in LEVELS]
 LEVELLED = [(op, name) for op, name in CASES if name in LEVELS]
+
+
+def slowed(topology: Topology, device: int, factor: float) -> Topology:
+    """Return the topology with all links of one device `factor` times slower."""
+    links = (
+        replace(x, beta_s_per_byte=x.beta_s_per_byte * factor)
+        if device in (x.source, x.target)
+        else x
+        for x in topology.links
+    )
+    return replace(topology, links=tuple(links))
 
 
 def divisors(p: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from collective_cases import check, inputs
+from collective_cases import check, inputs, slowed
 
 from ascend_lab.cluster import (
     ALGORITHMS,
@@ -51,7 +51,7 @@ def test_which_wins_depends_on_size_and_topology() -> None:
 
 
 def test_more_sizes_prepare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    topology = load_topology("910b-roce:32").slowed(0, 1.0)
+    topology = slowed(load_topology("910b-roce:32"), 0, 1.0)
     first = collective_time("all_reduce", topology, 1e6)
 
     def never(*_: object, **__: object) -> None:

@@ -64,7 +64,6 @@ def test_links_in_parallel_count_as_the_fastest() -> None:
     links = (Link(0, 1, 2e-6, 1e-9), Link(0, 1, 1e-6, 1e-9), Link(0, 1, 0.0, 2e-9))
     topology = Topology("pair", ("a", "b"), (), links)
     assert topology.between == {(0, 1): 1}
-    assert topology.rate_of(0) == pytest.approx((1e9, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -96,16 +95,11 @@ def test_devices_groups_and_gamma_are_checked() -> None:
             star(count, ALPHA_S, BETA_S_PER_BYTE)  # type: ignore[arg-type]
 
 
-def test_what_is_cut_or_slowed_is_a_new_topology() -> None:
+def test_what_is_cut_is_a_new_topology() -> None:
     mesh = full_mesh(4, ALPHA_S, BETA_S_PER_BYTE)
     cut = mesh.without((0, 3))
     assert len(cut.links) == len(mesh.links) - 1
     assert cut.bisection_bytes_per_s() == pytest.approx(3 * RATE)
-    slow = mesh.slowed(3, 4.0)
-    assert slow.rate_of(3) == pytest.approx((3 * RATE / 4, 3 * RATE / 4))
-    assert slow.rate_of(0) == pytest.approx((2.25 * RATE, 2.25 * RATE))
     np.testing.assert_allclose(mesh.rate_bytes_per_s, RATE)
     with pytest.raises(ClusterError, match="a link to cut"):
         cut.without((0, 3))
-    with pytest.raises(ClusterError, match="a device below 4"):
-        mesh.slowed(4, 2.0)

@@ -14,7 +14,6 @@ from ascend_lab.parallel.values import (
     cuts,
     experts,
     pieces,
-    ring_attention,
     stores,
     vocabulary,
     zero,
@@ -40,10 +39,6 @@ def no_sums(wanted: str) -> Callable[..., tuple[str, ...]]:
     return lambda self, piece, name: tuple(a for a in right(self, piece, name) if a != wanted)
 
 
-def local_mask(q: np.ndarray, k: np.ndarray, mine: int, theirs: int) -> np.ndarray:
-    return RIGHT_SCORES(q, k, 0, 0)
-
-
 def biased_leave(net: pieces.Net, x: Var) -> Var:
     """Add the bias on every rank before the sum: it counts once a rank."""
     y = net.enter(net.norm(x, "mlp.norm"))
@@ -62,36 +57,33 @@ def first_positions(net: pieces.Net, length: int) -> Var:
     return net.tape.record([position], [v[:length] for v in position.values], slope)
 
 
-RIGHT_SCORES = ring_attention._scores
 TENSOR, DATA = Plan(tensor=2), Plan(data=2)
 MISTAKES = {
-    "no all-reduce backward": (pieces, "copy_in", keep, TENSOR, 1, "transformer"),
-    "no all-reduce forward": (pieces, "sum_out", keep, TENSOR, 1, "transformer"),
-    "bias before the sum": (blocks, "mlp", biased_leave, TENSOR, 1, "transformer"),
-    "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, 1, "transformer"),
+    "no all-reduce backward": (pieces, "copy_in", keep, TENSOR, "transformer"),
+    "no all-reduce forward": (pieces, "sum_out", keep, TENSOR, "transformer"),
+    "bias before the sum": (blocks, "mlp", biased_leave, TENSOR, "transformer"),
+    "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, "transformer"),
     "norms not summed": (
         *(cuts.Cuts, "sums", no_sums("tensor")),
-        *(Plan(tensor=2, sequence=True), 1, "transformer"),
+        *(Plan(tensor=2, sequence=True), "transformer"),
     ),
-    "gradients not summed": (cuts.Cuts, "sums", no_sums("data"), DATA, 1, "transformer"),
+    "gradients not summed": (cuts.Cuts, "sums", no_sums("data"), DATA, "transformer"),
     "experts summed by nobody": (
         *(cuts.Cuts, "sums", no_sums("replica")),
-        *(Plan(data=4, expert=2), 1, "experts"),
+        *(Plan(data=4, expert=2), "experts"),
     ),
     "scatter without a sum": (
         *(Group, "reduce_scatter", own_slice),
-        *(Plan(data=2, zero_stage=3), 1, "transformer"),
+        *(Plan(data=2, zero_stage=3), "transformer"),
     ),
     "last micro-batch only": (
         *(stores.Replicas, "keep", last_only),
-        *(Plan(micro_batches=4), 1, "transformer"),
+        *(Plan(micro_batches=4), "transformer"),
     ),
-    "mask of the own block": (ring_attention, "_scores", local_mask, Plan(), 2, "transformer"),
-    "ring stands still": (Group, "shift", lambda g, a: a, Plan(), 2, "transformer"),
-    "experts at home": (experts, "exchange", keep, Plan(data=2, expert=2), 1, "experts"),
+    "experts at home": (experts, "exchange", keep, Plan(data=2, expert=2), "experts"),
     "positions of the first rank": (
         *(vocabulary, "_positions", first_positions),
-        *(Plan(tensor=2, sequence=True), 1, "transformer"),
+        *(Plan(tensor=2, sequence=True), "transformer"),
     ),
 }
 
@@ -108,15 +100,15 @@ COPIES_DIFFER = (
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_noticed(name: str, monkeypatch) -> None:
-    owner, attribute, wrong, plan, context, model_name = MISTAKES[name]
+    owner, attribute, wrong, plan, model_name = MISTAKES[name]
     model, data, single = case(model_name)
-    assert distance(values.train(model, data, SGD, plan, context=context), single) < 1e-10
+    assert distance(values.train(model, data, SGD, plan), single) < 1e-10
     monkeypatch.setattr(owner, attribute, wrong)
     if name in COPIES_DIFFER:
         with pytest.raises(ClusterError, match="equal copies"):
-            values.train(model, data, SGD, plan, context=context)
+            values.train(model, data, SGD, plan)
     else:
-        run = values.train(model, data, SGD, plan, context=context)
+        run = values.train(model, data, SGD, plan)
         assert distance(run, single) > 1e-4
 
 

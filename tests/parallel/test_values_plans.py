@@ -77,7 +77,7 @@ def test_zero_pads_what_does_not_divide() -> None:
     data = values.points(2, batch=12, classes=3)
     single = values.train_single(model, data, SGD)
     for stage in (1, 2, 3):
-        run = values.train_zero(model, data, SGD, 4, stage)
+        run = values.train(model, data, SGD, Plan(data=4, zero_stage=stage))
         assert distance(run, single) < TOLERANCE
         assert run.held["state"] * 4 >= model.elements
 
@@ -92,7 +92,7 @@ def test_adam(stage: int) -> None:
     assert run.held["state"] == 2 * model.elements // (4 if stage else 1)
 
 
-# -- tensor, sequence, context --------------------------------------------------------------------
+# -- tensor, sequence -----------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["transformer", "perceptron"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tensor_parallel(name: str, ranks: int) -> None:
@@ -103,11 +103,6 @@ def test_tensor_parallel(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequence_parallel(ranks: int) -> None:
     check("transformer", Plan(tensor=ranks, sequence=True))
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_context_parallel(ranks: int) -> None:
-    check("transformer", Plan(), context=ranks)
 
 
 # -- pipeline -------------------------------------------------------------------------------------
@@ -150,18 +145,17 @@ def test_experts(name: str, data: int, expert: int) -> None:
 
 # -- mixes ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("plan", "context"),
+    "plan",
     [
-        (Plan(data=2, tensor=2, pipeline=2), 1),
-        (Plan(data=2, tensor=2, pipeline=2, micro_batches=2, schedule="gpipe"), 1),
-        (Plan(data=2, tensor=2, pipeline=2, micro_batches=4, zero_stage=1), 1),
-        (Plan(data=2, tensor=2, pipeline=2, micro_batches=2, sequence=True, zero_stage=3), 1),
-        (Plan(data=2, tensor=2, sequence=True, zero_stage=2), 2),
-        (Plan(data=1, tensor=2, pipeline=2), 2),
+        Plan(data=2, tensor=2, pipeline=2),
+        Plan(data=2, tensor=2, pipeline=2, micro_batches=2, schedule="gpipe"),
+        Plan(data=2, tensor=2, pipeline=2, micro_batches=4, zero_stage=1),
+        Plan(data=2, tensor=2, pipeline=2, micro_batches=2, sequence=True, zero_stage=3),
+        Plan(data=2, tensor=2, sequence=True, zero_stage=2),
     ],
 )
-def test_three_axes_at_once(plan: Plan, context: int) -> None:
-    check("transformer", plan, context=context)
+def test_three_axes_at_once(plan: Plan) -> None:
+    check("transformer", plan)
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -186,13 +180,11 @@ def test_any_collective_algorithm_gives_the_same(algorithm: str, monkeypatch) ->
         (Plan(data=3), {}, "a batch divisible by 3"),
         (Plan(tensor=3), {}, "axis 1 of layer0.query"),
         (Plan(tensor=8), {}, "heads divisible by 8"),
-        (Plan(), {"context": 3}, "a sequence divisible by 3"),
         (Plan(data=2, micro_batches=3), {}, "a rank's batch divisible by 3"),
         (Plan(pipeline=5), {}, "at least 5 pieces"),
         (Plan(pipeline=2, schedule="interleaved", virtual=3, micro_batches=2), {}, "6 pieces"),
         (Plan(data=2, zero_stage=2), {"segments": ((0, 0),)}, "segments"),
         (Plan(data=2), {"segments": ((0, 3), (5, 9))}, "segments that cover"),
-        (Plan(), {"context": 0}, "at least one rank"),
     ],
 )
 def test_a_plan_that_does_not_fit(plan: Plan, more: dict, what: str) -> None:
@@ -204,7 +196,7 @@ def test_a_plan_that_does_not_fit(plan: Plan, more: dict, what: str) -> None:
 def test_experts_that_do_not_fit() -> None:
     model, data, _ = case("experts")
     with pytest.raises(ClusterError, match="up"):
-        values.train_experts(model, data, SGD, 8)
+        values.train(model, data, SGD, Plan(data=8, expert=8))
     with pytest.raises(ClusterError, match="whole sequences"):
         values.train(model, data, SGD, Plan(data=2, expert=2, tensor=2, sequence=True))
 
@@ -212,7 +204,7 @@ def test_experts_that_do_not_fit() -> None:
 def test_a_perceptron_has_no_sequence_to_split() -> None:
     model, data, _ = case("perceptron")
     with pytest.raises(ClusterError, match="to split"):
-        values.train_tensor_parallel(model, data, SGD, 2, sequence=True)
+        values.train(model, data, SGD, Plan(tensor=2, sequence=True))
 
 
 @pytest.mark.parametrize("heads", [3, 5])

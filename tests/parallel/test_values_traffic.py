@@ -14,14 +14,14 @@ BATCH, LENGTH, WIDTH = 8, 8, 16
 ACTIVATION_BYTES = BATCH * LENGTH * WIDTH * FP64_BYTES
 
 
-def one_step(plan: Plan, layers: int = 2, context: int = 1) -> Run:
+def one_step(plan: Plan, layers: int = 2) -> Run:
     model, data = values.transformer(layers), values.sentences(1)
-    return values.train(model, data, SGD, plan, context=context)
+    return values.train(model, data, SGD, plan)
 
 
-def a_layer(plan: Plan, group: str, op: str, context: int = 1) -> tuple[int, int, int]:
+def a_layer(plan: Plan, group: str, op: str) -> tuple[int, int, int]:
     """Return (calls, tensor bytes, sent bytes) that one layer more makes."""
-    more, less = (one_step(plan, n, context).traffic.of(group, op) for n in (3, 2))
+    more, less = (one_step(plan, n).traffic.of(group, op) for n in (3, 2))
     return (
         more.calls - less.calls,
         more.size_bytes - less.size_bytes,
@@ -66,7 +66,7 @@ def test_stage_2_scatters_after_every_micro_batch() -> None:
     assert lazy.traffic.of("data", "reduce_scatter").sent_bytes == once.sent_bytes
 
 
-# -- tensor, sequence, context --------------------------------------------------------------------
+# -- tensor, sequence -----------------------------------------------------------------------------
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_tensor_parallel_layer_all_reduces_four_activations(ranks: int) -> None:
     calls, size_bytes, sent_bytes = a_layer(Plan(tensor=ranks), "tensor", "all_reduce")
@@ -115,14 +115,6 @@ def test_the_vocabulary_exchanges_three_numbers_a_token(ranks: int) -> None:
     assert (maxima.calls, maxima.size_bytes) == (1, ranks * tokens_bytes)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ring_attention_sends_keys_and_values_round_the_ring(ranks: int) -> None:
-    calls, size_bytes, _ = a_layer(Plan(), "context", "send", ranks)
-    # keys and values forward and backward, and their gradients all the way home
-    assert calls == 2 * (2 * (ranks - 1) + ranks)
-    assert size_bytes == calls * ACTIVATION_BYTES // ranks
-
-
 # -- pipeline and experts -------------------------------------------------------------------------
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("stages", "micro"), [(2, 1), (4, 4)])
@@ -141,7 +133,7 @@ def test_interleaving_sends_more() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_experts_exchange_slots_four_times(ranks: int) -> None:
     model, data, _ = case("experts")
-    run = values.train_experts(model, data[:1], SGD, ranks)
+    run = values.train(model, data[:1], SGD, Plan(data=ranks, expert=ranks))
     slots = 5  # 1.25 x 2 choices x 8 tokens / 4 experts
     rows_bytes = 4 * (BATCH // ranks) * slots * WIDTH * FP64_BYTES
     count = run.traffic.of("expert", "all_to_all")
@@ -171,12 +163,11 @@ def test_outputs_of_a_layer(ranks: int) -> None:
     Sequence parallelism cuts 8 of these too; left are two gathered inputs, two partial sums.
     """
 
-    def a_layers(plan: Plan, context: int = 1) -> float:
-        more, less = (one_step(plan, n, context).outputs[0] for n in (3, 2))
+    def a_layers(plan: Plan) -> float:
+        more, less = (one_step(plan, n).outputs[0] for n in (3, 2))
         return (more - less) * FP64_BYTES / ACTIVATION_BYTES
 
     assert a_layers(Plan(tensor=ranks)) == (8 if ranks == 1 else 10) + 19 / ranks
-    assert a_layers(Plan(), ranks) == 27 / ranks
     if ranks > 1:
         assert a_layers(Plan(tensor=ranks, sequence=True)) == 4 + (8 + 19) / ranks
 

@@ -8,7 +8,8 @@ from functools import lru_cache
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.cluster import Topology, collective_time
 from ascend_lab.errors import ClusterError
-from ascend_lab.graph import Graph, Node
+from ascend_lab.graph import Graph
+from ascend_lab.graph import Node as GraphNode
 from ascend_lab.graph.zoo.counts import node_macs
 from ascend_lab.parallel.redistribution import Cost
 
@@ -32,7 +33,7 @@ def on_topology(topology: Topology) -> Cost:
     return cost
 
 
-def roofline(chip: Chip) -> Callable[[Graph, Node], float]:
+def roofline(chip: Chip) -> Callable[[Graph, GraphNode], float]:
     """Return the seconds of an operator in training: the larger of arithmetic and memory traffic.
 
     At the chip's peaks, so it is a bound from below.
@@ -40,7 +41,7 @@ def roofline(chip: Chip) -> Callable[[Graph, Node], float]:
     peak = chip.peak_ops_per_s("fp16")
     memory_bytes_per_s = chip.device_memory.rate_bytes_per_s
 
-    def work_s(graph: Graph, node: Node) -> float:
+    def work_s(graph: Graph, node: GraphNode) -> float:
         kinds = (*graph.in_types(node), *graph.out_types(node))
         moved = sum(kind.elements * DTYPE_BYTES[kind.dtype] for kind in kinds)
         return TRAINING * max(2 * node_macs(graph, node) / peak, moved / memory_bytes_per_s)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ascend_lab.graph import Graph, Node
+from ascend_lab.graph import Graph
+from ascend_lab.graph import Node as GraphNode
 from ascend_lab.ops import OPERATORS
 from ascend_lab.ops.slicing import Reduction, Source
 from ascend_lab.parallel.redistribution import Layout
@@ -40,7 +41,7 @@ class Way:
 class Operator:
     """A node of a graph with the ways to cut it, and the shapes these ways divide."""
 
-    node: Node
+    node: GraphNode
     ways: tuple[Way, ...]
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
@@ -88,7 +89,7 @@ class Operator:
         return same, parts
 
 
-def operator(graph: Graph, node: Node) -> Operator:
+def operator(graph: Graph, node: GraphNode) -> Operator:
     """Return a node with its ways: free output axes in order, then reductions by a sum.
 
     In networks with convolutions the height and width of images are not cut: that would exchange
@@ -118,7 +119,7 @@ def _axes(sources: tuple[Source, ...], count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _sums(node: Node, inputs: tuple[Shape, ...]) -> tuple[Reduction, ...]:
+def _sums(node: GraphNode, inputs: tuple[Shape, ...]) -> tuple[Reduction, ...]:
     """Return the reductions of an operator that adds a bias: those of the sum before it."""
     plain = WITHOUT_BIAS.get(node.op)
     if plain is None or len(inputs) != 3:

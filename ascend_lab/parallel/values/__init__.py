@@ -1,17 +1,10 @@
 """Parallel plans executed on arrays: small models, real messages, the values of one device.
 
-`train_single` is the reference; `train(model, batches, optimizer, plan)` and the functions named
-after a plan reproduce it on many ranks and count what they send.
+`train_single` is the reference; `train(model, batches, optimizer, plan)` reproduces it on many
+ranks and counts what they send.
 """
 
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.asynchronous import (
-    AsyncRun,
-    delayed_descent,
-    stable_rate,
-    train_asynchronous,
-    train_synchronous,
-)
 from ascend_lab.parallel.values.experts import route
 from ascend_lab.parallel.values.group import Group, grid, send
 from ascend_lab.parallel.values.mixed import MixedRun, train_mixed, vanishing
@@ -30,19 +23,11 @@ from ascend_lab.parallel.values.train import (
     Run,
     loss_and_gradients,
     train,
-    train_3d,
-    train_context_parallel,
-    train_data_parallel,
-    train_experts,
-    train_pipeline,
     train_single,
-    train_tensor_parallel,
-    train_zero,
 )
 
 __all__ = [
     "Adam",
-    "AsyncRun",
     "Batch",
     "Count",
     "Group",
@@ -57,7 +42,6 @@ __all__ = [
     "Tape",
     "Traffic",
     "Var",
-    "delayed_descent",
     "experts_transformer",
     "grid",
     "loss_and_gradients",
@@ -66,19 +50,9 @@ __all__ = [
     "route",
     "send",
     "sentences",
-    "stable_rate",
     "train",
-    "train_3d",
-    "train_asynchronous",
-    "train_context_parallel",
-    "train_data_parallel",
-    "train_experts",
     "train_mixed",
-    "train_pipeline",
     "train_single",
-    "train_synchronous",
-    "train_tensor_parallel",
-    "train_zero",
     "transformer",
     "vanishing",
 ]

@@ -14,7 +14,6 @@ import numpy as np
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.values.group import Ranked, Values
 from ascend_lab.parallel.values.pieces import Net, Piece, Shard, norm_weights, normal
-from ascend_lab.parallel.values.ring_attention import ring_attention
 from ascend_lab.parallel.values.tape import Var
 
 COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
@@ -64,12 +63,9 @@ def attention(net: Net, x: Var, heads: int) -> Var:
         _split_heads(net, net.linear(y, name, f"{name}.bias"), heads // ranks)
         for name in ("query", "key", "value")
     )
-    if net.groups["context"].ranks > 1:
-        y = ring_attention(net.tape, q, k, v, net.groups["context"])
-    else:
-        length = q.shape[-2]
-        mask = np.triu(np.full((length, length), -10000.0), 1).astype(q.values[0].dtype)
-        y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
+    length = q.shape[-2]
+    mask = np.triu(np.full((length, length), -10000.0), 1).astype(q.values[0].dtype)
+    y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
     y = net.leave(net.linear(_join_heads(net, y), "out"))
     return net.apply("add", x, net.apply("add", y, net["out.bias"]))
 

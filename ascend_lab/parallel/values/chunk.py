@@ -24,7 +24,7 @@ class Flight:
 
 
 class Chunk:
-    """Consecutive pieces on the data x context x tensor ranks of one stage."""
+    """Consecutive pieces on the data x tensor ranks of one stage."""
 
     def __init__(
         self, pieces: Sequence[Piece], groups: dict[str, Group], cuts: Cuts, optimizer: Optimizer

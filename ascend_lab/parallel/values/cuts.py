@@ -16,14 +16,12 @@ Segments = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """A plan and two choices it leaves open.
+    """A plan, and the gradients that plain data parallelism all-reduces together.
 
-    `context`: ranks that share each sequence, ring attention between them. `segments`: gradients
-    that are all-reduced together in plain data parallelism (None: each weight's alone).
+    `segments` None: each weight's gradient alone.
     """
 
     plan: Plan
-    context: int = 1
     segments: Segments | None = None
 
     def __post_init__(self) -> None:
@@ -31,14 +29,14 @@ class Cuts:
         if self.segments and self.plan.zero_stage:
             what = "segments only where gradients are all-reduced"
             raise ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
-        if self.plan.expert > 1 and (self.plan.sequence or self.context > 1):
+        if self.plan.expert > 1 and self.plan.sequence:
             what = "whole sequences for experts, whose capacity counts a sequence's tokens"
             raise ClusterError(what, "a split sequence", "drop one")
 
     def groups(self, traffic: Traffic) -> dict[str, Group]:
         """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
         plan = self.plan
-        inner = {"context": self.context, "tensor": plan.tensor}
+        inner = {"tensor": plan.tensor}
         outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
         return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
 
@@ -51,8 +49,6 @@ class Cuts:
     def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
         """Return the groups whose ranks each have only part of a weight's gradient."""
         shard = self.shard(piece, name)
-        found = ["context"] if self.context > 1 else []
-        if self.plan.sequence and shard is None:
-            found.append("tensor")
+        found = ["tensor"] if self.plan.sequence and shard is None else []
         found.append("replica" if shard is not None and shard.group == "expert" else "data")
         return tuple(found)

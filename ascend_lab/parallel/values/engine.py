@@ -100,13 +100,11 @@ class Trainer:
         self.outputs[stage] = max(self.outputs[stage], elements)
 
     def _shared(self, array: Values) -> list[Ranked]:
-        """Return each micro-batch of each rank: rows by data rank, sequence by context rank."""
-        data, context = self.groups["data"], self.groups["context"]
+        """Return each micro-batch of each rank."""
+        data = self.groups["data"]
         found: list[Ranked] = [[] for _ in range(self.plan.micro_batches)]
-        for r in range(data.ranks * context.ranks * self.groups["tensor"].ranks):
+        for r in range(data.ranks * self.groups["tensor"].ranks):
             rows = part(array, data.ranks, data.place(r), 0, "a batch")
-            if context.ranks > 1:
-                rows = part(rows, context.ranks, context.place(r), 1, "a sequence")
             for m, micro in enumerate(found):
                 micro.append(part(rows, self.plan.micro_batches, m, 0, "a rank's batch"))
         return found

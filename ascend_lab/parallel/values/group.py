@@ -69,11 +69,6 @@ class Group:
         found = self._run("all_reduce", [a.ravel() for a in arrays])
         return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
 
-    def broadcast(self, arrays: Ranked) -> Ranked:
-        """Return on every rank the array of the first rank of its team."""
-        found = self._run("broadcast", [a.ravel() for a in arrays])
-        return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
-
     def all_gather(self, arrays: Ranked, axis: int = 0) -> Ranked:
         """Return on every rank the arrays of its team joined along an axis."""
         fronts = [np.moveaxis(a, axis, 0) for a in arrays]
@@ -94,17 +89,6 @@ class Group:
         part(arrays[0], self.ranks, 0, 0)
         found = self._run("all_to_all", [a.ravel() for a in arrays])
         return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
-
-    def shift(self, arrays: Ranked) -> Ranked:
-        """Pass every array to the next rank of its team, the last one's to the first."""
-        if self.ranks == 1:
-            return arrays
-        found = list(arrays)
-        for team in self.members:
-            for place, source in enumerate(team):
-                found[team[(place + 1) % len(team)]] = _moved(arrays[source])
-        self.traffic.note(self.name, "send", arrays[0].nbytes, arrays[0].nbytes)
-        return found
 
     def _run(self, op: str, arrays: Ranked) -> Ranked:
         if self.ranks == 1:

@@ -38,7 +38,7 @@ def summed(arrays: list[Ranked], group: Group) -> list[Ranked]:
 
 def local_weights(pieces: Sequence[Piece], groups: Groups, cuts: Cuts) -> dict[str, Ranked]:
     """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
-    ranks, found = cuts.plan.data * cuts.context * cuts.plan.tensor, {}
+    ranks, found = cuts.plan.data * cuts.plan.tensor, {}
     for piece in pieces:
         for name, full in piece.weights.items():
             shard, key = cuts.shard(piece, name), f"{piece.name}.{name}"
@@ -88,7 +88,7 @@ class Replicas:
 
     def reduce(self) -> None:
         """Add gradients up over all ranks that saw other tokens; data ranks in segments."""
-        for axis in ("context", "tensor", "replica"):
+        for axis in ("tensor", "replica"):
             names = [key for key in self.states if axis in self.sums[key]]
             if names:
                 self._sum(names, self.groups[axis])

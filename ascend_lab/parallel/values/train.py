@@ -72,17 +72,16 @@ def train(
     optimizer: Optimizer,
     plan: Plan,
     *,
-    context: int = 1,
     segments: Segments | None = None,
     order: Sequence[Sequence[Task]] | None = None,
 ) -> Run:
     """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
 
-    `context`: ranks that share each sequence; `segments`: gradients all-reduced together, in
-    backward order; `order`: each stage's tasks, instead of those of the plan's schedule. The plan's
-    `recompute` and `axes` matter for time and memory, not for values: they are ignored here.
+    `segments`: gradients all-reduced together, in backward order; `order`: each stage's tasks,
+    instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
+    memory, not for values: they are ignored here.
     """
-    trainer = Trainer(model, optimizer, Cuts(plan, context, segments), order)
+    trainer = Trainer(model, optimizer, Cuts(plan, segments), order)
     losses, gradients = [], []
     for number, batch in enumerate(batches, 1):
         losses.append(trainer.pass_through(batch))
@@ -96,72 +95,3 @@ def train(
         tuple(trainer.flights),
         tuple(trainer.outputs),
     )
-
-
-def train_data_parallel(
-    model: Model,
-    batches: Sequence[Batch],
-    optimizer: Optimizer,
-    ranks: int,
-    segments: Segments | None = None,
-) -> Run:
-    """Train `ranks` replicas; gradients are all-reduced in segments, or one by one."""
-    return train(model, batches, optimizer, Plan(data=ranks), segments=segments)
-
-
-def train_zero(
-    model: Model, batches: Sequence[Batch], optimizer: Optimizer, ranks: int, stage: int
-) -> Run:
-    """Train with optimiser state (1), gradients (2) and parameters (3) cut among `ranks`."""
-    return train(model, batches, optimizer, Plan(data=ranks, zero_stage=stage))
-
-
-def train_tensor_parallel(
-    model: Model,
-    batches: Sequence[Batch],
-    optimizer: Optimizer,
-    ranks: int,
-    sequence: bool = False,
-) -> Run:
-    """Train with layers cut among `ranks`; `sequence` also splits what lies between them."""
-    return train(model, batches, optimizer, Plan(tensor=ranks, sequence=sequence))
-
-
-def train_context_parallel(
-    model: Model, batches: Sequence[Batch], optimizer: Optimizer, ranks: int
-) -> Run:
-    """Train with each sequence cut among `ranks` everywhere; attention goes round a ring."""
-    return train(model, batches, optimizer, Plan(), context=ranks)
-
-
-def train_pipeline(
-    model: Model,
-    batches: Sequence[Batch],
-    optimizer: Optimizer,
-    stages: int,
-    micro_batches: int,
-    schedule: str = "1f1b",
-    virtual: int = 1,
-) -> Run:
-    """Train with the pieces cut into stages that run micro-batches in the order of a schedule."""
-    plan = Plan(pipeline=stages, micro_batches=micro_batches, schedule=schedule, virtual=virtual)
-    return train(model, batches, optimizer, plan)
-
-
-def train_experts(model: Model, batches: Sequence[Batch], optimizer: Optimizer, ranks: int) -> Run:
-    """Train data parallel where each rank has a share of the experts."""
-    return train(model, batches, optimizer, Plan(data=ranks, expert=ranks))
-
-
-def train_3d(
-    model: Model,
-    batches: Sequence[Batch],
-    optimizer: Optimizer,
-    data: int,
-    tensor: int,
-    stages: int,
-    micro_batches: int = 1,
-) -> Run:
-    """Train on data x tensor x stages ranks."""
-    plan = Plan(data=data, tensor=tensor, pipeline=stages, micro_batches=micro_batches)
-    return train(model, batches, optimizer, plan)

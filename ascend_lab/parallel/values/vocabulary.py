@@ -47,13 +47,8 @@ def _rows(tape: Tape, table: Var, tokens: Var, group: Group) -> Var:
 def _positions(net: Net, length: int) -> Var:
     """Return the rows of "position" for the part of the sequence a rank has."""
     position, ranks = net["position"], range(len(net["position"].values))
-    context, tensor = net.groups["context"], net.groups["tensor"]
-    inner = tensor.ranks if net.sequence else 1
-    starts = [
-        length * (context.place(r) * inner + (tensor.place(r) if net.sequence else 0))
-        for r in ranks
-    ]
-    spans = [slice(start, start + length) for start in starts]
+    places = [net.groups["tensor"].place(r) if net.sequence else 0 for r in ranks]
+    spans = [slice(length * place, length * (place + 1)) for place in places]
 
     def slope(grads: Ranked) -> list[Ranked]:
         out = [np.zeros(position.shape, grads[0].dtype) for _ in ranks]

@@ -135,10 +135,9 @@ class Sharded(Replicas):
         """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
         if self.zero == 1:
             self._scatter(self.all_units)
-        for axis in ("context", "tensor"):
-            for unit in self.all_units:
-                if axis in unit.sums:
-                    self.shard_grads[unit] = self.groups[axis].all_reduce(self.shard_grads[unit])
+        for unit in self.all_units:
+            if "tensor" in unit.sums:
+                self.shard_grads[unit] = self.groups["tensor"].all_reduce(self.shard_grads[unit])
 
     def step(self, number: int) -> None:
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
