@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
 from ascend_lab.aoe.cube.conv_space import NAMES as CONV_NAMES
 from ascend_lab.aoe.cube.conv_space import conv_schedule_of, conv_space
 from ascend_lab.aoe.cube.space import NAMES as GEMM_NAMES
@@ -20,7 +21,6 @@ from ascend_lab.isa import Launch, as_kernel
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_place import dense_placement
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, GemmSchedule
@@ -63,17 +63,11 @@ def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class CubeMeasure:
+class CubeMeasure(CubeProblem):
     """Point -> cycles of one launch of the kernel, its host overhead included.
 
-    A convolution fills dense planes (NC1HWC0), as in a graph. L2 holds the tensors `warm` at the
-    start: "a" (rows, pixels), "b" (columns, weights), or an operand of the epilogue.
+    A convolution fills dense planes (NC1HWC0), as in a graph.
     """
-
-    shape: Shape
-    chip: Chip
-    epilogue: Epilogue | None = None
-    warm: frozenset[str] = frozenset()
 
     @property
     def demand(self) -> Demand | None:
@@ -101,8 +95,6 @@ class CubeMeasure:
 
     def bound(self, point: Point) -> float:
         """Return cycles that the point does not go below, without building its kernel."""
-        from ascend_lab.aoe.cube.bound import Bounds  # it needs this class
-
         names = CONV_NAMES if isinstance(self.shape, ConvShape) else GEMM_NAMES
         genes = zip(names, point, strict=True)
         table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}

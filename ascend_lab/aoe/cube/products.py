@@ -16,7 +16,7 @@ from ascend_lab.kernels.gemm_default import candidates, default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.gemm_tilings import Tilings
 
-NAMES = tuple(f.name for f in fields(Tilings))
+TILING_NAMES = tuple(f.name for f in fields(Tilings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class ProductJob:
         self.share = share_of(operator.chip, self.batch)
         self.measure = ProductMeasure(operator, self.shape)
         found = candidates(self.shape, self.share)
-        self.space = TableSpace(NAMES, [getattr(found, name) for name in NAMES])
+        self.space = TableSpace(TILING_NAMES, [getattr(found, name) for name in TILING_NAMES])
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""
