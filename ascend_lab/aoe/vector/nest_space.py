@@ -16,9 +16,8 @@ from ascend_lab.aoe.vector.ladders import (
     share_ladder,
     width_ladder,
 )
-from ascend_lab.aoe.vector.layout import Layout, lay
+from ascend_lab.aoe.vector.layout import Layout, Nest, lay
 from ascend_lab.aoe.vector.needs import along_lanes, nest_needs
-from ascend_lab.aoe.vector.structure import Nest
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_cores import block_elements, core_count, long_rows
 from ascend_lab.dsl.lower import lower_stage
@@ -160,10 +159,9 @@ class NestSpace:
 
     def lowers(self, layout: Layout) -> bool:
         """True if the program of the nest can be written."""
-        phase = self.nest.phase
         try:
-            laid = lay(self.schedule, phase, self.nest.rows, layout)
-            return bool(lower_stage(laid, phase.root))
+            laid = lay(self.schedule, self.nest, layout)
+            return bool(lower_stage(laid, self.nest.phase.root))
         except AscendLabError:
             return False
 
@@ -172,9 +170,8 @@ class NestSpace:
         cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
         plain = Layout(cuts, layout.folds)
         if plain not in self._needs:
-            phase = self.nest.phase
-            laid = lay(self.schedule, phase, self.nest.rows, plain)
-            self._needs[plain] = nest_needs(laid.state, phase.root, self.schedule.chip)
+            state = lay(self.schedule, self.nest, plain).state
+            self._needs[plain] = nest_needs(state, self.nest.phase.root, self.schedule.chip)
         least, slot, count = self._needs[plain]
         return least + (layout.depth - 1) * slot, count * layout.depth
 
