@@ -10,7 +10,7 @@ from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.aoe.trace import Trial
 from ascend_lab.dsl.auto_cube import share_of
-from ascend_lab.graph.lower import Choice, lower
+from ascend_lab.graph.lower import Choice
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.gemm_default import candidates, default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
@@ -28,8 +28,7 @@ class ProductMeasure:
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
-        operator, choice = self.operator, Choice(tiling=tiling_of(self.shape, point))
-        return operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
+        return self.operator.cycles_of(Choice(tiling=tiling_of(self.shape, point)))
 
 
 class ProductJob:
