@@ -34,12 +34,12 @@ from ascend_lab.cli_words import in_flags
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 
 if TYPE_CHECKING:
+    from ascend_lab.aoe.bank import Knowledge
     from ascend_lab.aoe.clock import Deadline
     from ascend_lab.aoe.engine import Tuning
     from ascend_lab.aoe.network import NetworkResult
     from ascend_lab.aoe.progress import Bars
     from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.session import Ledger
     from ascend_lab.aoe.settings import Settings
     from ascend_lab.aoe.workers import Workers
     from ascend_lab.chip import Chip
@@ -105,7 +105,7 @@ class _Run:
     dtype: str
     settings: Settings
     folder: Path
-    ledger: Ledger
+    ledger: Knowledge
     workers: Workers
     bars: Bars
     started: float
@@ -153,9 +153,9 @@ class _Run:
 
 def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     """Check everything, then tune one source after another."""
+    from ascend_lab.aoe.bank import open_knowledge
     from ascend_lab.aoe.progress import Bars
     from ascend_lab.aoe.saved import usable_folder
-    from ascend_lab.aoe.session import open_ledger
     from ascend_lab.aoe.workers import workers_of
 
     job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)
@@ -167,7 +167,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
         workers_of(executor_of(arguments, os.environ)) as workers,
-        open_ledger(resume=arguments.reload) as ledger,
+        open_knowledge(resume=arguments.reload) as ledger,
     ):
         asked = "" if arguments.soc_version else " (--soc_version chooses another)"
         if arguments.Fnonhomo_split:

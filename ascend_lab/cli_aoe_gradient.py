@@ -12,7 +12,7 @@ from ascend_lab.cli_terminal import say
 from ascend_lab.errors import AscendLabError
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe.session import Ledger
+    from ascend_lab.aoe.bank import Knowledge
     from ascend_lab.chip import Chip
     from ascend_lab.cli_aoe_inputs import Source
     from ascend_lab.cluster import Topology
@@ -26,16 +26,15 @@ def tune_gradients_of(
     arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip, tell: Tell
 ) -> int:
     """Tune all models, print and write reports; return the exit code."""
-    from ascend_lab.aoe.bank import repeat_tune
+    from ascend_lab.aoe.bank import open_knowledge, repeat_tune
     from ascend_lab.aoe.saved import usable_folder
-    from ascend_lab.aoe.session import open_ledger
 
     topology, repeat = topology_of(arguments), repeat_tune(os.environ)
     folder, code = usable_folder(arguments.output), 0
     other = _other_chip(chip, topology)
     if other:
         tell(other)
-    with open_ledger() as ledger:
+    with open_knowledge(resume=False) as ledger:
         say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
         for source in sources:
             try:
@@ -68,7 +67,7 @@ def _tune_gradients(
     source: Source,
     chip: Chip,
     topology: Topology,
-    ledger: Ledger,
+    ledger: Knowledge,
     repeat: bool,
     folder: Any,
 ) -> None:

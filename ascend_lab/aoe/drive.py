@@ -1,4 +1,4 @@
-"""Run a search: propose, measure, feed back, until the budget is spent.
+"""Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
 
 Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
 measured them, so that a seed fixes the result for any number of workers.
@@ -27,12 +27,43 @@ IDLE_BATCHES = 200
 
 @dataclass
 class _Run:
-    """The state of one run: trials so far, and costs by candidate."""
+    """One run: what it asks of whom and how long, its trials so far, and costs by candidate."""
 
     space: Space
+    measure: Measure
     budget: int
+    workers: Workers
+    deadline: Deadline
+    trial_limit_s: float | None
+    early_stop: float | None
+    known: Mapping[Point, tuple[float, str]]
+    on_trial: Callable[[Trial], None] | None
     trials: list[Trial] = field(default_factory=list)
     costs: dict[Hashable, float] = field(default_factory=dict)
+
+    def loop(self, steps: Steps, is_proven: Callable[[Sequence[Trial]], bool] | None) -> str:
+        """Have batches proposed and measured to the end, and return why it came."""
+        idle, answers = 0, None
+        while True:
+            try:
+                batch = next(steps) if answers is None else steps.send(answers)
+            except StopIteration:
+                return "exhausted"
+            if len(self.trials) >= self.budget:
+                return "budget"
+            if self.deadline.over:
+                return "time"
+            new = self.fresh(batch)
+            idle = 0 if new else idle + 1
+            if idle > IDLE_BATCHES:
+                return "exhausted"
+            self.tell(new)
+            if new and is_proven and is_proven(self.trials):
+                return "proven"
+            costs = [self.costs.get(self.space.key(p)) for p in batch]
+            answers = [cost for cost in costs if cost is not None]
+            if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of it
+                return "budget"
 
     def fresh(self, batch: Sequence[Point]) -> dict[Hashable, Point]:
         """Return the candidates of a batch not tried before, as far as the budget reaches."""
@@ -41,13 +72,47 @@ class _Run:
             key = self.space.key(point)
             if key not in self.costs:
                 found.setdefault(key, point)
-        keep = self.budget - len(self.trials)
-        return dict(list(found.items())[:keep])
+        return dict(list(found.items())[: self.budget - len(self.trials)])
 
-    def add(self, key: Hashable, point: Point, cost: float, note: str) -> Trial:
-        self.costs[key] = cost
-        self.trials.append(Trial(len(self.trials), point, cost, note))
-        return self.trials[-1]
+    def tell(self, new: Mapping[Hashable, Point]) -> None:
+        """Measure new candidates and add their trials in order, each as soon as it is known."""
+        answers = self.hopeless(new)
+        answers.update({k: self.known[p] for k, p in new.items()
+                        if k not in answers and p in self.known})  # fmt: skip
+        todo, waiting = [k for k in new if k not in answers], list(new)
+
+        def add() -> None:
+            while waiting and waiting[0] in answers:
+                key = waiting.pop(0)
+                cost, note = answers[key]
+                self.costs[key] = cost
+                self.trials.append(Trial(len(self.trials), new[key], cost, note))
+                if self.on_trial:
+                    self.on_trial(self.trials[-1])
+
+        def told(place: int, cost: float, note: str) -> None:
+            if math.isfinite(cost) or not self.deadline.over:
+                answers[todo[place]] = cost, note
+                add()
+            if self.deadline.over:
+                raise TimeUpError
+
+        add()
+        left_s = self.deadline.left_s
+        limits_s = [s for s in (self.trial_limit_s, left_s) if s is not None and math.isfinite(s)]
+        self.workers.run(self.measure, [new[k] for k in todo], min(limits_s, default=None), told)
+
+    def hopeless(self, new: Mapping[Hashable, Point]) -> dict[Hashable, tuple[float, str]]:
+        """Return the candidates whose bound says to stop early, with the bound as their cost."""
+        bound, best = (
+            getattr(self.measure, "bound", None),
+            min(self.costs.values(), default=math.inf),
+        )
+        if not self.early_stop or bound is None or not math.isfinite(best):
+            return {}
+        bounds = {key: float(bound(point)) for key, point in new.items()}
+        most = best * self.early_stop
+        return {key: (low, "stopped early") for key, low in bounds.items() if low > most}
 
 
 def drive(
@@ -75,17 +140,12 @@ def drive(
     the time cuts off are no trials. Raises `WorkersLostError`.
     """
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
-    run = _Run(space, budget)
     deadline = Deadline.of(time_limit_s)
+    limits = deadline, trial_limit_s, early_stop
+    run = _Run(space, measure, budget, workers, *limits, known or {}, on_trial)
     steps = search(space, np.random.default_rng(seed), start)
-    known = known or {}
-
-    def tell(new: Mapping[Hashable, Point]) -> None:
-        limits = trial_limit_s, deadline
-        _measure(run, new, measure, workers, limits, early_stop, known, on_trial)
-
     try:
-        end = _loop(run, steps, tell, deadline, is_proven)
+        end = run.loop(steps, is_proven)
     except WorkersLostError:
         if not deadline.over:
             raise
@@ -96,84 +156,3 @@ def drive(
         end = "interrupted"
     steps.close()
     return Trace(space.names, tuple(run.trials), end, seed)
-
-
-def _loop(
-    run: _Run,
-    steps: Steps,
-    tell: Callable[[Mapping[Hashable, Point]], None],
-    deadline: Deadline,
-    is_proven: Callable[[Sequence[Trial]], bool] | None,
-) -> str:
-    """Have batches proposed and measured to the end, and return why it came."""
-    idle, answers = 0, None
-    while True:
-        try:
-            batch = next(steps) if answers is None else steps.send(answers)
-        except StopIteration:
-            return "exhausted"
-        if len(run.trials) >= run.budget:
-            return "budget"
-        if deadline.over:
-            return "time"
-        new = run.fresh(batch)
-        idle = 0 if new else idle + 1
-        if idle > IDLE_BATCHES:
-            return "exhausted"
-        tell(new)
-        if new and is_proven and is_proven(run.trials):
-            return "proven"
-        costs = [run.costs.get(run.space.key(p)) for p in batch]
-        answers = [cost for cost in costs if cost is not None]
-        if len(answers) < len(batch):  # the budget cut the batch: no search hears of half of one
-            return "budget"
-
-
-def _measure(
-    run: _Run,
-    new: Mapping[Hashable, Point],
-    measure: Measure,
-    workers: Workers,
-    limits: tuple[float | None, Deadline],
-    early_stop: float | None,
-    known: Mapping[Point, tuple[float, str]],
-    on_trial: Callable[[Trial], None] | None,
-) -> None:
-    """Measure new candidates and add their trials in order, each as soon as it is known.
-
-    `limits`: seconds of a candidate, and the end of all.
-    """
-    deadline = limits[1]
-    left_s = [s for s in (limits[0], deadline.left_s) if s is not None and math.isfinite(s)]
-    best = min(run.costs.values(), default=math.inf)
-    answers = _hopeless(new, measure, best * early_stop) if early_stop else {}
-    answers.update({k: known[p] for k, p in new.items() if k not in answers and p in known})
-    todo, waiting = [k for k in new if k not in answers], list(new)
-
-    def add() -> None:
-        while waiting and waiting[0] in answers:
-            key = waiting.pop(0)
-            trial = run.add(key, new[key], *answers[key])
-            if on_trial:
-                on_trial(trial)
-
-    def told(place: int, cost: float, note: str) -> None:
-        if math.isfinite(cost) or not deadline.over:
-            answers[todo[place]] = cost, note
-            add()
-        if deadline.over:
-            raise TimeUpError
-
-    add()
-    workers.run(measure, [new[k] for k in todo], min(left_s, default=None), told)
-
-
-def _hopeless(
-    new: Mapping[Hashable, Point], measure: Measure, most: float
-) -> dict[Hashable, tuple[float, str]]:
-    """Return the candidates whose certified bound exceeds `most`, with the bound as their cost."""
-    bound = getattr(measure, "bound", None)
-    if bound is None or not math.isfinite(most):
-        return {}
-    bounds = {key: float(bound(point)) for key, point in new.items()}
-    return {key: (low, "stopped early") for key, low in bounds.items() if low > most}

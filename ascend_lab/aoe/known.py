@@ -13,7 +13,7 @@ from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.tuning import Result
 from ascend_lab.aoe.vector.prior import DECISIONS
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph.lower import Choice, choice_of, lower
+from ascend_lab.graph.lower import Choice, choice_of
 
 NEAR = 3
 """Schedules of like shapes that a search begins with."""
@@ -69,7 +69,7 @@ def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
     if entry.schedule:
         try:
             choice = _choice(entry, operator)
-            found = operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
+            found = operator.cycles_of(choice)
             choice, after = (choice, found) if found < before else (None, before)
         except AscendLabError as error:
             choice, note = None, f"the bank's schedule does not fit: {error}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ascend_lab.chip import Chip
 from ascend_lab.graph import Compiled, Task
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
-from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Piece, by_template
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Choice, Piece, by_template, lower
 from ascend_lab.graph.lower.images import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matrices import is_plain, is_turned
 from ascend_lab.graph.lower.rearrange import MOVES
@@ -54,6 +54,10 @@ class Operator:
     def cycles(self, kernel: Kernel) -> int:
         """Return the cycles of a kernel for this operator, launch included."""
         return warm_cycles(kernel, self.chip, self.warm)
+
+    def cycles_of(self, choice: Choice) -> int:
+        """Return the cycles with a choice, launch included; raises what lowering raises."""
+        return self.cycles(lower(self.piece, self.chip, choice).kernel)
 
 
 def warm_cycles(kernel: Kernel, chip: Chip, warm: Iterable[str]) -> int:

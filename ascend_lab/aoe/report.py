@@ -40,7 +40,7 @@ Data = dict[str, Any]
 class Report:
     """What one tuning run found, as tables and as the published JSON.
 
-    `written` says what became of the entries in the custom bank, by key (see `Ledger.written`);
+    `written` says what became of the entries in the custom bank, by key (see `Knowledge.written`);
     without it every improved operator counts as added.
     """
 

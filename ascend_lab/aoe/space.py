@@ -53,11 +53,15 @@ class TableSpace:
         if len(names) != len(columns) or len(lengths) != 1 or 0 in lengths:
             got = f"{len(names)} names, columns of {sorted(lengths)} rows"
             raise InputError("a column of equal length per name, with rows", got, "fill the table")
-        self.names = tuple(names)
         found = [_coded(column) for column in columns]
-        self.values = tuple(values for values, _ in found)
-        codes = np.stack([code for _, code in found], axis=1)
-        self.codes: NDArray[np.int32] = np.unique(codes, axis=0)
+        codes = np.unique(np.stack([code for _, code in found], axis=1), axis=0)
+        self._take(names, tuple(values for values, _ in found), codes)
+
+    def _take(
+        self, names: Sequence[str], values: tuple[tuple[Value, ...], ...], codes: NDArray[np.int32]
+    ) -> None:
+        """Take the distinct values per decision, and sorted rows of their places."""
+        self.names, self.values, self.codes = tuple(names), values, codes
         self._ranges: dict[Point, tuple[int, int]] = {(): (0, len(self.codes))}
         self._options: dict[Point, tuple[Value, ...]] = {}
         self._places = [{v: i for i, v in enumerate(values)} for values in self.values]

@@ -16,8 +16,7 @@ from ascend_lab.aoe.operators import Operator, base_name
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import TensorType
 from ascend_lab.graph.evaluate import evaluate
-from ascend_lab.graph.lower import Choice, Lowered, lower, packed
-from ascend_lab.graph.lower.piece import Piece
+from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.sim import execute

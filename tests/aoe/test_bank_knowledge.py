@@ -305,3 +305,11 @@ def test_repeat_tune_is_true_or_false() -> None:
     assert repeat_tune({"REPEAT_TUNE": "True"})
     with pytest.raises(InputError, match="REPEAT_TUNE as True or False; got '1'"):
         repeat_tune({"REPEAT_TUNE": "1"})
+
+
+def test_trials_are_answered_only_to_those_who_resume(tmp_path: Path) -> None:
+    with Knowledge(tmp_path / "k.db", resume=False) as knowledge:
+        knowledge.save_trials("run", [Trial(0, (1, 2), 3.0)])
+        assert knowledge.trials("run") == ()
+    with Knowledge(tmp_path / "k.db") as knowledge:
+        assert [t.cost for t in knowledge.trials("run")] == [3.0]

@@ -11,7 +11,6 @@ from cube_cases import CHIPS, LAYERS, epilogue_for
 
 from ascend_lab.aoe.cube.measure import CubeMeasure, cube_table, small_space
 from ascend_lab.aoe.cube.prove import prove
-from ascend_lab.aoe.cube.warm import warm_start
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
 
@@ -52,18 +51,6 @@ def test_without_time_the_bound_holds_all_the_same() -> None:
     assert rushed.lower_bound <= proof.cycles <= rushed.cycles
     assert math.isfinite(rushed.cycles)
     assert rushed.proven == (rushed.lower_bound == rushed.cycles)
-
-
-@pytest.mark.parametrize("model", ["closed", "walk"])
-def test_a_warm_start_is_good_and_diverse(model: str) -> None:
-    measure = CubeMeasure(LAYERS[3], load_chip("Ascend310P3"))
-    space = measure.space()
-    points = warm_start(space, measure, 12, model)  # type: ignore[arg-type]
-    assert len(points) == len({p[:5] for p in points}) == 12
-    assert points == warm_start(space, measure, 12, model)  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    chance = np.median([measure(space.sample(rng)) for _ in range(12)])
-    assert max(map(measure, points)) < chance
 
 
 def test_a_measure_travels_to_workers() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe.cube.conv_space import canonical_row as conv_row
 from ascend_lab.aoe.cube.conv_space import conv_space
-from ascend_lab.aoe.cube.job import point_of
-from ascend_lab.aoe.cube.measure import CubeMeasure, cube_space, schedule_of, small_space
+from ascend_lab.aoe.cube.measure import CubeMeasure, cube_space, point_of, schedule_of, small_space
 from ascend_lab.aoe.cube.space import SLOTS, gemm_space, sides
 from ascend_lab.aoe.cube.space import canonical_row as gemm_row
 from ascend_lab.aoe.cube.table import CubeSpace, evens, word_of
@@ -43,10 +42,8 @@ def legal(space: CubeSpace, schedule: GemmSchedule) -> bool:
 
 def values_of(space: CubeSpace, schedule: GemmSchedule) -> tuple[object, ...]:
     """Return the genes of a schedule, whether or not they are a point."""
-    if isinstance(space.shape, ConvShape):
-        row = conv_row(space.shape, space.chip, schedule)
-    else:
-        row = gemm_row(space.shape, schedule)
+    row_of = conv_row if isinstance(space.shape, ConvShape) else gemm_row
+    row = row_of(space.shape, space.chip, schedule)
     return tuple(word_of(name, int(row[name][0])) for name in space.names)
 
 

@@ -17,14 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from ascend_lab.aoe.bank.knowledge import Knowledge, Origin
+from ascend_lab.aoe.bank.knowledge import OUTCOMES, Knowledge, Origin, Outcome
 from ascend_lab.aoe.bank.records import BankEntry, BankKey
 from ascend_lab.errors import InputError
-
-Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]
-OUTCOMES: tuple[Outcome, ...] = ("add", "hit", "reserved", "unsatisfied", "update")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
 from ascend_lab.aoe.bank.builtin import BUILTIN_FILE, builtin_entries, find_builtin, short
 from ascend_lab.aoe.bank.errors import SURVIVABLE, BankError
@@ -15,6 +14,9 @@ from ascend_lab.aoe.trace import Trial
 from ascend_lab.aoe.workers import UNMEASURED
 
 Origin = Literal["custom", "builtin"]
+Outcome = Literal["hit", "add", "update", "reserved", "unsatisfied"]
+OUTCOMES: tuple[Outcome, ...] = ("add", "hit", "reserved", "unsatisfied", "update")
+NOT_STORED = "{}; tuning goes on, results are not stored in the bank"
 _T = TypeVar("_T")
 
 
@@ -24,7 +26,8 @@ class Knowledge:
     A custom bank that cannot be written, is on a full disk or held by another process does not stop
     a tuning run: results stay in memory, in `unsaved`, and `warnings` says why. A file that is no
     bank, damaged, or from a newer version raises `BankError`: that is for the user to decide. Rows
-    that are no entries are passed over, and `warnings` says how many.
+    that are no entries are passed over, and `warnings` says how many. `written` tells what became
+    of each entry kept. Trials of an interrupted run are answered only if `resume`.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Knowledge:
         builtin: Path | None = BUILTIN_FILE,
         *,
         write: bool = True,
+        resume: bool = True,
     ) -> None:
         """Open the bank file `custom` (made if missing); None keeps results in memory only.
 
@@ -40,6 +44,8 @@ class Knowledge:
         """
         self.warnings: list[str] = []
         self.unsaved: dict[BankKey, BankEntry] = {}
+        self.written: dict[BankKey, Outcome] = {}
+        self.resume = resume
         self._builtin = builtin
         self._store: Store | None = None
         if custom is not None:
@@ -52,12 +58,10 @@ class Knowledge:
         if self._store is not None:
             self._store.close()
 
-    def __enter__(self) -> Knowledge:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
@@ -75,14 +79,11 @@ class Knowledge:
 
     def entries(self) -> list[BankEntry]:
         """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
-        store, none = self._store, tuple[BankEntry, ...]()
-        stored = self._surviving(store.entries, none) if store is not None else none
+        stored = self._asked(Store.entries, ())
         known = {entry.key: entry for entry in stored}
         for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
             known[key] = entry if entry.better_than(known.get(key)) else known[key]
-        shorts = {short(key) for key in known}
-        builtin = builtin_entries(self._builtin) if self._builtin else {}
-        found = [*known.values(), *(e for key, e in builtin.items() if key not in shorts)]
+        found = [*known.values(), *self._builtin_besides(known)]
         return [entry for entry in found if entry.model_version == MODEL_VERSION]
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
@@ -90,15 +91,17 @@ class Knowledge:
 
         Those of the built-in bank carry a digest in place of their problem.
         """
-        store, known = self._store, dict(self.unsaved)
-        if store is not None:
-            none: list[BankEntry] = []
-            near = self._surviving(lambda: store.nearest(key, features, count), none)
-            known = {entry.key: entry for entry in near} | known
-        shorts = {short(k) for k in (*known, key)}
-        builtin = builtin_entries(self._builtin) if self._builtin else {}
-        others = [entry for k, entry in builtin.items() if k not in shorts]
+        none: list[BankEntry] = []
+        near = self._asked(lambda store: store.nearest(key, features, count), none)
+        known = {entry.key: entry for entry in near} | self.unsaved
+        others = self._builtin_besides((*known, key))
         return nearest([*known.values(), *others], key, features, count)
+
+    def _builtin_besides(self, keys: Iterable[BankKey]) -> list[BankEntry]:
+        """Return the entries of the built-in bank for other problems than those of `keys`."""
+        shorts = {short(key) for key in keys}
+        builtin = builtin_entries(self._builtin) if self._builtin else {}
+        return [entry for key, entry in builtin.items() if key not in shorts]
 
     def keep(self, entry: BankEntry) -> Written:
         """Write `entry` to the custom bank if it is new there or better, and say which.
@@ -106,11 +109,14 @@ class Knowledge:
         If the bank cannot be written the entry stays in `unsaved`, is found there for as long as
         this object lives, and a warning is added.
         """
-        store = self._store
-        if store is not None:
-            written = self._surviving(lambda: store.put(entry), None)
-            if written is not None:
-                return written
+        known = self.find(entry.key) is not None
+        done = self._asked(lambda store: store.put(entry), None) or self._remembered(entry)
+        new: Outcome = "add" if entry.improved else "unsatisfied"
+        self.written[entry.key] = done if done == "reserved" else "update" if known else new
+        return done
+
+    def _remembered(self, entry: BankEntry) -> Written:
+        """Keep `entry` in memory, in the place of a bank that cannot be written."""
         old = self._custom(entry.key)
         if not entry.better_than(old):
             return "reserved"
@@ -122,30 +128,30 @@ class Knowledge:
 
         Those that were not measured, because their worker died, are none.
         """
-        store, kept = self._store, tuple(t for t in trials if not t.note.startswith(UNMEASURED))
-        if store is not None:
-            self._surviving(lambda: store.save_trials(run_id, kept), None)
+        kept = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
+        self._asked(lambda store: store.save_trials(run_id, kept), None)
 
     def trials(self, run_id: str) -> tuple[Trial, ...]:
         """Return the trials kept for the search `run_id`, for `--reload`; none without a bank."""
-        store = self._store
         none: tuple[Trial, ...] = ()
-        found = self._surviving(lambda: store.trials(run_id), none) if store else none
+        found = self._asked(lambda store: store.trials(run_id), none) if self.resume else none
         return tuple(t for t in found if not t.note.startswith(UNMEASURED))
 
     def forget_trials(self, run_id: str) -> None:
         """Delete the trials of a search that is finished."""
-        store = self._store
-        if store is not None:
-            self._surviving(lambda: store.forget_trials(run_id), None)
+        self._asked(lambda store: store.forget_trials(run_id), None)
 
     def _custom(self, key: BankKey) -> BankEntry | None:
         """Return the entry of the custom bank, or of the memory that stands in for it."""
-        store, unsaved = self._store, self.unsaved.get(key)
-        stored = self._surviving(lambda: store.get(key), None) if store else None
+        stored, unsaved = self._asked(lambda store: store.get(key), None), self.unsaved.get(key)
         if stored is None or unsaved is None:
             return stored or unsaved
         return unsaved if unsaved.better_than(stored) else stored
+
+    def _asked(self, action: Callable[[Store], _T], otherwise: _T) -> _T:
+        """Return what `action` does on the custom bank, or `otherwise` where it is out of reach."""
+        store = self._store
+        return self._surviving(lambda: action(store), otherwise) if store else otherwise
 
     def _surviving(self, action: Callable[[], _T], otherwise: _T) -> _T:
         """Return what `action` does, or `otherwise` and a warning if the bank is out of reach."""
@@ -154,7 +160,7 @@ class Knowledge:
         except BankError as error:
             if error.reason not in SURVIVABLE:
                 raise
-            text = f"{error}; tuning goes on, results are not stored in the bank"
+            text = NOT_STORED.format(error)
             if text not in self.warnings:
                 self.warnings.append(text)
             return otherwise

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ascend_lab.aoe.bank.knowledge import Knowledge
+from ascend_lab.aoe.bank.knowledge import NOT_STORED, Knowledge
 from ascend_lab.aoe.bank.store import FILE_NAME
 from ascend_lab.errors import InputError
 
@@ -35,7 +35,9 @@ def bank_file(
     return (_made(folder, variable) if make else folder) / FILE_NAME
 
 
-def open_knowledge(environ: Mapping[str, str] | None = None, home: Path | None = None) -> Knowledge:
+def open_knowledge(
+    environ: Mapping[str, str] | None = None, home: Path | None = None, *, resume: bool = True
+) -> Knowledge:
     """Open the banks where the environment says.
 
     A `TUNE_BANK_PATH` that cannot be used raises `InputError`, as published; any other place that
@@ -43,12 +45,12 @@ def open_knowledge(environ: Mapping[str, str] | None = None, home: Path | None =
     """
     environ = os.environ if environ is None else environ
     try:
-        return Knowledge(bank_file(environ, home))
+        return Knowledge(bank_file(environ, home), resume=resume)
     except InputError as error:
         if environ.get(ROOT_VARIABLE) or type(error) is not InputError:
             raise
-        knowledge = Knowledge(None)
-        knowledge.warnings.append(f"{error}; tuning goes on, results are not stored in the bank")
+        knowledge = Knowledge(None, resume=resume)
+        knowledge.warnings.append(NOT_STORED.format(error))
         return knowledge
 
 

@@ -109,7 +109,7 @@ def grid_latency(
     """Return the time of all steps of all tiles of a group, without a look at the capacity."""
     w, h, k = granularity
     tiles = _tiles(group, w, h, order)
-    moves, works = _moves(group, tiles, k), _works(group, tiles)
+    moves, works = _moves(group, tiles, k), _computed(group, tiles)
     time = 0.0
     cuts = group.cuts(k)
     for first, last in pairwise(cuts):
@@ -167,7 +167,7 @@ Parts = dict[tuple[bool, int], Floats]
 """Vectors over tiles: (true, depth) counts for each unit of a sum, (false, depth) at its end."""
 
 
-def _works(group: Group, tiles: _Tiles) -> Parts:
+def _computed(group: Group, tiles: _Tiles) -> Parts:
     """Return the compute of each tile: base cost times native tiles begun."""
     wide, high = group.problem.native
     parts = Parts()

@@ -8,37 +8,51 @@ moved its bytes, and the host's launch is counted.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ascend_lab.aoe.cube.after import After, after_of
 from ascend_lab.aoe.cube.conv_work import conv_job
-from ascend_lab.aoe.cube.measure import CubeMeasure
 from ascend_lab.aoe.cube.pipes import closed_bounds, turns_of
-from ascend_lab.aoe.cube.table import Array, Columns
+from ascend_lab.aoe.cube.table import Array, Columns, Shape
 from ascend_lab.aoe.cube.walk import Walk
 from ascend_lab.aoe.cube.work import Floats, Job, gemm_job
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 
 TURNS = 1024
 """Turns of the cube that a walk follows; what remains then counts by the busiest pipe."""
 
 
+@dataclass(frozen=True, slots=True)
+class CubeProblem:
+    """A product or a convolution on a chip, what follows it, and what L2 holds at the start.
+
+    `warm`: "a" (rows, pixels), "b" (columns, weights), or names of operands of the epilogue.
+    """
+
+    shape: Shape
+    chip: Chip
+    epilogue: Epilogue | None = None
+    warm: frozenset[str] = frozenset()
+
+
 class Bounds:
     """Lower bounds for the rows of a table; the loads and sums are computed once."""
 
-    def __init__(self, measure: CubeMeasure, table: Columns) -> None:
+    def __init__(self, problem: CubeProblem, table: Columns) -> None:
         """Prepare the rows of `table`."""
-        shape, chip = measure.shape, measure.chip
+        shape, chip, warm = problem.shape, problem.chip, problem.warm
         if isinstance(shape, ConvShape):
-            self.job: Job = conv_job(shape, chip, table, measure.warm)
+            self.job: Job = conv_job(shape, chip, table, warm)
         else:
-            self.job = gemm_job(shape, chip, table, measure.warm)
-        self.after: After = after_of(self.job, measure.epilogue, shape.out_dtype, measure.warm)
-        self.least = _memory_cycles(self.job, self.after, measure.warm)
+            self.job = gemm_job(shape, chip, table, warm)
+        self.after: After = after_of(self.job, problem.epilogue, shape.out_dtype, warm)
+        self.least = _memory_cycles(self.job, self.after, warm)
         self.launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
 
     @cached_property

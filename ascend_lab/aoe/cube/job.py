@@ -8,23 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.conv_space import canonical_row as conv_row
-from ascend_lab.aoe.cube.measure import CubeMeasure, schedule_of
-from ascend_lab.aoe.cube.space import canonical_row as gemm_row
-from ascend_lab.aoe.cube.table import Array, CubeSpace, Shape, word_of
-from ascend_lab.aoe.cube.work import Floats
-from ascend_lab.aoe.moves import completed
+from ascend_lab.aoe.cube.measure import CubeMeasure, point_of, schedule_of
+from ascend_lab.aoe.cube.table import CubeSpace, Shape
 from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.trace import Trial
-from ascend_lab.graph.lower import CONVOLUTIONS, Choice, lower
+from ascend_lab.graph.lower import CONVOLUTIONS, Choice
 from ascend_lab.graph.lower.images import conv_job
 from ascend_lab.graph.lower.matrices import product_job
-from ascend_lab.kernels.conv_default import conv_schedule
-from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue
-from ascend_lab.kernels.gemm_default import default_schedule
-from ascend_lab.kernels.gemm_schedule import GemmSchedule
 
 FIRST = 16
 """Points with the least bounds, tried before the search breeds its own."""
@@ -44,9 +36,8 @@ class SharedMeasure(CubeMeasure):
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
-        operator, choice = self.operator, Choice(tiling=schedule_of(self.shape, point))
-        assert operator is not None
-        return operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
+        assert self.operator is not None
+        return self.operator.cycles_of(Choice(tiling=schedule_of(self.shape, point)))
 
 
 class CubeJob:
@@ -66,7 +57,7 @@ class CubeJob:
         self.space: CubeSpace = self.measure.space()
         self.bounds = Bounds(self.measure, self.space.genes)
         self.low = self.bounds.closed.copy()
-        near = self._least(self.low, WALKED)
+        near = np.argsort(self.low, kind="stable")[:WALKED]
         self.low[near] = self.bounds.walked(near)
 
     def _measure(self, shape: Shape, epilogue: Epilogue | None) -> CubeMeasure:
@@ -81,21 +72,14 @@ class CubeJob:
             return CubeMeasure(shape, operator.chip, epilogue, warm)
         return SharedMeasure(shape, operator.chip, epilogue, warm | shared, operator)
 
-    @staticmethod
-    def _least(values: Floats, count: int) -> Array:
-        return np.argsort(values, kind="stable")[:count]
-
     @property
     def default(self) -> Point:
-        """The tiling that is taken without a search."""
-        m = self.measure
-        default = conv_schedule if isinstance(m.shape, ConvShape) else default_schedule
-        return point_of(self.space, default(m.shape, m.chip, m.epilogue))  # type: ignore[arg-type]
+        """The point of the tiling that is taken without a search."""
+        return point_of(self.space, self.measure.default)
 
     def points(self, choices: Sequence[Choice]) -> list[Point]:
         """Return the points closest to tilings of other shapes."""
-        tilings = [c.tiling for c in choices if c.tiling is not None]
-        return [point_of(self.space, t) for t in tilings]
+        return [point_of(self.space, c.tiling) for c in choices if c.tiling is not None]
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""
@@ -103,7 +87,8 @@ class CubeJob:
 
     def start(self) -> Sequence[Point]:
         """Return the default and the points with the least bounds."""
-        return [self.default, *map(self.space.point, self._least(self.low, FIRST))]
+        least = np.argsort(self.low, kind="stable")[:FIRST]
+        return [self.default, *map(self.space.point, least)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return cycles that no tiling of the space beats, and whether the best one was found.
@@ -117,12 +102,3 @@ class CubeJob:
             best = min(best, trial.cost)
         least = float(low.min())
         return int(min(best, least)), best <= least
-
-
-def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
-    """Return the point of a schedule, or the nearest one where the space has no such tiling."""
-    if isinstance(space.shape, ConvShape):
-        row = conv_row(space.shape, space.chip, schedule)
-    else:
-        row = gemm_row(space.shape, schedule)
-    return completed(space, [word_of(name, int(row[name][0])) for name in space.names])

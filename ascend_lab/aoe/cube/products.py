@@ -10,13 +10,13 @@ from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.aoe.trace import Trial
 from ascend_lab.dsl.auto_cube import share_of
-from ascend_lab.graph.lower import Choice, lower
+from ascend_lab.graph.lower import Choice
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.gemm_default import candidates, default_schedule
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape
 from ascend_lab.kernels.gemm_tilings import Tilings
 
-NAMES = tuple(f.name for f in fields(Tilings))
+TILING_NAMES = tuple(f.name for f in fields(Tilings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class ProductMeasure:
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
-        operator, choice = self.operator, Choice(tiling=tiling_of(self.shape, point))
-        return operator.cycles(lower(operator.piece, operator.chip, choice).kernel)
+        return self.operator.cycles_of(Choice(tiling=tiling_of(self.shape, point)))
 
 
 class ProductJob:
@@ -48,7 +47,7 @@ class ProductJob:
         self.share = share_of(operator.chip, self.batch)
         self.measure = ProductMeasure(operator, self.shape)
         found = candidates(self.shape, self.share)
-        self.space = TableSpace(NAMES, [getattr(found, name) for name in NAMES])
+        self.space = TableSpace(TILING_NAMES, [getattr(found, name) for name in TILING_NAMES])
 
     def choice(self, point: Point) -> Choice:
         """Return the tiling of a point."""

@@ -219,10 +219,10 @@ def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns
     if not len(found.m):
         raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
     best = int(np.argmin(estimate(shape, chip, found, demand)))
-    return canonical_row(shape, found.schedule(best, shape.dtype))
+    return canonical_row(shape, chip, found.schedule(best, shape.dtype))
 
 
-def canonical_row(shape: GemmShape, schedule: GemmSchedule) -> Columns:
+def canonical_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a product's schedule as a table of one row."""
     m1, k1, n1 = shape.fractals
     m, n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL

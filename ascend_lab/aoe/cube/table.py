@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.space import Point, TableSpace
+from ascend_lab.aoe.space import TableSpace
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.kernels.conv_shape import ConvShape
@@ -114,18 +113,13 @@ class CubeSpace(TableSpace):
         if not len(table[names[0]]):
             raise InputError("a tiling that fits", f"none of {shape} on {chip.name}", "split it")
         self.shape, self.chip, self.demand = shape, chip, demand
-        self.names = tuple(names)
         found = [coded(table[name]) for name in names]
         _, first, _ = same_rows([code for _, code in found])
-        self.codes = np.stack([code[first] for _, code in found], axis=1).astype(np.int32)
         self.genes: Columns = {name: table[name][first] for name in names}
-        self.values = tuple(
-            tuple(word_of(name, int(v)) for v in values)
-            for name, (values, _) in zip(names, found, strict=True)
-        )
-        self._ranges: dict[Point, tuple[int, int]] = {(): (0, len(self.codes))}
-        self._options: dict[Point, tuple[Any, ...]] = {}
-        self._places = [{v: i for i, v in enumerate(values)} for values in self.values]
+        pairs = zip(names, found, strict=True)
+        values = tuple(tuple(word_of(n, int(v)) for v in numbers) for n, (numbers, _) in pairs)
+        codes = np.stack([code[first] for _, code in found], axis=1)
+        self._take(names, values, codes.astype(np.int32))
 
 
 def word_of(name: str, number: int) -> int | str:

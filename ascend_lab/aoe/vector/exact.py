@@ -53,8 +53,6 @@ def _best_layout(nest: NestSpace, known: dict[tuple[int, Layout], int]) -> tuple
 
 def nest_cycles(nest: NestSpace, layout: Layout) -> int:
     """Return the cycles of a nest alone, L2 cold."""
-    phase = nest.nest.phase
-    laid = lay(nest.schedule, phase, nest.nest.rows, layout)
-    return sum(
-        simulate(launch, nest.schedule.chip).cycles for launch in lower_stage(laid, phase.root)
-    )
+    laid = lay(nest.schedule, nest.nest, layout)
+    launches = lower_stage(laid, nest.nest.phase.root)
+    return sum(simulate(launch, nest.schedule.chip).cycles for launch in launches)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ascend_lab.aoe.space import Point, Value
-from ascend_lab.aoe.vector.layout import read_layout
+from ascend_lab.aoe.vector.layout import Nest, read_layout
 from ascend_lab.aoe.vector.nest_space import NestSpace
-from ascend_lab.aoe.vector.structure import Nest, regroup, ways
+from ascend_lab.aoe.vector.structure import regroup, ways
 from ascend_lab.dsl.auto_axes import row_axes
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
 from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay

@@ -18,14 +18,14 @@ WIDTHS = 8
 OUTERS = (1, 2, 4, 8, 16)
 
 
-def size_bytes(stage: Stage) -> int:
+def result_bytes(stage: Stage) -> int:
     """Return the bytes of the result of a stage, or of what it folds if that is more."""
     read = max((DTYPE_BYTES[r.dtype] for r in stage.reads), default=1)
     own = math.prod(stage.shape) * DTYPE_BYTES[stage.dtype]
     return max(own, math.prod(stage.shape) * math.prod(a.extent for a in stage.reduce) * read)
 
 
-def shares(extent: int, cores: int, unit: int, least: int) -> list[int]:
+def share_ladder(extent: int, cores: int, unit: int, least: int) -> list[int]:
     """Return what one core may take of an axis in multiples of `unit`, for most cores first.
 
     For all `cores`, three quarters, a half, a quarter and so on, but not fewer than `least`; and
@@ -40,7 +40,7 @@ def shares(extent: int, cores: int, unit: int, least: int) -> list[int]:
     return sorted(s for s in found | long if s < extent)
 
 
-def widths(
+def width_ladder(
     share: int, unit: int, repeat: int, fine: bool, good: Callable[[int], bool]
 ) -> list[int]:
     """Return widths of tiles below a share, the widest that fits first."""
@@ -74,7 +74,7 @@ def aligned(width: int, unit: int, repeat: int) -> int:
     return up(width, step) * step
 
 
-def outers(share: int, good: Callable[[int], bool]) -> list[int]:
+def outer_ladder(share: int, good: Callable[[int], bool]) -> list[int]:
     """Return widths along the next axis outside: rows that share one tile."""
     found = [1]
     for width in (*OUTERS[1:], share):
@@ -83,9 +83,9 @@ def outers(share: int, good: Callable[[int], bool]) -> list[int]:
     return found
 
 
-def folds(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
+def fold_ladder(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     """Return how many elements folds may take at a time: all, half, ..., in whole blocks."""
-    part = most(extents)
+    part = largest_fold(extents)
     found = [part]
     while part > min(unit, 2):
         half = up(part, 2)
@@ -98,7 +98,7 @@ def folds(extents: Mapping[str, int], unit: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def most(extents: Mapping[str, int]) -> int:
+def largest_fold(extents: Mapping[str, int]) -> int:
     """Return the elements of the largest fold, all its axes together; 1 without folds."""
     found: dict[str, int] = {}
     for name, extent in extents.items():

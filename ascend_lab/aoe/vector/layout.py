@@ -32,12 +32,21 @@ class Layout:
         return (*(width for _, _, width in self.cuts), *folds.values(), self.depth)
 
 
-def lay(s: Schedule, phase: Phase, rows: Sequence[str], layout: Layout) -> Schedule:
-    """Return the schedule with one more nest laid out; `rows` are the axes that may be cut.
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Stages computed in one nest, and the axes of its root that may be cut."""
+
+    phase: Phase
+    rows: tuple[str, ...]
+
+
+def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
+    """Return the schedule with one more nest laid out.
 
     Raises `ScheduleError` for numbers that no nest can have.
     """
-    name, bound, loops, tiles = phase.root, [], [], []
+    phase, bound, loops, tiles = nest.phase, [], [], []
+    name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}
     for axis, share, width in layout.cuts:
         leaf = axis
@@ -45,7 +54,7 @@ def lay(s: Schedule, phase: Phase, rows: Sequence[str], layout: Layout) -> Sched
             s = steps.split(s, name, leaf, share)
             bound.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
-        if width < share or (width == 1 and axis in rows):
+        if width < share or (width == 1 and axis in nest.rows):
             tail = "guard" if axis == layout.guard else "cut"
             s = steps.split(s, name, leaf, width, tail=tail)
             loops.append(f"{leaf}_o")

@@ -7,10 +7,17 @@ from functools import cached_property
 from itertools import combinations, islice
 
 from ascend_lab.aoe.space import Point, Value
-from ascend_lab.aoe.vector import ladders
-from ascend_lab.aoe.vector.layout import Layout, lay
+from ascend_lab.aoe.vector.ladders import (
+    fold_ladder,
+    fold_widths,
+    largest_fold,
+    outer_ladder,
+    result_bytes,
+    share_ladder,
+    width_ladder,
+)
+from ascend_lab.aoe.vector.layout import Layout, Nest, lay
 from ascend_lab.aoe.vector.needs import along_lanes, nest_needs
-from ascend_lab.aoe.vector.structure import Nest
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.auto_cores import block_elements, core_count, long_rows
 from ascend_lab.dsl.lower import lower_stage
@@ -51,8 +58,8 @@ class NestSpace:
         names = [n for n in (*phase.tiles, phase.root) if state.stage(n).fold]
         self.folds = {f"{n}.{a.name}": a.extent for n in names for a in state.stage(n).reduce}
         lanes = any(along_lanes(state.stage(n)) for n in names)
-        self.fold_ladder = ladders.folds(self.folds, self.unit if lanes else 1)
-        self.small = ladders.size_bytes(root) <= SMALL_BYTES
+        self.fold_ladder = fold_ladder(self.folds, self.unit if lanes else 1)
+        self.small = result_bytes(root) <= SMALL_BYTES
         others = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
         narrow = self.extents[self.last] < 2 * self.unit
         self.by_elements = long_rows(state, phase) or (narrow and not others)
@@ -89,7 +96,7 @@ class NestSpace:
         given = self.folds | dict(layout.folds)
         stages = {n.split(".")[0] for n, _ in layout.folds}
         own = {n: w for n, w in given.items() if not stages or n.split(".")[0] in stages}
-        return (names, *numbers, cut, width, outer, ladders.most(own), layout.depth, "cut")
+        return (names, *numbers, cut, width, outer, largest_fold(own), layout.depth, "cut")
 
     # -- decisions to numbers ---------------------------------------------------------------------
     def layout(self, point: Point) -> Layout:
@@ -110,7 +117,7 @@ class NestSpace:
             widths |= {n: min(outer, shares[n]) for n in outside[-1:]}
             widths[cut] = min(width, shares[cut])
         cuts = tuple((n, shares[n], widths[n]) for n in self.extents)
-        folds = ladders.fold_widths(self.folds, fold)
+        folds = fold_widths(self.folds, fold)
         return Layout(cuts, folds, depth, cut if tail == "guard" else "")
 
     def outside(self, cut: str) -> list[str]:
@@ -152,10 +159,9 @@ class NestSpace:
 
     def lowers(self, layout: Layout) -> bool:
         """True if the program of the nest can be written."""
-        phase = self.nest.phase
         try:
-            laid = lay(self.schedule, phase, self.nest.rows, layout)
-            return bool(lower_stage(laid, phase.root))
+            laid = lay(self.schedule, self.nest, layout)
+            return bool(lower_stage(laid, self.nest.phase.root))
         except AscendLabError:
             return False
 
@@ -164,9 +170,8 @@ class NestSpace:
         cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
         plain = Layout(cuts, layout.folds)
         if plain not in self._needs:
-            phase = self.nest.phase
-            laid = lay(self.schedule, phase, self.nest.rows, plain)
-            self._needs[plain] = nest_needs(laid.state, phase.root, self.schedule.chip)
+            state = lay(self.schedule, self.nest, plain).state
+            self._needs[plain] = nest_needs(state, self.nest.phase.root, self.schedule.chip)
         least, slot, count = self._needs[plain]
         return least + (layout.depth - 1) * slot, count * layout.depth
 
@@ -260,7 +265,7 @@ class NestSpace:
             return []
         unit = self.unit if axis == self.last and not self.by_elements else 1
         least = least or (2 if self.small else cores // 4)
-        return ladders.shares(self.extents[axis], cores, unit, least)
+        return share_ladder(self.extents[axis], cores, unit, least)
 
     def _cut(self, prefix: Point) -> Iterator[str]:
         if self.good((*prefix, "")):
@@ -276,14 +281,14 @@ class NestSpace:
         share = self.layout(prefix).cuts[list(self.extents).index(cut)][1]
         units = (self.unit, self.repeat) if cut == self.last else (1, 1)
         fine = len(self.nest.rows) == 1
-        return ladders.widths(share, *units, fine, lambda w: self.good((*prefix, w)))
+        return width_ladder(share, *units, fine, lambda w: self.good((*prefix, w)))
 
     def _outer(self, prefix: Point) -> Sequence[int]:
         outside = self.outside(prefix[3]) if prefix[3] else []
         if not outside:
             return (1,)
         share = self.layout(prefix).cuts[list(self.extents).index(outside[-1])][1]
-        return ladders.outers(share, lambda w: self.good((*prefix, w)))
+        return outer_ladder(share, lambda w: self.good((*prefix, w)))
 
     def _fold(self, prefix: Point) -> Sequence[int]:
         found = [w for w in self.fold_ladder if self.good((*prefix, w))]

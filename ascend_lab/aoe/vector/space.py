@@ -70,7 +70,7 @@ class VectorSpace:
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
         for nest, own in self.parts(point):
-            s = lay(s, nest.nest.phase, nest.nest.rows, nest.layout(own))
+            s = lay(s, nest.nest, nest.layout(own))
         return s
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ascend_lab.aoe.vector.layout import Nest
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_axes import merge_axes, row_axes
@@ -25,14 +26,6 @@ APART = " apart"
 LINE_BYTES = 512
 PARTS = 4
 """Numbers of partial folds worth trying, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nest:
-    """Stages computed in one nest, and the axes of its root that may be cut."""
-
-    phase: Phase
-    rows: tuple[str, ...]
 
 
 @dataclass(frozen=True)
