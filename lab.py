@@ -307,17 +307,17 @@ def do_serve(arguments: list[str]) -> int:
 
 def do_bench(arguments: list[str]) -> int:
     """Measure speed and fidelity (arguments go to `python -m bench`)."""
-    return python("-m", "ascend_lab.bench_main", *arguments)
+    return python("-m", "bench", *arguments)
 
 
 def do_bank(arguments: list[str]) -> int:
     """Tune the model zoo and write the built-in knowledge bank (hours; it can be stopped)."""
-    return python("-m", "ascend_lab.presets", *arguments)
+    return python("-m", "bench.presets", *arguments)
 
 
 def do_real_cluster(arguments: list[str]) -> int:
     """Predict and measure a training step of four local processes (needs torch or mpi4py)."""
-    return python("-m", "ascend_lab.real_cluster", *arguments)
+    return python("-m", "bench.real_cluster", *arguments)
 
 
 def do_lint(arguments: list[str]) -> int:

@@ -53,7 +53,7 @@ from ascend_lab.sim import (
     instruction_cost,
     simulate_kernel,
 )
-from ascend_lab.sim.number_formats import numpy_type
+from ascend_lab.sim.values import numpy_type
 
 CHIPS = ("Toy", "Ascend910A", "Ascend910B2")
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)

@@ -20,11 +20,11 @@ from onnx import helper, numpy_helper
 
 from ascend_lab import ops
 from ascend_lab.aoe.bank import Store
-from ascend_lab.cli import _parser as lab_parser
-from ascend_lab.cli_aoe_bank import _parser as bank_parser
-from ascend_lab.cli_aoe_flags import parser as aoe_parser
-from ascend_lab.cli_guard import aoe
-from ascend_lab.cli_guard import ascend_lab as lab
+from ascend_lab.cli.bank import _parser as bank_parser
+from ascend_lab.cli.main import aoe
+from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli.tune_flags import parser as aoe_parser
+from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.data import data_path
 from ascend_lab.limits import count, decimal, whole
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab import bench_main as bench
-from ascend_lab import bench_peers as peers
-from ascend_lab import bench_peers_files as files
 from ascend_lab.graph import Graph, GraphBuilder, zoo
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx
+from bench import __main__ as bench
+from bench import peers
+from bench import peers as files
 
 REPORT = """\
 LayerID, Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %,

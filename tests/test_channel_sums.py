@@ -8,7 +8,7 @@ import pytest
 from ascend_lab import dsl as te
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
-from ascend_lab.dsl.views import View, rows_side_by_side
+from ascend_lab.dsl.emit_vector import View, rows_side_by_side
 from ascend_lab.isa import KernelBuilder
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.sim import simulate_kernel

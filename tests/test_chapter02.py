@@ -8,14 +8,14 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from ascend_lab.checks import chapter02
-from ascend_lab.checks.chapter02 import check_ex_02_1, check_ex_02_2, check_ex_02_3
 from ascend_lab.chip import PRESETS, Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.figures import fig_core_map, fig_core_path
-from ascend_lab.figures.core_map import find_route, move_over, unit_pipes
-from ascend_lab.figures.style import LabFigure
 from ascend_lab.isa import KernelBuilder
+from ascend_lab.lab.checks import chapter01_02 as chapter02
+from ascend_lab.lab.checks.chapter01_02 import check_ex_02_1, check_ex_02_2, check_ex_02_3
+from ascend_lab.lab.figures import fig_core_map, fig_core_path
+from ascend_lab.lab.figures.core_map import find_route, move_over, unit_pipes
+from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 
 KIB = 1024

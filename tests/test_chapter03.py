@@ -5,23 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ascend_lab import checks, figures
-from ascend_lab.checks import chapter03
 from ascend_lab.chip import Chip, load_chip, presets
 from ascend_lab.errors import CapacityError, InputError, MachineError
-from ascend_lab.figures.style import MIN_ALT_CHARS, WIDTH_IN, FigureError, LabFigure
 from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
-from ascend_lab.machines.levels import (
+from ascend_lab.lab import checks, figures
+from ascend_lab.lab.checks import chapter03_04 as chapter03
+from ascend_lab.lab.figures.style import MIN_ALT_CHARS, WIDTH_IN, FigureError, LabFigure
+from ascend_lab.lab.machines.roofline import (
     INTO_L0,
     INTO_L1,
     INTO_L2,
+    attainable,
+    binding_level,
     chip_levels,
     energy_parts,
     level_dot,
     levels_of,
+    ridge_point,
 )
-from ascend_lab.machines.roofline import attainable, binding_level, ridge_point
 from ascend_lab.sim import Timeline, simulate
 
 CHIP = load_chip("Ascend910A")

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_04_2, check_ex_04_3
-from ascend_lab.checks.chapter04 import _ping_pong, max_plus_product
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
-from ascend_lab.figures.gantt import (
+from ascend_lab.isa import KernelBuilder, Program
+from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.lab.checks import check_ex_04_2, check_ex_04_3
+from ascend_lab.lab.checks.chapter03_04 import _ping_pong, max_plus_product
+from ascend_lab.lab.figures.gantt import (
     FLOW,
     WindowError,
     describe,
@@ -19,16 +21,14 @@ from ascend_lab.figures.gantt import (
     pipes_of,
     work_pieces,
 )
-from ascend_lab.figures.overlap import (
+from ascend_lab.lab.figures.overlap import (
     fig_buffer_depths,
     fig_circuits,
     fig_more_buffers,
     fig_overlap,
     steady_cycles,
 )
-from ascend_lab.figures.style import PIPE_STYLE
-from ascend_lab.isa import KernelBuilder, Program
-from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.lab.figures.style import PIPE_STYLE
 from ascend_lab.sim import Timeline, simulate
 
 TOY = load_chip("Toy")

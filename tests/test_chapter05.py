@@ -6,23 +6,34 @@ import numpy as np
 import pytest
 
 from ascend_lab import dsl as te
-from ascend_lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl.tbe import fusion_manager, util
 from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMismatchError
-from ascend_lab.figures.expressions import fig_expression, fig_three_nests, moved_bytes
-from ascend_lab.figures.graphs import fig_graph, operation_of, sources_of
-from ascend_lab.figures.nests import Box, Work, formula, height_of, nest_of, pipes_in
-from ascend_lab.figures.three_nests import (
+from ascend_lab.isa import sanitize
+from ascend_lab.lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
+from ascend_lab.lab.figures.expressions import (
+    fig_expression,
+    fig_graph,
+    fig_three_nests,
+    moved_bytes,
+    operation_of,
+    sources_of,
+)
+from ascend_lab.lab.figures.nests import (
     EXPRESSIONS,
+    Box,
+    Work,
+    formula,
+    height_of,
+    nest_of,
     per_operation,
+    pipes_in,
     rms_norm,
     rows_in_pieces,
     softmax,
     three_nests,
     whole_rows,
 )
-from ascend_lab.isa import sanitize
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910A"

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ascend_lab import dsl as te
-from ascend_lab.checks import chapter06
 from ascend_lab.chip import load_chip
-from ascend_lab.dsl.interpret import interpret
+from ascend_lab.dsl.run import interpret
 from ascend_lab.errors import AscendLabError, CapacityError, InputError, ScheduleError
-from ascend_lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
-from ascend_lab.figures.schedules import lines_of, nests
-from ascend_lab.figures.splits import add_relu, chosen
-from ascend_lab.sim.number_formats import numpy_type
+from ascend_lab.lab.checks import chapter06
+from ascend_lab.lab.figures import fig_choices, fig_nest, fig_pairs, fig_tails
+from ascend_lab.lab.figures.schedules import add_relu, chosen, lines_of, nests
+from ascend_lab.sim.values import numpy_type
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "06_schedules.ipynb"
 TOY, CHIP = load_chip("Toy"), load_chip("Ascend910B2")

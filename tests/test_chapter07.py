@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_07_1, check_ex_07_2, check_ex_07_3, check_ex_07_5
-from ascend_lab.checks.chapter07 import AXES, DEEP, ORDERS, nest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import PathError
-from ascend_lab.figures.matmul import (
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
+from ascend_lab.lab.checks import check_ex_07_1, check_ex_07_2, check_ex_07_3, check_ex_07_5
+from ascend_lab.lab.checks.chapter07 import AXES, DEEP, ORDERS, nest
+from ascend_lab.lab.figures.matmul import (
     fig_blocks,
     fig_rule,
     fig_tile_fit,
     fig_traffic,
     fig_useful_share,
 )
-from ascend_lab.figures.style import FigureError
-from ascend_lab.isa import c0_of
-from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_launch, tile_bytes
+from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.sim import execute, simulate
 
 CHIP = load_chip("Ascend910A")

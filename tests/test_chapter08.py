@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_08_2, check_ex_08_3, check_ex_08_4
-from ascend_lab.checks.chapter08 import addresses, folded
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.figures.conv import (
+from ascend_lab.kernels import ConvShape, conv_launch
+from ascend_lab.lab.checks import check_ex_08_2, check_ex_08_3, check_ex_08_4
+from ascend_lab.lab.checks.chapter08_09 import addresses, folded
+from ascend_lab.lab.figures.conv import (
     copies_of,
     fig_groups,
     fig_reuse,
@@ -18,9 +19,7 @@ from ascend_lab.figures.conv import (
     fig_windows,
     matrix_sizes,
 )
-from ascend_lab.kernels import ConvShape, conv_launch
-from ascend_lab.kernels.conv_reference import conv2d_reference
-from ascend_lab.kernels.im2col import explicit_conv, im2col_launch
+from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, explicit_conv, im2col_launch
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CHIP = load_chip("Ascend910A")

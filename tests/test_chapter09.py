@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from ascend_lab.checks.chapter09 import check_ex_09_2, check_ex_09_3, check_ex_09_4
 from ascend_lab.errors import LayoutError
-from ascend_lab.figures import fig_addresses, fig_element, fig_padding
-from ascend_lab.figures.layout import FORMATS, matrix_maps, padded_share
-from ascend_lab.figures.style import LabFigure
+from ascend_lab.lab.checks.chapter08_09 import check_ex_09_2, check_ex_09_3, check_ex_09_4
+from ascend_lab.lab.figures import fig_addresses, fig_element, fig_padding
+from ascend_lab.lab.figures.layout import FORMATS, matrix_maps, padded_share
+from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.layout import address, address_map, addresses, pack, unpack
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "09_layouts.ipynb"

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from ascend_lab import dsl
-from ascend_lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
-from ascend_lab.checks.chapter10 import (
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import compile_stages, simulate_graph
+from ascend_lab.graph.fusion import Count, fusion_rule, rules_restored
+from ascend_lab.graph.switches import parse_switches
+from ascend_lab.isa import parse_program
+from ascend_lab.lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
+from ascend_lab.lab.checks.chapter10 import (
     draw_network,
     fused_gradient,
     gain,
@@ -19,14 +25,16 @@ from ascend_lab.checks.chapter10 import (
     shifted_program,
     tanh_gradient,
 )
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.figures.crossings import crossings, operations
-from ascend_lab.figures.fusing import chain_kernels, fig_chain_lengths, fig_fusion, fig_levels
-from ascend_lab.graph import compile_stages, simulate_graph
-from ascend_lab.graph.fusion import Count, fusion_rule, parse_switches, rules_restored
-from ascend_lab.graph.fusion.split_conflict import Points, case_graph
-from ascend_lab.isa import parse_program
+from ascend_lab.lab.figures.fusing import (
+    chain_kernels,
+    crossings,
+    fig_chain_lengths,
+    fig_fusion,
+    fig_levels,
+    operations,
+)
+from ascend_lab.lab.kernels.fused_turns import Points
+from ascend_lab.lab.split_conflict import case_graph
 from ascend_lab.sim import simulate_kernel
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

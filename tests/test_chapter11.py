@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 
 from ascend_lab import dsl as te
-from ascend_lab.checks import (
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl.cross_core import atomic, chain, kept, tree, two_pass, vector_cores
+from ascend_lab.errors import InputError, ScheduleError
+from ascend_lab.isa import Kernel, sanitize
+from ascend_lab.lab.checks import (
     check_ex_11_1,
     check_ex_11_2,
     check_ex_11_3,
     check_ex_11_4,
     check_ex_11_5,
 )
-from ascend_lab.checks.chapter11 import (
+from ascend_lab.lab.checks.chapter11 import (
     FP16_UNIT,
     additions,
     narrow_sum,
     tree_pays_from,
     worth_using,
 )
-from ascend_lab.chip import load_chip
-from ascend_lab.dsl.cross_core import kept, tree, two_pass, vector_cores
-from ascend_lab.dsl.memory_adds import atomic, chain
-from ascend_lab.errors import InputError, ScheduleError
-from ascend_lab.figures.many_cores import (
+from ascend_lab.lab.figures.many_cores import (
     balance,
     cuttable,
     fig_fold_crossover,
@@ -35,7 +35,6 @@ from ascend_lab.figures.many_cores import (
     row_sums,
     unit_shares,
 )
-from ascend_lab.isa import Kernel, sanitize
 from ascend_lab.sim import execute, simulate_kernel
 
 TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
-from ascend_lab.checks.chapter12 import _turn, count_bursts, moved_bytes
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.figures.movement import (
+from ascend_lab.isa import Buffer, KernelBuilder, data_copy, parse_program
+from ascend_lab.kernels import scatter_launch, transpose_launch
+from ascend_lab.lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
+from ascend_lab.lab.checks.chapter12 import _turn, count_bursts, moved_bytes
+from ascend_lab.lab.figures.movement import (
     SIDES,
     conflicts,
     draw_indices,
@@ -17,9 +19,7 @@ from ascend_lab.figures.movement import (
     fig_scatter_ways,
     wire_ratio,
 )
-from ascend_lab.isa import Buffer, KernelBuilder, data_copy, parse_program
-from ascend_lab.kernels import scatter_launch, transpose_launch
-from ascend_lab.kernels.grouped import group_indices, grouped_launch
+from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

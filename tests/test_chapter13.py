@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from matplotlib.patches import Rectangle
 
-from ascend_lab.checks import check_ex_13_2, check_ex_13_3, check_ex_13_4
 from ascend_lab.errors import InputError
-from ascend_lab.figures import fig_batches, fig_dispatch, fig_network
-from ascend_lab.figures.graph_ir import line_of, placed, residual_block, shortened
 from ascend_lab.graph import GraphBuilder, verify, zoo
 from ascend_lab.graph.zoo import branching, resnet, transformer
 from ascend_lab.graph.zoo.blocks import Net
+from ascend_lab.lab.checks import check_ex_13_2, check_ex_13_3, check_ex_13_4
+from ascend_lab.lab.figures import fig_batches, fig_dispatch, fig_network
+from ascend_lab.lab.figures.networks import line_of, placed, residual_block, shortened
 
 
 def bottleneck():

@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
-from ascend_lab.checks.chapter14 import chain_graph, fold, merge_transposes, needed, rewritten
 from ascend_lab.errors import InputError
-from ascend_lab.figures import fig_passes
-from ascend_lab.figures.rewrites import MODELS, ORDERS, exported_block, history, model
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.passes import PASSES, convert, moved_bytes, run_passes
 from ascend_lab.graph.zoo import build, macs
+from ascend_lab.lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
+from ascend_lab.lab.checks.chapter13_14 import (
+    chain_graph,
+    fold,
+    merge_transposes,
+    needed,
+    rewritten,
+)
+from ascend_lab.lab.figures import fig_passes
+from ascend_lab.lab.figures.networks import MODELS, ORDERS, exported_block, history, model
 
 FOLD = "ConvBatchnormFusionPass"
 

@@ -9,21 +9,8 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from ascend_lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
-from ascend_lab.checks.chapter15 import (
-    IN_PLACE,
-    by_size,
-    draw_lives,
-    draw_nodes,
-    pairs_in_place,
-    peak,
-    run_shared,
-    trap,
-)
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError, InputError
-from ascend_lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
-from ascend_lab.figures.packing import network
 from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, simulate_graph
 from ascend_lab.graph.memory import (
     HEURISTICS,
@@ -36,10 +23,23 @@ from ascend_lab.graph.memory import (
     simulate_writes,
     verify,
 )
-from ascend_lab.graph.memory.table import read_csv
+from ascend_lab.graph.memory.buffers import read_csv
 from ascend_lab.graph.passes import topological_order
 from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
+from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
+from ascend_lab.lab.checks.chapter15 import (
+    IN_PLACE,
+    by_size,
+    draw_lives,
+    draw_nodes,
+    pairs_in_place,
+    peak,
+    run_shared,
+    trap,
+)
+from ascend_lab.lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
+from ascend_lab.lab.figures.packing import network
 
 MiB = 2**20
 TOY = [

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.drive import drive
-from ascend_lab.aoe.moves import completed, crossed, mutated, nearest
 from ascend_lab.aoe.search import SEARCHES, random_order
-from ascend_lab.aoe.search.simple import SimpleGenetic
-from ascend_lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
-from ascend_lab.checks.chapter20 import interval
+from ascend_lab.aoe.search.genetic import SimpleGenetic
+from ascend_lab.aoe.space import completed, crossed, mutated, nearest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.figures import (
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
+from ascend_lab.lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
+from ascend_lab.lab.checks.chapter19_20 import interval
+from ascend_lab.lab.figures import (
     fig_anytime,
     fig_crossover,
     fig_evolution,
     fig_population,
     fig_toy_tiles,
 )
-from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")

@@ -9,24 +9,19 @@ import onnxruntime
 import pytest
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
-from ascend_lab.aoe.subgraph.plans import plan_time
-from ascend_lab.aoe.subgraph.ranges import ranges_of
 from ascend_lab.aoe.subgraph.segments import Segments, even
-from ascend_lab.checks import (
-    check_ex_21_1,
-    check_ex_21_2,
-    check_ex_21_3,
-    check_ex_21_4,
-)
-from ascend_lab.checks.chapter21 import chain_rows, every_chain, eyes, least_slices
+from ascend_lab.aoe.subgraph.slicing import ranges_of
+from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.figures import fig_bands, fig_halo, fig_slice_times
-from ascend_lab.figures.subgraph_tuner import two_operators
 from ascend_lab.graph import GraphBuilder, evaluate, simulate_graph
 from ascend_lab.graph.onnx import export_onnx
-from ascend_lab.graph.tiling.cuts import part_of
+from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
+from ascend_lab.lab.checks import check_ex_21_1, check_ex_21_2, check_ex_21_3, check_ex_21_4
+from ascend_lab.lab.checks.chapter21 import chain_rows, every_chain, eyes, least_slices
+from ascend_lab.lab.figures import fig_bands, fig_halo, fig_slice_times
+from ascend_lab.lab.figures.subgraph_tuner import two_operators
 from ascend_lab.sim.l2 import L2, Access
 
 CHIP = load_chip("Ascend310P3")

@@ -7,18 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from ascend_lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, check_ex_22_4
-from ascend_lab.checks.chapter22 import (
-    best_chunks,
-    chain_s,
-    crossover_bytes,
-    two_levels_s,
-)
-from ascend_lab.cluster import load_topology, ring, star, time_collective
-from ascend_lab.cluster.collectives import collective_time, make
+from ascend_lab.cluster import collective_time, load_topology, make, ring, star, time_collective
 from ascend_lab.errors import InputError
-from ascend_lab.figures import fig_best_collective, fig_holdings
-from ascend_lab.figures.collectives import contributions
+from ascend_lab.lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, check_ex_22_4
+from ascend_lab.lab.checks.chapter22 import best_chunks, chain_s, crossover_bytes, two_levels_s
+from ascend_lab.lab.figures import fig_best_collective, fig_holdings
+from ascend_lab.lab.figures.clusters import contributions
 
 SEEDS = range(4)
 

@@ -7,41 +7,31 @@ import math
 import numpy as np
 import pytest
 
-from ascend_lab.checks import (
+from ascend_lab.cluster import load_topology
+from ascend_lab.errors import ClusterError, InputError
+from ascend_lab.lab.checks import (
     check_ex_23_1,
     check_ex_23_2,
     check_ex_23_3,
     check_ex_23_4,
     check_ex_23_5,
 )
-from ascend_lab.checks.chapter23 import (
-    degrees,
-    least_micro_batches,
-    sent_bytes,
-    zero_bytes,
-)
-from ascend_lab.cluster import load_topology
-from ascend_lab.errors import ClusterError, InputError
-from ascend_lab.figures import (
-    fig_loss_scale,
-    fig_placements,
-    fig_plan_cube,
-    fig_plan_memory,
-)
-from ascend_lab.parallel.plans.cost import TopologyCosts
-from ascend_lab.parallel.plans.memory import DeviceMemory
+from ascend_lab.lab.checks.chapter23 import degrees, least_micro_batches, sent_bytes, zero_bytes
+from ascend_lab.lab.figures import fig_loss_scale, fig_placements, fig_plan_cube, fig_plan_memory
 from ascend_lab.parallel.plans.pipeline import bubble_share
+from ascend_lab.parallel.plans.plan import DeviceMemory, Unit, transformer_activation_bytes
 from ascend_lab.parallel.plans.search import placements
-from ascend_lab.parallel.plans.shape import Unit, transformer_activation_bytes
-from ascend_lab.parallel.plans.time import PlanTime, plan_time
+from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import (
     Plan,
     Sgd,
-    pieces,
     sentences,
     train,
     train_single,
     transformer,
+)
+from ascend_lab.parallel.values import (
+    layers as pieces,
 )
 
 SEEDS = range(4)
@@ -229,7 +219,7 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
     monkeypatch.setattr(pieces, "copy_in", lambda tape, x, group: x)
     with pytest.raises(ClusterError, match="copies that differ"):
         train(model, data, Sgd(), Plan(tensor=2))
-    monkeypatch.setattr("ascend_lab.parallel.values.engine.same", lambda copies: True)
+    monkeypatch.setattr("ascend_lab.parallel.values.train.same", lambda copies: True)
     blind = train(model, data, Sgd(), Plan(tensor=2))
     assert blind.losses[0] == pytest.approx(one.losses[0], rel=1e-12)
     key = "layer0.attention.norm.scale"

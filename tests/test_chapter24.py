@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
-from ascend_lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
-from ascend_lab.checks.chapter24 import best_of, ends_at, merged
 from ascend_lab.errors import InputError
-from ascend_lab.figures import fig_buckets, fig_caps
-from ascend_lab.figures.gradient_tuner import lanes_of, toy_rows
+from ascend_lab.lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
+from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, merged
+from ascend_lab.lab.figures import fig_buckets, fig_caps
+from ascend_lab.lab.figures.gradient_tuner import lanes_of, toy_rows
 
 SEEDS = range(4)
 

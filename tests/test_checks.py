@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ascend_lab import checks
-from ascend_lab.checks import CheckResult, check_against, check_property, compare, predict
-from ascend_lab.checks.core import CheckError, equal_to, show
-from ascend_lab.checks.grading import (
+from ascend_lab.lab import checks
+from ascend_lab.lab.checks import CheckResult, check_against, check_property, compare, predict
+from ascend_lab.lab.checks.core import equal_to, show
+from ascend_lab.lab.checks.grading import (
     SOLUTION,
     STUB,
     attempt,
@@ -18,7 +18,8 @@ from ascend_lab.checks.grading import (
     needed_cells,
     read_code_cells,
 )
-from ascend_lab.checks.prediction import Prediction, PredictionError
+from ascend_lab.lab.checks.prediction import Prediction, PredictionError
+from ascend_lab.lab.checks.process import CheckError
 
 
 def draw(rng: np.random.Generator) -> dict[str, object]:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ascend_lab import checks
-from ascend_lab.checks import CheckResult, check_against, check_property, process, wall
+from ascend_lab.lab import checks
+from ascend_lab.lab.checks import CheckResult, check_against, check_property, process, wall
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
 SOLID = np.eye(300)

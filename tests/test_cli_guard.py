@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, files, fill, relu_model, run
 
-from ascend_lab import cli, cli_aoe, output
-from ascend_lab.cli_guard import aoe
-from ascend_lab.cli_guard import ascend_lab as lab
-from ascend_lab.cli_terminal import printable
-from ascend_lab.graph.memory.buffers import Buffer
-from ascend_lab.graph.memory.table import write_csv
+from ascend_lab import output
+from ascend_lab.cli import tune as cli_aoe
+from ascend_lab.cli import verbs as cli
+from ascend_lab.cli.main import aoe
+from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli.terminal import printable
+from ascend_lab.graph.memory.buffers import Buffer, write_csv
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENTS = files()
@@ -34,8 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
     """Run a shell command in which `$LAB` and `$AOE` are the two; return code, output, errors."""
-    lab = f"{sys.executable} -m ascend_lab.cli_main"
-    aoe = f"{sys.executable} -c 'from ascend_lab.cli_guard import aoe; exit(aoe())'"
+    lab = f"{sys.executable} -m ascend_lab.cli.__main__"
+    aoe = f"{sys.executable} -c 'from ascend_lab.cli.main import aoe; exit(aoe())'"
     command = command.replace("$LAB", lab).replace("$AOE", aoe)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -100,15 +101,15 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(folder: Path, start: str)
 
 def test_the_guard_is_there_before_anything_else_is_imported() -> None:
     code = f"import sys; a = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
-    code += "import ascend_lab.cli_guard; print(*sorted(set(sys.modules) - a))"
+    code += "import ascend_lab.cli.main; print(*sorted(set(sys.modules) - a))"
     done = subprocess.run(
         [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [
         "ascend_lab",
-        "ascend_lab.cli",
-        "ascend_lab.cli.main",
-        "ascend_lab.cli.terminal",
+        "ascend_lab.cli.verbs",
+        "ascend_lab.cli.verbs.main",
+        "ascend_lab.cli.verbs.terminal",
         "ascend_lab.errors",
     ]
 

@@ -12,12 +12,6 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import sanitize
 from ascend_lab.kernels import ConvShape, conv_launch, pack_conv, unpack_conv
-from ascend_lab.kernels.conv_reference import (
-    conv2d_reference,
-    conv_transpose2d_reference,
-    im2col_reference,
-    winograd_f2x2_3x3_reference,
-)
 from ascend_lab.kernels.deconv import (
     DeconvShape,
     deconv_kernel,
@@ -26,18 +20,20 @@ from ascend_lab.kernels.deconv import (
     unpack_deconv,
 )
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
-from ascend_lab.kernels.im2col import (
+from ascend_lab.lab.kernels.convolution_ways import (
+    conv2d_reference,
+    conv_transpose2d_reference,
     explicit_conv,
     explicit_gemm,
     im2col_launch,
-    pack_explicit,
-    unpack_explicit,
-)
-from ascend_lab.kernels.pointwise import (
+    im2col_reference,
     is_plain_product,
+    pack_explicit,
     pack_pointwise,
     pointwise_launch,
+    unpack_explicit,
     unpack_pointwise,
+    winograd_f2x2_3x3_reference,
 )
 from ascend_lab.sim import execute, simulate, simulate_kernel
 

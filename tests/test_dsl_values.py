@@ -58,7 +58,7 @@ from ascend_lab.kernels import (
     unpack_gemm,
 )
 from ascend_lab.sim import execute
-from ascend_lab.sim.number_formats import numpy_type
+from ascend_lab.sim.values import numpy_type
 
 FLOATS = ("fp16", "fp32", "bf16")
 ODD = ((1,), (17,), (257,), (31, 33), (5, 1), (1, 7), (3, 16, 5), (2, 3, 5, 7), (127, 2))

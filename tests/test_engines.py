@@ -27,7 +27,7 @@ from ascend_lab.sim import (
     simulate,
 )
 from ascend_lab.sim import reference as reference_engine
-from ascend_lab.sim.walked import is_short, run_walked
+from ascend_lab.sim.fast import is_short, run_walked
 
 TOY = load_chip("Toy")
 needs_numba = pytest.mark.skipif(not numba_available(), reason="Numba is not installed")

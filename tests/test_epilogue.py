@@ -24,13 +24,25 @@ from ascend_lab.kernels import (
     unpack_conv,
     unpack_gemm,
 )
-from ascend_lab.kernels.conv_place import dense_placement
-from ascend_lab.kernels.conv_reference import conv2d_reference
-from ascend_lab.kernels.depthwise_after import supported_after
-from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
-from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
-from ascend_lab.kernels.layouts import pack_channels, pack_pixels, pack_rows
-from ascend_lab.kernels.pointwise import pack_pointwise, pointwise_launch, unpack_pointwise
+from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.kernels.depthwise import supported_after
+from ascend_lab.kernels.epilogue import (
+    Epilogue,
+    Fix,
+    Operand,
+    Step,
+    demand_of,
+    fix_of,
+    plan_of,
+    supported,
+)
+from ascend_lab.kernels.packing import pack_channels, pack_pixels, pack_rows
+from ascend_lab.lab.kernels.convolution_ways import (
+    conv2d_reference,
+    pack_pointwise,
+    pointwise_launch,
+    unpack_pointwise,
+)
 from ascend_lab.sim import execute, simulate
 
 COUPLED = ("Toy", "Ascend310", "Ascend910A")

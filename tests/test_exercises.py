@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ascend_lab import checks
-from ascend_lab.checks.core import DEFAULT_SEED
-from ascend_lab.checks.grading import (
+from ascend_lab.lab import checks
+from ascend_lab.lab.checks.core import DEFAULT_SEED
+from ascend_lab.lab.checks.grading import (
     SOLUTION,
     STUB,
     CodeCell,

@@ -9,9 +9,9 @@ import matplotlib as mpl
 import pytest
 from matplotlib.colors import to_rgb
 
-from ascend_lab import figures
-from ascend_lab.figures import style
-from ascend_lab.figures.style import (
+from ascend_lab.lab import figures
+from ascend_lab.lab.figures import style
+from ascend_lab.lab.figures.style import (
     PALETTE,
     PIPE_STYLE,
     FigureError,
@@ -88,7 +88,7 @@ def test_user_settings_survive_building_drawing_and_a_failing_figure() -> None:
 
 def test_figures_need_no_pyplot() -> None:
     code = (
-        "import sys; from ascend_lab.figures.style import new_figure, finish;"
+        "import sys; from ascend_lab.lab.figures.style import new_figure, finish;"
         "fig, ax = new_figure(); ax.plot([0, 1], [1, 0]); fig.to_png();"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )

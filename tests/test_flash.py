@@ -22,9 +22,9 @@ from ascend_lab.kernels.flash_shape import (
     traffic_bytes,
 )
 from ascend_lab.kernels.flash_split import split_kernel
+from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
 from ascend_lab.ops import verify
 from ascend_lab.ops.build import prepare
-from ascend_lab.ops.flash_traffic import flash_traffic, separate_traffic
 from ascend_lab.sim import DeviceMemory, execute, simulate, simulate_kernel
 
 FLASH = ops.get("flash_attention")

@@ -13,25 +13,23 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs, run_compiled, run_tasks
-from ascend_lab.graph.compiled import timed_once
+from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.fusion import (
+    AUTOMATIC,
+    LONGEST,
     RULES,
     Count,
     Fused,
-    Switches,
+    between,
     fuse,
     fusion_rule,
     immediate_post_dominators,
     kind_of,
-    parse_switches,
-    read_switches,
     rules_restored,
     unfused,
 )
-from ascend_lab.graph.fusion.dominators import between
-from ascend_lab.graph.fusion.fuse import AUTOMATIC
-from ascend_lab.graph.fusion.rules import LONGEST
-from ascend_lab.graph.pipeline import compile_stages
+from ascend_lab.graph.switches import Switches, parse_switches, read_switches
+from ascend_lab.graph.tasks import timed_once
 
 TOY, A910, B2 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 

@@ -8,8 +8,8 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, CapacityError, InputError
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.kernels.gemm_batch import time_tilings
 from ascend_lab.kernels.gemm_schedule import check_schedule
+from ascend_lab.kernels.timed_schedules import time_tilings
 from ascend_lab.sim import simulate
 
 CASES = [

@@ -9,9 +9,14 @@ from test_placement import run_in_arena
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, random_inputs, run_tasks
 from ascend_lab.graph.aliases import Alias, aliases, view_nodes
-from ascend_lab.graph.lifetimes import aliases_of, lifetimes
 from ascend_lab.graph.network import PLAN, simulate_graph
-from ascend_lab.graph.placement import in_place_pairs, places_of, plan_network
+from ascend_lab.graph.placement import (
+    aliases_of,
+    in_place_pairs,
+    lifetimes,
+    places_of,
+    plan_network,
+)
 from ascend_lab.sim import DeviceMemory
 
 CHIP = load_chip("Ascend310")

@@ -8,12 +8,16 @@ from test_placement import run_in_arena
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, compile_stages, evaluate, run_tasks
-from ascend_lab.graph.aliases import Alias
+from ascend_lab.graph.aliases import BLOCK_BYTES, Alias, run_offset
 from ascend_lab.graph.ir import TensorType
-from ascend_lab.graph.layouts.runs import BLOCK_BYTES, run_offset
-from ascend_lab.graph.lifetimes import aliases_of
 from ascend_lab.graph.memory import METHODS, Plan, verify
-from ascend_lab.graph.placement import buffers_of, in_place_pairs, places_of, plan_network
+from ascend_lab.graph.placement import (
+    aliases_of,
+    buffers_of,
+    in_place_pairs,
+    places_of,
+    plan_network,
+)
 from ascend_lab.layout import addresses
 
 CHIP = load_chip("Ascend310")

@@ -22,7 +22,7 @@ from ascend_lab.graph import (
     to_text,
     verify,
 )
-from ascend_lab.graph.edit import ordered, pruned
+from ascend_lab.graph.draft import ordered, pruned
 
 CHAIN = """graph g (x: fp32[2, 3]) -> (c) {
   a: fp32[2, 3] = relu(x) a

@@ -21,9 +21,10 @@ from ascend_lab.graph import (
     to_text,
     verify,
 )
-from ascend_lab.graph.compiled import compile_tasks, is_view
-from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data, moves_nothing
+from ascend_lab.graph.aliases import moves_nothing
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.lower import packed
+from ascend_lab.graph.tasks import compile_tasks, is_view
 
 TOY = load_chip("Toy")
 

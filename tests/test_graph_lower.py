@@ -29,11 +29,11 @@ from ascend_lab.graph import (
     verify,
 )
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compiled import compile_tasks
 from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.infer import infer
-from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
+from ascend_lab.graph.ir import infer
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.lower import lower, piece_of
+from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.ops.verify import check_within, sample
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}

@@ -14,13 +14,16 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import (
     GraphBuilder,
     compile_stages,
-    compiled,
     from_text,
     network,
     run_compiled,
     simulate_graph,
 )
-from ascend_lab.graph.lifetimes import (
+from ascend_lab.graph import (
+    tasks as compiled,
+)
+from ascend_lab.graph.network import network_events, write_network_trace
+from ascend_lab.graph.placement import (
     Lifetime,
     constant_bytes,
     lifetimes,
@@ -28,7 +31,6 @@ from ascend_lab.graph.lifetimes import (
     tensor_bytes,
     workspaces,
 )
-from ascend_lab.graph.trace import network_events, write_network_trace
 
 TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
 

@@ -10,9 +10,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from ascend_lab import checks
-from ascend_lab.checks import core, process, wall
-from ascend_lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
+from ascend_lab.lab import checks
+from ascend_lab.lab.checks import core, process, wall
+from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "book" / "instructor.md").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_one_solved_exercise_earns_its_share_and_wrong_ones_nothing(
 ) -> None:
     path = tmp_path / "solutions.py"
     path.write_text(
-        "from ascend_lab.checks.chapter02 import largest_k as ex_02_3\n"
+        "from ascend_lab.lab.checks.chapter01_02 import largest_k as ex_02_3\n"
         "def ex_01_3(mask, then, other): raise RuntimeError('no idea')\n",
         encoding="utf-8",
     )
@@ -109,7 +109,7 @@ def test_the_page_names_a_fraud_that_works(grade, tmp_path: Path, monkeypatch) -
     monkeypatch.setattr(core, "_same", core._same)  # put back what the file replaces
     path = tmp_path / "solutions.py"
     path.write_text(
-        "from ascend_lab.checks import core\n"
+        "from ascend_lab.lab.checks import core\n"
         "core._same = lambda got, expected, rel_tol: True\n"
         "def ex_01_3(mask, then, other): return 0\n",
         encoding="utf-8",

@@ -34,7 +34,7 @@ from ascend_lab.isa import (
     vector,
 )
 from ascend_lab.sim import Surroundings, analyse, execute, instruction_cost, simulate
-from ascend_lab.sim.number_formats import numpy_type
+from ascend_lab.sim.values import numpy_type
 
 TOY, SPLIT = load_chip("Toy"), load_chip("Ascend910B2")
 BF16 = ml_dtypes.bfloat16

@@ -27,7 +27,7 @@ from ascend_lab.kernels import (
     unpack_conv,
     unpack_gemm,
 )
-from ascend_lab.kernels.student import compare
+from ascend_lab.kernels.run_file import compare
 from ascend_lab.sim import execute, simulate
 
 TOY = load_chip("Toy")

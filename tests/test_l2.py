@@ -12,9 +12,9 @@ from strategies import gemm_cases, launches
 
 from ascend_lab.chip import load_chip, presets
 from ascend_lab.errors import SimulationError
-from ascend_lab.figures.fusing import chain_kernels
 from ascend_lab.isa import Buffer, Kernel, KernelBuilder, Launch, as_launch
 from ascend_lab.kernels import GemmShape, elementwise_launch, gemm_launch
+from ascend_lab.lab.figures.fusing import chain_kernels
 from ascend_lab.sim import (
     L2,
     Access,

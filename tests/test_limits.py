@@ -20,20 +20,21 @@ from onnx import TensorProto, helper
 from ascend_lab import limits, ops
 from ascend_lab.aoe.recorded import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.chip.report_html import (
+from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli.network import load_arrays
+from ascend_lab.cluster import load_topology
+from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
+from ascend_lab.graph.memory import Buffer, plan
+from ascend_lab.graph.memory import planner as hot
+from ascend_lab.isa import KernelBuilder
+from ascend_lab.kernels import GemmShape, gemm_launch
+from ascend_lab.lab.chip_report import (
     chip_facts_html,
     overview_html,
     sources_html,
     table_html,
     trust_html,
 )
-from ascend_lab.cli_guard import ascend_lab as main
-from ascend_lab.cli_run import load_arrays
-from ascend_lab.cluster import load_topology
-from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError
-from ascend_lab.graph.memory import Buffer, hot, plan
-from ascend_lab.isa import KernelBuilder
-from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.ops.pooling import window_counts
 from ascend_lab.sim import simulate
 
@@ -230,7 +231,7 @@ def test_archives_of_anything_but_numbers_are_refused(members, tmp_path):
 
 
 def test_an_archive_larger_than_the_limit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ascend_lab.cli_run.ARRAY_BYTES", 100)
+    monkeypatch.setattr("ascend_lab.cli.network.ARRAY_BYTES", 100)
     with pytest.raises(InputError, match="at most 100; got 928"):
         load_arrays(_archive(tmp_path / "x.npz", **{"x.npy": _saved(np.zeros(100))}))
 

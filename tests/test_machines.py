@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab import checks, figures, machines
 from ascend_lab.errors import MachineError
-from ascend_lab.machines import (
+from ascend_lab.lab import checks, figures, machines
+from ascend_lab.lab.machines import (
     Arith,
     Branch,
     Cube,
@@ -37,10 +37,11 @@ from ascend_lab.machines import (
     sample_inputs,
     units_touched,
 )
-from ascend_lab.machines import facts as fact_file
-from ascend_lab.machines.blocking import blocking
-from ascend_lab.machines.result import tiled
-from ascend_lab.machines.roofline import (
+from ascend_lab.lab.machines import facts as fact_file
+from ascend_lab.lab.machines.matrix_units import array_cycles, frames, systolic_product
+from ascend_lab.lab.machines.products import blocking
+from ascend_lab.lab.machines.program import tiled
+from ascend_lab.lab.machines.roofline import (
     Dot,
     Level,
     attainable,
@@ -48,10 +49,9 @@ from ascend_lab.machines.roofline import (
     ridge_point,
     roof_share,
 )
-from ascend_lab.machines.simt import tree_steps
-from ascend_lab.machines.systolic import array_cycles, frames, systolic_product
-from ascend_lab.machines.vector_unit import instruction_count
-from ascend_lab.machines.warps import finish, schedule
+from ascend_lab.lab.machines.simd import instruction_count
+from ascend_lab.lab.machines.simt import tree_steps
+from ascend_lab.lab.machines.warps import finish, schedule
 
 LANE_MACHINES = [Scalar(), Simd(), Simt()]
 MATRIX_MACHINES = [Systolic(), Cube(), Cube(fold=16), Cube(pads_in_memory=False)]

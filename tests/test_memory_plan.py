@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.bench_memory import CAPACITY_BYTES, measure, report
 from ascend_lab.data import data_path
 from ascend_lab.errors import GraphError
 from ascend_lab.graph.memory import (
@@ -24,9 +23,9 @@ from ascend_lab.graph.memory import (
     verify,
 )
 from ascend_lab.graph.memory import planner as planner_module
-from ascend_lab.graph.memory.cpsat import cpsat_available, pack_cpsat
-from ascend_lab.graph.memory.search import pack
-from ascend_lab.graph.memory.table import read_csv
+from ascend_lab.graph.memory.buffers import read_csv
+from ascend_lab.graph.memory.search import cpsat_available, pack, pack_cpsat
+from bench.graph import CAPACITY_BYTES, measure, report
 
 HARD = "ABCDEF"
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cli_guard import ascend_lab as main
+from ascend_lab.cli.main import ascend_lab as main
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
-from ascend_lab.graph.memory import Buffer, Plan, table, verify
-from ascend_lab.graph.memory.table import read_csv, write_csv
+from ascend_lab.graph.memory import Buffer, Plan, verify
+from ascend_lab.graph.memory import buffers as table
+from ascend_lab.graph.memory.buffers import read_csv, write_csv
 
 SAMPLE = data_path("minimalloc/example.input.12.csv")
 KEYS = {"height_bytes", "lower_bound_bytes", "capacity_bytes", "fits", "gap", "method", "offsets"}

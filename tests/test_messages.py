@@ -18,12 +18,12 @@ from onnx import helper
 from onnx_models import model_of
 
 import ascend_lab
-from ascend_lab.cli import _parser as lab_parser
-from ascend_lab.cli_aoe_bank import _parser as bank_parser
-from ascend_lab.cli_aoe_flags import parser as aoe_parser
-from ascend_lab.cli_guard import aoe
-from ascend_lab.cli_guard import ascend_lab as lab
-from ascend_lab.cli_words import in_flags
+from ascend_lab.cli.bank import _parser as bank_parser
+from ascend_lab.cli.common import in_flags
+from ascend_lab.cli.main import aoe
+from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli.tune_flags import parser as aoe_parser
+from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx import import_model
 
@@ -133,7 +133,7 @@ def imported(stem: str) -> dict[str, str]:
     return {
         alias.name: one.module.split(".")[1]
         for one in ast.walk(FRONTS[stem])
-        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli")
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli.verbs")
         for alias in one.names
         if one.module
     }

@@ -19,10 +19,12 @@ from ascend_lab.errors import (
     TypeMismatchError,
 )
 from ascend_lab.isa import sanitize
-from ascend_lab.kernels.chains import relu_transpose_kernel
-from ascend_lab.kernels.grouped import group_indices, grouped_launch
-from ascend_lab.kernels.indexed import check_indices, gather_launch, scatter_launch
-from ascend_lab.kernels.one_hot import one_hot_launch
+from ascend_lab.kernels.gather_scatter import (
+    check_indices,
+    gather_launch,
+    one_hot_launch,
+    scatter_launch,
+)
 from ascend_lab.kernels.rearrange import (
     concat_launch,
     pad_launch,
@@ -30,11 +32,13 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch
 from ascend_lab.kernels.transpose import permutation, transpose_launch
+from ascend_lab.lab.kernels.fused_turns import relu_transpose_kernel
+from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
+from ascend_lab.layout.moves import Move, View, copy_launch, moves_launch
 from ascend_lab.sim import execute, simulate
-from ascend_lab.sim.kernel_time import simulate_kernel
-from ascend_lab.sim.number_formats import numpy_type
+from ascend_lab.sim.simulate import simulate_kernel
+from ascend_lab.sim.values import numpy_type
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 FORMATS = ("fp16", "fp32", "int8", "int32")

@@ -18,9 +18,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test import loader
 
-from ascend_lab import onnx_backend
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph.onnx import CONVERTERS
+from ascend_lab.graph.onnx import backend as onnx_backend
 
 PASSED_NODES = 1298
 """Node cases that passed when this was written; of 1884 in onnx 1.23.2."""

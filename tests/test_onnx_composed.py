@@ -7,8 +7,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from ascend_lab import onnx_backend
 from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.onnx import backend as onnx_backend
 
 SEEDS = range(6)
 

@@ -12,7 +12,7 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Fill, GraphBuilder, TensorType, evaluate
 from ascend_lab.graph.onnx import import_onnx
 from ascend_lab.graph.onnx.export import export_onnx, save_onnx
-from ascend_lab.graph.onnx.export_site import RULES
+from ascend_lab.graph.onnx.export_writer import RULES
 from ascend_lab.ops import verify
 from ascend_lab.ops.formats import format_of
 

@@ -12,7 +12,7 @@ from onnx_models import BOOL, INT64, LIGHT, expected, model_of, one_node, with_r
 from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph import Fill, evaluate, from_text, random_inputs
 from ascend_lab.graph.onnx import CONVERTERS, NeedsConstant, import_model, import_onnx
-from ascend_lab.graph.onnx.attributes import signature
+from ascend_lab.graph.onnx.converter import signature
 from ascend_lab.graph.passes import run_passes
 
 LIGHT_MODELS = {

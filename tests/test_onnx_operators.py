@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto
 from test_onnx_composed import floats, model_of, run_theirs, shape_of, whole
 
-from ascend_lab import onnx_backend
 from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.onnx import backend as onnx_backend
 
 SEEDS = range(8)
 REFUSED = ("needs no output_padding",)

@@ -14,12 +14,10 @@ from ascend_lab.errors import CapacityError, ShapeError, TypeMismatchError
 from ascend_lab.graph import GraphBuilder, compile_graph, evaluate, random_inputs, run_compiled
 from ascend_lab.isa import as_kernel, sanitize
 from ascend_lab.kernels import conv_launch
-from ascend_lab.kernels.conv_place import dense_placement
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
-from ascend_lab.kernels.weight_lattice import Plane, axes_of
-from ascend_lab.kernels.weight_plan import Stage, WeightPlan, weight_plan
-from ascend_lab.kernels.weight_stage import ZEROS
+from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
+from ascend_lab.kernels.weight_plan import Plane, Stage, WeightPlan, axes_of, weight_plan
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops import verify
 from ascend_lab.ops.convolution import conv_weight_slope, input_remainder

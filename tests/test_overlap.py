@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Instruction, parse_program, sanitize
-from ascend_lab.isa.overlap import overlaps
-from ascend_lab.isa.rules import check_instruction
+from ascend_lab.isa.instructions import check_instruction
+from ascend_lab.isa.sanitizer import overlaps
 
 TOY = load_chip("Toy")
 HEAD = "program raw\nbuffer t UB fp16 2048 slots=1 at=0 pitch=0\n"

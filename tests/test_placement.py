@@ -5,11 +5,18 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, compile_stages, random_inputs, run_tasks, zoo
-from ascend_lab.graph.lifetimes import lifetimes, owners, workspaces
 from ascend_lab.graph.lower import packed
 from ascend_lab.graph.memory import METHODS, Plan, peak_live_bytes, reuse_distance_bytes, verify
 from ascend_lab.graph.network import simulate_graph
-from ascend_lab.graph.placement import buffers_of, in_place_pairs, places_of, plan_network
+from ascend_lab.graph.placement import (
+    buffers_of,
+    in_place_pairs,
+    lifetimes,
+    owners,
+    places_of,
+    plan_network,
+    workspaces,
+)
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.sim import execute
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ascend_lab import real_cluster, real_worker
-from ascend_lab.real_cluster import RealClusterError, backend_here, report, run, text_of
-from ascend_lab.real_worker import READY_BYTES, Floats, Model, measure, medians_s
+from bench import real_cluster, real_worker
+from bench.real_cluster import RealClusterError, backend_here, report, run, text_of
+from bench.real_worker import READY_BYTES, Floats, Model, measure, medians_s
 
 ALPHA_S, BETA_S_PER_BYTE, RANKS = 1e-4, 1e-9, 4
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from ascend_lab.chip import PRESETS, Fact, load_chip, presets
-from ascend_lab.chip.report_html import (
+from ascend_lab.lab.chip_report import (
     SECTIONS,
     TRUST_LEVELS,
     chip_facts_html,

@@ -28,10 +28,10 @@ from ascend_lab.kernels import (
     unpack_conv,
     unpack_gemm,
 )
-from ascend_lab.kernels.conv_plan import check_conv, stage_bytes
-from ascend_lab.kernels.conv_reference import conv2d_reference
-from ascend_lab.kernels.gemm_batch import time_tilings
+from ascend_lab.kernels.default_schedules import check_conv, stage_bytes
 from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
+from ascend_lab.kernels.timed_schedules import time_tilings
+from ascend_lab.lab.kernels.convolution_ways import conv2d_reference
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")

@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, GraphError, ShapeError
-from ascend_lab.figures import fig_owners
 from ascend_lab.graph import GraphBuilder, evaluate
-from ascend_lab.graph.fusion import common_split
-from ascend_lab.graph.fusion.split_conflict import (
+from ascend_lab.graph.ir import operator_of
+from ascend_lab.graph.slice import common_split
+from ascend_lab.isa import sanitize
+from ascend_lab.lab.figures import fig_owners
+from ascend_lab.lab.kernels.fused_turns import Points, tile_units, turn_scatter_launch
+from ascend_lab.lab.split_conflict import (
     Cost,
     apart_kernels,
     case_graph,
@@ -21,9 +24,6 @@ from ascend_lab.graph.fusion.split_conflict import (
     in_one_launch,
     owner_maps,
 )
-from ascend_lab.graph.infer import operator_of
-from ascend_lab.isa import sanitize
-from ascend_lab.kernels.turn_scatter import Points, tile_units, turn_scatter_launch
 from ascend_lab.ops.slicing import cut, take
 from ascend_lab.sim import execute
 

@@ -20,8 +20,7 @@ from ascend_lab.sim import (
     run_reference,
     simulate,
 )
-from ascend_lab.sim.fast import run_candidates
-from ascend_lab.sim.stretch import MAX_SLOWDOWN, stretch
+from ascend_lab.sim.fast import MAX_SLOWDOWN, run_candidates, stretch
 
 TOY = load_chip("Toy")
 B2 = load_chip("Ascend910B2")

@@ -13,25 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli_guard import ascend_lab as main
+from ascend_lab.cli.main import ascend_lab as main
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.graph import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
-from ascend_lab.graph.compiled import compile_tasks
+from ascend_lab.graph.compile import finish_stages, front_stages
+from ascend_lab.graph.counts import live_bytes, peak_bytes, weight_bytes
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.pipeline import finish_stages, front_stages
-from ascend_lab.graph.tiling import (
-    Tiled,
-    evaluate_tiled,
-    peak_bytes,
-    simulate_tiled,
-    simulate_within,
-    tile_for,
-    tile_graph,
-)
-from ascend_lab.graph.tiling.bytes import live_bytes, weight_bytes
-from ascend_lab.graph.tiling.cuts import Region, obstacle
-from ascend_lab.graph.tiling.grid import Grid
+from ascend_lab.graph.slice import Region, obstacle
+from ascend_lab.graph.tasks import compile_tasks
+from ascend_lab.graph.tiled import evaluate_tiled, simulate_tiled, simulate_within, tile_for
+from ascend_lab.graph.tiling import Grid, Tiled, tile_graph
 from ascend_lab.graph.zoo import macs
 
 CHIP = load_chip("Ascend310")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ascend_lab.figures.style import LabFigure, finish, new_figure, styled
-from ascend_lab.widgets import WidgetError, explore
+from ascend_lab.lab.figures.style import LabFigure, finish, new_figure, styled
+from ascend_lab.lab.widgets import WidgetError, explore
 
 
 @styled

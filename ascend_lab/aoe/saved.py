@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.aoe.bank import Knowledge, Outcome, chip_digest
-from ascend_lab.aoe.bank.jsonl import read_file, read_lines
-from ascend_lab.aoe.known import from_bank, key_of
-from ascend_lab.aoe.network import NetworkResult, together
+from ascend_lab.aoe.bank.records import read_file, read_lines
+from ascend_lab.aoe.network import NetworkResult, from_bank, key_of, together
 from ascend_lab.aoe.operators import operators_of
 from ascend_lab.aoe.tuning import untuned
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Compiled, compile_graph, simulate_graph
-from ascend_lab.graph.compiled import with_choices
 from ascend_lab.graph.lower import Choice, choice_of
+from ascend_lab.graph.tasks import with_choices
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:

@@ -1,17 +1,12 @@
-"""A compiler whose techniques can be switched off one by one, to see what each of them is worth.
-
-Off is what a first version of a compiler does: the graph as the model states it; layouts only where
-the cube needs them, so that every cube operator has its operands converted; a kernel per operator;
-one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use
-alternate. With all on it is the default compiler, which `tune` starts from.
-"""
+"""Who earned it? Credit for what several techniques reach together, whatever their order."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from math import comb, exp, log
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.operators import unit_of
@@ -20,19 +15,75 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.ai_cpu import CpuKernel
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compiled import compile_tasks, lowered_once
+from ascend_lab.graph.compile import in_format
+from ascend_lab.graph.decide import stay_in_fractals
 from ascend_lab.graph.fusion import fuse, unfused
-from ascend_lab.graph.layouts import assign_layouts, cancel_trans_data
-from ascend_lab.graph.layouts.stay import stay_in_fractals
+from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
-from ascend_lab.graph.lower.images import conv_job
-from ascend_lab.graph.lower.matrices import batched_output, product_job
+from ascend_lab.graph.lower.conv import conv_job
+from ascend_lab.graph.lower.matmul import batched_output, product_job
 from ascend_lab.graph.lower.vector import vector_outputs
 from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.pipeline import in_format
+from ascend_lab.graph.tasks import compile_tasks, lowered_once
 from ascend_lab.kernels import GemmSchedule
-from ascend_lab.kernels.conv_default import conv_schedule
-from ascend_lab.kernels.gemm_default import default_schedule
+from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
+
+Value = Callable[[frozenset[str]], float]
+"""What a set of techniques is worth."""
+Times = Mapping[frozenset[str], float]
+"""Seconds for every set of techniques."""
+
+
+def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
+    """Return the Shapley value of each name: what it adds to `value`, mean over all orders.
+
+        share(i) = sum over S without i of (value(S + i) - value(S)) / (n C(n - 1, |S|))
+
+    Shares add up to value(all) - value(none). Source: Shapley 1953.
+    """
+    return {
+        name: sum(
+            (value(before | {name}) - value(before))
+            / (len(names) * comb(len(names) - 1, len(before)))
+            for before in others(name, names)
+        )
+        for name in names
+    }
+
+
+def others(name: str, names: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Yield every set of the other names."""
+    rest = [n for n in names if n != name]
+    for size in range(len(rest) + 1):
+        yield from map(frozenset, combinations(rest, size))
+
+
+def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
+    """Return how many times faster each name makes it: its share of the logarithm of the speed.
+
+    Speed-ups multiply and their logarithms add, so that the factors multiply to
+    time(none) / time(all).
+    """
+    found = shares(lambda on: -log(times[on]), names)
+    return {name: exp(share) for name, share in found.items()}
+
+
+def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
+    """Return the least and the largest factor of a name, over all sets that may stand before it."""
+    found = [times[before] / times[before | {name}] for before in others(name, names)]
+    return min(found), max(found)
+
+
+# A compiler whose techniques can be switched off one by one, to see what each of them is worth.
+#
+# Off is what a first version of a compiler does: the graph as the model states it; layouts only
+# where
+# the cube needs them, so that every cube operator has its operands converted; a kernel per
+# operator;
+# one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and
+# use
+# alternate. With all on it is the default compiler, which `tune` starts from.
+
 
 TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers", "all cores")
 """In the order of the waterfall."""

@@ -1,4 +1,4 @@
-"""Tune one operator: search its space, check the winner's values, say how far from optimal."""
+"""From an operator to what a search needs: its space, its measure, and points to begin with."""
 
 from __future__ import annotations
 
@@ -6,25 +6,66 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from ascend_lab.aoe.clock import Deadline, TimeUpError
-from ascend_lab.aoe.cube.job import CubeJob
-from ascend_lab.aoe.cube.measure import CubeMeasure
-from ascend_lab.aoe.cube.prove import prove
-from ascend_lab.aoe.drive import Search, drive
-from ascend_lab.aoe.jobs import Job, job_of
-from ascend_lab.aoe.operators import Operator
+from ascend_lab.aoe.cube.job import CubeJob, CubeMeasure, ProductJob, prove
+from ascend_lab.aoe.drive import Search, Trace, Trial, drive
+from ascend_lab.aoe.operators import Operator, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
-from ascend_lab.aoe.space import Point
-from ascend_lab.aoe.trace import Trace, Trial
-from ascend_lab.aoe.values import agree
+from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.vector.job import VectorJob
 from ascend_lab.aoe.vector.prior import Policy, decisions_of
-from ascend_lab.aoe.workers import Workers, attempt
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice
+
+
+class Job(Protocol):
+    """An operator with its space of schedules."""
+
+    @property
+    def operator(self) -> Operator:
+        """The operator to tune."""
+
+    @property
+    def space(self) -> Space:
+        """Its schedules."""
+
+    @property
+    def measure(self) -> Measure:
+        """Cycles of a point, launch included, on what L2 holds when the operator starts."""
+
+    @property
+    def search(self) -> str:
+        """Name of the search that suits the space."""
+
+    def choice(self, point: Point) -> Choice:
+        """Return a point as what lowering takes."""
+
+    def start(self) -> Sequence[Point]:
+        """Return points worth trying first, the default among them if it is in the space."""
+
+    def points(self, choices: Sequence[Choice]) -> list[Point]:
+        """Return the points closest to choices that suited other shapes."""
+
+    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """Return cycles that no schedule of the space can beat, and whether the best is proven."""
+
+
+def job_of(operator: Operator) -> Job:
+    """Return the job of an operator; raise `UnsupportedError` with the reason if it has none."""
+    if operator.unit == "vector":
+        return VectorJob(operator)
+    if operator.unit == "cube":
+        return CubeJob(operator)
+    if operator.unit == "product":
+        return ProductJob(operator)
+    raise UnsupportedError("an operator with a schedule", operator.op, operator.reason)
+
+
+# Tune one operator: search its space, check the winner's values, say how far from optimal.
+
 
 NOT_REACHED = "not reached in the time limit"
 NOT_CHECKED = "no time was left to check the values of a faster candidate"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,3 +127,114 @@ class Schedule:
         if self.op == "broadcast" and rank != self.root:
             return range(0)
         return range(self.blocks)
+
+
+# Run a collective's schedule on NumPy arrays: the values every rank holds in the end.
+
+
+Values = NDArray[Any]
+
+
+def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
+    """Return each rank's result, flat, from each rank's flat input of equal length n.
+
+    all_reduce, reduce (root; None of the others' matter and they are returned as received) and
+    reduce_scatter take n elements a rank and add; all_gather takes each rank's share and returns
+    all; broadcast takes the root's; all_to_all takes ranks * k elements and returns as many.
+    Raises `ClusterError` for other inputs, and where a rank sends what it has not.
+    """
+    given = _checked(schedule, arrays)
+    memory, held, length = _load(schedule, given)
+    for number, step in enumerate(schedule.rounds):
+        rows, columns = np.nonzero(step.blocks != NONE)
+        sources, targets = step.sources[rows], step.targets[rows]
+        blocks = step.blocks[rows, columns]
+        if not held[sources, blocks].all():
+            bad = int(np.argmin(held[sources, blocks]))
+            what = f"{schedule.algorithm}: round {number}, rank {sources[bad]} with its block"
+            raise ClusterError(what, f"no block {blocks[bad]}", "mend the schedule")
+        moved = memory[sources, blocks]
+        adds = step.reduces[rows]
+        memory[targets[~adds], blocks[~adds]] = moved[~adds]
+        np.add.at(memory, (targets[adds], blocks[adds]), moved[adds])
+        held[targets, blocks] = True
+    return _unload(schedule, memory, held, length)
+
+
+def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
+    given = [np.asarray(a) for a in arrays]
+    what = f"{schedule.op}: {schedule.ranks} flat arrays of one length and kind"
+    kinds = {(a.shape, a.dtype) for a in given}
+    if len(given) != schedule.ranks or len(kinds) > 1 or any(a.ndim != 1 for a in given):
+        got = f"{len(given)} of shapes {sorted({a.shape for a in given})}"
+        raise ClusterError(what, got, "one ravelled array a rank")
+    if schedule.op == "all_to_all" and len(given[0]) % schedule.ranks:
+        what = f"all_to_all: elements for each of {schedule.ranks} ranks alike"
+        raise ClusterError(what, str(len(given[0])), "pad them")
+    return given
+
+
+def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, NDArray[np.bool_], int]:
+    """Return memory (rank, block, element), which blocks are held, and elements that count."""
+    length = len(given[0])
+    own = schedule.op in ("all_gather", "all_to_all")
+    blocks = schedule.blocks // schedule.ranks if own else schedule.blocks
+    if schedule.op == "all_to_all":
+        cut = _cut_evenly(given, schedule.ranks, blocks)
+    else:
+        cut = _cut_evenly(given, 1, blocks)
+    memory = np.zeros((schedule.ranks, schedule.blocks, cut.shape[-1]), given[0].dtype)
+    held = np.zeros((schedule.ranks, schedule.blocks), bool)
+    for rank in range(schedule.ranks):
+        mine = schedule.starts_with(rank)
+        if len(mine):
+            memory[rank, mine.start : mine.stop] = cut[rank]
+            held[rank, mine.start : mine.stop] = True
+    return memory, held, length
+
+
+def _cut_evenly(given: list[Values], pieces: int, blocks: int) -> Values:
+    """Return (rank, block, element): each of `pieces` parts cut into blocks, zeros behind it."""
+    each, per_piece = len(given[0]) // pieces, blocks // pieces
+    size = -(-each // per_piece)
+    found = np.zeros((len(given), pieces, per_piece * size), given[0].dtype)
+    found[:, :, :each] = np.stack(given).reshape(len(given), pieces, each)
+    return found.reshape(len(given), blocks, size)
+
+
+def _unload(
+    schedule: Schedule, memory: Values, held: NDArray[np.bool_], length: int
+) -> list[Values]:
+    """Return the results; raise `ClusterError` where a rank lacks a block it should end with."""
+    ranks, found = schedule.ranks, []
+    for rank in range(ranks):
+        wanted = _ends_with(schedule, rank)
+        if not held[rank, wanted].all():
+            lack = [b for b in wanted if not held[rank, b]][:4]
+            what = f"{schedule.algorithm}: every block of rank {rank} delivered"
+            raise ClusterError(what, f"blocks {lack} missing", "mend the schedule")
+        flat = memory[rank, wanted].reshape(-1)
+        if schedule.op == "all_gather":
+            flat = flat.reshape(ranks, -1)[:, :length].reshape(-1)
+        elif schedule.op == "all_to_all":
+            flat = flat.reshape(ranks, -1)[:, : length // ranks].reshape(-1)
+        elif schedule.op == "reduce_scatter":
+            size = memory.shape[-1] * len(schedule.share(rank))
+            flat = flat[: max(0, min(size, length - rank * size))]
+        else:
+            flat = flat[:length]
+        found.append(flat.copy())
+    return found
+
+
+def _ends_with(schedule: Schedule, rank: int) -> list[int]:
+    if schedule.op == "reduce_scatter":
+        return list(schedule.share(rank))
+    if schedule.op == "all_to_all":
+        per_pair = schedule.blocks // schedule.ranks**2
+        return [
+            (source * schedule.ranks + rank) * per_pair + i
+            for source in range(schedule.ranks)
+            for i in range(per_pair)
+        ]
+    return list(range(schedule.blocks))

@@ -1,7 +1,6 @@
 """Tensor expressions (what to compute) and schedules (how): `from ascend_lab import dsl as te`."""
 
 from ascend_lab.dsl.auto import auto_schedule
-from ascend_lab.dsl.cube import conv2d, matmul, pooling2d
 from ascend_lab.dsl.formulas import (
     absolute,
     compute,
@@ -19,7 +18,6 @@ from ascend_lab.dsl.formulas import (
     sqrt,
     sum,  # noqa: A004
 )
-from ascend_lab.dsl.interpret import interpret
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.moves import (
     concat,
@@ -30,12 +28,16 @@ from ascend_lab.dsl.moves import (
     slice,  # noqa: A004
     transpose,
 )
+from ascend_lab.dsl.nests import show
 from ascend_lab.dsl.operations import (
     broadcast,
     broadcast_shapes,
     cast_to,
     ceil,
+    conv2d,
     floor,
+    matmul,
+    pooling2d,
     reduce_max,
     reduce_min,
     reduce_prod,
@@ -64,7 +66,7 @@ from ascend_lab.dsl.operations import (
     vsqrt,
     vsub,
 )
-from ascend_lab.dsl.run import run
+from ascend_lab.dsl.run import interpret, run
 from ascend_lab.dsl.schedule import (
     Schedule,
     Step,
@@ -86,7 +88,6 @@ from ascend_lab.dsl.schedule import (
     tile,
     vectorise,
 )
-from ascend_lab.dsl.show import show
 from ascend_lab.dsl.tensor import Axis, Tensor, renamed
 
 __all__ = [

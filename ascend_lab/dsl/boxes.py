@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.dsl.emit_vector import block_steps
+from ascend_lab.dsl.nests import loop_count, members
 from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine
+from ascend_lab.isa import Affine, c0_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +95,120 @@ def needed(
         raise ScheduleError(f"a reader of {stage.name}", "none", "drop it")
     data = {a.name: r for a, r in zip(stage.axes, ranges, strict=True)}
     return data | {a.name: Range(ZERO, a.extent) for a in stage.reduce}
+
+
+# How much of UB the tiles of a nest take, before its program is written.
+
+
+def first_boxes(state: State, root: str) -> dict[str, Box]:
+    """Return the box each stage of a phase works on in the first step of every loop around it."""
+    active: dict[str, Box] = {}
+    for name in reversed(members(state, root)):
+        stage = state.stage(name)
+        box = whole(stage) if name == root else needed(state, stage, active)
+        for leaf in stage.loops[: loop_count(state, stage)]:
+            part = box[leaf.root]
+            box[leaf.root] = Range(part.start, min(part.count, leaf.width))
+        active[name] = box
+    return active
+
+
+def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[int, ...]:
+    """Return the sizes of the tile a stage keeps: all of what its readers need at a time."""
+    others = {n: b for n, b in active.items() if n != stage.name}
+    box = needed(state, stage, others)
+    return tuple(box[a.name].count for a in stage.axes)
+
+
+def ub_bytes(state: State, root: str, chip: Chip) -> int:
+    """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch."""
+    active = first_boxes(state, root)
+    total, scratch = 0, 0
+    for name in members(state, root):
+        stage = state.stage(name)
+        if stage.scope != "UB":
+            continue
+        _, elements = row_steps(stage, tile_sizes(state, stage, active))
+        total += _slots(state, stage) * _blocks(elements, stage.dtype)
+        if not stage.is_copy:
+            scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
+    return total + scratch
+
+
+def _slots(state: State, stage: Stage) -> int:
+    """Return the slots of a tile: one where only the vector unit touches it."""
+    loaded = stage.is_copy and getattr(state.find(stage.sources[0]), "scope", "GM") == "GM"
+    stored = any(getattr(r, "scope", "GM") == "GM" for r in state.readers(stage.name))
+    return stage.depth if loaded or stored else 1
+
+
+def _blocks(elements: int, dtype: str) -> int:
+    return -(-elements * DTYPE_BYTES[dtype] // 32) * 32
+
+
+def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
+    """Bytes of scratch for one evaluation, an upper bound: all tiles at the peak."""
+    axes = (*stage.axes, *stage.reduce)
+    sizes = [box[a.name].count for a in axes]
+    rows = math.prod(sizes) // max(*sizes, 1)
+    spare = 0
+    if stage.fold:
+        lanes = chip.vector_bytes_per_repeat
+        spare = (min(max(rows, 32), math.prod(sizes)) + 32) * lanes + 64 * rows
+        spare += _tile(stage.expr, sizes) // 2
+        if not isinstance(stage.expr, Read):
+            spare += _tile(stage.expr, sizes)
+    if _repeats_lanes(stage):
+        spare += 2 * 32 * rows
+    spare += _side_by_side(stage, box, chip)
+    return spare + _peak(stage.expr, sizes, stage.dtype, top=True)
+
+
+def _repeats_lanes(stage: Stage) -> bool:
+    """True if an operand does not use the last axis, so that it is spread over blocks."""
+    axes = (*stage.axes, *stage.reduce)
+    last = [a.name for a in axes if a.extent > 1][-1:]
+    return any(last and not any(last[0] in dict(i.terms) for i in r.index) for r in stage.reads)
+
+
+def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
+    """Bytes in which two operands that repeat short rows are copied side by side."""
+    *outer, rows, last = [1, 1, *(a for a in stage.axes if box[a.name].count > 1)]
+    if isinstance(rows, int) or isinstance(last, int):
+        return 0
+    lanes = chip.vector_bytes_per_repeat
+    short = box[last.name].count * DTYPE_BYTES[stage.dtype] < lanes
+    used = [{n for i in r.index for n, _ in i.terms} for r in stage.reads]
+    if not short or not any(last.name in names and rows.name not in names for names in used):
+        return 0
+    return 2 * lanes * math.prod(box[a.name].count for a in outer if not isinstance(a, int))
+
+
+def _tile(expr: Expr, sizes: Sequence[int]) -> int:
+    block = c0_of(expr.dtype)
+    long = [n for n in sizes if n > 1] or [1]
+    rows = math.prod(long) // max(long)
+    return rows * -(-max(long) // block) * block * DTYPE_BYTES[expr.dtype]
+
+
+def _peak(expr: Expr, sizes: Sequence[int], out: str, top: bool) -> int:
+    """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
+    if not isinstance(expr, Call):
+        return 0
+    alive = peak = 0
+    spare = True
+    for arg in expr.args:
+        if isinstance(arg, Read):
+            continue
+        here = spare and arg.dtype == out
+        spare = spare and not here
+        own = 0 if here else _tile(arg, sizes)
+        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, False))
+        alive += own
+    return max(peak, alive)
+
+
+def row_steps(stage: Stage, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Steps and size of a tile in UB: rows begin at 32-byte blocks (or `align` elements)."""
+    unit = max(c0_of(stage.dtype), stage.align)
+    return block_steps(sizes, unit, always=stage.align > 1)

@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ascend_lab.dsl.boxes import Box, Range
-from ascend_lab.dsl.emit_vector import apply
-from ascend_lab.dsl.matrices import (
-    Matrix,
-    has_relu,
-    matrix_of,
-    plain_read,
-    product_of,
-    role_of,
-)
+from ascend_lab.dsl.emit_vector import Op, View, apply
+from ascend_lab.dsl.fractals import Matrix, has_relu, matrix_of, plain_read, product_of, role_of
 from ascend_lab.dsl.stages import FRACTAL, Stage
 from ascend_lab.dsl.tiles import Held, Tiles
-from ascend_lab.dsl.unit import Op
-from ascend_lab.dsl.views import View
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
 

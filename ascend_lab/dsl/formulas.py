@@ -6,8 +6,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ascend_lab.dsl.expr import Call, Expr, Load, binary, dtype_of, leaves, unary
-from ascend_lab.dsl.tensor import Axis, Compute, Shape, Tensor
+from ascend_lab.dsl.tensor import (
+    Axis,
+    Call,
+    Compute,
+    Expr,
+    Load,
+    Shape,
+    Tensor,
+    binary,
+    dtype_of,
+    leaves,
+    unary,
+)
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import var
 

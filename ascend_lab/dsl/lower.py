@@ -1,21 +1,221 @@
-"""From a schedule to a kernel: one phase per nest, one program per kind of core."""
+"""Copies between GM and UB: at most two axes an instruction, ragged rows by what the chip has."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.boxes import Box, Range, whole
-from ascend_lab.dsl.complete import complete, members, moves_only, roots
-from ascend_lab.dsl.handwritten import copied, handwritten
-from ascend_lab.dsl.matrices import Matrix, matrix_of, stored_elements
-from ascend_lab.dsl.nest import Nest
+from ascend_lab.dsl import emit_cube
+from ascend_lab.dsl.boxes import Box, Range, needed, whole
+from ascend_lab.dsl.emit_formula import compute_tile, start_of
+from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, coalesce, with_dims
+from ascend_lab.dsl.fractals import stored
+from ascend_lab.dsl.nests import complete, loop_count, members, moves_only, roots
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
+from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
+from ascend_lab.dsl.templates import copied, handwritten
+from ascend_lab.dsl.tensor import Read
+from ascend_lab.dsl.tiles import Group, Tiles
 from ascend_lab.errors import AlignmentError, ScheduleError
-from ascend_lab.isa import Kernel, Launch, Part, binding_of, var
+from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of, c0_of, var
+
+
+def main_part(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Emit the copy of a box; on chips without padding copies only its whole 32-byte blocks."""
+    views, counts, contiguous = _walked(dst, src, sizes)
+    block = c0_of(dst.dtype)
+    rest = counts[-1] % block if contiguous else 1
+    padded = bool(rest) and not unit.builder.chip.combined
+    if rest and not padded:
+        if not contiguous or counts[-1] < block:
+            return
+        counts[-1] -= rest
+    for inner in unit.over(counts[:-2], views):
+        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
+        unit.builder.copy(to, what, pad=padded)
+
+
+def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Emit, one by one on the scalar unit, the elements `main_part` left out.
+
+    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
+    """
+    chip = unit.builder.chip
+    views, counts, contiguous = _walked(dst, src, sizes)
+    rest = counts[-1] % c0_of(dst.dtype) if contiguous else counts[-1]
+    if not rest or not chip.combined:
+        return
+    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
+    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in views]
+    for inner in unit.over([*counts[:-1], rest], moved):
+        to, what = (v.memory.region(v.offset, 1) for v in inner)
+        unit.builder.scalar(to, what, steps=max(wait, 1))
+
+
+def _walked(dst: View, src: View, sizes: Sequence[int]) -> tuple[list[View], list[int], bool]:
+    """Return operands and sizes of the merged axes, and if the one in UB is contiguous."""
+    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
+    views = with_dims((dst, src), dims)
+    on_chip = views[0] if dst.memory.region(0, 1).space == "UB" else views[1]
+    return views, [size for size, _ in dims], on_chip.strides[-1] == 1
+
+
+# Walk a completed nest and write its program: loops, tiles, whole-tile instructions.
+
+
+Copy = Callable[[Unit, View, View, Sequence[int]], None]
+
+
+class Nest:
+    """The program of one kind of core for the phase of one root stage."""
+
+    def __init__(self, state: State, root: str, chip: Chip, tensors: Mapping[str, int]) -> None:
+        self.state, self.root = state, root
+        self.builder = KernelBuilder(root, chip)
+        self.unit = Unit(self.builder)
+        self.tiles = Tiles(state, root, self.unit, tensors)
+        self.active: dict[str, Box] = {}
+        self.guests: dict[tuple[str, str], list[Stage]] = {}
+        self.counts: dict[str, int] = {}
+        self.pending: dict[str, Sequence[Leaf]] = {}
+        self.how: Copy = main_part
+        for stage in state.stages:
+            if isinstance(stage, Stage):
+                self.counts[stage.name] = loop_count(state, stage)
+                if stage.attach is not None:
+                    self.guests.setdefault(stage.attach, []).append(stage)
+        for found in self.guests.values():
+            found.sort(key=self._turn)
+
+    def _turn(self, stage: Stage) -> int:
+        """Loads first, stores last, what is computed in between."""
+        if stage.scope == "GM":
+            return 2
+        return 1 if self.tiles.writer(stage) == "V" else 0
+
+    # -- loops ----------------------------------------------------------------------------------
+    def run(self, stage: Stage, box: Box) -> None:
+        """Write the nest of a stage for a box of it."""
+        self.active[stage.name] = box
+        places = ("", *stage.bound)
+        guests = [g for place in places for g in self.guests.get((stage.name, place), ())]
+        loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
+        self.pending[stage.name] = loops
+        self.produce(guests)
+        if stage.fold and not stage.is_cube and any(x.reduce for x in loops):
+            sizes = [box[a.name].count for a in stage.axes]
+            begin = Op("vdup", start_of(stage.fold, stage.dtype))
+            apply(self.unit, begin, self.tiles.own_view(stage, box), (), sizes)
+        self.level(stage, loops, [])
+        self.release(guests)
+        del self.active[stage.name]
+
+    def level(self, stage: Stage, loops: Sequence[Leaf], folds: list[Affine]) -> None:
+        """Write one loop and what is inside it; `folds` are the fold loops around."""
+        if not loops:
+            self.instructions(stage, folds)
+            return
+        leaf, box = loops[0], self.active[stage.name]
+        guests = self.guests.get((stage.name, leaf.name), ())
+        for part, trip in self.steps(stage, leaf, box[leaf.root]):
+            self.active[stage.name] = box | {leaf.root: part}
+            self.pending[stage.name] = loops[1:]
+            self.produce(guests)
+            self.level(stage, loops[1:], [*folds, trip] if leaf.reduce else folds)
+            self.release(guests)
+        self.active[stage.name] = box
+
+    def steps(self, stage: Stage, leaf: Leaf, whole: Range) -> Iterator[tuple[Range, Affine]]:
+        """Yield (range, trip) of a loop: over full parts, then the last one (cut or moved back)."""
+        full, rest = divmod(whole.count, leaf.width)
+        name = f"{stage.name}_{leaf.name}" if stage.name != self.root else leaf.name
+        if full == 1:
+            yield Range(whole.start, leaf.width), Affine()
+        elif full:
+            with self.builder.loop(name, full) as index:
+                yield Range(whole.start + index * leaf.width, leaf.width), index
+        if rest and leaf.tail == "guard" and full:
+            back = Affine(whole.count - leaf.width)
+            yield Range(whole.start + back, leaf.width), Affine(full)
+        elif rest:
+            yield Range(whole.start + full * leaf.width, rest), Affine(full)
+
+    # -- tiles ----------------------------------------------------------------------------------
+    def produce(self, stages: Sequence[Stage]) -> None:
+        """Load or compute the tiles attached at a place; outputs among them are stored."""
+        for stage in stages if self.how is main_part else ():
+            box = needed(self.state, stage, self.active)
+            if stage.scope == "GM":
+                self.run(stage, box)
+                continue
+            ranges = [box[a.name] for a in stage.axes]
+            self.tiles.open(stage, tuple(r.start for r in ranges), tuple(r.count for r in ranges))
+            self.run(stage, box)
+            group = self.tiles.fill(stage.name)
+            if group is not None:
+                self.hand_over(group, stage)
+
+    def hand_over(self, group: Group, last: Stage) -> None:
+        """Pass full tiles to their readers; single elements go by the scalar unit in between."""
+        if group.queue.middle is not None:
+            group.queue.hand()
+            self.how = leftover
+            tiles = [self.state.stage(name) for name in group.filled]
+            for tile in tiles if self.tiles.writer(last) == "MTE2" else ():
+                self.walk(tile)
+            readers = {r.name: r for tile in tiles for r in self.state.readers(tile.name)}
+            for reader in readers.values():
+                if isinstance(reader, Stage) and reader.scope == "GM":
+                    self.walk(reader)
+            self.how = main_part
+        self.tiles.pass_on(group)
+
+    def walk(self, stage: Stage) -> None:
+        """Write once more the loops of a copy from here on, for the elements it leaves over."""
+        if stage.name in self.active:
+            box, loops = self.active[stage.name], self.pending[stage.name]
+            self.level(stage, loops, [])
+            self.active[stage.name], self.pending[stage.name] = box, loops
+            return
+        self.active[stage.name] = needed(self.state, stage, self.active)
+        self.level(stage, stage.loops[: self.counts[stage.name]], [])
+        del self.active[stage.name]
+
+    def release(self, stages: Sequence[Stage]) -> None:
+        """Give up the tiles attached at a place."""
+        for stage in stages if self.how is main_part else ():
+            self.tiles.release(stage.name)
+
+    # -- instructions ---------------------------------------------------------------------------
+    def instructions(self, stage: Stage, folds: list[Affine]) -> None:
+        """Write the whole-tile instructions of a stage for its active box."""
+        box = self.active[stage.name]
+        if stage.name in self.tiles.fractal:
+            emit_cube.instructions(self.tiles, stage, box, folds)
+        elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
+            self.copy(stage, box)
+        else:
+            axes = (*stage.axes, *stage.reduce)
+            views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
+            compute_tile(self.unit, stage, box, self.tiles.own_view(stage, box), views, bool(folds))
+
+    def copy(self, stage: Stage, box: Box) -> None:
+        """Move a box between GM and UB: its main part, or what that leaves over."""
+        read = bare(stage.expr) or stage.expr
+        assert isinstance(read, Read)
+        sizes = [box[a.name].count for a in stage.axes]
+        self.how(
+            self.unit,
+            self.tiles.own_view(stage, box),
+            self.tiles.view(read, box, stage.axes),
+            sizes,
+        )
+
+
+# From a schedule to a kernel: one phase per nest, one program per kind of core.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,41 +264,6 @@ def _launches(
             error.got,
             "split by multiples of 16 elements, or vectorise a loop further out",
         ) from error
-
-
-def stored(state: State) -> dict[str, int]:
-    """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
-    sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
-    for name, matrix in matrices(state).items():
-        sizes[name] = stored_elements(state.find(name).shape, matrix)
-    return sizes
-
-
-def matrices(state: State) -> dict[str, Matrix]:
-    """Return the GM tensors that are kept in fractal layout, and how."""
-    found: dict[str, Matrix] = {}
-    for cube in state.stages:
-        if not isinstance(cube, Stage) or not cube.is_cube:
-            continue
-        for read, role in zip(cube.reads, "AB", strict=True):
-            found[_origin(state, read.source)] = matrix_of(cube, role)
-        out: Stage = cube
-        while out.scope != "GM":
-            below = state.readers(out.name)[0]
-            assert isinstance(below, Stage)
-            out = below
-        found[out.name] = matrix_of(cube, "C")
-    for stage in state.stages:
-        if isinstance(stage, Fixed) and stage.kind == "to_fractal":
-            found[stage.name] = dict(stage.attrs)["matrix"]
-    return found
-
-
-def _origin(state: State, name: str) -> str:
-    """Return the GM tensor behind on-chip copies."""
-    while getattr(state.find(name), "scope", "GM") != "GM":
-        name = state.stage(name).sources[0]
-    return name
 
 
 def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Launch:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ascend_lab.dsl.expr import Call, Load
 from ascend_lab.dsl.formulas import check_shape, computed
-from ascend_lab.dsl.tensor import Shape, Template, Tensor
+from ascend_lab.dsl.tensor import Call, Load, Shape, Template, Tensor
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascend_lab.dsl.expr import Call, Expr, Read, rewrite, swap
 from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
 from ascend_lab.dsl.stages import (
     Fixed,
@@ -16,7 +15,7 @@ from ascend_lab.dsl.stages import (
     identity,
     redirect,
 )
-from ascend_lab.dsl.tensor import Axis, apply_index
+from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, rewrite, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
 

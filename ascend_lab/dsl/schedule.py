@@ -10,8 +10,8 @@ from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import primitives_loops as loops
+from ascend_lab.dsl import primitives_loops as units
 from ascend_lab.dsl import primitives_tiles as tiles
-from ascend_lab.dsl import primitives_units as units
 from ascend_lab.dsl.fractals import with_conversions
 from ascend_lab.dsl.stages import State, initial_state
 from ascend_lab.dsl.tensor import Tensor

@@ -6,8 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite
-from ascend_lab.dsl.tensor import Axis, Compute, Shape, Template, Tensor, topological, unique_names
+from ascend_lab.dsl.tensor import (
+    Axis,
+    Compute,
+    Expr,
+    Load,
+    Read,
+    Shape,
+    Template,
+    Tensor,
+    leaves,
+    rewrite,
+    topological,
+    unique_names,
+)
 from ascend_lab.errors import ScheduleError, ShapeError
 from ascend_lab.isa import Affine, c0_of
 

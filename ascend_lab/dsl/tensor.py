@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl.expr import Expr, Load, Read, leaves, rewrite, substitute
-from ascend_lab.errors import ScheduleError, ShapeError
+from ascend_lab.errors import ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
 Shape = tuple[int, ...]
@@ -176,3 +175,219 @@ def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
         return replace(element, index=tuple(substitute(i, values) for i in element.index))
 
     return rewrite(expr, leaf)
+
+
+# Scalar expressions of a tensor program: reads, vector-unit operations, and their formats.
+
+
+FLOATS = ("fp16", "bf16", "fp32")
+ALIASES = {
+    "float16": "fp16",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float": "fp32",
+    "half": "fp16",
+}
+DTYPES = ("fp16", "bf16", "fp32", "int8", "uint8", "int32")
+WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
+FLOAT_ONLY = ("vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vdiv")
+
+
+def dtype_of(name: str) -> str:
+    """Return the short name of a number format ("float16" -> "fp16")."""
+    short = ALIASES.get(name, name)
+    if short not in DTYPES:
+        raise TypeMismatchError("a number format", repr(name), f"use one of {', '.join(DTYPES)}")
+    return short
+
+
+class Expr:
+    """Base of expressions: `+ - * /` and unary minus build vector operations."""
+
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the value."""
+        raise NotImplementedError
+
+    def __add__(self, other: Expr | float) -> Call:
+        """Return self + other."""
+        return binary("vadd", self, other)
+
+    def __radd__(self, other: float) -> Call:
+        """Return other + self."""
+        return binary("vadd", self, other)
+
+    def __sub__(self, other: Expr | float) -> Call:
+        """Return self - other."""
+        return binary("vsub", self, other)
+
+    def __rsub__(self, other: float) -> Call:
+        """Return other - self."""
+        return binary("vadd", -self, other)
+
+    def __mul__(self, other: Expr | float) -> Call:
+        """Return self * other."""
+        return binary("vmul", self, other)
+
+    def __rmul__(self, other: float) -> Call:
+        """Return other * self."""
+        return binary("vmul", self, other)
+
+    def __truediv__(self, other: Expr | float) -> Call:
+        """Return self / other."""
+        return binary("vdiv", self, other)
+
+    def __rtruediv__(self, other: float) -> Call:
+        """Return other / self."""
+        return binary("vmul", unary("vrec", self), other)
+
+    def __neg__(self) -> Call:
+        """Return -self."""
+        return binary("vmul", self, -1.0)
+
+    def __lt__(self, other: object) -> bool:
+        """Refuse: elements have no values while a formula is written."""
+        raise TypeMismatchError(
+            "a formula without comparisons by < and >",
+            str(self),
+            "use te.maximum, te.minimum, or te.vcmp and te.select on whole tensors",
+        )
+
+    __gt__ = __le__ = __ge__ = __lt__
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """An element of a tensor while an expression is written: `a[i, j + 1]`.
+
+    `view` is the shape the index refers to, where it is not the tensor's own (a reshape).
+    """
+
+    tensor: Tensor
+    index: tuple[Affine, ...]
+    view: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the tensor."""
+        return self.tensor.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Read(Expr):
+    """An element of a named tensor inside a schedule."""
+
+    source: str
+    format: str
+    index: tuple[Affine, ...]
+    view: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the tensor."""
+        return self.format
+
+    def __str__(self) -> str:
+        """Print as a[i, j]."""
+        return f"{self.source}[{', '.join(map(str, self.index))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Expr):
+    """One vector operation; `number` is its scalar operand, `mode` a rounding or comparison."""
+
+    op: str
+    args: tuple[Expr, ...]
+    format: str
+    number: float | None = None
+    mode: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the result."""
+        return self.format
+
+    def __str__(self) -> str:
+        """Print as vadds(a[i], 2)."""
+        rest = [self.mode] if self.mode else []
+        if self.number is not None:
+            rest.append(f"{self.number:g}")
+        if self.op == "vconv":
+            rest.append(self.format)
+        return f"{self.op}({', '.join([*map(str, self.args), *rest])})"
+
+
+def binary(op: str, left: Expr, right: Expr | float) -> Call:
+    """Return left op right; a number on the right becomes the scalar form of the operation."""
+    if isinstance(right, Expr):
+        if left.dtype != right.dtype:
+            raise TypeMismatchError(
+                f"{op}: operands of one number format",
+                f"{left.dtype} and {right.dtype}",
+                "cast one with cast_to",
+            )
+        _check_float(op, left)
+        return Call(op, (left, right), left.dtype)
+    number = float(right)
+    scalar = {"vadd": "vadds", "vmul": "vmuls", "vmax": "vmaxs", "vmin": "vmins"}
+    if op == "vsub":
+        op, number = "vadd", -number
+    if op == "vdiv":
+        _check_float(op, left)
+        op, number = "vmul", 1.0 / number
+    low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
+    if left.dtype in WHOLE and not (low <= number <= high and number == int(number)):
+        raise TypeMismatchError(
+            f"{op}: a whole number from {low} to {high} for {left.dtype}",
+            f"{number:g}",
+            "cast to a float format first",
+        )
+    return Call(scalar[op], (left,), left.dtype, number)
+
+
+def unary(op: str, value: Expr, *, mode: str = "", dtype: str = "") -> Call:
+    """Return op(value); `dtype` is the result's format where it differs (vconv)."""
+    _check_float(op, value)
+    return Call(op, (value,), dtype or value.dtype, None, mode)
+
+
+def _check_float(op: str, value: Expr) -> None:
+    if op in FLOAT_ONLY and value.dtype not in FLOATS:
+        raise TypeMismatchError(
+            f"{op}: a float format ({', '.join(FLOATS)})", value.dtype, "cast with cast_to"
+        )
+
+
+def leaves(expr: Expr) -> Iterator[Load | Read]:
+    """Yield the tensor elements an expression reads, left to right."""
+    if isinstance(expr, Load | Read):
+        yield expr
+    elif isinstance(expr, Call):
+        for arg in expr.args:
+            yield from leaves(arg)
+
+
+def rewrite(expr: Expr, leaf: Callable[[Any], Expr]) -> Expr:
+    """Return the expression with every tensor element, a Load or a Read, replaced by leaf(it)."""
+    if isinstance(expr, Load | Read):
+        return leaf(expr)
+    if isinstance(expr, Call):
+        args = tuple(rewrite(arg, leaf) for arg in expr.args)
+        return expr if args == expr.args else replace(expr, args=args)
+    return expr
+
+
+def swap(expr: Expr, old: Read, new: Read) -> Expr:
+    """Return the expression with one element read in place of another."""
+    return rewrite(expr, lambda element: new if element == old else element)
+
+
+def substitute(index: Affine, values: Mapping[str, Affine]) -> Affine:
+    """Return an index with axes replaced by affine expressions."""
+    out = Affine(index.const)
+    for name, coefficient in index.terms:
+        axis = values.get(name, Affine(0, ((name, 1),)))
+        out = out + axis * coefficient
+    return out

@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ascend_lab.dsl.boxes import Box, index_range, whole
-from ascend_lab.dsl.complete import loop_count
-from ascend_lab.dsl.expr import Read
-from ascend_lab.dsl.footprint import first_boxes, row_steps, tile_sizes
-from ascend_lab.dsl.matrices import is_fractal
+from ascend_lab.dsl.boxes import Box, first_boxes, index_range, row_steps, tile_sizes, whole
+from ascend_lab.dsl.emit_vector import Memory, Unit, View, row_major
+from ascend_lab.dsl.fractals import is_fractal
+from ascend_lab.dsl.nests import loop_count
 from ascend_lab.dsl.stages import Stage, State, identity
-from ascend_lab.dsl.tensor import Axis
-from ascend_lab.dsl.unit import Unit
-from ascend_lab.dsl.views import Memory, View, row_major
+from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
 

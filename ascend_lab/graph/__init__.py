@@ -1,15 +1,22 @@
 """Graphs of operators: build or import, rewrite, fuse, lay out, plan memory, compile, time."""
 
-from ascend_lab.graph.builder import GraphBuilder, Value
-from ascend_lab.graph.compiled import Compiled, Task, run_tasks
-from ascend_lab.graph.edit import Draft, Editor, ordered, pruned
+from ascend_lab.graph.compile import Stages, compile_graph, compile_stages, run_compiled
+from ascend_lab.graph.draft import Draft, Editor, GraphBuilder, Value, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
-from ascend_lab.graph.infer import infer, verify
-from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Seeded, TensorType, to_text
+from ascend_lab.graph.ir import (
+    Constant,
+    Fill,
+    Graph,
+    Node,
+    Seeded,
+    TensorType,
+    infer,
+    to_text,
+    verify,
+)
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.pipeline import Stages, compile_graph, compile_stages, run_compiled
-from ascend_lab.graph.text import from_text
-from ascend_lab.graph.views import Table, table
+from ascend_lab.graph.tasks import Compiled, Task, run_tasks
+from ascend_lab.graph.text import Table, from_text, table
 
 __all__ = [
     "Compiled",

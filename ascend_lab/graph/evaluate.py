@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
-from ascend_lab.graph.infer import check_names, operator_of
-from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.ir import Graph, Node, TensorType, check_names, operator_of
 from ascend_lab.ops.formats import numpy_type, round_to
 from ascend_lab.ops.operator import widen
 

@@ -1,25 +1,101 @@
-"""Where a compiled network's tensors lie: lifetimes to the memory planner, offsets back.
+"""When each tensor of a compiled network is needed, and how many bytes it takes.
 
-A tensor that an elementwise kernel reads for the last time may be overwritten by what the kernel
-writes: each tile is read before it is written, by the same core.
+Task i writes and reads at time i. A tensor lives from the task that writes it to the last that
+reads it; inputs from the start, outputs to the end. A view is bytes of its source; what is joined
+without a copy lives, from the first part written, as the whole.
+Constants have memory of their own and are not planned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ascend_lab.graph.compiled import Compiled, Task
-from ascend_lab.graph.fusion.automatic import kind_of
-from ascend_lab.graph.lifetimes import (
-    ALIGN_BYTES,
-    aliases_of,
-    constant_bytes,
-    lifetimes,
-    owners,
-    tensor_bytes,
-)
+from ascend_lab.graph.aliases import Alias, aliases
+from ascend_lab.graph.fusion import kind_of
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
+from ascend_lab.graph.tasks import Compiled, Task
+
+ALIGN_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A tensor with memory of its own: needed by tasks first .. last, both included."""
+
+    name: str
+    first: int
+    last: int
+    size_bytes: int
+
+
+def aliases_of(compiled: Compiled) -> Mapping[str, Alias]:
+    """Return, for every tensor without memory of its own, where it lies in another."""
+    return aliases(compiled.graph, {t.nodes[0] for t in compiled.tasks if t.lowered is None})
+
+
+def owners(compiled: Compiled) -> dict[str, str]:
+    """Return, for every tensor without memory of its own, the tensor whose memory it is."""
+    return {name: alias.owner for name, alias in aliases_of(compiled).items()}
+
+
+def lifetimes(compiled: Compiled) -> list[Lifetime]:
+    """Return the lifetimes of all activations, workspaces of kernels included."""
+    graph, owner = compiled.graph, owners(compiled)
+    sizes = tensor_bytes(compiled)
+    end = max(len(compiled.tasks) - 1, 0)
+    span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
+    for i, task in enumerate(compiled.tasks):
+        for name in (*task.writes, *workspaces(task)):
+            span.setdefault(owner.get(name, name), [i, i])
+        for name in (*task.reads, *task.writes):
+            if name not in graph.constants:
+                span[owner.get(name, name)][1] = i
+    for name in graph.outputs:
+        if owner.get(name, name) in span:
+            span[owner.get(name, name)][1] = end
+    return [Lifetime(n, a, b, sizes[n]) for n, (a, b) in span.items() if n not in graph.constants]
+
+
+def tensor_bytes(compiled: Compiled) -> dict[str, int]:
+    """Return the bytes of every tensor, workspaces included, as kernels and types state them."""
+    found = {name: kind.size_bytes for name, kind in compiled.graph.types.items()}
+    for task in compiled.tasks:
+        if task.lowered is not None:
+            for buffer in task.lowered.kernel.tensors:
+                name = task.value(buffer.name)
+                if name not in compiled.graph.types:
+                    found[name] = buffer.size_bytes
+    return found
+
+
+def workspaces(task: Task) -> tuple[str, ...]:
+    """Return the network names of what a kernel uses only inside, constants of its own included."""
+    if task.lowered is None:
+        return ()
+    known = {*task.piece.graph.inputs, *task.piece.graph.outputs}
+    names = (b.name for b in task.lowered.kernel.tensors)
+    return tuple(task.value(n) for n in names if n.partition(".")[0] not in known)
+
+
+def constant_bytes(compiled: Compiled) -> Mapping[str, int]:
+    """Return the bytes of every constant as the kernel that reads it stores it."""
+    found: dict[str, int] = {}
+    for task in compiled.tasks:
+        if task.lowered is None:
+            continue
+        for buffer in task.lowered.kernel.tensors:
+            value = task.value(buffer.name)
+            if value in compiled.graph.constants:
+                found[value] = max(found.get(value, 0), buffer.size_bytes)
+    return found
+
+
+# Where a compiled network's tensors lie: lifetimes to the memory planner, offsets back.
+#
+# A tensor that an elementwise kernel reads for the last time may be overwritten by what the
+# kernel
+# writes: each tile is read before it is written, by the same core.
 
 
 def buffers_of(compiled: Compiled) -> list[Buffer]:

@@ -4,32 +4,35 @@ from ascend_lab.isa.builder import KernelBuilder, Queue, Share, Tile, spread
 from ascend_lab.isa.instructions import (
     barrier,
     c0_of,
+    check_instruction,
+    check_program,
     data_copy,
     fixpipe,
     load2d,
     load3d,
     mmad,
     mmad_shape,
+    program_unit,
     scalar,
     set_flag,
+    unit_of,
     vector,
     wait_flag,
 )
-from ascend_lab.isa.kernel import Kernel, as_kernel
-from ascend_lab.isa.legality import check_program, program_unit, unit_of
 from ascend_lab.isa.memory import Affine, Buffer, Region, var
 from ascend_lab.isa.program import (
     Event,
     Instruction,
+    Kernel,
     Launch,
     Loop,
     Node,
     Part,
     Program,
+    as_kernel,
     as_launch,
     binding_of,
 )
-from ascend_lab.isa.rules import check_instruction
 from ascend_lab.isa.sanitizer import Finding, sanitize
 from ascend_lab.isa.text import parse_program
 from ascend_lab.isa.walk import interleave, pipe_stream

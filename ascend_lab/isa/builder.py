@@ -1,4 +1,4 @@
-"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags."""
+"""Loops while they are written: how far queues move on a pass is known at the end of the body."""
 
 from __future__ import annotations
 
@@ -11,11 +11,60 @@ from typing import Any
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
 from ascend_lab.isa import instructions as ins
-from ascend_lab.isa.legality import check_program
+from ascend_lab.isa.instructions import check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region, var, whole
-from ascend_lab.isa.open_loop import OpenLoop, closed, place_of
-from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Part, Program, binding_of
+from ascend_lab.isa.program import Event, Instruction, Launch, Loop, Node, Part, Program, binding_of
 from ascend_lab.limits import INSTRUCTIONS, refuse_above
+
+Place = tuple[str, int]
+"""Memory space and address: a buffer and its views share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLoop:
+    """A loop without its body, the body so far, and how many slots its queues move on a pass."""
+
+    loop: Loop
+    body: list[Instruction | OpenLoop]
+    steps: dict[Place, int]
+
+
+def place_of(buffer: Buffer) -> Place:
+    """Return where a buffer lies."""
+    return buffer.space, buffer.address
+
+
+def closed(
+    nodes: Sequence[Instruction | OpenLoop], turns: dict[Place, Affine] | None = None
+) -> tuple[Node, ...]:
+    """Close the loops and number the slots: pass i of a loop starts `steps` * i slots further.
+
+    `turns` is how far each queue has moved in the loops around.
+    """
+    turns = turns or {}
+    out: list[Node] = []
+    for node in nodes:
+        if isinstance(node, OpenLoop):
+            loop, inner = node.loop, dict(turns)
+            for place, step in node.steps.items():
+                inner[place] = inner.get(place, Affine()) + var(loop.var) * step
+            out.append(Loop(loop.var, loop.count, closed(node.body, inner)))
+        elif turns and node.event is None:
+            dst = None if node.dst is None else _turned(node.dst, turns)
+            srcs = tuple([_turned(region, turns) for region in node.srcs])
+            out.append(Instruction(node.op, node.pipe, dst, srcs, node.attrs))
+        else:
+            out.append(node)
+    return tuple(out)
+
+
+def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
+    buffer = region.buffer
+    turn = turns.get((buffer.space, buffer.address)) if buffer.slots > 1 else None
+    return region if turn is None else region.turned(turn)
+
+
+# Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,148 @@
-"""The instruction set: one constructor per instruction, each checked against the chip.
-
-Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
-(data paths per chip).
-"""
+"""What every instruction must keep on a chip; each error gives needed, got and a remedy."""
 
 from __future__ import annotations
 
-from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.isa.memory import Affine, Region, as_affine
-from ascend_lab.isa.program import AttrValue, Event, Instruction
-from ascend_lab.isa.rules import check_instruction
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
+from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
+from ascend_lab.isa.operands import check_index, check_mmad, check_move, check_vector
+from ascend_lab.isa.program import (
+    FLAGS,
+    MOVES,
+    PIPES,
+    VECTOR_OPS,
+    AttrValue,
+    Event,
+    Instruction,
+    Loop,
+    Node,
+    Program,
+    reach_of,
+    source_counts,
+)
+
+
+def check_instruction(chip: Chip, instruction: Instruction) -> Instruction:
+    """Return `instruction` if the chip can run it; raise a `ProgramError` child otherwise."""
+    for region in instruction.regions:
+        _check_buffer(chip, region.buffer)
+    op = instruction.op
+    if op in FLAGS:
+        _check_flag(chip, instruction)
+    elif op == "barrier":
+        if instruction.pipe not in (*PIPES, "ALL"):
+            raise ProgramError("barrier: a pipe or ALL", instruction.pipe, "check the name")
+    elif op == "scalar":
+        _check_scalar(instruction)
+    else:
+        _check_work(chip, instruction)
+    return instruction
+
+
+def _check_work(chip: Chip, instruction: Instruction) -> None:
+    dst, src = _operands(instruction)
+    op = instruction.op
+    pipe = "M" if op == "mmad" else "V"
+    if op in MOVES:
+        pipe = chip.path(src.space, dst.space).pipe
+    if instruction.pipe != pipe:
+        got = f"{instruction.pipe}, {src.space}->{dst.space}"
+        raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
+    if op in MOVES:
+        check_move(chip, instruction, dst, src)
+    elif op == "mmad":
+        check_mmad(chip, instruction, dst)
+    else:
+        check_vector(chip, instruction, dst)
+
+
+def _operands(instruction: Instruction) -> tuple[Region, Region]:
+    """Return (destination, first source or destination); refuse wrong counts and names."""
+    op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
+    wanted = source_counts(op)
+    if not wanted:
+        known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *VECTOR_OPS))
+        raise ProgramError("a known instruction", op, f"use one of {known}")
+    if dst is None or count not in wanted:
+        counts = " or ".join(map(str, wanted))
+        raise ProgramError(
+            f"{op}: one destination and {counts} source regions",
+            f"{0 if dst is None else 1} and {count}",
+            "add or drop regions",
+        )
+    return dst, instruction.srcs[0] if count else dst
+
+
+def _check_flag(chip: Chip, instruction: Instruction) -> None:
+    event = instruction.event
+    if event is None:
+        raise ProgramError(f"{instruction.op}: an event", "none", "name two pipes and an id")
+    if event.src not in PIPES or event.dst not in PIPES:
+        raise ProgramError("an event between two pipes", str(event), f"use {', '.join(PIPES)}")
+    if event.src == event.dst:
+        raise ProgramError(
+            "an event between two different pipes", str(event), "a pipe is in order by itself"
+        )
+    if instruction.pipe != (event.src if instruction.op == "set_flag" else event.dst):
+        raise ProgramError(f"{instruction.op} {event} on its own pipe", instruction.pipe, "mend it")
+    if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
+        raise CapacityError(
+            f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}",
+            f"{event.id}..{event.id + event.count - 1}",
+            "share an id between queues or use fewer slots",
+        )
+
+
+def _check_scalar(instruction: Instruction) -> None:
+    if instruction.number("steps", 1) < 1:
+        raise ProgramError(
+            "scalar: steps >= 1", str(instruction.attr("steps")), "count its operations"
+        )
+    one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
+    if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
+        raise ProgramError(
+            "scalar: no region, or one element to copy and one place for it",
+            ", ".join(map(str, instruction.regions)),
+            "give both or neither",
+        )
+    if instruction.dst is not None:
+        check_index(instruction, instruction.dst, instruction.srcs[0])
+
+
+def _check_buffer(chip: Chip, buffer: Buffer) -> None:
+    if buffer.dtype == "bf16" and "bf16" not in chip.cube:
+        raise PathError(
+            f"{buffer.name}: a number format of {chip.name}",
+            "bf16",
+            "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)",
+        )
+    if buffer.space == "GM":
+        return
+    if buffer.space not in chip.buffers:
+        raise PathError(
+            f"a buffer {chip.name} has", buffer.space, f"use GM, {', '.join(chip.buffers)}"
+        )
+    end, size = buffer.address + buffer.size_bytes, chip.buffers[buffer.space]
+    if end > size:
+        raise CapacityError(
+            f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}",
+            f"{size} bytes on {chip.name}",
+            "make the tile smaller or use fewer slots",
+        )
+    unit = chip.alignment.get(buffer.space, BLOCK_BYTES)
+    if buffer.address % unit or (buffer.slots > 1 and buffer.slot_bytes % unit):
+        raise AlignmentError(
+            f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes",
+            f"address {buffer.address}, slot pitch {buffer.slot_bytes}",
+            "round them up",
+        )
+
+
+# The instruction set: one constructor per instruction, each checked against the chip.
+#
+# Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform
+# files
+# (data paths per chip).
 
 
 def data_copy(
@@ -193,3 +326,86 @@ def mmad_shape(instruction: Instruction) -> tuple[int, int, int]:
 def c0_of(dtype: str) -> int:
     """Length of the innermost axis C0 = 32 bytes / size: 16 for fp16, 32 for int8."""
     return 32 // DTYPE_BYTES[dtype]
+
+
+# Rules a whole program must keep; each error gives needed, got and a remedy.
+
+
+def check_program(chip: Chip, program: Program) -> Program:
+    """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
+
+    Raises `CapacityError` with the element touched and the size, `PathError` for a mix of cube and
+    vector work on a chip whose cores are split, `ProgramError` for names used twice or unknown.
+    """
+    _check_names(program)
+    units = set()
+    for instruction, ranges in program.scoped():
+        if instruction.event is not None:
+            continue
+        for region in instruction.regions:
+            check_bounds(reach_of(instruction, region), ranges, instruction.op)
+        if instruction.op not in ("barrier", "scalar"):
+            units.add(unit_of(chip, instruction))
+    if len(units - {"core"}) > 1:
+        raise PathError(
+            f"{program.name}: cube and vector work in separate programs on {chip.name}",
+            "both in one program",
+            "exchange the data through GM between two programs",
+        )
+    return program
+
+
+def unit_of(chip: Chip, instruction: Instruction) -> str:
+    """Return which kind of core runs it: "core" on coupled chips, else "cube" or "vector"."""
+    if chip.combined:
+        return "core"
+    if instruction.op == "mmad":
+        return "cube"
+    if instruction.pipe == "V" or instruction.dst is None or not instruction.srcs:
+        return "vector"
+    return chip.path(instruction.srcs[0].space, instruction.dst.space).unit
+
+
+def program_unit(chip: Chip, program: Program) -> str:
+    """Return the kind of core a program runs on ("core", "cube" or "vector")."""
+    for instruction, _ in program.instructions():
+        if instruction.event is None and instruction.op not in ("barrier", "scalar"):
+            return unit_of(chip, instruction)
+    return "core" if chip.combined else "cube"
+
+
+def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
+    """Raise `CapacityError` if the region leaves its buffer for some loop values."""
+    for name, _ in (*region.offset.terms, *region.slot.terms):
+        if name not in ranges:
+            raise ProgramError(
+                f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})",
+                name,
+                "move the instruction into the loop",
+            )
+    low, high = region.extent(ranges)
+    if low < 0 or high >= region.buffer.elements:
+        raise CapacityError(
+            f"{op}: elements 0..{region.buffer.elements - 1} of {region.buffer.name}",
+            f"{low}..{high}",
+            "check offset, tile size and loop count",
+        )
+
+
+def _check_names(program: Program) -> None:
+    names = [b.name for b in program.buffers]
+    if len(set(names)) != len(names):
+        raise ProgramError(f"{program.name}: one name per buffer", str(sorted(names)), "rename")
+    _check_loops(program.name, program.body, frozenset(name for name, _ in program.params))
+
+
+def _check_loops(name: str, nodes: tuple[Node, ...], outer: frozenset[str]) -> None:
+    for node in nodes:
+        if isinstance(node, Loop):
+            if node.var in outer:
+                raise ProgramError(
+                    f"{name}: a new name for a loop inside {', '.join(sorted(outer))}",
+                    node.var,
+                    "the inner loop would hide the outer one",
+                )
+            _check_loops(name, node.body, outer | {node.var})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from ascend_lab.errors import ProgramError
 from ascend_lab.isa.memory import Affine, Buffer, Region, whole
@@ -264,3 +265,157 @@ def as_launch(program: Program | Launch) -> Launch:
 def binding_of(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Return a params binding from a mapping."""
     return tuple(sorted(values.items()))
+
+
+# A launch with its tensors under other names.
+
+
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """Return a launch with its GM tensors under other names; tiles make way for them."""
+
+    @cache
+    def buffer(old: Buffer) -> Buffer:
+        if old.space == "GM":
+            return replace(old, name=names[old.name]) if old.name in names else old
+        return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
+
+    def region(old: Region) -> Region:
+        return replace(old, buffer=buffer(old.buffer))
+
+    def node(old: Node) -> Node:
+        if isinstance(old, Loop):
+            return replace(old, body=tuple(map(node, old.body)))
+        if not old.regions:
+            return old
+        dst = None if old.dst is None else region(old.dst)
+        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
+
+    def part(old: Part) -> Part:
+        body = tuple(map(node, old.program.body))
+        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
+        return replace(old, program=replace(old.program, buffers=buffers, body=body))
+
+    return replace(launch, parts=tuple(map(part, launch.parts)))
+
+
+# Kernels of several phases: launches one after another on the same GM tensors.
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Phases that run one after another; between two of them all cores wait for each other.
+
+    A phase reads what earlier phases wrote to GM, on whatever core: partial sums first, then their
+    sum. The host launches the whole once.
+    """
+
+    name: str
+    phases: tuple[Launch, ...]
+
+    def __post_init__(self) -> None:
+        """Check that there is a phase, and that a tensor is the same one in all phases."""
+        if not self.phases:
+            raise ProgramError(f"{self.name}: a kernel of at least one phase", "none", "add one")
+        seen: dict[str, Buffer] = {}
+        for phase in self.phases:
+            for tensor in phase.tensors:
+                first = seen.setdefault(tensor.name, tensor)
+                if first != tensor:
+                    raise ProgramError(
+                        f"{self.name}: one size and format of tensor {tensor.name} in all phases",
+                        f"{first.elements} {first.dtype} and {tensor.elements} {tensor.dtype}",
+                        "rename one, or view the tensor with sizes and strides",
+                    )
+
+    @property
+    def core_count(self) -> int:
+        """Cores of the phase that uses most of them."""
+        return max(phase.core_count for phase in self.phases)
+
+    @property
+    def event_count(self) -> int:
+        """Dynamic instructions of all phases on all cores, flags included."""
+        return sum(phase.event_count for phase in self.phases)
+
+    @property
+    def tensors(self) -> tuple[Buffer, ...]:
+        """GM tensors of all phases, each once."""
+        return tuple({b.name: b for phase in self.phases for b in phase.tensors}.values())
+
+
+def as_kernel(program: Program | Launch | Kernel) -> Kernel:
+    """Return `program` as a kernel of one phase unless it is a kernel already."""
+    if isinstance(program, Kernel):
+        return program
+    launch = as_launch(program)
+    return Kernel(launch.name, (launch,))
+
+
+# Names of the instructions, and how many regions each one takes.
+
+
+BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
+UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
+WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
+REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
+WHOLE_BLOCKS = ("vbrcb", "vtranspose")
+VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel", "vcmp", *WHOLE_BLOCKS)
+TAKES_SCALAR = (*WITH_SCALAR, "vdup")
+MOVES = ("data_copy", "load2d", "load3d", "fixpipe")
+FLAGS = ("set_flag", "wait_flag")
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+
+COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
+"""What vcmp's attribute `op` may ask of two lanes."""
+
+ROUNDINGS = ("rint", "floor", "ceil", "trunc")
+"""How vconv reaches a whole number; rint, to nearest even, is the default."""
+
+ATOMIC_FORMATS = ("fp32", "fp16", "int32")
+"""Number formats a copy can add in memory."""
+
+CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
+"""Accumulator formats per input format (hardware facts, mmad types)."""
+
+
+@cache
+def source_counts(op: str) -> tuple[int, ...]:
+    """Return how many source regions `op` may have; () for an unknown name."""
+    if op in BINARY or op == "vcmp":
+        return (2,)
+    if op == "vsel":
+        return (2, 3)
+    if op == "data_copy":
+        return (1, 2)
+    if op == "vdup":
+        return (0,)
+    if op == "mmad":
+        return (2, 3)
+    return (1,) if op in VECTOR_OPS or op in MOVES else ()
+
+
+# Copies whose row is picked at run time: one int32 in UB times a pitch moves the GM side.
+#
+#     GM address = offset + index * pitch,   0 <= index < bound
+#
+# What such a copy touches is not known before it runs, so everything that looks at a program
+# without
+# values (bounds, traffic, sanitizer) takes the whole range of rows it may touch.
+
+
+def index_of(instruction: Instruction) -> Region | None:
+    """Return the index operand of an indexed data_copy or scalar, None for the others."""
+    if instruction.op not in ("data_copy", "scalar") or len(instruction.srcs) < 2:
+        return None
+    return instruction.srcs[1]
+
+
+def reach_of(instruction: Instruction, region: Region) -> Region:
+    """Return what `region` may touch: every row, for the GM side of an indexed copy.
+
+    The rows become a new outermost axis of `bound` steps of `pitch` elements.
+    """
+    if region.space != "GM" or index_of(instruction) is None:
+        return region
+    bound, pitch = instruction.number("bound", 1), instruction.number("pitch")
+    return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))

@@ -1,17 +1,19 @@
 """Kernels written by hand with the builder: vector examples, matrix product, convolution."""
 
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_default import conv_schedule
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
+from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
+from ascend_lab.kernels.gather_scatter import (
+    check_indices,
+    gather_launch,
+    one_hot_launch,
+    scatter_launch,
+)
 from ascend_lab.kernels.gemm import gemm_launch
-from ascend_lab.kernels.gemm_default import default_schedule
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape, tile_bytes
-from ascend_lab.kernels.grids import best_grid
-from ascend_lab.kernels.indexed import check_indices, gather_launch, scatter_launch
-from ascend_lab.kernels.layouts import pack_conv, pack_gemm, unpack_conv, unpack_gemm
-from ascend_lab.kernels.one_hot import one_hot_launch
+from ascend_lab.kernels.packing import pack_conv, pack_gemm, unpack_conv, unpack_gemm
 from ascend_lab.kernels.rearrange import (
     concat_launch,
     pad_launch,
@@ -19,9 +21,10 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.kernels.strided import copy_launch
+from ascend_lab.kernels.timed_schedules import best_grid
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
+from ascend_lab.layout.moves import copy_launch
 
 __all__ = [
     "ConvShape",

@@ -20,11 +20,7 @@ from dataclasses import dataclass, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, binding_of
-from ascend_lab.kernels.conv_default import conv_schedule
-from ascend_lab.kernels.conv_place import Placement, plain_placement
-from ascend_lab.kernels.conv_plan import check_conv, takes_strips
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
-from ascend_lab.kernels.conv_split import RowShare, Tiles, row_shares
 from ascend_lab.kernels.conv_tile import (
     At,
     Conv,
@@ -35,12 +31,20 @@ from ascend_lab.kernels.conv_tile import (
     new_conv,
     tile,
 )
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
+from ascend_lab.kernels.conv_windows import (
+    Placement,
+    RowShare,
+    Tiles,
+    plain_placement,
+    row_shares,
+    runs_of,
+    tiles_per_image,
+)
+from ascend_lab.kernels.default_schedules import check_conv, conv_schedule, takes_strips
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, chip_left, demand_of
 from ascend_lab.kernels.epilogue_emit import Channels, held_channels
-from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
-from ascend_lab.kernels.windows import runs_of, tiles_per_image
 
 
 def conv_launch(

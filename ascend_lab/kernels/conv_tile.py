@@ -18,9 +18,9 @@ from ascend_lab.isa import (
     c0_of,
     load3d,
 )
-from ascend_lab.kernels.conv_place import Placement, area_of, plain_placement
-from ascend_lab.kernels.conv_plan import c1_stage, window_sides
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import Placement, Run, Window, area_of, plain_placement
+from ascend_lab.kernels.default_schedules import c1_stage, window_sides
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
@@ -33,7 +33,6 @@ from ascend_lab.kernels.epilogue_emit import (
 )
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import load_b, out_queue, segments, store_area, store_tile, sum_queue
-from ascend_lab.kernels.windows import Run, Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_place import Placement
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
+from ascend_lab.kernels.conv_windows import Placement
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.layouts import pack_conv, unpack_conv
+from ascend_lab.kernels.packing import pack_conv, unpack_conv
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,71 @@
-"""What FlashAttention computes and how it is cut: problem, blocks, and what fits on a chip."""
+"""Which core computes which rows of which matrix: a grid over the batch and over blocks of rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.kernels.flash_grid import grid
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Part, Program, Region, binding_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
+
+Span = tuple[Affine, int]
+"""(start, size) of a block along one axis, in fractals."""
+
+Share = tuple[int, int, int]
+"""What a part owns of an axis: its size, the pitch between cores, the number of positions."""
+
+Own = tuple[Share, Share]
+"""What a part owns of the batch and of the rows."""
+
+
+def grid(batch: int, blocks: int, cores: int) -> tuple[int, int]:
+    """Return cores over the batch and over row blocks: the fewest blocks for the busiest core."""
+
+    def busiest(over: int) -> tuple[int, int]:
+        return up(batch, over) * up(blocks, min(blocks, cores // over)), -over
+
+    over = min(range(1, min(batch, cores) + 1), key=busiest)
+    return over, min(blocks, cores // over)
+
+
+def spread(
+    name: str,
+    batch: int,
+    rows: int,
+    block: int,
+    cores: tuple[int, int],
+    program: Callable[[Own], Program],
+) -> Launch:
+    """Return a launch of `program(own)` over `batch` matrices and `rows`, in blocks of `block`.
+
+    Rows count fractals; `cores` is the grid. Cores with equal shares are one part.
+    """
+    matrices, heights = chunks(batch, 1, cores[0]), chunks(rows, block, cores[1])
+    parts = []
+    for count, groups in by_size(matrices).items():
+        for size, places in by_size(heights).items():
+            own = (count, matrices[0], groups[-1] + 1), (size, heights[0], places[-1] + 1)
+            bound = [binding_of({"group": g, "row": r}) for g in groups for r in places]
+            parts.append(Part(program(own), tuple(bound)))
+    return Launch(name, tuple(parts))
+
+
+def walk(k: KernelBuilder, own: Own, block: int) -> Iterator[tuple[Affine, Span]]:
+    """Yield (matrix, rows) of every block a core owns, in loops."""
+    (count, batch_pitch, groups), (rows, row_pitch, positions) = own
+    first = k.param("group", groups) * batch_pitch
+    top = k.param("row", positions) * row_pitch
+    with repeat(k, "matrix", count) as index:
+        for at, size in segments(k, "block", rows, block):
+            yield first + index, (top + at, size)
+
+
+# What FlashAttention computes and how it is cut: problem, blocks, and what fits on a chip.
+
 
 MASKS = ("", "rows", "full")
 TENSORS = ("q", "k", "v", "mask")
@@ -177,3 +233,81 @@ def _halves(most: int) -> Iterator[int]:
 def default_scale(depth: int) -> float:
     """Return 1 / sqrt(d)."""
     return 1.0 / math.sqrt(depth)
+
+
+# The GM tensors of FlashAttention and their blocks, in FRACTAL_NZ: (columns / 16, rows, 16).
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """Tensors of a program by name: q, k, v, y and mask (a vector where it has one row)."""
+
+    shape: FlashShape
+    buffers: Mapping[str, Buffer]
+
+    @classmethod
+    def declare(cls, k: KernelBuilder, shape: FlashShape, names: Sequence[str]) -> Tensors:
+        """Declare the named tensors in GM; a mask only where the shape has one."""
+        rows, keys, _, _ = shape.fractals
+        buffers = {}
+        for name in names:
+            if name != "mask":
+                height, columns = _matrix(shape, name)
+                each = height * columns * AREA
+            elif shape.mask:
+                each = keys * FRACTAL if shape.mask == "rows" else rows * keys * AREA
+            else:
+                continue
+            buffers[name] = k.tensor(name, "fp16", _copies(shape, name) * each)
+        return cls(shape, buffers)
+
+    def start(self, name: str, matrix: Affine) -> Affine:
+        """Return where the matrix of one batch entry begins."""
+        if name in self.shape.shared:
+            return Affine()
+        return matrix * (self.buffers[name].elements // self.shape.batch)
+
+    def block(self, name: str, matrix: Affine, rows: Span) -> Region:
+        """Return rows of q, k, v or y: (columns / 16, rows x 16)."""
+        (height, columns), (at, size) = _matrix(self.shape, name), rows
+        start = self.start(name, matrix) + at * AREA
+        return self.buffers[name].region(start, (columns, size * AREA), (height * AREA, 1))
+
+    def mask(self, matrix: Affine, rows: Span, keys: Span) -> Region:
+        """Return the mask of a block of scores: (keys / 16, rows x 16), or one row of keys."""
+        source, start, (at, size) = self.buffers["mask"], self.start("mask", matrix), keys
+        if self.shape.mask == "rows":
+            return source.region(start + at * FRACTAL, size * FRACTAL)
+        pitch = self.shape.fractals[0] * AREA
+        start = start + at * pitch + rows[0] * AREA
+        return source.region(start, (size, rows[1] * AREA), (pitch, 1))
+
+
+def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
+    rows, keys, depth, width = shape.fractals
+    return {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}[name]
+
+
+def _copies(shape: FlashShape, name: str) -> int:
+    return 1 if name in shape.shared else shape.batch
+
+
+def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:
+    """Return full blocks of keys, fractals of the last one, and keys in its last fractal.
+
+    The last is a block of its own where it is shorter (0: it is not) or ends inside a fractal (0:
+    it does not).
+    """
+    full, rest = divmod(shape.fractals[1], block)
+    ragged = shape.keys % FRACTAL
+    return (full - 1, block, ragged) if ragged and not rest else (full, rest, ragged)
+
+
+def key_blocks(k: KernelBuilder, shape: FlashShape, block: int) -> Iterator[tuple[Span, int]]:
+    """Yield (span, keys in the last fractal if ragged) of every block of keys, in a loop."""
+    full, rest, ragged = cut_keys(shape, block)
+    if full:
+        with k.loop("key", full) as j:
+            yield (j * block, block), 0
+    if rest:
+        yield (Affine(full * block), rest), ragged

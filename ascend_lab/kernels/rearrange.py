@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
-from ascend_lab.kernels.strided import Move, View, copy_launch, moves_launch, row_major
+from ascend_lab.layout.moves import Move, View, copy_launch, moves_launch, row_major
 
 
 def slice_launch(

@@ -1,11 +1,20 @@
 """Layouts as address maps: where an element lies, what is padding, what a conversion costs."""
 
-from ascend_lab.layout.boxes import Box, Dim, burst_bytes, copy_boxes, zero_boxes
-from ascend_lab.layout.convert import convert, pack, unpack
-from ascend_lab.layout.formats import FORMATS, Format
-from ascend_lab.layout.launch import conversion_launch
+from ascend_lab.layout.boxes import (
+    Box,
+    Dim,
+    burst_bytes,
+    convert,
+    copy_boxes,
+    pack,
+    unpack,
+    zero_boxes,
+)
+from ascend_lab.layout.conversion import conversion_launch
 from ascend_lab.layout.maps import (
+    FORMATS,
     AddressMap,
+    Format,
     Piece,
     address,
     address_map,

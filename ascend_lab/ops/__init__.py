@@ -7,31 +7,34 @@ that program, `make_test` writes its tests; `register` adds an operator of your 
 from ascend_lab.ops import activations as activations
 from ascend_lab.ops import attention as attention
 from ascend_lab.ops import batch_norm as batch_norm
-from ascend_lab.ops import batch_statistics as batch_statistics
 from ascend_lab.ops import conv_gradient as conv_gradient
 from ascend_lab.ops import convolution as convolution
 from ascend_lab.ops import cutting as cutting
 from ascend_lab.ops import deconvolution as deconvolution
-from ascend_lab.ops import depthwise as depthwise
 from ascend_lab.ops import elementwise as elementwise
-from ascend_lab.ops import flash as flash
 from ascend_lab.ops import indexing as indexing
-from ascend_lab.ops import joining as joining
-from ascend_lab.ops import local_response as local_response
 from ascend_lab.ops import matmul as matmul
 from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise
 from ascend_lab.ops import pool_gradient as pool_gradient
 from ascend_lab.ops import pooling as pooling
 from ascend_lab.ops import reduction as reduction
-from ascend_lab.ops import scattering as scattering
 from ascend_lab.ops import training as training
 from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
 from ascend_lab.ops.generate import make_test
 from ascend_lab.ops.gradients import Site, gradient
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
-from ascend_lab.ops.registry import OPERATORS, get, register
+from ascend_lab.ops.operator import (
+    OPERATORS,
+    REQUIRED,
+    Call,
+    Domain,
+    Example,
+    Operator,
+    Template,
+    get,
+    register,
+)
 from ascend_lab.ops.slicing import (
     AxisRule,
     Cut,
@@ -42,7 +45,6 @@ from ascend_lab.ops.slicing import (
     cut,
     take,
 )
-from ascend_lab.ops.template import Call, Template
 
 __all__ = [
     "OPERATORS",

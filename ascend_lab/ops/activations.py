@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.ops.elementwise import inside, unary
+from ascend_lab.ops.expressions import NARROW
 from ascend_lab.ops.formats import rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.lifting import NARROW
 from ascend_lab.ops.operator import Domain
 
 Values = NDArray[Any]

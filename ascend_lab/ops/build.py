@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.fractals import matrix_map
-from ascend_lab.dsl.lower import matrices
+from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.moves import axis_names, copied
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, var
 from ascend_lab.layout import pack, unpack
 from ascend_lab.ops.formats import format_of
-from ascend_lab.ops.operator import Operator
-from ascend_lab.ops.registry import resolve
+from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.shapes import Shape, elements
-from ascend_lab.ops.template import Call
 from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
 
 Values = NDArray[Any]

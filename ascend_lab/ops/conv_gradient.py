@@ -25,26 +25,22 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.handwritten import renamed
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, Launch
+from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.weight_gradient import splits_of, weight_gradient_launch
+from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
-from ascend_lab.kernels.weight_stage import ZEROS
 from ascend_lab.layout import address_map, pack, unpack
-from ascend_lab.layout.launch import maps_launch
+from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
+from ascend_lab.ops.expressions import narrow, out_size, wide
 from ascend_lab.ops.formats import TypeRule, numpy_type
-from ascend_lab.ops.lifting import narrow, wide
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import REQUIRED, Example, Operator
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Operator, Template, register
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
-from ascend_lab.ops.template import Call, Template
-from ascend_lab.ops.windowing import out_size
 
 Values = NDArray[Any]
 GRADIENT_INPUTS = ("fp16", "bf16")

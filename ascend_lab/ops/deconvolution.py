@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
-from ascend_lab.ops.bias import with_bias
 from ascend_lab.ops.convolution import (
     ATTRS,
     CONV_TYPES,
@@ -22,15 +21,14 @@ from ascend_lab.ops.convolution import (
     grouped,
     plus_bias,
     window_attrs,
+    with_bias,
 )
+from ascend_lab.ops.expressions import Pair, add_windows, cropped, reach
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Example, Grads, Operator
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import Call, Example, Grads, Operator, register
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
-from ascend_lab.ops.template import Call
-from ascend_lab.ops.windowing import Pair, add_windows, cropped, reach
 
 Values = NDArray[Any]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, TypeMismatchError
 from ascend_lab.kernels.rearrange import reshape_launch
-from ascend_lab.ops.attributes import NOT_NAN, Range
+from ascend_lab.ops.expressions import NARROW, in_fp32, stretch
 from ascend_lab.ops.formats import (
     FLOATS,
     NUMBERS,
@@ -23,10 +23,8 @@ from ascend_lab.ops.formats import (
     rounded,
 )
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.lifting import NARROW, in_fp32, stretch
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Operator
-from ascend_lab.ops.registry import register
-from ascend_lab.ops.template import plain
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Operator, plain, register
+from ascend_lab.ops.shapes import NOT_NAN, Range
 
 Values = NDArray[Any]
 EXAMPLES = tuple(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import TypeMismatchError
-from ascend_lab.sim.number_formats import numpy_type as chip_type
+from ascend_lab.sim.values import numpy_type as chip_type
 
 Values = NDArray[Any]
 Attrs = Mapping[str, Any]

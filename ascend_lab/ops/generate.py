@@ -8,8 +8,7 @@ from typing import Any
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.ops.formats import TypeRule, is_float
-from ascend_lab.ops.operator import Example, Operator
-from ascend_lab.ops.registry import OPERATORS, resolve
+from ascend_lab.ops.operator import OPERATORS, Example, Operator, resolve
 from ascend_lab.ops.shapes import Shape
 
 TEST_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError, TypeMismatchError
+from ascend_lab.ops.expressions import narrow
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.lifting import narrow
-from ascend_lab.ops.operator import Example, Grads, Operator
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import Example, Grads, Operator, register
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 

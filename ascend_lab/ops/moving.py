@@ -13,15 +13,13 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.rearrange import reshape_launch
-from ascend_lab.kernels.strided import copy_launch, row_major
 from ascend_lab.kernels.transpose import transpose_launch
+from ascend_lab.layout.moves import copy_launch, row_major
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Example, Grads, Operator
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Operator, plain, register
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
-from ascend_lab.ops.template import Call, plain
 
 Values = NDArray[Any]
 ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")

@@ -1,4 +1,9 @@
-"""An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
+"""Hand-written kernels behind operators: what they build, how tensors go in, where results lie.
+
+A kernel takes its operands in the layouts it prefers (matrices as fractals, images as NC1HWC0).
+Bringing them there is the work of conversion operators between kernels, not of the kernel, so
+`run` packs and unpacks on the host and `time` does not count it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
-from ascend_lab.ops.attributes import Range, check_attribute
+from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.ops.formats import (
     Attrs,
     Tolerances,
@@ -23,9 +29,79 @@ from ascend_lab.ops.formats import (
     round_to,
     rounded,
 )
-from ascend_lab.ops.shapes import Shape, broadcast_shape, check_shape, elements
+from ascend_lab.ops.shapes import (
+    Range,
+    Shape,
+    broadcast_shape,
+    check_attribute,
+    check_shape,
+    elements,
+)
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
-from ascend_lab.ops.template import Call, Template, Values
+
+Values = NDArray[Any]
+Memory = Mapping[str, Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One use of an operator: input shapes, formats and attributes, and the output shapes."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[Shape, ...]
+
+
+def always(call: Call, chip: Chip) -> bool:
+    """Tell that a template applies to every call."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A kernel builder, its GM tensors from the inputs, its outputs from the GM tensors.
+
+    Where `applies` says no, the operator's expression is scheduled instead.
+    """
+
+    build: Callable[[Call, Chip], Kernel | Launch]
+    feed: Callable[[Call, Sequence[Values]], dict[str, Values]]
+    fetch: Callable[[Call, Memory], tuple[Values, ...]]
+    applies: Callable[[Call, Chip], bool] = always
+
+    def kernel(self, call: Call, chip: Chip) -> Kernel:
+        """Return the kernel of a call."""
+        return as_kernel(self.build(call, chip))
+
+
+def plain(
+    build: Callable[[Call, Chip], Kernel | Launch],
+    *,
+    feed: tuple[str, ...] = ("x",),
+    applies: Callable[[Call, Chip], bool] = always,
+) -> Template:
+    """Return a template whose tensors are row-major: `feed` names the inputs, y the output.
+
+    Several inputs beyond the names are x0, x1, ...; several outputs y0, y1, ...
+    """
+
+    def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+        names = feed or tuple(f"x{i}" for i in range(len(arrays)))
+        return dict(zip(names, arrays, strict=True))
+
+    return Template(build, tensors, results, applies)
+
+
+def results(call: Call, memory: Memory) -> tuple[Values, ...]:
+    """Return the outputs y, or y0, y1, ..., in their shapes."""
+    shapes = call.outputs
+    names = ("y",) if "y" in memory else tuple(f"y{i}" for i in range(len(shapes)))
+    return tuple(memory[name].reshape(s) for name, s in zip(names, shapes, strict=True))
+
+
+# An operator in one place: formula, expression, types, shapes, slices, gradient, tests.
+
 
 Grads = Sequence[Any]
 """One gradient, or None, for each input of an operator."""
@@ -267,3 +343,34 @@ class Operator:
 def widen(array: Values) -> Values:
     """Return an array in fp64, or int64 for whole numbers."""
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
+
+
+# The operators by name: the library's and those a reader registers.
+
+
+OPERATORS: dict[str, Operator] = {}
+"""Every known operator; a plain dict in the order of registration."""
+
+
+def register(operator: Operator, *, replace: bool = False) -> Operator:
+    """Add an operator and return it; raise `InputError` if the name is taken, unless `replace`."""
+    if operator.name in OPERATORS and not replace:
+        raise InputError(
+            "an operator name that is free", operator.name, "rename it, or pass replace=True"
+        )
+    OPERATORS[operator.name] = operator
+    return operator
+
+
+def get(name: str) -> Operator:
+    """Return an operator by name; raise `InputError` with the nearest names."""
+    if name in OPERATORS:
+        return OPERATORS[name]
+    near = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
+    remedy = f"did you mean {' or '.join(near)}?" if near else "see ops.OPERATORS"
+    raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
+
+
+def resolve(operator: Operator | str) -> Operator:
+    """Return an operator given itself or its name."""
+    return get(operator) if isinstance(operator, str) else operator

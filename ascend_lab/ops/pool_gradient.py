@@ -24,20 +24,24 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.pool_gradient import pool_gradient_launch
-from ascend_lab.kernels.pool_rows import PoolGradient
+from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.deconvolution import stretched
+from ascend_lab.ops.expressions import (
+    Pair,
+    add_windows,
+    cropped,
+    narrow,
+    out_size,
+    padded,
+    wide,
+    windows,
+)
 from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
-from ascend_lab.ops.lifting import narrow, wide
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Operator
-from ascend_lab.ops.pooling import geometry, window_counts
-from ascend_lab.ops.pooling_kernel import LOWEST
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Operator, Template, register
+from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
-from ascend_lab.ops.template import Call, Template
-from ascend_lab.ops.windowing import Pair, add_windows, cropped, out_size, padded, windows
 
 Values = NDArray[Any]
 LANES = 16

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
+from ascend_lab.ops.expressions import NARROW, in_fp32
 from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, exact, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.lifting import NARROW, in_fp32
-from ascend_lab.ops.operator import Domain, Example, Grads, Operator
-from ascend_lab.ops.registry import register
+from ascend_lab.ops.operator import Domain, Example, Grads, Operator, register
 from ascend_lab.ops.shapes import Shape, axes_of, elements
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 

@@ -16,15 +16,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError, SimulationError
-from ascend_lab.isa.indexed import index_of
-from ascend_lab.isa.kernel import Kernel, as_kernel
-from ascend_lab.isa.legality import check_program
+from ascend_lab.isa.instructions import check_instruction, check_program
 from ascend_lab.isa.memory import Affine, Buffer, Region
-from ascend_lab.isa.program import Instruction, Launch, Program
-from ascend_lab.isa.rules import check_instruction
+from ascend_lab.isa.program import Instruction, Kernel, Launch, Program, as_kernel, index_of
 from ascend_lab.isa.walk import first, interleave
-from ascend_lab.sim.number_formats import numpy_type
-from ascend_lab.sim.vector_values import run_vector, store
+from ascend_lab.sim.values import numpy_type, run_vector, store
 
 Values = NDArray[Any]
 POISON = 0xFF

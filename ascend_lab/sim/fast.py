@@ -8,14 +8,16 @@ arrays carry a last axis of candidates, so a batch costs little more than one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest
+from ascend_lab.sim.compiled import SET, WAIT, Compiled, Nest, Surroundings, instruction_cost
 from ascend_lab.sim.reference import run_reference
 
 Array = NDArray[np.int64]
@@ -210,3 +212,111 @@ def _run_columns(program: Compiled, cycles: Array) -> Array:
     columns = (latency, program.tail_latency, program.counts)
     same = [np.repeat(np.array(c, np.int64)[:, None], cycles.shape[1], axis=1) for c in columns]
     return run_batch(program, cycles, *same)
+
+
+# The simulator for short programs: every step once, in the order in which it is written.
+#
+# A program written with the builder sets each flag before the line that waits for it, so one walk
+# along the lines meets every time it needs. Few steps are walked faster than matrices are built.
+
+
+PASSES = 30
+"""Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
+
+
+def is_short(program: Compiled) -> bool:
+    """Tell whether to walk."""
+    return sum(program.runs()) <= PASSES * len(program.steps)
+
+
+def run_walked(program: Compiled) -> int:
+    """Return the cycles of one program; raise `NotComposableError` for a wait before its set."""
+    walker = _Walker(program)
+    walker.run(program.tree)
+    ends = zip(walker.free, program.tail_latency, strict=True)
+    return max([time + tail for time, tail in ends], default=0)
+
+
+class _Walker:
+    """When each pipe is free, and the times of raised flags, first in first out."""
+
+    def __init__(self, program: Compiled) -> None:
+        self.counts = program.counts
+        self.free = [0] * len(program.pipes)
+        self.flags: list[deque[int]] = [deque() for _ in program.events]
+        rows = zip(program.steps, program.cycles, program.latency, strict=True)
+        self.timed = [(s.pipe, s.kind, s.event, cycles, latency) for s, cycles, latency in rows]
+
+    def run(self, nodes: Sequence[int | Nest]) -> None:
+        free, flags, timed = self.free, self.flags, self.timed
+        for node in nodes:
+            if isinstance(node, Nest):
+                for _ in range(self.counts[node.loop]):
+                    self.run(node.body)
+                continue
+            pipe, kind, event, cycles, latency = timed[node]
+            now = free[pipe]
+            if kind == WAIT:
+                if not flags[event]:
+                    raise NotComposableError("each set_flag before its wait_flag", "a wait first")
+                raised = flags[event].popleft()
+                now = max(now, raised)
+            free[pipe] = now = now + cycles
+            if kind == SET:
+                flags[event].append(now + latency)
+
+
+# Where device memory is the limit: stretch the copies from it until the pipes fill its time.
+
+
+MAX_SLOWDOWN = 1024.0
+WAYS, ROUNDS = 16, 3
+"""Each round cuts what is left of the last doubling into WAYS pieces and keeps one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """How far memory is slowed down, and the slowest part with copies that take so much longer."""
+
+    slowdown: float
+    slowest: Compiled
+
+
+def stretch(parts: Sequence[Compiled], chip: Chip, around: Surroundings, cycles: int) -> Stretched:
+    """Return the largest slowdown of memory with which all parts still end within `cycles`.
+
+    Time never falls with the slowdown, so the search keeps one interval: it doubles until memory's
+    time is exceeded, then cuts the last step. All candidates of a round are timed as one batch.
+    """
+
+    def times(slowdowns: Sequence[float]) -> NDArray[np.int64]:
+        durations = [_slowed(part, chip, around, slowdowns) for part in parts]
+        return np.array([run_candidates(p, d) for p, d in zip(parts, durations, strict=True)])
+
+    def fitting(slowdowns: Sequence[float]) -> int:
+        return int((times(slowdowns).max(axis=0) <= cycles).sum())
+
+    low = 1.0
+    while 2.0 * low < MAX_SLOWDOWN and fitting([2.0 * low]):
+        low *= 2.0
+    width = low
+    for _ in range(ROUNDS):
+        width /= WAYS
+        low += width * fitting([low + width * i for i in range(1, WAYS)])
+    slowest = parts[int(times([low])[:, 0].argmax())]
+    durations = _slowed(slowest, chip, around, [low])[:, 0].tolist()
+    return Stretched(low, replace(slowest, cycles=tuple(durations)))
+
+
+def _slowed(
+    part: Compiled, chip: Chip, around: Surroundings, slowdowns: Sequence[float]
+) -> NDArray[np.int64]:
+    """Return durations (steps, slowdowns): copies that read GM take longer, nothing else."""
+    cycles = np.repeat(np.array(part.cycles, np.int64)[:, None], len(slowdowns), axis=1)
+    settings = [replace(around, memory_slowdown=s) for s in slowdowns]
+    for number, step in enumerate(part.steps):
+        source = part.sources[step.source]
+        if source.event is None and any(r.space == "GM" for r in source.srcs):
+            costs = [instruction_cost(chip, source, setting) for setting in settings]
+            cycles[number] = [cost.occupancy_cycles for cost in costs]
+    return cycles

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.sim.compiled import WAIT, WORK, Compiled
-from ascend_lab.sim.cost import Surroundings
+from ascend_lab.sim.compiled import WAIT, WORK, Compiled, Surroundings
+from ascend_lab.sim.fast import Stretched, stretch
 from ascend_lab.sim.reference import run_reference
-from ascend_lab.sim.stretch import Stretched, stretch
 
 MAX_SPANS = 300_000
 Key = TypeVar("Key", bound=Hashable)

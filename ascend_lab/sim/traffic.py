@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import SimulationError
-from ascend_lab.isa.indexed import index_of, reach_of
 from ascend_lab.isa.memory import Region
-from ascend_lab.isa.program import Instruction, Launch, Loop, Node
+from ascend_lab.isa.program import Instruction, Launch, Loop, Node, index_of, reach_of
 
 Footprint = dict[str, int]
 """Bytes per tensor name."""

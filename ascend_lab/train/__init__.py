@@ -1,12 +1,17 @@
 """Training: the step as a graph, its precision, recomputation, and what it costs."""
 
-from ascend_lab.train.autodiff import TrainingGraph, training_graph
-from ascend_lab.train.compiling import compile_training, training_layouts
-from ascend_lab.train.precision import DynamicLossScale, found_inf
-from ascend_lab.train.profile import GradientRow, StepProfile, profile_training
-from ascend_lab.train.recompute import cuts, every
-from ascend_lab.train.repeated import profile_layers
-from ascend_lab.train.stepping import StepResult, at_step, first_values, run_step
+from ascend_lab.train.autodiff import cuts, every, training_graph
+from ascend_lab.train.compile import compile_training, training_layouts
+from ascend_lab.train.profile import GradientRow, StepProfile, profile_layers, profile_training
+from ascend_lab.train.step import (
+    DynamicLossScale,
+    StepResult,
+    TrainingGraph,
+    at_step,
+    first_values,
+    found_inf,
+    run_step,
+)
 from ascend_lab.train.timeline import StepTimeline, scaling_curve, step_timeline
 
 __all__ = [

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ascend_lab.graph import Constant, Graph, Value, pruned
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import InputError
+from ascend_lab.graph import (
+    Constant,
+    Fill,
+    Graph,
+    Node,
+    Seeded,
+    TensorType,
+    Value,
+    evaluate,
+    pruned,
+)
+from ascend_lab.graph.passes import convert
+from ascend_lab.graph.passes.formats import in_format
+from ascend_lab.ops.formats import is_float
+from ascend_lab.ops.operator import Operator, get
 from ascend_lab.train.tape import Tape
 
 
@@ -61,3 +81,283 @@ def without(graph: Graph, names: set[str]) -> Graph:
     graph = pruned(graph)
     inputs = tuple(name for name in graph.inputs if name not in names)
     return replace(graph, inputs=inputs)
+
+
+# Which constants of a graph are parameters that training changes.
+#
+# A floating-point constant is a parameter if its data are `Seeded` (models of the zoo draw
+# weights
+# so, and nothing else), or if they are an array in a place where weights stand: an operand of a
+# matrix product or convolution, scale or bias of a norm, an embedding's table, or one number per
+# channel that is added or multiplied. Constants filled with one number (masks, scales),
+# statistics
+# of batch norms and arrays of several axes that are added (masks, fixed positions) are not.
+
+
+STATISTICS = (3, 4)
+"""Inputs of a batch norm that are averages: mean and variance."""
+WEIGHTS = {
+    "matmul": (0, 1), "batch_matmul": (0, 1), "gemm": (0, 1, 2), "conv2d": (1, 2),
+    "conv_transpose2d": (1, 2), "depthwise_conv2d": (1,), "batch_norm": (1, 2),
+    "batch_norm_training": (1, 2), "layer_norm": (1, 2), "rms_norm": (1,), "embedding": (0,),
+    "gather": (0,),
+}  # fmt: skip
+"""Places of each operator's inputs where weights stand."""
+NORMS = ("batch_norm", "batch_norm_training")
+
+
+def is_parameter(graph: Graph, name: str) -> bool:
+    """Tell whether training changes a constant, by the rule above."""
+    constant = graph.constants[name]
+    if not is_float(constant.type.dtype) or isinstance(constant.data, Fill):
+        return False
+    readers = graph.readers[name]
+    places = [(node, i) for node in readers for i, one in enumerate(node.inputs) if one == name]
+    trained = [(n, i) for n, i in places if not (n.op in NORMS and i in STATISTICS)]
+    if isinstance(constant.data, Seeded):
+        return bool(trained)
+    return any(_is_weight(constant, node, place) for node, place in trained)
+
+
+def _is_weight(constant: Constant, node: Node, place: int) -> bool:
+    """Tell whether an array stands where weights do, or holds one number per channel."""
+    if place in WEIGHTS.get(node.op, ()):
+        return True
+    wide = [n for n in constant.type.shape if n != 1]
+    return node.op in ("add", "mul") and len(wide) == 1
+
+
+def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the parameters of a graph in the order in which it reads them.
+
+    `chosen` names them instead of the rule; raises `InputError` for a name that is no
+    floating-point constant of the graph.
+    """
+    for name in chosen or ():
+        known = graph.constants.get(name)
+        if known is None or not is_float(known.type.dtype):
+            got = "no constant" if known is None else known.type.dtype
+            raise InputError(f"parameter {name}: a floating-point constant", got, "check the name")
+    read = dict.fromkeys(n for node in graph.nodes for n in node.inputs if n in graph.constants)
+    if chosen is not None:
+        return tuple(name for name in read if name in chosen)
+    return tuple(name for name in read if is_parameter(graph, name))
+
+
+# Mixed precision: a graph in a narrow format with wide masters, and the scale of its loss.
+#
+# The step computes in fp16 from copies of fp32 parameters, and updates the fp32 ones: a change
+# smaller than half the distance of neighbouring fp16 numbers would otherwise be lost. Gradients
+# that
+# fp16 would round to 0 survive because the loss is multiplied by a scale, and they are divided by
+# it
+# in fp32 (Micikevicius et al. 2018).
+
+
+FORMATS = ("fp16", "bf16", "fp32")
+LARGEST_SCALE = 2.0**24
+"""The scale never grows beyond: 1 / scale must stay exact in fp32 and the loss finite."""
+
+
+def in_compute_format(forward: Graph, dtype: str) -> Graph:
+    """Return the forward graph computing in a format; what has a format of its own keeps it."""
+    if dtype not in FORMATS:
+        raise InputError(f"dtype {', '.join(FORMATS)}", dtype, "choose one")
+    for source in FORMATS:
+        forward = forward if source == dtype else convert(forward, dtype, source)[0]
+    return forward
+
+
+def master_of(name: str, forward: Graph) -> str:
+    """Return the name that a constant of the converted graph had before."""
+    found = re.fullmatch(r"(.+)_(?:fp16|bf16|fp32)(?:_\d+)?", name)
+    return name if name in forward.constants or found is None else found[1]
+
+
+def copies_named(
+    typed: Graph, masters: Mapping[str, str], dtype: str
+) -> tuple[Graph, dict[str, str]]:
+    """Return the graph with w.fp16 for the copy of w, where masters are of another format.
+
+    With it: the master of each parameter, by the name under which the graph reads it.
+    """
+    formats = {name: typed.types[name].dtype for name in masters}
+    names = {n: m if formats[n] == dtype else f"{m}.{formats[n]}" for n, m in masters.items()}
+    nodes = tuple(
+        replace(node, inputs=tuple(names.get(n, n) for n in node.inputs)) for node in typed.nodes
+    )
+    types = {names.get(n, n): kind for n, kind in typed.types.items()}
+    constants = {names.get(n, n): constant for n, constant in typed.constants.items()}
+    made = replace(typed, nodes=nodes, types=types, constants=constants)
+    return made, {names[n]: master for n, master in masters.items()}
+
+
+def master_constant(constant: Constant, dtype: str) -> Constant:
+    """Return the initial values of a parameter in its master format."""
+    return constant if constant.type.dtype == dtype else in_format(constant, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicLossScale:
+    """A loss scale that halves when a gradient overflows and doubles after many good steps.
+
+    `good_steps` counts steps since the last change. The defaults are those of the usual libraries:
+    double after 2000 steps without infinity or NaN (Micikevicius et al. 2018).
+    """
+
+    scale: float = 65536.0
+    good_steps: int = 0
+    growth_interval: int = 2000
+    growth: float = 2.0
+    backoff: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0 or self.growth_interval < 1:
+            got = f"{self.scale}, {self.growth_interval}"
+            raise InputError("a scale above 0 and a growth interval of at least 1", got, "raise it")
+        if not (self.growth >= 1.0 and 0.0 < self.backoff < 1.0):
+            got = f"{self.growth}, {self.backoff}"
+            raise InputError("growth of at least 1, backoff between 0 and 1", got, "change them")
+
+    def next(self, found_inf: bool) -> DynamicLossScale:
+        """Return the scale for the next step; after an overflow this step's update is skipped."""
+        if found_inf:
+            return replace(self, scale=max(1.0, self.scale * self.backoff), good_steps=0)
+        if self.good_steps + 1 < self.growth_interval:
+            return replace(self, good_steps=self.good_steps + 1)
+        return replace(self, scale=min(LARGEST_SCALE, self.scale * self.growth), good_steps=0)
+
+
+def found_inf(values: Mapping[str, Any]) -> bool:
+    """Tell whether any array holds an infinity or NaN: a gradient overflowed in the step."""
+    return any(not np.isfinite(np.asarray(v, np.float64)).all() for v in values.values())
+
+
+# The last phase of a step: gradients become fp32 and unscaled, parameters and states new.
+
+
+STATES = {"sgd": ("velocity",), "adam": ("mean", "square")}
+"""What each optimiser remembers about a parameter."""
+_OPERATORS = {"sgd": "sgd_momentum", "adam": "adam"}
+RUNNING_MOMENTUM = 0.9
+"""Share of the old running statistics of a batch norm that stays at each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimiser:
+    """An optimiser and its attributes: lr, momentum, weight_decay, beta1, step, ..."""
+
+    name: str
+    attrs: Mapping[str, Any]
+
+    @property
+    def operator(self) -> Operator:
+        """The operator that updates one parameter."""
+        return get(_OPERATORS[self.name])
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """What it remembers about a parameter."""
+        return STATES[self.name]
+
+
+def optimiser(name: str | None, attrs: Mapping[str, Any] | None) -> Optimiser | None:
+    """Return an optimiser by name; raise `InputError` for an unknown one or attribute."""
+    if name is None:
+        if attrs:
+            raise InputError("settings of an optimiser", "optimizer=None", "name the optimiser")
+        return None
+    if name not in STATES:
+        raise InputError(f"optimizer {', '.join(STATES)} or None", repr(name), "choose one")
+    found = Optimiser(name, dict(attrs or {}))
+    found.operator.settings(found.attrs)
+    return found
+
+
+def declare_states(net: Tape, name: str, kind: TensorType, found: Optimiser) -> list[str]:
+    """Declare an optimiser's states of a parameter as inputs; return their names."""
+    states = [net.unique(f"{name}.{state}") for state in found.states]
+    for state in states:
+        net.input(state, kind.shape, kind.dtype)
+    return states
+
+
+def zeros(net: Tape, name: str) -> Constant:
+    """Return the value with which a state starts."""
+    return Constant(net.kind(name), Fill(0.0))
+
+
+def unscaled(net: Tape, grad: Value, dtype: str, loss_scale: float) -> Value:
+    """Return a gradient in a parameter's format, without the loss's scale."""
+    found: Value = net.scaled(net.in_format(grad, dtype), 1.0 / loss_scale)
+    return found
+
+
+def update(
+    net: Tape, name: str, grad: Value, states: list[str], found: Optimiser, loss_scale: float
+) -> dict[str, str]:
+    """Append a parameter's update; return the new tensor of the parameter and of each state."""
+    net.prefix = f"{name}.update"
+    old = net.value(name)
+    grad = unscaled(net, grad, old.type.dtype, loss_scale)
+    given = (old, grad, *map(net.value, states))
+    made = net.add_node(found.operator.name, *given, **found.attrs)
+    return {one: new.name for one, new in zip((name, *states), made, strict=True)}
+
+
+def running(net: Tape, name: str, batch: str) -> str:
+    """Append the new running statistic: share m of the old, 1 - m of the batch's; return it."""
+    net.prefix = f"{name}.update"
+    old = net.muls(net.value(name), number=RUNNING_MOMENTUM)
+    new = net.muls(net.value(batch), number=1.0 - RUNNING_MOMENTUM)
+    made: Value = net.add(old, new)
+    return made.name
+
+
+# Running a training graph step by step on arrays, as a loop of training would.
+
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gives: the loss, parameters and states for the next one.
+
+    After an overflow the values are the old ones: the step is skipped.
+    """
+
+    loss: float
+    values: Mapping[str, Values]
+    overflow: bool
+
+
+def first_values(step: TrainingGraph) -> dict[str, Values]:
+    """Return the values with which parameters and states start."""
+    return {name: constant.array() for name, constant in step.initial.items()}
+
+
+def run_step(
+    step: TrainingGraph, values: Mapping[str, Values], data: Mapping[str, Values], number: int = 1
+) -> StepResult:
+    """Compute one step in NumPy: `data` are inputs and targets, `number` counts from 1 (for Adam).
+
+    Raises `InputError` for a graph without an optimiser, or inputs that are missing.
+    """
+    if not set(step.parameters) <= step.updates.keys():
+        raise InputError("a training graph with an optimiser", "gradients only", "name one")
+    found = evaluate(at_step(step, number).graph, {**values, **data})
+    new = {name: found[output] for name, output in step.updates.items()}
+    overflow = found_inf(new)
+    return StepResult(float(found[step.loss][0]), dict(values) if overflow else new, overflow)
+
+
+def at_step(step: TrainingGraph, number: int) -> TrainingGraph:
+    """Return the graph as it is at a step counted from 1: Adam's averages start at zero."""
+    if number == 1 or not any(node.op == "adam" for node in step.graph.nodes):
+        return step
+    nodes = tuple(
+        replace(node, attrs={**node.attrs, "step": number}) if node.op == "adam" else node
+        for node in step.graph.nodes
+    )
+    return replace(step, graph=replace(step.graph, nodes=nodes))

@@ -1,21 +1,55 @@
-"""A data-parallel step on two lanes: compute, and the exchange of gradients in buckets.
-
-    compute:        forward | backward                | update
-    communication:            bucket 0 | bucket 1 | ...
-
-A bucket starts when its last gradient is written and the bucket before has arrived; the update
-starts when all have. Compute and communication do not slow each other here.
-"""
+"""Seconds of communication by size, evaluated at a few sizes only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import InputError
-from ascend_lab.train.cost import Cost, Interpolated
 from ascend_lab.train.profile import GradientRow, StepProfile
+
+Cost = Callable[[float], float]
+"""Bytes to seconds."""
+SMALLEST_BYTES, STEP = 1024.0, 4.0
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """A cost known at 1 KiB times powers of 4, straight between them; found when first needed.
+
+    Exact where the cost is alpha + n beta between neighbours; the time of an algorithm chosen anew
+    at every size is overstated between, by less than the algorithms differ.
+    """
+
+    exact: Cost
+    known: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self, size_bytes: float) -> float:
+        """Return the seconds; 0 for nothing."""
+        if size_bytes <= 0:
+            return 0.0
+        place = math.log(size_bytes / SMALLEST_BYTES, STEP)
+        low = max(0, math.floor(place))
+        least, most = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
+        start, end = self._at(low), self._at(low + 1)
+        return max(0.0, start + (end - start) * (size_bytes - least) / (most - least))
+
+    def _at(self, k: int) -> float:
+        if k not in self.known:
+            self.known[k] = self.exact(SMALLEST_BYTES * STEP**k)
+        return self.known[k]
+
+
+# A data-parallel step on two lanes: compute, and the exchange of gradients in buckets.
+#
+#     compute:        forward | backward                | update
+#     communication:            bucket 0 | bucket 1 | ...
+#
+# A bucket starts when its last gradient is written and the bucket before has arrived; the update
+# starts when all have. Compute and communication do not slow each other here.
+
 
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
@@ -141,7 +175,7 @@ class ScalingPoint:
 
 def all_reduce_cost(topology: Topology) -> Cost:
     """Return the cost of an all-reduce among all devices, the best algorithm at each size."""
-    from ascend_lab.cluster.collectives import collective_time
+    from ascend_lab.cluster import collective_time
 
     if topology.size == 1:
         return lambda size_bytes: 0.0

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, Step

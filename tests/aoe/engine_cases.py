@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ascend_lab.aoe import Operator, operators_of
-from ascend_lab.aoe.jobs import Job, job_of
 from ascend_lab.aoe.space import Point
+from ascend_lab.aoe.tuning import Job, job_of
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, compile_graph

@@ -10,8 +10,7 @@ from itertools import product
 
 import numpy as np
 
-from ascend_lab.aoe.moves import random_completion
-from ascend_lab.aoe.space import Point, TableSpace, Value
+from ascend_lab.aoe.space import Point, TableSpace, Value, random_completion
 from ascend_lab.errors import ScheduleError
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Operator
 from ascend_lab.aoe.space import Point, TableSpace
-from ascend_lab.aoe.trace import Trial
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.lower import Choice, lower
-from ascend_lab.graph.lower.matrices import product_job
+from ascend_lab.graph.lower.matmul import product_job
 from ascend_lab.kernels import GemmSchedule, default_schedule
 
 

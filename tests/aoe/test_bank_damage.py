@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe.bank import BankEntry, BankError, Knowledge, Store
 from ascend_lab.aoe.bank.records import to_line
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.saved import bank_at
-from ascend_lab.aoe.trace import Trial
 from ascend_lab.errors import InputError
 
 GOOD = [entry(str(i), schedule=["x" * 100 * (i % 5)]) for i in range(60)]

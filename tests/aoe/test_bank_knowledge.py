@@ -26,9 +26,8 @@ from ascend_lab.aoe.bank import (
     settle,
     write_builtin,
 )
-from ascend_lab.aoe.bank.builtin import find_builtin
-from ascend_lab.aoe.bank.records import better, to_line
-from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.bank.records import better, find_builtin, to_line
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.errors import InputError
 
 OLD = MODEL_VERSION - 1

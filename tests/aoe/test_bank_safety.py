@@ -17,7 +17,7 @@ import pytest
 from bank_cases import ENTRY, KEY, entry
 
 from ascend_lab.aoe.bank import BankError, Knowledge, Store
-from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.drive import Trial
 
 COUNT = 200
 Trouble = Callable[[Store], None]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from ascend_lab.aoe.bank import MODEL_VERSION, BankEntry, BankError, Store
 from ascend_lab.aoe.bank.connect import APPLICATION_ID, SCHEMA_VERSION
 from ascend_lab.aoe.bank.records import better, to_line
-from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.errors import InputError
 
 

@@ -1,6 +1,6 @@
 """The last lines of the benchmark name every target that was missed."""
 
-from ascend_lab.bench_table import Figure, closing
+from bench.table import Figure, closing
 
 
 def test_misses_are_named_under_what_they_belong_to():

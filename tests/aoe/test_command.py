@@ -15,9 +15,9 @@ import pytest
 from small_jobs import SmallJob, write_convolutions, write_mlp
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli_aoe_flags import REFUSED
-from ascend_lab.cli_guard import aoe as main
-from ascend_lab.cli_guard import ascend_lab as lab
+from ascend_lab.cli.main import aoe as main
+from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli.tune_flags import REFUSED
 
 CHIP = ("--soc_version", "Ascend310")
 

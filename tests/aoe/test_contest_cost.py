@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.contest import Problem, Step, schedule_latencies, step_latency, working_set
-from ascend_lab.aoe.contest.group import group_of
-from ascend_lab.aoe.contest.problem import parse_problem
-from ascend_lab.aoe.contest.tiles import snake
 from ascend_lab.errors import CapacityError, ScheduleError
+from ascend_lab.lab.contest import Problem, Step, schedule_latencies, step_latency, working_set
+from ascend_lab.lab.contest.cost import group_of
+from ascend_lab.lab.contest.price import snake
+from ascend_lab.lab.contest.problem import parse_problem
 
 NATIVE = (128, 128, 1)
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ascend_lab.aoe.contest import lower_bound, read_problem, unfused_floor
-from ascend_lab.aoe.contest.problem import parse_problem
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
+from ascend_lab.lab.contest import lower_bound, read_problem, unfused_floor
+from ascend_lab.lab.contest.problem import parse_problem
 
 FOLDER = data_path("mlsys2026/example_problem.json").parent
 GOOD = json.loads((FOLDER / "example_problem.json").read_text())

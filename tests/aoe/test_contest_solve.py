@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from test_contest_cost import EXAMPLE_3, NATIVE
 from test_contest_problem import FOLDER
 
-from ascend_lab.aoe.contest import Problem, Step, read_problem, schedule_latencies, solve
-from ascend_lab.aoe.contest.exact import best_sequence
-from ascend_lab.aoe.contest.keep import resident_tensors
-from ascend_lab.aoe.contest.merge import intervals, merge
-from ascend_lab.aoe.contest.price import Prices
-from ascend_lab.aoe.contest.problem import parse_problem
-from ascend_lab.cli_guard import ascend_lab as main
+from ascend_lab.cli.main import ascend_lab as main
 from ascend_lab.errors import CapacityError
+from ascend_lab.lab.contest import Problem, Step, read_problem, schedule_latencies, solve
+from ascend_lab.lab.contest.merge import intervals, merge, resident_tensors
+from ascend_lab.lab.contest.price import Prices
+from ascend_lab.lab.contest.problem import parse_problem
+from ascend_lab.lab.contest.solve import best_sequence
 
 KEYS = {
     "subgraphs",

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.conv_work import image_tiles
-from ascend_lab.aoe.cube.measure import CubeMeasure
+from ascend_lab.aoe.cube.job import CubeMeasure
+from ascend_lab.aoe.cube.work import image_tiles
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
-from ascend_lab.kernels.windows import tiles_per_image, window_of
+from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from cube_cases import CHIPS, LAYERS, epilogue_for
 
-from ascend_lab.aoe.cube.measure import CubeMeasure, cube_table, small_space
-from ascend_lab.aoe.cube.prove import prove
+from ascend_lab.aoe.cube.job import CubeMeasure, cube_table, prove, small_space
 from ascend_lab.chip import load_chip
 from ascend_lab.kernels import ConvShape, GemmShape
 

@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe.cube.conv_space import canonical_row as conv_row
 from ascend_lab.aoe.cube.conv_space import conv_space
-from ascend_lab.aoe.cube.measure import CubeMeasure, cube_space, point_of, schedule_of, small_space
-from ascend_lab.aoe.cube.space import SLOTS, gemm_space, sides
+from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, schedule_of, small_space
+from ascend_lab.aoe.cube.space import SLOTS, CubeSpace, evens, gemm_space, sides, word_of
 from ascend_lab.aoe.cube.space import canonical_row as gemm_row
-from ascend_lab.aoe.cube.table import CubeSpace, evens, word_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
-from ascend_lab.kernels.conv_default import conv_schedule
-from ascend_lab.kernels.conv_plan import check_conv
-from ascend_lab.kernels.gemm_default import default_schedule
+from ascend_lab.kernels.default_schedules import check_conv, conv_schedule, default_schedule
 from ascend_lab.kernels.gemm_schedule import check_schedule
 from ascend_lab.sim import simulate
 

@@ -10,9 +10,8 @@ import pytest
 import search_cases as cases
 
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.drive import IDLE_BATCHES, drive
+from ascend_lab.aoe.drive import IDLE_BATCHES, Trial, drive
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.aoe.trace import Trial
 from ascend_lab.aoe.workers import DIED, Workers, WorkersLostError, workers_of
 from ascend_lab.errors import InputError
 

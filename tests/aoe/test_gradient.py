@@ -19,10 +19,18 @@ from ascend_lab.aoe.gradient import (
     plan,
     sampled,
 )
-from ascend_lab.aoe.gradient.baselines import MIB, baseline, best_cap, by_cap, legal
-from ascend_lab.aoe.gradient.cost import price_of
-from ascend_lab.aoe.gradient.exact import all_splits, best_split, brute_force, end_s
-from ascend_lab.aoe.gradient.rows import check_split, out_of_order, split_at, table_of
+from ascend_lab.aoe.gradient.planning import MIB, baseline, best_cap, by_cap, legal
+from ascend_lab.aoe.gradient.splits import (
+    all_splits,
+    best_split,
+    brute_force,
+    check_split,
+    end_s,
+    out_of_order,
+    price_of,
+    split_at,
+    table_of,
+)
 from ascend_lab.errors import InputError
 
 limits = st.one_of(st.none(), st.integers(1, 5))

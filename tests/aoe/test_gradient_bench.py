@@ -5,10 +5,10 @@ from pathlib import Path
 
 from test_gradient_tuning import Counting, network
 
-from ascend_lab import bench_gradient
 from ascend_lab.aoe.gradient import BASELINES
 from ascend_lab.aoe.gradient.tuning import tune_gradients
-from ascend_lab.bench_gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
+from bench import gradient as bench_gradient
+from bench.gradient import beyond, chain, exact_cases, line_of, plan_s, row_of, tuned
 
 
 def test_small_cases_are_exact_and_searched() -> None:

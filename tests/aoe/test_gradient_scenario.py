@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.gradient import AlphaBeta, Scenario, end_of, evaluate, improve, plan
-from ascend_lab.aoe.gradient.exact import all_splits, brute_force
-from ascend_lab.aoe.gradient.rows import table_of
 from ascend_lab.aoe.gradient.scenario import scorer
+from ascend_lab.aoe.gradient.splits import all_splits, brute_force, table_of
 from ascend_lab.errors import InputError
 
 ONE = AlphaBeta(1.0, 1.0)

@@ -10,11 +10,17 @@ import pytest
 
 from ascend_lab.aoe.bank import BankEntry, Knowledge, Store
 from ascend_lab.aoe.gradient import AlphaBeta
-from ascend_lab.aoe.gradient.profiles import key_of_profile, known_profile
-from ascend_lab.aoe.gradient.reporting import section, tuning_text
-from ascend_lab.aoe.gradient.tuning import cluster_cost, profiled, tune_gradients
+from ascend_lab.aoe.gradient.tuning import (
+    cluster_cost,
+    key_of_profile,
+    known_profile,
+    profiled,
+    section,
+    tune_gradients,
+    tuning_text,
+)
 from ascend_lab.chip import load_chip
-from ascend_lab.cli_guard import aoe
+from ascend_lab.cli.main import aoe
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder

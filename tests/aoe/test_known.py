@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune_operator
 from ascend_lab.aoe.bank.records import from_line, to_line
-from ascend_lab.aoe.jobs import job_of
-from ascend_lab.aoe.known import NEAR, SIZES, entry_of, features_of, from_bank, key_of, suggestions
-from ascend_lab.aoe.tuning import untuned
+from ascend_lab.aoe.network import (
+    NEAR,
+    SIZES,
+    entry_of,
+    features_of,
+    from_bank,
+    key_of,
+    suggestions,
+)
+from ascend_lab.aoe.tuning import job_of, untuned
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph
 

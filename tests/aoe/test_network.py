@@ -17,13 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe import Knowledge, Settings, tune_network, workers_of
-from ascend_lab.aoe import clock as clock_module
 from ascend_lab.aoe import network as network_module
 from ascend_lab.aoe import tuning as tuning_module
+from ascend_lab.aoe import workers as clock_module
 from ascend_lab.aoe import workers as workers_module
-from ascend_lab.aoe.bank.errors import BankError
-from ascend_lab.aoe.known import entry_of, key_of
-from ascend_lab.aoe.network import LEAST_S, estimated, potential, together
+from ascend_lab.aoe.bank.records import BankError
+from ascend_lab.aoe.network import LEAST_S, entry_of, estimated, key_of, potential, together
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, untuned
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, simulate_graph

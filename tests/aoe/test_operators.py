@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ascend_lab.aoe import operators_of
-from ascend_lab.aoe.known import key_of
+from ascend_lab.aoe.network import key_of
 from ascend_lab.aoe.operators import unit_of, warm_cycles
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import compile_graph, simulate_graph

@@ -10,15 +10,15 @@ import engine_cases as cases
 import pytest
 from hypothesis import given, settings
 
-from ascend_lab import bench_prior, cli_aoe_flags
 from ascend_lab.aoe import Knowledge, Settings, tune_operator
 from ascend_lab.aoe.bank import MODEL_VERSION, Store, write_builtin
-from ascend_lab.aoe.jobs import job_of
-from ascend_lab.aoe.known import entry_of, from_bank
-from ascend_lab.aoe.network import tune_network
+from ascend_lab.aoe.network import entry_of, from_bank, tune_network
+from ascend_lab.aoe.tuning import job_of
 from ascend_lab.aoe.vector.prior import DECISIONS, Decision, decisions_of, examples, learn, prior_of
+from ascend_lab.cli import tune_flags as cli_aoe_flags
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import choice_of
+from bench import tuners as bench_prior
 
 BUDGET = Settings(budget=30, seed=1)
 IMPROVES = cases.vector((64, 300), "relu")

@@ -2,8 +2,7 @@
 
 import io
 
-from ascend_lab.aoe.progress import Bars
-from ascend_lab.aoe.settings import OVERALL
+from ascend_lab.aoe.settings import OVERALL, Bars
 
 
 class Terminal(io.StringIO):

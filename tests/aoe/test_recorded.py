@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ascend_lab import cli_replay
 from ascend_lab.aoe.recorded import read_recorded, recorded, replay
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.cli import run
+from ascend_lab.cli import solve as cli_replay
+from ascend_lab.cli.verbs import run
 from ascend_lab.errors import InputError
 
 FOLDER = Path(__file__).parent.parent / "data" / "autotune_bruteforce"

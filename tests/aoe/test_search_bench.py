@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import search_cases as cases
 
-from ascend_lab import bench_search as bench
 from ascend_lab.aoe.search import SEARCHES
-from ascend_lab.bench_peers import Peer, PeerSkippedError
-from ascend_lab.bench_search_peers import _TALK
+from bench import search as bench
+from bench.peers import Peer, PeerSkippedError
+from bench.search import _TALK
 
 SPACE = cases.table()
 CASE = ("small", SPACE, np.array([cases.cost(point) for point in SPACE.points()]))

@@ -10,8 +10,15 @@ import search_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.moves import completed, crossed, mutated, nearest, neighbours, random_completion
-from ascend_lab.aoe.space import TableSpace
+from ascend_lab.aoe.space import (
+    TableSpace,
+    completed,
+    crossed,
+    mutated,
+    nearest,
+    neighbours,
+    random_completion,
+)
 from ascend_lab.errors import InputError
 
 TABLES = st.lists(

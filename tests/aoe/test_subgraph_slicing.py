@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced
-from ascend_lab.aoe.subgraph.ranges import ranges_of
 from ascend_lab.aoe.subgraph.regions import AXES, HALOS, ORDERS, axis_number
+from ascend_lab.aoe.subgraph.slicing import ranges_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph import (
@@ -20,7 +20,7 @@ from ascend_lab.graph import (
     run_tasks,
 )  # fmt: skip
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.tiling.cuts import part_of
+from ascend_lab.graph.slice import part_of
 
 CHIP = load_chip("Ascend310")
 

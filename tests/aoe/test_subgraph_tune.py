@@ -16,13 +16,17 @@ from ascend_lab.aoe.subgraph import (
     sliced,
     tune_subgraph,
 )
-from ascend_lab.aoe.subgraph.bound import bound_parts, compulsory_bytes
-from ascend_lab.aoe.subgraph.chain import cheapest, every
-from ascend_lab.aoe.subgraph.plans import PlanSpace, PlanTime, plan_time
-from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cut_points, even
+from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
+from ascend_lab.aoe.subgraph.tune import (
+    PlanSpace,
+    PlanTime,
+    bound_parts,
+    compulsory_bytes,
+    plan_time,
+)
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
-from ascend_lab.graph.pipeline import front_stages
+from ascend_lab.graph.compile import front_stages
 
 CHIP = load_chip("Ascend310")
 KIB = 1024

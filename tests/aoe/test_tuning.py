@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from ascend_lab.aoe import Settings, tune_operator, workers_of
 from ascend_lab.aoe import tuning as tuning_module
-from ascend_lab.aoe.clock import TimeUpError
-from ascend_lab.aoe.jobs import job_of
-from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED
+from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, job_of
+from ascend_lab.aoe.workers import TimeUpError
 from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import lower

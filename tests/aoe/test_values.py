@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe import Settings, tune_network, tune_operator
-from ascend_lab.aoe import values as values_module
-from ascend_lab.aoe.jobs import job_of
-from ascend_lab.aoe.values import agree, random_inputs
-from ascend_lab.aoe.values import run as run_kernel
+from ascend_lab.aoe import operators as values_module
+from ascend_lab.aoe.operators import agree, random_inputs
+from ascend_lab.aoe.operators import run as run_kernel
+from ascend_lab.aoe.tuning import job_of
 from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_graph, evaluate, run_tasks
 from ascend_lab.graph import random_inputs as inputs_of

@@ -10,7 +10,7 @@ from dsl_strategies import chip_of
 
 from ascend_lab import dsl as te
 from ascend_lab.aoe.vector import VectorMeasure, vector_bound
-from ascend_lab.aoe.vector.exact import optimum
+from ascend_lab.aoe.vector.job import optimum
 from ascend_lab.chip import Chip
 
 WARM = (None, frozenset(), frozenset({"x", "g"}))

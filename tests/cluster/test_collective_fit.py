@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cli_guard import ascend_lab as main
+from ascend_lab.cli.main import ascend_lab as main
 from ascend_lab.cluster.fit import (
     Band,
     CollectiveFit,
@@ -20,8 +20,8 @@ from ascend_lab.cluster.fit import (
     held_out,
     mape,
     predicted,
+    read_table,
 )
-from ascend_lab.cluster.tables import read_table
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 

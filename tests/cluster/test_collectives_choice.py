@@ -6,6 +6,7 @@ from collective_cases import check, inputs, slowed
 
 from ascend_lab.cluster import (
     ALGORITHMS,
+    choice,
     choose,
     collective_time,
     compare,
@@ -15,7 +16,6 @@ from ascend_lab.cluster import (
     star,
     time_collective,
 )
-from ascend_lab.cluster.collectives import choice
 
 COSTS = (5e-6, 1e-10, 1e-12)
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import execute, make
-from ascend_lab.cluster.collectives.flat import GATHERS
-from ascend_lab.cluster.collectives.rooted import CASTS
+from ascend_lab.cluster.algorithms import CASTS, GATHERS
 from ascend_lab.errors import ClusterError
 
 RANKS = range(1, 18)

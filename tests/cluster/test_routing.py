@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import Link, Topology, full_mesh, load_topology, ring, router_of, star
-from ascend_lab.cluster.routing import ROUTE_BYTES
+from ascend_lab.cluster.topology import ROUTE_BYTES
 from ascend_lab.errors import ClusterError
 
 

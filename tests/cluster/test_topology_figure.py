@@ -4,8 +4,8 @@ import pytest
 from matplotlib.patches import Circle, Rectangle
 
 from ascend_lab.cluster import Link, Topology, full_mesh, load_topology
-from ascend_lab.figures import fig_topology
-from ascend_lab.figures.style import LabFigure
+from ascend_lab.lab.figures import fig_topology
+from ascend_lab.lab.figures.style import LabFigure
 
 
 def texts(fig: LabFigure) -> list[str]:

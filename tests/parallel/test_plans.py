@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from ascend_lab.cluster import full_mesh, load_topology, make, star
 from ascend_lab.errors import AscendLabError, ClusterError, InputError
-from ascend_lab.parallel.plans.cost import TopologyCosts, side_by_side
-from ascend_lab.parallel.plans.memory import stage_memory, state_bytes
-from ascend_lab.parallel.plans.plan import AXES, Plan
-from ascend_lab.parallel.plans.search import best_plans, placements, shapes
-from ascend_lab.parallel.plans.shape import (
+from ascend_lab.parallel.plans.plan import (
+    AXES,
     FixedModel,
+    Plan,
     Unit,
     split_units,
+    stage_memory,
+    state_bytes,
     transformer_activation_bytes,
 )
-from ascend_lab.parallel.plans.time import plan_time
+from ascend_lab.parallel.plans.search import best_plans, placements, shapes
+from ascend_lab.parallel.plans.timing import TopologyCosts, plan_time, side_by_side
 
 WIDTH, TOKENS = 64, 16
 BLOCK = Unit("block", 12 * WIDTH**2, 1e-4, 2e-4, 40.0 * TOKENS * WIDTH, 2.0 * TOKENS * WIDTH,

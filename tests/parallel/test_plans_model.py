@@ -10,7 +10,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import ClusterError, InputError
 from ascend_lab.graph import Graph, zoo
 from ascend_lab.parallel.plans.model import KNOTS, GraphModel, attention_heads, model_of
-from ascend_lab.parallel.plans.shape import transformer_activation_bytes
+from ascend_lab.parallel.plans.plan import transformer_activation_bytes
 from ascend_lab.train.profile import profile_training
 
 CHIP = load_chip("Ascend910A")

@@ -19,8 +19,7 @@ from ascend_lab.parallel.strategy import (
     roofline,
     solve,
 )
-from ascend_lab.parallel.strategy.graph_problem import STATE_BYTES
-from ascend_lab.parallel.strategy.shardings import operator
+from ascend_lab.parallel.strategy.graph_problem import STATE_BYTES, operator
 
 ROWS, INNER, COLUMNS = 16, 8, 32
 

@@ -7,8 +7,8 @@ from ascend_lab import ops
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.values import Group, Tape, Traffic, Var, grid, send
 from ascend_lab.parallel.values.group import part, parts, same
+from ascend_lab.parallel.values.layers import cross_entropy
 from ascend_lab.parallel.values.tape import copy_in, exchange, gather_in, scatter_out, sum_out
-from ascend_lab.parallel.values.vocabulary import cross_entropy
 
 RNG = np.random.default_rng(3)
 

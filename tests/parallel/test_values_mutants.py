@@ -10,13 +10,27 @@ from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
 from ascend_lab.parallel.values import (
     Plan,
-    blocks,
-    cuts,
-    experts,
-    pieces,
-    stores,
-    vocabulary,
-    zero,
+)
+from ascend_lab.parallel.values import (
+    layers as blocks,
+)
+from ascend_lab.parallel.values import (
+    layers as pieces,
+)
+from ascend_lab.parallel.values import (
+    layers as vocabulary,
+)
+from ascend_lab.parallel.values import (
+    models as experts,
+)
+from ascend_lab.parallel.values import (
+    weights as cuts,
+)
+from ascend_lab.parallel.values import (
+    weights as stores,
+)
+from ascend_lab.parallel.values import (
+    weights as zero,
 )
 from ascend_lab.parallel.values.group import Group
 from ascend_lab.parallel.values.tape import Tape, Var

@@ -6,9 +6,10 @@ from values_cases import SGD, case, distance
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
-from ascend_lab.parallel.plans.memory import state_bytes
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
-from ascend_lab.parallel.values import Plan, cuts
+from ascend_lab.parallel.plans.plan import state_bytes
+from ascend_lab.parallel.values import Plan
+from ascend_lab.parallel.values import weights as cuts
 
 TOLERANCE = 1e-10
 

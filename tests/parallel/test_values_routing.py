@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from values_cases import SGD
 
 from ascend_lab.parallel import values
-from ascend_lab.parallel.values.experts import capacity_of, route
+from ascend_lab.parallel.values.models import capacity_of, route
 
 
 def test_first_choices_and_earlier_tokens_come_first() -> None:

@@ -6,8 +6,8 @@ from values_cases import SGD, case
 
 from ascend_lab.parallel import values
 from ascend_lab.parallel.values import Plan, Run
-from ascend_lab.parallel.values.chunk import Chunk
-from ascend_lab.parallel.values.cuts import Cuts
+from ascend_lab.parallel.values.train import Chunk
+from ascend_lab.parallel.values.weights import Cuts
 
 FP64_BYTES = 8
 BATCH, LENGTH, WIDTH = 8, 8, 16

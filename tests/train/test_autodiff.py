@@ -12,7 +12,7 @@ from ascend_lab import ops
 from ascend_lab.errors import GraphError, InputError
 from ascend_lab.graph import Constant, Fill, GraphBuilder, TensorType, evaluate, evaluate_all
 from ascend_lab.train import TrainingGraph, training_graph
-from ascend_lab.train.trainable import trainable
+from ascend_lab.train.step import trainable
 
 
 @pytest.mark.parametrize("name", NETWORKS)

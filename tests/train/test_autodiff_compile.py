@@ -12,8 +12,7 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, run_tasks, simulate_graph
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.train import compile_training, training_graph
-from ascend_lab.train.deconvolutions import as_convolutions
-from ascend_lab.train.images import batch_norms_apart
+from ascend_lab.train.compile import as_convolutions, batch_norms_apart
 
 CHIP = "Ascend910A"
 NOISE = {"b0"}

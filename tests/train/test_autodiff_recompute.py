@@ -10,10 +10,10 @@ import pytest
 from grad_cases import NETWORKS, attention, given, mlp
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, zoo
-from ascend_lab.graph.lifetimes import lifetimes
 from ascend_lab.graph.passes import run_passes
+from ascend_lab.graph.placement import lifetimes
 from ascend_lab.train import compile_training, cuts, every, training_graph
-from ascend_lab.train.trainable import trainable
+from ascend_lab.train.step import trainable
 
 
 def _chain(layers: int, dtype: str = "fp32") -> Graph:

@@ -12,7 +12,7 @@ from grad_cases import doubled
 from ascend_lab import ops
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import GraphBuilder, Node, TensorType, evaluate
-from ascend_lab.graph.infer import infer
+from ascend_lab.graph.ir import infer
 from ascend_lab.ops import OPERATORS
 from ascend_lab.train import training_graph
 from ascend_lab.train.tape import Tape, gradients

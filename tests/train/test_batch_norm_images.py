@@ -12,7 +12,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, run_tasks
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.train import compile_training, training_graph
-from ascend_lab.train.images import casts_apart
+from ascend_lab.train.compile import casts_apart
 from ascend_lab.train.profile import compile_step
 
 CHIP = "Ascend910A"

@@ -11,8 +11,14 @@ import pytest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder, zoo
-from ascend_lab.train.profile import StepProfile, profile_training, update_s
-from ascend_lab.train.repeated import equal_layers, layer_prefix, profile_layers
+from ascend_lab.train.profile import (
+    StepProfile,
+    equal_layers,
+    layer_prefix,
+    profile_layers,
+    profile_training,
+    update_s,
+)
 
 CHIP = load_chip("Ascend910A")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ascend_lab.cluster import star
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.train.cost import Interpolated
 from ascend_lab.train.profile import GradientRow, StepProfile
 from ascend_lab.train.timeline import (
+    Interpolated,
     all_reduce_cost,
     bucketed,
     scaling_curve,

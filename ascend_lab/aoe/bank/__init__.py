@@ -1,11 +1,28 @@
 """The knowledge bank: what tuning has found, kept in one file, so that it is found once."""
 
-from ascend_lab.aoe.bank.builtin import BUILTIN_FILE, builtin_entries, write_builtin
-from ascend_lab.aoe.bank.errors import BankError
-from ascend_lab.aoe.bank.flow import Decision, decide, repo_summary, settle
-from ascend_lab.aoe.bank.knowledge import Knowledge, Origin, Outcome
-from ascend_lab.aoe.bank.place import bank_file, open_knowledge, repeat_tune
-from ascend_lab.aoe.bank.records import MODEL_VERSION, BankEntry, BankKey, canonical, chip_digest
+from ascend_lab.aoe.bank.place import (
+    Decision,
+    Knowledge,
+    Origin,
+    Outcome,
+    bank_file,
+    decide,
+    open_knowledge,
+    repeat_tune,
+    repo_summary,
+    settle,
+)
+from ascend_lab.aoe.bank.records import (
+    BUILTIN_FILE,
+    MODEL_VERSION,
+    BankEntry,
+    BankError,
+    BankKey,
+    builtin_entries,
+    canonical,
+    chip_digest,
+    write_builtin,
+)
 from ascend_lab.aoe.bank.store import FILE_NAME, Store, Written
 
 __all__ = [

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ascend_lab.aoe.bank.errors import BankError, explained
+from ascend_lab.aoe.bank.records import BankError, explained
 
 APPLICATION_ID = 0x414C4B42
 """Stands in the header of every bank ("ALKB"), so that another database is not taken for one."""

@@ -1,15 +1,86 @@
-"""What a bank holds: a key that says which problem on which chip, and an entry that answers it."""
+"""What can go wrong with a knowledge bank, as one error with a reason."""
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+import sqlite3
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from ascend_lab.aoe.bank.errors import BankError
 from ascend_lab.chip import Chip
+from ascend_lab.errors import InputError
+from ascend_lab.output import write_whole
+
+Reason = Literal[
+    "missing", "unwritable", "full", "busy", "not-a-bank", "newer", "damaged", "line", "record"
+]
+
+SURVIVABLE: frozenset[Reason] = frozenset({"unwritable", "full", "busy"})
+"""Reasons that only keep results from being stored: tuning may go on without the file."""
+
+
+class BankError(InputError):
+    """A knowledge bank, a JSON Lines file of entries, or a record cannot be used."""
+
+    def __init__(self, reason: Reason, needed: str, got: str = "", remedy: str = "") -> None:
+        """Build the message as every error here does; `reason` is for programs to act on."""
+        super().__init__(needed, got, remedy)
+        self.reason: Reason = reason
+
+
+_CODES: dict[int, tuple[Reason, str]] = {
+    sqlite3.SQLITE_READONLY: (
+        "unwritable",
+        "make the file and its folder writable, or point TUNE_BANK_PATH elsewhere",
+    ),
+    sqlite3.SQLITE_PERM: ("unwritable", "make the file and its folder readable and writable"),
+    sqlite3.SQLITE_CANTOPEN: (
+        "unwritable",
+        "it must be a file in a folder that may be read and written, not a folder itself",
+    ),
+    sqlite3.SQLITE_FULL: ("full", "free some space, then run again"),
+    sqlite3.SQLITE_IOERR: ("full", "check that the disk is there, works and has space"),
+    sqlite3.SQLITE_BUSY: ("busy", "another process holds it: wait for that one or end it"),
+    sqlite3.SQLITE_LOCKED: ("busy", "another process holds it: wait for that one or end it"),
+    sqlite3.SQLITE_NOTADB: ("not-a-bank", "name another file; this one is left as it is"),
+}
+_DAMAGED: tuple[Reason, str] = (
+    "damaged",
+    "it is left as it is; import a JSON Lines export of it into a new bank",
+)
+
+
+@contextmanager
+def explained(file: Path, doing: str) -> Iterator[None]:
+    """Turn what SQLite or the system says of `file` into a `BankError`; wrong calls pass."""
+    what = f"{doing} {file}"
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:  # not from the library: a closed connection, a wrong thread
+            raise
+        reason, remedy = _CODES.get(code & 0xFF, _DAMAGED)  # the low byte is the kind
+        raise BankError(reason, what, " ".join(str(error).split()), remedy) from error
+    except FileNotFoundError:
+        raise BankError("missing", what, "no such file", "check the name") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
+        got = getattr(error, "strerror", None) or str(error)
+        remedy = "check the name and the permissions"
+        raise BankError("unwritable", what, got, remedy) from None
+
+
+# What a bank holds: a key that says which problem on which chip, and an entry that answers it.
+
 
 Kind = Literal["op", "graph", "profile"]
 
@@ -211,3 +282,111 @@ def _integer(record: str, name: str, value: object, least: int | None) -> None:
 
 def _wrong(record: str, name: str, needed: str, got: object) -> BankError:
     return BankError("record", f"{record}.{name} must be {needed}", repr(got)[:80])
+
+
+# Entries as JSON Lines: one entry a line, to look at, to send and to keep in version control.
+
+
+LONGEST_BYTES = 2**28
+"""Of a file of lines: larger ones are refused before they are read."""
+
+
+def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
+    """Write `entries` to `file`: afterwards it holds all of them, or what it held before.
+
+    Raises `InputError`, also for what is there and no regular file.
+    """
+    write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
+
+
+def read_lines(file: str | Path) -> tuple[list[BankEntry], list[BankError]]:
+    """Return the entries of `file`, and what is wrong with each line that is none; BankError."""
+    entries, wrong = [], []
+    for number, line in enumerate(read_file(file).split(b"\n"), 1):
+        try:
+            entries += [from_line(line)] if line.strip() else []
+        except BankError as error:
+            wrong.append(BankError("line", f"{file} line {number}: {error}"))
+    return entries, wrong
+
+
+def read_file(file: str | Path) -> bytes:
+    """Return the bytes of a regular file of at most `LONGEST_BYTES`; BankError."""
+    with explained(Path(file), "reading"):
+        found = Path(file).stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LONGEST_BYTES:
+            got = f"{found.st_size:,}" if stat.S_ISREG(found.st_mode) else "no regular file"
+            needed = f"a file of at most {LONGEST_BYTES:,} bytes: {file}"
+            raise BankError("unwritable", needed, got, "check the name")
+        return Path(file).read_bytes()
+
+
+# The bank that comes with the package: read-only, one compressed JSON Lines file.
+#
+# A line is a JSON list of an entry's fields; of the problem only a 128-bit digest is kept, so
+# that
+# the file stays small. The package works without the file: the bank is empty then.
+
+
+BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
+_HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
+_KEY = tuple(f.name for f in fields(BankKey) if f.name != "problem")
+_ENTRY = tuple(f.name for f in fields(BankEntry) if f.name != "key")
+
+
+def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
+    """Return the built-in entry of exactly this key, or None; BankError if the file is damaged."""
+    found = builtin_entries(file).get(short(key))
+    return replace(found, key=key) if found is not None else None
+
+
+@lru_cache(maxsize=4)
+def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
+    """Return the built-in entries by their short keys (see `short`); none if there is no file."""
+    if not file.exists():
+        return MappingProxyType({})
+    try:
+        lines = gzip.decompress(file.read_bytes()).splitlines()
+        if not lines or json.loads(lines[0]) != _HEADER:
+            raise ValueError("no header, or one of another version")
+        entries = [_entry(json.loads(line)) for line in lines[1:]]
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
+        remedy = "install ascend_lab again, or delete that file: it is not needed"
+        raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
+    return MappingProxyType({entry.key: entry for entry in entries})
+
+
+def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
+    """Write the built-in bank: the better one of each key, equal bytes for equal entries.
+
+    Returns the number of entries.
+    """
+    best: dict[BankKey, BankEntry] = {}
+    for entry in entries:
+        small = replace(entry, key=short(entry.key))
+        best[small.key] = better(best.get(small.key, small), small)
+    rows = [canonical(_HEADER)]
+    rows += sorted(_row(entry) for entry in best.values())
+    data = ("\n".join(rows) + "\n").encode("ascii")
+    write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
+    builtin_entries.cache_clear()
+    return len(best)
+
+
+def short(key: BankKey) -> BankKey:
+    """Return the key with the digest of its problem in place of the problem."""
+    return replace(key, problem=digest(key.problem))
+
+
+def _row(entry: BankEntry) -> str:
+    """Return an entry as a line; the digest comes last, so that like lines sort together."""
+    key = [getattr(entry.key, name) for name in _KEY]
+    return canonical([*key, *(getattr(entry, name) for name in _ENTRY), entry.key.problem])
+
+
+def _entry(row: list[Any]) -> BankEntry:
+    """Return the entry of a line."""
+    *values, problem = row
+    key = dict(zip(_KEY, values, strict=False))
+    rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
+    return BankEntry(key=BankKey(problem=problem, **key), **rest)

@@ -12,18 +12,20 @@ from types import TracebackType
 from typing import Any, Literal
 
 from ascend_lab.aoe.bank.connect import connect
-from ascend_lab.aoe.bank.errors import BankError, explained
-from ascend_lab.aoe.bank.jsonl import read_lines, write_lines
 from ascend_lab.aoe.bank.records import (
     BankEntry,
+    BankError,
     BankKey,
     better,
     canonical,
+    explained,
     from_line,
+    read_lines,
     to_line,
+    write_lines,
 )
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.space import Point
-from ascend_lab.aoe.trace import Trial
 
 FILE_NAME = "knowledge.db"
 

@@ -13,12 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ascend_lab.aoe.cube.after import After, after_of
-from ascend_lab.aoe.cube.conv_work import conv_job
-from ascend_lab.aoe.cube.pipes import closed_bounds, turns_of
-from ascend_lab.aoe.cube.table import Array, Columns, Shape
+from ascend_lab.aoe.cube.pipe_work import After, after_of, closed_bounds, turns_of
+from ascend_lab.aoe.cube.space import Array, Columns, Shape
 from ascend_lab.aoe.cube.walk import Walk
-from ascend_lab.aoe.cube.work import Floats, Job, gemm_job
+from ascend_lab.aoe.cube.work import Floats, Job, conv_job, gemm_job
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue

@@ -15,13 +15,14 @@ from math import gcd
 
 import numpy as np
 
-from ascend_lab.aoe.cube.space import SLOTS, area_of, tile_fits, with_l0_slots, with_l1_slots
-from ascend_lab.aoe.cube.table import (
+from ascend_lab.aoe.cube.space import (
     MOST,
     RATIOS,
+    SLOTS,
     Array,
     Columns,
     CubeSpace,
+    area_of,
     core_counts,
     crossed,
     evens,
@@ -29,18 +30,26 @@ from ascend_lab.aoe.cube.table import (
     number_of,
     spaced,
     taken,
+    tile_fits,
     up,
+    with_l0_slots,
+    with_l1_slots,
 )
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import c0_of
-from ascend_lab.kernels.conv_default import conv_candidates, conv_estimate
-from ascend_lab.kernels.conv_plan import c1_stage, takes_strips, window_sides
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
-from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
+from ascend_lab.kernels.conv_windows import tiles_per_image
+from ascend_lab.kernels.default_schedules import (
+    c1_stage,
+    conv_candidates,
+    conv_estimate,
+    takes_strips,
+    window_sides,
+)
+from ascend_lab.kernels.epilogue import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
-from ascend_lab.kernels.windows import tiles_per_image
 
 NAMES = (
     *("rows", "cols", "window", "m", "n", "order"),

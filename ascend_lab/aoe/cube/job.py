@@ -1,22 +1,163 @@
-"""Operators of the cube as jobs: their tilings, what to try first, and how far one can get."""
+"""How long a point takes: its kernel, built and simulated as the graph compiler launches it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ascend_lab.aoe.cube.bound import Bounds
-from ascend_lab.aoe.cube.measure import CubeMeasure, point_of, schedule_of
-from ascend_lab.aoe.cube.table import CubeSpace, Shape
-from ascend_lab.aoe.operators import Operator
-from ascend_lab.aoe.space import Point
-from ascend_lab.aoe.trace import Trial
+from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
+from ascend_lab.aoe.cube.conv_space import (
+    NAMES as CONV_NAMES,
+)
+from ascend_lab.aoe.cube.conv_space import (
+    canonical_row as conv_row,
+)
+from ascend_lab.aoe.cube.conv_space import (
+    conv_schedule_of,
+    conv_space,
+)
+from ascend_lab.aoe.cube.space import (
+    MOST,
+    Columns,
+    CubeSpace,
+    Shape,
+    gemm_schedule_of,
+    gemm_space,
+    number_of,
+    word_of,
+)
+from ascend_lab.aoe.cube.space import (
+    NAMES as GEMM_NAMES,
+)
+from ascend_lab.aoe.cube.space import (
+    canonical_row as gemm_row,
+)
+from ascend_lab.aoe.drive import Trial
+from ascend_lab.aoe.operators import Operator, base_name, warm_cycles
+from ascend_lab.aoe.space import Point, TableSpace, completed
+from ascend_lab.aoe.workers import Deadline, attempt
+from ascend_lab.chip import Chip
+from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice
-from ascend_lab.graph.lower.images import conv_job
-from ascend_lab.graph.lower.matrices import product_job
-from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.graph.lower.conv import conv_job
+from ascend_lab.graph.lower.matmul import product_job
+from ascend_lab.isa import Launch, as_kernel, c0_of
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_windows import dense_placement
+from ascend_lab.kernels.default_schedules import candidates, conv_schedule, default_schedule
+from ascend_lab.kernels.epilogue import Demand, Epilogue, demand_of
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
+
+SMALL = 3000
+"""Points of a space that is measured as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What products, and what convolutions do in a way of their own; `roles` of their tensors."""
+
+    names: tuple[str, ...]
+    space: Callable[..., CubeSpace]
+    row: Callable[..., Columns]
+    schedule: Callable[..., GemmSchedule]
+    default: Callable[..., GemmSchedule]
+    roles: Mapping[str, str]
+
+
+_GEMM = _Kind(GEMM_NAMES, gemm_space, gemm_row, gemm_schedule_of, default_schedule, {})
+_CONV = _Kind(
+    CONV_NAMES, conv_space, conv_row, conv_schedule_of, conv_schedule, {"x": "a", "weight": "b"}
+)
+
+
+def _kind(shape: Shape) -> _Kind:
+    return _CONV if isinstance(shape, ConvShape) else _GEMM
+
+
+def cube_space(
+    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = MOST
+) -> CubeSpace:
+    """Return the space of a product or a convolution, thinned out to about `most` points."""
+    return _kind(shape).space(shape, chip, demand, most)
+
+
+def small_space(
+    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = SMALL
+) -> CubeSpace:
+    """Return a coarse space: every size so far above the last that all can be measured.
+
+    The default schedule is not added to it: between such sizes no search could find its way there.
+    """
+    return _kind(shape).space(shape, chip, demand, most, default=False)
+
+
+def cube_table(space: CubeSpace, measure: CubeMeasure) -> NDArray[np.float64]:
+    """Return the cycles of every row of a space, infinite where there is no kernel."""
+    return np.array([attempt(measure, point)[0] for point in space.points()])
+
+
+def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point of the space of `shape`."""
+    return _kind(shape).schedule(shape, point)
+
+
+def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
+    """Return the point of a schedule, or the nearest one where the space has no such tiling."""
+    row = _kind(space.shape).row(space.shape, space.chip, schedule)
+    return completed(space, [word_of(name, int(row[name][0])) for name in space.names])
+
+
+@dataclass(frozen=True, slots=True)
+class CubeMeasure(CubeProblem):
+    """Point -> cycles of one launch of the kernel, its host overhead included.
+
+    A convolution fills dense planes (NC1HWC0), as in a graph.
+    """
+
+    @property
+    def demand(self) -> Demand | None:
+        """What the epilogue needs."""
+        return demand_of(self.epilogue, self.chip, ACCUMULATOR[self.shape.dtype])
+
+    @property
+    def default(self) -> GemmSchedule:
+        """The tiling that is taken without a search."""
+        return _kind(self.shape).default(self.shape, self.chip, self.epilogue)
+
+    def space(self) -> CubeSpace:
+        """Return all tilings."""
+        return cube_space(self.shape, self.chip, self.demand)
+
+    def launch(self, point: Point) -> Launch:
+        """Return the kernel of a point."""
+        schedule = schedule_of(self.shape, point)
+        if isinstance(self.shape, ConvShape):
+            place = dense_placement(self.shape)
+            return conv_launch(self.shape, self.chip, schedule, place, self.epilogue)
+        return gemm_launch(self.shape, self.chip, schedule, self.epilogue)
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point."""
+        kernel, roles = as_kernel(self.launch(point)), _kind(self.shape).roles
+        held = {b.name for b in kernel.tensors if roles.get(b.name, base_name(b)) in self.warm}
+        return warm_cycles(kernel, self.chip, held)
+
+    def bound(self, point: Point) -> float:
+        """Return cycles that the point does not go below, without building its kernel."""
+        genes = zip(_kind(self.shape).names, point, strict=True)
+        table = {n: np.array([number_of(n, value)], np.int64) for n, value in genes}
+        return float(Bounds(self, table).closed[0])
+
+
+# Operators of the cube as jobs: their tilings, what to try first, and how far one can get.
+
 
 FIRST = 16
 """Points with the least bounds, tried before the search breeds its own."""
@@ -102,3 +243,161 @@ class CubeJob:
             best = min(best, trial.cost)
         least = float(low.min())
         return int(min(best, least)), best <= least
+
+
+# Branch and bound: simulate in the order of certified bounds until no bound is below the best.
+
+
+CHUNK = 512
+"""Bounds are made tighter for so many tilings at once at first, twice as many each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The best point found, its cycles, and a bound that no point of the space is below.
+
+    `trials` kernels were simulated, `walked` bounded by a walk, of `points` in the space.
+    """
+
+    point: Point
+    cycles: float
+    lower_bound: float
+    trials: int
+    walked: int
+    points: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether the point is an optimum of the space."""
+        return self.cycles <= self.lower_bound
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the best is at most: cycles / lower_bound - 1."""
+        return self.cycles / self.lower_bound - 1.0
+
+
+class _Search:
+    """Rows by their bounds: closed forms in `order`, tighter ones in a heap."""
+
+    def __init__(self, space: CubeSpace, measure: CubeMeasure) -> None:
+        self.space, self.measure = space, measure
+        self.bounds = Bounds(measure, space.genes)
+        self.order = np.argsort(self.bounds.closed, kind="stable")
+        self.sorted = self.bounds.closed[self.order]
+        self.heap: list[tuple[float, int]] = []
+        self.walked, self.chunk = 0, CHUNK
+        self.best: tuple[float, Point] = (math.inf, ())
+        self.trials = 0
+
+    @property
+    def least(self) -> tuple[float, float]:
+        """The least bound in the heap, and the least outside."""
+        inside = self.heap[0][0] if self.heap else math.inf
+        return inside, self.sorted[self.walked] if self.walked < len(self.sorted) else math.inf
+
+    def step(self) -> None:
+        """Simulate the row of the least bound, or make more bounds tighter."""
+        inside, outside = self.least
+        # the first kernel is simulated at once, so that hopeless bounds are never walked
+        if self.heap and (inside <= outside or not self.trials):
+            _, row = heapq.heappop(self.heap)
+            point = self.space.point(row)
+            self.trials += 1
+            self.best = min(self.best, (self.measure(point), point))
+            return
+        stop = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
+        rows = self.order[self.walked : stop]
+        for bound, row in zip(self.bounds.walked(rows).tolist(), rows.tolist(), strict=True):
+            heapq.heappush(self.heap, (bound, row))
+        self.walked, self.chunk = stop, 2 * self.chunk
+
+
+def prove(
+    space: CubeSpace,
+    measure: CubeMeasure,
+    *,
+    most: int | None = None,
+    time_limit_s: float | None = None,
+    told: Callable[[int, int], None] = lambda trials, most: None,
+) -> Proof:
+    """Return the optimum of a space, or the best of `most` kernels or of the time, and a bound.
+
+    `told` hears of the kernels simulated, and of how many at most.
+    """
+    deadline = Deadline.of(time_limit_s)
+    search, most = _Search(space, measure), most or space.size
+    while min(search.least) < search.best[0] and search.trials < most:
+        if search.trials and deadline.over:
+            break
+        search.step()
+        told(search.trials, most)
+    cycles, point = search.best
+    low = min(cycles, *search.least)
+    return Proof(point, cycles, low, search.trials, search.walked, space.size)
+
+
+# A batch of products as a job: each is tiled alike, on the cores that are its share.
+
+
+TILING_NAMES = tuple(f.name for f in fields(Tilings))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductMeasure:
+    """Point -> cycles of the whole batch, launch included."""
+
+    operator: Operator
+    shape: GemmShape
+
+    def __call__(self, point: Point) -> float:
+        """Return the cycles of a point; raises what lowering raises."""
+        return self.operator.cycles_of(Choice(tiling=tiling_of(self.shape, point)))
+
+
+class ProductJob:
+    """A batch of products by the schedule language."""
+
+    search = "genetic"
+
+    def __init__(self, operator: Operator) -> None:
+        """Take a batch of products; raises what its space raises."""
+        self.operator = operator
+        node, piece = operator.piece.graph.nodes[0], operator.piece
+        left, out = piece.type(node.inputs[0]), piece.type(node.output)
+        k = left.shape[-2 if node.attr("trans_a", False) else -1]
+        self.batch = math.prod(out.shape[:-2])
+        self.shape = GemmShape(out.shape[-2], k, out.shape[-1], left.dtype, out.dtype)
+        self.share = share_of(operator.chip, self.batch)
+        self.measure = ProductMeasure(operator, self.shape)
+        found = candidates(self.shape, self.share)
+        self.space = TableSpace(TILING_NAMES, [getattr(found, name) for name in TILING_NAMES])
+
+    def choice(self, point: Point) -> Choice:
+        """Return the tiling of a point."""
+        return Choice(tiling=tiling_of(self.shape, point))
+
+    def start(self) -> Sequence[Point]:
+        """Return the default."""
+        default = default_schedule(self.shape, self.share)
+        return [p for p in self.space.points() if tiling_of(self.shape, p) == default][:1]
+
+    def points(self, choices: Sequence[Choice]) -> list[Point]:
+        """Return nothing: few shapes of batches are alike."""
+        return []
+
+    def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """Return the cycles of the products at the cubes' peak, and whether all was timed."""
+        best = int(min([self.operator.default_cycles, *(t.cost for t in trials)]))
+        chip, macs = self.operator.chip, self.batch * self.shape.ops // 2
+        launch = round(chip.launch_overhead_s * chip.clock_hz)
+        least = launch + -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
+        if sum(t.cost < math.inf for t in trials) == self.space.size:
+            return best, True
+        return min(least, best), best <= least
+
+
+def tiling_of(shape: GemmShape, point: Point) -> GemmSchedule:
+    """Return the schedule of a point."""
+    m, k, n, step, rows, cols = point
+    return GemmSchedule(FRACTAL * m, c0_of(shape.dtype) * k, FRACTAL * n, step, rows, cols)

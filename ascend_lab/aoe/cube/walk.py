@@ -1,20 +1,207 @@
-"""Run the kernels of many tilings side by side, one turn of the cube at a time, as arrays.
-
-What is kept are the waits and durations of a kernel's pipes; where a detail is left out (room in UB
-between pieces of a tile, the latency of numbers per channel), a wait is missing and never one too
-many. So the times are at most those of the simulator, and in most kernels equal to them.
-"""
+"""The state of many kernels that run side by side: times of pipes, slots, places in the loops."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from ascend_lab.aoe.cube.after import After, copied
-from ascend_lab.aoe.cube.drains import Drains
-from ascend_lab.aoe.cube.pipes import busy_of, macs_per_fractal
-from ascend_lab.aoe.cube.state import LOOPS, PIPES
-from ascend_lab.aoe.cube.table import Array, Mask
+from ascend_lab.aoe.cube.pipe_work import (
+    BLOCK,
+    After,
+    busy_of,
+    copied,
+    macs_per_fractal,
+    tail_cycles,
+    vector_cycles,
+)
+from ascend_lab.aoe.cube.space import Array, Mask, up
 from ascend_lab.aoe.cube.work import Job
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+
+PIPES = ("load", "feed", "cube", "drain", "store")
+"""MTE2, MTE1, M, what empties L0C (V or FIX), MTE3."""
+LOOPS = ("k", "stage", "inner", "outer", "bundle")
+
+
+@dataclass(slots=True)
+class Slots:
+    """When the slots of a queue are free again: the one freed last, and the one before."""
+
+    older: Array
+    newer: Array
+    two: Mask
+
+    def wait(self, at: Array) -> Array:
+        """Return the time from which the next slot is free."""
+        free: Array = np.maximum(at, np.where(self.two, self.older, self.newer))
+        return free
+
+    def free(self, times: Array, where: Mask) -> None:
+        """Give a slot back at `times`."""
+        self.older = np.where(where, self.newer, self.older)
+        self.newer = np.where(where, times, self.newer)
+
+
+class State:
+    """Times per pipe in `at`, work done per pipe in `done`, slots, and turns of the loops."""
+
+    def __init__(self, job: Job, after: After) -> None:
+        """Start all kernels; `after` is what follows a tile."""
+        self.job, self.after, self.flag = job, after, job.chip.flag_cycles
+        w, f = job.work, self.flag
+        zero = np.zeros(len(w.m), np.int64)
+        # consumers give their slots to the producers first, a flag each
+        l1 = np.where(w.by_a, 0, w.a_l1) + np.where(w.by_b, 0, w.b_l1)
+        starts = (zero + f, f * l1, f * (w.a_l0 + w.b_l0), zero + 2 * f, zero + 2 * f)
+        self.at = dict(zip(PIPES, starts, strict=True))
+        self.done = {name: zero.copy() for name in PIPES}
+        self.place = {name: zero.copy() for name in LOOPS}
+        self.ends = zero.copy()
+        two = {"a1": w.a_l1 == 2, "b1": w.b_l1 == 2, "a0": w.a_l0 == 2, "b0": w.b_l0 == 2}
+        size = w.m * np.minimum(w.n, w.n_own) * BLOCK * DTYPE_BYTES[ACCUMULATOR[job.dtype]]
+        two |= {"c": 2 * size <= job.chip.buffers["L0C"], "out": zero == 0, "tile": zero == 0}
+        self.slots = {name: Slots(zero, zero, both) for name, both in two.items()}
+        self.outer = np.where(w.outer_n, w.n_tiles, w.m_tiles)
+        self.inner = np.where(w.outer_n, w.m_tiles, w.n_tiles)
+        self.stages = up(w.units, w.stage)
+
+    def spend(self, pipe: str, where: Mask, until: Array, cycles: Array | int) -> None:
+        """Let a pipe be busy `until`, `cycles` of the time with work."""
+        self.at[pipe] = np.where(where, until, self.at[pipe])
+        self.done[pipe] += np.where(where, cycles, 0)
+
+
+# How finished tiles leave L0C in kernels that run side by side, and what an epilogue loads.
+
+
+class Drains(State):
+    """Kernels and their way from L0C to GM."""
+
+    def load_channels(self) -> None:
+        """Load the numbers per channel that stay for all tiles."""
+        after, w, chip, f = self.after, self.job.work, self.job.chip, self.flag
+        if not after.channel_loads:
+            return
+        held = after.channel_blocks >= w.n_own
+        path = chip.path("GM", "UB" if chip.combined else "L1")
+        moved = w.n_own * after.channel_bytes * after.channel_cycles_per_byte
+        cost = after.channel_loads * path.startup_cycles + moved.astype(np.int64) + 2 * f
+        self.spend("load", held, self.at["load"] + cost, cost)
+        if chip.combined:
+            return
+        table = copied(chip.path("L1", "BT"), w.n_own * FRACTAL * 4)
+        full = self.at["load"] + after.channel_latency
+        fed = np.maximum(self.at["feed"], full) + 4 * f + table
+        # bounds of MTE1 and the cube do not count this work, so it is not noted as done
+        self.spend("feed", held, fed, 0)
+        self.spend("cube", held, np.maximum(self.at["cube"], fed) + f, 0)
+
+    def drain(self, where: Mask, m_at: Array, n: Array) -> None:
+        """Send finished tiles on their way to GM."""
+        f, chip, job = self.flag, self.job.chip, self.job
+        self.spend("cube", where, self.at["cube"] + f, f)
+        index = np.flatnonzero(where)
+        at = job.work.first[index] + m_at[index]
+        run, fractals = job.sides.pixels[at] * FRACTAL, job.sides.fractals[at]
+        start = np.maximum(self.at["drain"][index], self.at["cube"][index]) + f
+        if chip.combined:
+            self._by_vector(where, index, start, (run, fractals, n[index]))
+            return
+        after, path = self.after, chip.path("L0C", "GM")
+        size = run * n[index] * DTYPE_BYTES[after.out_dtype]
+        copy = copied(path, size, after.out_cycles_per_byte[index])
+        self.at["drain"][index] = start + copy + f
+        self.done["drain"][index] += copy + 2 * f
+        times = self.at["drain"] + path.latency_cycles + chip.l2.latency_cycles
+        self.slots["c"].free(times, where)
+
+    def _by_vector(
+        self, where: Mask, index: Array, drain: Array, sizes: tuple[Array, Array, Array]
+    ) -> None:
+        """Move tiles piece by piece through UB; `sizes`: elements and fractals high, blocks."""
+        f, after, (run, fractals, n) = self.flag, self.after.take(index), sizes
+        stride = fractals * BLOCK if after.plan is None else run
+        most = after.blocks(stride, n)
+        # an epilogue gives L0C back as soon as its only piece has left it
+        early = (most == n) & (after.plan is not None)
+        freed = drain
+        for piece in range(int(up(n, most).max())):
+            count = np.clip(n - piece * most, 0, most)
+            mask = np.zeros(len(where), bool)
+            mask[index] = count > 0
+            loaded = self._operands(mask, index, after, count * run)
+            drain, freed = self._piece(
+                (mask, index), after, (drain, freed), loaded, (count, run, stride), early
+            )
+        self.at["drain"][index] = np.where(early, drain, drain + f)
+        times = self.at["drain"].copy()
+        times[index] = np.where(early, freed, drain + f)
+        self.slots["c"].free(times, where)
+
+    def _operands(self, mask: Mask, index: Array, after: After, elements: Array) -> Array:
+        """Load the operands of a piece; return when they are there."""
+        tiles = after.epilogue.of_kind("tile") if after.epilogue else ()
+        if not tiles:
+            return np.zeros_like(elements)
+        path, rate = self.job.chip.path("GM", "UB"), after.in_cycles_per_byte
+        cycles = np.full_like(elements, 2 * self.flag)
+        for operand in tiles:
+            cycles += copied(path, elements * DTYPE_BYTES[operand.dtype], rate)
+        done = self.slots["tile"].wait(self.at["load"])[index] + cycles
+        self.at["load"][index] = np.where(mask[index], done, self.at["load"][index])
+        self.done["load"][index] += np.where(mask[index], cycles, 0)
+        return done + after.in_latency
+
+    def _piece(
+        self,
+        at: tuple[Mask, Array],
+        after: After,
+        times: tuple[Array, Array],
+        loaded: Array,
+        sizes: tuple[Array, Array, Array],
+        early: Mask,
+    ) -> tuple[Array, Array]:
+        """One piece: out of L0C, through the steps, to GM; return times of V and of L0C free."""
+        (mask, index), (drain, freed), (count, run, stride) = at, times, sizes
+        f, chip, on = self.flag, self.job.chip, mask[index]
+        size = DTYPE_BYTES[after.out_dtype]
+        arrives = size if after.plan is None else DTYPE_BYTES[after.plan.tiles[after.plan.start]]
+        work = copied(chip.path("L0C", "UB"), count * stride * arrives)
+        end = np.maximum(drain, self.slots["out"].older[index]) + f + work
+        if after.plan is not None and after.epilogue is not None:
+            end = np.where(early, end + f, end)
+            freed = np.where(on & early, end, freed)
+            steps, tiles = vector_cycles(after, chip, count, run), after.epilogue.of_kind("tile")
+            end, work = (np.maximum(end, loaded) + f if tiles else end) + steps, work + steps
+            if tiles:
+                end = end + f
+                self._free("tile", at, end)
+        end = end + f
+        path = chip.path("UB", "GM")
+        copy = copied(path, count * run * size, after.out_cycles_per_byte) + 2 * f
+        store = np.maximum(self.at["store"][index], end + tail_cycles(after, chip)) + copy
+        self.at["store"][index] = np.where(on, store, self.at["store"][index])
+        self.done["drain"][index] += np.where(on, work + 4 * f, 0)
+        self.done["store"][index] += np.where(on, copy, 0)
+        self._free("out", at, store + path.latency_cycles + chip.l2.latency_cycles)
+        return np.where(on, end, drain), freed
+
+    def _free(self, queue: str, at: tuple[Mask, Array], times: Array) -> None:
+        """Give slots of some kernels back."""
+        (mask, index), every = at, np.zeros_like(self.at["load"])
+        every[index] = times
+        self.slots[queue].free(every, mask)
+
+
+# Run the kernels of many tilings side by side, one turn of the cube at a time, as arrays.
+#
+# What is kept are the waits and durations of a kernel's pipes; where a detail is left out (room
+# in UB
+# between pieces of a tile, the latency of numbers per channel), a wait is missing and never one
+# too
+# many. So the times are at most those of the simulator, and in most kernels equal to them.
 
 
 class Walk(Drains):

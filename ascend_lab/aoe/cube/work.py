@@ -12,11 +12,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.cube.space import area_of, uses
-from ascend_lab.aoe.cube.table import Array, Columns, Mask, same_rows, up
+from ascend_lab.aoe.cube.conv_space import column_shares
+from ascend_lab.aoe.cube.space import Array, Columns, Mask, area_of, same_rows, up, uses
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import c0_of
+from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import tiles_per_image
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
+from ascend_lab.kernels.tiles import chunks
 
 Floats = NDArray[np.float64]
 
@@ -169,3 +172,138 @@ def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
 def pixel_bytes(dtype: str) -> int:
     """Bytes of a pixel of one channel block."""
     return c0_of(dtype) * DTYPE_BYTES[dtype]
+
+
+# What one core of a convolution does under every tiling of a table.
+
+
+def conv_job(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> Job:
+    """Return the work of every tiling of a convolution's table; L2 holds the sides `warm`."""
+    bundle, pixel, area = bundles_of(shape), pixel_bytes(shape.dtype), area_of(shape.dtype)
+    shares, inside = _columns(shape, t)
+    # the first share has no bundle of another size, unless it is the only one
+    alone = max(1, bundle.count - _uneven(shape))
+    bundles = np.where(shares > 1, up(bundle.count, shares), alone)
+    n_all = up(bundle.n1, t["n"])
+    n_own = np.minimum(up(n_all, inside) * t["n"], bundle.n1)
+    n_tiles = up(n_own, t["n"])
+    cores = t["rows"] * _columns_used(bundle, t["n"], shares, inside)
+    inside = up(n_all, up(n_all, inside))
+    sides, m = _pixels(shape, t)
+    once, nm = t["stage"] >= bundle.c1, (t["order"] == 1) & (m["tiles"] > 1)
+    hold_a, hold_all = once & ~nm, once & ~nm & (n_tiles == 1)
+    c1 = (bundle.count - 1) * bundle.c1 + bundle.last_c1
+    reads_x = m["read"] * c1 * pixel * np.where(once & (t["order"] == 0), inside, n_all)
+    weights = ((bundle.count - 1) * bundle.c1 * bundle.n1 + bundle.last_c1 * bundle.last_n1) * (
+        shape.taps * area
+    )
+    held_w = hold_all | (once & nm)
+    reads_w = weights * np.where(held_w, t["rows"], m["all"])
+    no = np.zeros(len(cores), bool)
+    work = Work(
+        t["rows"], cores, bundles, m["first"], m["tiles"], t["m"], m["fractals"], m["pixels"],
+        m["windows"] * pixel, n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
+        np.full_like(cores, bundle.c1), np.minimum(t["stage"], bundle.c1), t["k"],
+        nm, hold_a, hold_all | (once & nm), hold_all, no, no,
+        t["a_l1"], t["b_l1"], t["a_l0"], t["b_l0"], m["ragged"] > 0,
+    )  # fmt: skip
+    x = load_of(chip, reads_x, 0 if "a" in warm else m["touched"] * c1 * pixel, cores)
+    w = load_of(chip, reads_w, 0 if "b" in warm else weights, cores)
+    oh, ow = shape.out_hw
+    pixels, blocks = shape.n * oh * ow, (bundle.count - 1) * bundle.n1 + bundle.last_n1
+    return Job(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
+
+
+def _uneven(shape: ConvShape) -> int:
+    """Return 1 if the last bundle is smaller than the others."""
+    b = bundles_of(shape)
+    return int((b.c1, b.n1) != (b.last_c1, b.last_n1) and b.count > 1)
+
+
+def _columns(shape: ConvShape, t: Columns) -> tuple[Array, Array]:
+    """Return per tiling the shares of the bundles, and the columns of cores inside each."""
+    found = [column_shares(bundles_of(shape), int(c)) for c in range(1, int(t["cols"].max()) + 1)]
+    table = np.array([(0, 0), *found], np.int64)[t["cols"]]
+    return table[:, 0], table[:, 1]
+
+
+def _columns_used(bundle: Bundles, n: Array, shares: Array, inside: Array) -> Array:
+    """Return the columns of cores with work; a last share of a smaller bundle may use less."""
+    used, last = (up(up(b, n), up(up(b, n), inside)) for b in (bundle.n1, bundle.last_n1))
+    each = up(bundle.count, shares)
+    smaller = (shares > 1) & (bundle.count - (shares - 1) * each == 1)
+    return (shares - 1) * used + np.where(smaller, last, used)
+
+
+def _pixels(shape: ConvShape, t: Columns) -> tuple[Sides, Columns]:
+    """List the tiles of one row of cores, that with most to load, for each way to divide pixels."""
+    ways, _, which = same_rows([t["window"], t["m"], t["rows"]])
+    lists: dict[str, list[Array]] = {"fractals": [], "pixels": [], "windows": []}
+    sums: dict[str, list[int]] = {
+        n: [] for n in ("first", "tiles", "all", "read", "touched", "ragged")
+    }
+    sums |= {"fractals": [], "pixels": [], "windows": []}
+    length = 0
+    images: dict[tuple[int, int], tuple[Array, Array, Array, int]] = {}
+    for strip, m, rows in np.stack(ways, axis=1).tolist():
+        if (strip, m) not in images:
+            images[strip, m] = image_tiles(shape, m, strip=bool(strip))
+        fractals, pixels, windows, touched = images[strip, m]
+        every = [np.tile(column, shape.n) for column in (fractals, pixels, windows)]
+        sizes = np.array(chunks(len(every[0]), 1, rows), np.int64)
+        ends: Array = np.cumsum(sizes)
+        loads: Array = np.add.reduceat(every[2], ends - sizes)
+        best = int(np.argmax(loads))
+        own = slice(int(ends[best] - sizes[best]), int(ends[best]))
+        for name, column in zip(lists, every, strict=True):
+            lists[name].append(column[own])
+        # cores that begin at various places of various images: what all of them touch is counted
+        # by the simulator as if their places were evenly spaced, which may be less
+        ragged = shape.n > 1 and len(fractals) % sizes[0] > 0 and sizes[0] % len(fractals) > 0
+        once = windows.max() if ragged else touched * shape.n
+        values = [length, sizes[best], len(every[0]), every[2].sum(), once, ragged]
+        values += [every[0][own].sum(), every[1][own].sum(), loads[best]]
+        for name, value in zip(sums, values, strict=True):
+            sums[name].append(int(value))
+        length += int(sizes[best])
+    flat = {name: np.concatenate(parts) for name, parts in lists.items()}
+    unit = flat["windows"] * pixel_bytes(shape.dtype)
+    columns = {name: np.array(v, np.int64)[which] for name, v in sums.items()}
+    return Sides(flat["fractals"], flat["pixels"], unit), columns
+
+
+def image_tiles(shape: ConvShape, m: int, *, strip: bool) -> tuple[Array, Array, Array, int]:
+    """Return per tile of an image its fractals, pixels, image pixels loaded; and those of all."""
+    (oh, ow), side = shape.out_hw, m * FRACTAL
+    t = np.arange(tiles_per_image(shape, m, strip=strip))
+    if strip:
+        each = -(-ow // side)
+        row, at = t // each, t % each * side
+        pixels = np.minimum(side, ow - at)
+        rows, columns = (row, row), (at, at + pixels - 1)
+    else:
+        pixels = np.minimum(side, oh * ow - t * side)
+        rows = (t * side // ow, (t * side + pixels - 1) // ow)
+        columns = (np.zeros_like(t), np.full_like(t, ow - 1))
+    down, across = spans(shape, 0, *rows), spans(shape, 1, *columns)
+    touched = _covered(*down) * _covered(*across)
+    return up(pixels, FRACTAL), pixels, down[1] * across[1], touched
+
+
+def spans(shape: ConvShape, axis: int, first: Array, last: Array) -> tuple[Array, Array]:
+    """Return (first, count) of what outputs first..last look at: `windows.span_of` on arrays."""
+    size, stride = (shape.h, shape.w)[axis], shape.strides[axis]
+    low = first * stride - shape.pads[2 * axis]
+    high = last * stride - shape.pads[2 * axis] + shape.reach[axis] - 1
+    start = low - np.maximum(0, up(low - size + 1, stride)) * stride
+    begin = np.maximum(start, 0)
+    end = np.maximum(np.minimum(high, size - 1), begin)
+    return begin, end - begin + 1
+
+
+def _covered(first: Array, count: Array) -> int:
+    """Count the places that spans cover together."""
+    change = np.zeros(int((first + count).max()) + 1, np.int64)
+    np.add.at(change, first, 1)
+    np.add.at(change, first + count, -1)
+    return int((np.cumsum(change) > 0).sum())

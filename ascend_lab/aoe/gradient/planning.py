@@ -1,15 +1,174 @@
-"""A plan: the best split of a gradient sequence, and what other ways of splitting take."""
+"""Ways of splitting that others use, each by its name, to compare with.
+
+| name | rule | source |
+|---|---|---|
+| one_bucket | everything in one all-reduce | |
+| per_layer | one all-reduce a gradient | |
+| hccl_default | 96.54 % of the bytes, then 3.46 % | HCCL's Python API, gradient splitting |
+| ddp_25mb | 25 MiB, the first 1 MiB; closed when reached | PyTorch DDP, `reducer.hpp` |
+| best_threshold | the best single size of half octaves | |
+| mg_wfbp | merge while the next is ready soon enough | Shi et al., INFOCOM 2019, released code |
+| gdat | fill the time the last bucket is sent in | CANN's gradient tuner, as published |
+
+Where number formats change every one of them begins a new bucket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ascend_lab.aoe.gradient.baselines import BASELINES, baseline
-from ascend_lab.aoe.gradient.cost import Cost, price_of
-from ascend_lab.aoe.gradient.exact import best_split, end_s, lower_bound_s
-from ascend_lab.aoe.gradient.rows import Gradient, Split, check_split, table_of
+import numpy as np
+
+from ascend_lab.aoe.gradient.splits import (
+    Cost,
+    Gradient,
+    Price,
+    Split,
+    Table,
+    best_split,
+    check_split,
+    end_s,
+    lower_bound_s,
+    price_of,
+    split_at,
+    startup_s,
+    table_of,
+)
+from ascend_lab.errors import InputError
+
+MIB = 2**20
+DDP_CAP_BYTES, DDP_FIRST_BYTES = 25 * MIB, MIB
+HCCL_FIRST = 0.9654
+"""Share of the bytes in the first of HCCL's two default segments (ResNet-50's best)."""
+GDAT_SEGMENTS = 8
+
+
+def one_bucket(table: Table, cost: Cost) -> Split:
+    """Return everything in one bucket."""
+    return ((0, table.count - 1),)
+
+
+def per_layer(table: Table, cost: Cost) -> Split:
+    """Return a bucket for each gradient."""
+    return split_at(range(table.count))
+
+
+def hccl_default(table: Table, cost: Cost) -> Split:
+    """Return two buckets, cut where the first is closest to 96.54 % of the bytes."""
+    sums = table.sums_bytes
+    cut = int(np.argmin(np.abs(sums[1:] - HCCL_FIRST * sums[-1])))
+    return split_at(sorted({cut, table.count - 1}))
+
+
+def by_cap(table: Table, cap_bytes: float, first_bytes: float | None = None) -> Split:
+    """Return buckets that are closed by the gradient with which they reach a size.
+
+    `first_bytes`: another size for the first bucket.
+    """
+    sums, lasts, begin = table.sums_bytes.tolist(), list[int](), 0
+    limit = cap_bytes if first_bytes is None else first_bytes
+    while begin < table.count:
+        last = bisect_left(sums, sums[begin] + limit, begin) - 1
+        lasts.append(min(max(last, begin), table.count - 1))
+        begin, limit = lasts[-1] + 1, cap_bytes
+    return split_at(lasts)
+
+
+def ddp_25mb(table: Table, cost: Cost) -> Split:
+    """Return the buckets of DDP as it comes: 25 MiB, but 1 MiB for the first."""
+    return by_cap(table, DDP_CAP_BYTES, DDP_FIRST_BYTES)
+
+
+def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Split, float]:
+    """Return the best single cap of a grid of sizes, its buckets and their end."""
+    total = max(float(table.sums_bytes[-1]), 1.0)
+    least = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
+    count = int(np.ceil(per_octave * np.log2(total / least))) + 1 if total > least else 1
+    best: tuple[float, float, Split] | None = None
+    for step in range(count + 1):
+        cap = float(round(min(total, least * 2 ** (step / per_octave))))
+        split = legal(table, by_cap(table, cap))
+        end = end_s(table, price, split)
+        if best is None or end < best[0]:
+            best = end, cap, split
+    assert best is not None
+    return best[1], best[2], best[0]
+
+
+def best_threshold(table: Table, cost: Cost) -> Split:
+    """Return the buckets of the best single size, tried in half octaves."""
+    return best_cap(table, price_of(cost))[1]
+
+
+def mg_wfbp(table: Table, cost: Cost) -> Split:
+    """Return the buckets of the released MG-WFBP rule.
+
+    A gradient that could be sent from `start` on goes into the next one's bucket if that one is
+    ready before it would have been sent, and either before `start` or less than a startup after it.
+    """
+    startup, sums, ready = startup_s(cost), table.sums_bytes.tolist(), table.ready_s.tolist()
+    lasts, begin, start = list[int](), 0, ready[0]
+    for i in range(table.count - 1):
+        time_s = float(cost(sums[i + 1] - sums[begin]))
+        wait = ready[i + 1] - start
+        if wait < time_s and (wait < 0 or wait < startup):
+            start = max(start, ready[i + 1])
+            continue
+        lasts.append(i)
+        begin, start = i + 1, max(start + time_s, ready[i + 1])
+    return split_at([*lasts, table.count - 1])
+
+
+def gdat(table: Table, cost: Cost) -> Split:
+    """Return the buckets of CANN's published greedy rule.
+
+    For every end of the first bucket: the following ones take the gradients that are computed while
+    the last bucket is sent. The one with the shortest tail of at most eight buckets wins.
+    """
+    start, sums = startup_s(cost), table.sums_bytes.tolist()
+    at = (table.ready_s - table.ready_s[0]).tolist()  # the time of the first gradient counts as 0
+    count, whole = table.count, at[-1]
+    best, found = float(cost(sums[-1])), one_bucket(table, cost)
+    for first in range(1, count):
+        sent = float(cost(sums[first]))
+        end, begin, lasts = at[first - 1] + sent, first, [first - 1]
+        while begin < count and len(lasts) < GDAT_SEGMENTS:
+            stop = bisect_right(at, at[begin - 1] + sent + start, begin)
+            if stop == begin:  # one slow layer: wait for it
+                end += at[begin] - at[begin - 1] - sent
+                stop = begin + 1
+            sent = float(cost(sums[stop] - sums[begin]))
+            end, begin = end + sent, stop
+            lasts.append(stop - 1)
+        if begin == count and end - whole < best:
+            best, found = end - whole, split_at(lasts)
+    return found
+
+
+BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
+    f.__name__: f
+    for f in (one_bucket, per_layer, hccl_default, ddp_25mb, best_threshold, mg_wfbp, gdat)
+}
+
+
+def legal(table: Table, split: Split) -> Split:
+    """Return the split with a cut more wherever a bucket would mix number formats."""
+    lasts: list[int] = []
+    for first, last in split:
+        lasts += [j - 1 for j in range(first + 1, last + 1) if table.first[j] == j]
+        lasts.append(last)
+    return split_at(lasts)
+
+
+def baseline(name: str, table: Table, cost: Cost) -> Split:
+    """Return the split of a named baseline, cut where the number format changes."""
+    return legal(table, BASELINES[name](table, cost))
+
+
+# A plan: the best split of a gradient sequence, and what other ways of splitting take.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +248,134 @@ def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Co
 def bound(rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None) -> float:
     """Return a time that no split beats if the cost does not fall with the size; see `exact`."""
     return lower_bound_s(table_of(rows, max_bytes), price_of(cost))
+
+
+# Plans as others take them.
+#
+# HCCL (Python API, `hccl.split.api`): `set_split_strategy_by_idx` takes the last gradient of
+# every
+# segment, `[20, 100, 159]` for 0-20, 21-100, 101-159; `set_split_strategy_by_size` takes shares
+# of
+# the bytes that add up to 100 percent; at most 8 segments. Where both are set the sizes count.
+# Gradients are counted in the order of the all-reduces in the graph, which is that of backward.
+#
+# MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients too,
+# the
+# very last one implied (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0
+# refuse
+# 0 as the first. The same list is `comm_fusion={"allreduce": {"mode": "index", "config": ...}}`.
+#
+# PyTorch (`DistributedDataParallel`): one `bucket_cap_mb` in MiB, a bucket is closed when it
+# reaches
+# that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_default`).
+
+
+HCCL_SEGMENTS = 8
+PARTS = 6400
+"""Shares are whole 64ths of a percent: exact in binary, so that their sum is 100 and no less."""
+DDP_PER_OCTAVE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Forms:
+    """A plan in the forms of three frameworks; `hccl` may differ from it, being of 8 segments.
+
+    `hccl_too_large`: no 8 segments keep the limit of bytes, so HCCL's have none.
+    `ddp_cap_mib`: the best single cap; `ddp_end_s`: what it ends at, to compare with the plan.
+    """
+
+    hccl: GradientPlan
+    by_idx: tuple[int, ...]
+    by_size: tuple[float, ...]
+    mindspore: tuple[int, ...]
+    ddp_cap_mib: float
+    ddp_segments: Split
+    ddp_end_s: float
+    shares_end_s: float
+    hccl_too_large: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forms as JSON data, times in microseconds."""
+        return {
+            "hccl": {
+                "set_split_strategy_by_idx": list(self.by_idx),
+                "set_split_strategy_by_size": list(self.by_size),
+                "end_us": self.hccl.end_s * 1e6,
+                "by_size_end_us": self.shares_end_s * 1e6,
+            },
+            "mindspore": {"all_reduce_fusion_config": list(self.mindspore)},
+            "pytorch": {
+                "bucket_cap_mb": self.ddp_cap_mib,
+                "buckets": len(self.ddp_segments),
+                "end_us": self.ddp_end_s * 1e6,
+            },
+        }
+
+
+def forms_of(
+    found: GradientPlan, rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None
+) -> Forms:
+    """Return a plan in all forms; plans of more than 8 segments are made anew for HCCL.
+
+    Raises `InputError` where number formats change more than seven times: HCCL has no such split.
+    """
+    hccl, too_large = found, False
+    if len(found.segments) > HCCL_SEGMENTS:
+        try:
+            hccl = plan(rows, cost, HCCL_SEGMENTS, max_bytes=max_bytes)
+        except InputError:
+            if max_bytes is None:
+                raise
+            hccl, too_large = plan(rows, cost, HCCL_SEGMENTS), True
+    shares = by_size(hccl.segments, rows)
+    cap, split, end = best_cap(table_of(rows), price_of(cost), DDP_PER_OCTAVE)
+    return Forms(
+        hccl,
+        by_idx(hccl.segments),
+        shares,
+        mindspore(found.segments),
+        cap / MIB,
+        split,
+        end,
+        end_of(legal(table_of(rows), split_by_size(shares, rows)), rows, cost),
+        too_large,
+    )
+
+
+def by_idx(split: Split) -> tuple[int, ...]:
+    """Return the last gradient of every segment."""
+    return tuple(last for _, last in split)
+
+
+def mindspore(split: Split) -> tuple[int, ...]:
+    """Return the last gradient of every segment but the last; empty for one segment."""
+    return by_idx(split)[:-1]
+
+
+def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
+    """Return the share of each segment in percent, in 64ths that sum to 100 exactly.
+
+    A segment whose share rounds to nothing goes with the next, the last ones with the one before:
+    there are no shares of 0, and without any bytes one share has all.
+    """
+    sums = table_of(rows).sums_bytes
+    total = float(sums[-1]) or 1.0
+    marks = [round(PARTS * float(sums[last + 1]) / total) for _, last in split]
+    marks[-1] = PARTS
+    parts = [b - a for a, b in zip([0, *marks[:-1]], marks, strict=True)]
+    return tuple(part * 100 / PARTS for part in parts if part)
+
+
+def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
+    """Return the segments whose ends are closest to the shares: how `by_size` can be read.
+
+    A share too small for a gradient of its own makes no segment.
+    """
+    sums = table_of(rows).sums_bytes
+    lasts: set[int] = {len(rows) - 1}
+    reached = 0.0
+    for share in shares[:-1]:
+        reached += share
+        lasts.add(int(abs(sums[1:] - reached / 100 * sums[-1]).argmin()))
+    ordered = sorted(lasts)
+    return tuple(zip([0, *(last + 1 for last in ordered[:-1])], ordered, strict=True))

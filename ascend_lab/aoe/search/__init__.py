@@ -8,12 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search.annealing import Annealing
-from ascend_lab.aoe.search.bounded import BranchAndBound, branch_and_bound, no_bound
-from ascend_lab.aoe.search.exhaustive import exhaustive, random_order
 from ascend_lab.aoe.search.genetic import Birth, Genetic
-from ascend_lab.aoe.search.local import IteratedLocal
 from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
+from ascend_lab.aoe.search.plain import (
+    Annealing,
+    BranchAndBound,
+    IteratedLocal,
+    branch_and_bound,
+    exhaustive,
+    no_bound,
+    random_order,
+)
 from ascend_lab.aoe.search.surrogate import Surrogate
 from ascend_lab.errors import InputError
 

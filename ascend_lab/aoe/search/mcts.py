@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.aoe.drive import Steps
-from ascend_lab.aoe.moves import completed, mutated, random_completion
-from ascend_lab.aoe.search.fresh import Fresh
+from ascend_lab.aoe.search.plain import Fresh
 from ascend_lab.aoe.search.surrogate import Surrogate
-from ascend_lab.aoe.space import Point, Space, Value
+from ascend_lab.aoe.space import Point, Space, Value, completed, mutated, random_completion
 
 Prior = Callable[[Point, Sequence[Value]], Sequence[float]]
 """(prefix, its options) -> a weight per option; the search scales them to mean 1."""

@@ -1,31 +1,80 @@
-"""Segments of a network between cut points: how each may be sliced, and what that costs.
+"""Where slicing stands in the compiler: behind rewriting and number formats, before layouts.
 
-A segment is compiled and timed alone. Assumed: when it starts, L2 holds what writing its inputs,
-whole and in order, leaves there, and nothing else. Costs of segments so add up along a chain; the
-real network's differ by what else happens to be in L2, so that plans are timed on it in the end.
+There every operator is one that lowering knows, no layout hides an axis, and equal slices become
+equal pieces, which are lowered once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ascend_lab.aoe.subgraph.front import compiled_part, laid_out
-from ascend_lab.aoe.subgraph.ranges import ranges_of
 from ascend_lab.aoe.subgraph.regions import Region, SlicePlan
-from ascend_lab.aoe.subgraph.slicing import sliced
+from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Graph, simulate_graph
-from ascend_lab.graph.layouts.assign import ELEMENTWISE
+from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compile import in_format
+from ascend_lab.graph.counts import live_bytes, spans, weight_bytes
+from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph.fusion import fuse
+from ascend_lab.graph.layout import ELEMENTWISE, assign_layouts, cancel_trans_data
 from ascend_lab.graph.lower import piece_of
-from ascend_lab.graph.tiling.bytes import live_bytes, spans, weight_bytes
-from ascend_lab.graph.tiling.cuts import part_of
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.slice import part_of
+from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.isa import Launch
 from ascend_lab.sim import analyse
 from ascend_lab.sim.simulate import time_launch
+
+
+def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
+    """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
+    return canonical(in_format(run_passes(graph, DEFAULT)[0], dtype), chip)
+
+
+def laid_out(graph: Graph, chip: Chip) -> Graph:
+    """Return a prepared graph with layouts."""
+    return stay_in_fractals(cancel_trans_data(assign_layouts(graph)), chip)
+
+
+def compiled(graph: Graph, chip: Chip) -> Compiled:
+    """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
+    laid = laid_out(graph, chip)
+    return compile_tasks(laid, chip, fuse(laid, chip).groups)
+
+
+def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
+    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them.
+
+    So no conversions stand at the ends of a part that the network does not make there.
+    """
+    types = dict(part.types)
+    for name in part.inputs:
+        if name in laid.types:
+            types[name] = replace(types[name], layout=laid.types[name].layout)
+    own = laid_out(replace(part, types=types), chip)
+    outs = []
+    for wanted, name in zip(part.outputs, own.outputs, strict=True):
+        node = own.producers.get(name)
+        inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
+        outs.append(node.inputs[0] if node is not None and inner else name)
+    own = pruned(replace(own, outputs=tuple(outs)))
+    return compile_tasks(own, chip, fuse(own, chip).groups)
+
+
+# Segments of a network between cut points: how each may be sliced, and what that costs.
+#
+# A segment is compiled and timed alone. Assumed: when it starts, L2 holds what writing its
+# inputs,
+# whole and in order, leaves there, and nothing else. Costs of segments so add up along a chain;
+# the
+# real network's differ by what else happens to be in L2, so that plans are timed on it in the
+# end.
+
 
 SLACK = 2.0
 """Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
@@ -226,3 +275,66 @@ def _size(part: Graph, axis: str) -> int:
     }
     place = {"batch": 0, "height": 2, "sequence": -2}[axis]
     return min(part.types[n].shape[place] for n in part.outputs) if fits[axis] else 0
+
+
+# The cheapest slicing of a chain of units, exactly: dynamic programming over cut points.
+#
+#     best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
+#
+# where a unit may also stay whole. Exact for costs that add up; see `segments` for what that
+# assumes.
+
+
+Choice = tuple[int, int, Way]
+"""Units first .. stop-1 and how they are sliced."""
+Ways = Callable[[int, int], Iterable[Way]]
+Cost = Callable[[int, int, Way], float]
+
+
+def free(first: int, stop: int, way: Way) -> float:
+    """Return the bound that holds for all costs."""
+    return 0.0
+
+
+def cheapest(count: int, ways: Ways, cost: Cost, least: Cost = free) -> tuple[float, list[Choice]]:
+    """Return the least cost of `count` units and the segments that reach it, in order.
+
+    No cost is asked for if `least`, a bound below it, shows that the segment cannot help.
+    """
+    best: list[tuple[float, Choice | None]] = [(0.0, None)]
+    for stop in range(1, count + 1):
+        found: tuple[float, Choice | None] = (math.inf, None)
+        for first in reversed(range(stop)):
+            for way in choices(first, stop, ways):
+                if best[first][0] + least(first, stop, way) >= found[0]:
+                    continue
+                total = best[first][0] + cost(first, stop, way)
+                if total < found[0]:
+                    found = total, (first, stop, way)
+        best.append(found)
+    return best[-1][0], _walk_back(best)
+
+
+def _walk_back(best: list[tuple[float, Choice | None]]) -> list[Choice]:
+    chosen: list[Choice] = []
+    last = best[-1][1]
+    while last is not None:
+        chosen.append(last)
+        last = best[last[0]][1]
+    return chosen[::-1]
+
+
+def choices(first: int, stop: int, ways: Ways) -> list[Way]:
+    """Return how units may be taken: whole if it is one, and in slices."""
+    return [*([WHOLE] if stop == first + 1 else []), *ways(first, stop)]
+
+
+def every(count: int, ways: Ways, first: int = 0) -> Iterator[list[Choice]]:
+    """Yield all ways to take the units from `first` on: for small chains."""
+    if first == count:
+        yield []
+        return
+    for stop in range(first + 1, count + 1):
+        for way in choices(first, stop, ways):
+            for rest in every(count, ways, stop):
+                yield [(first, stop, way), *rest]

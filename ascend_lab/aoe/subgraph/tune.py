@@ -1,34 +1,248 @@
-"""The subgraph tuner: choose the slicing under which a network is fastest on a chip.
+"""A time that no slicing, grouping or order of a network's kernels can go below on a chip.
 
-Dynamic programming over cut points gives the best plan under the costs of segments alone; a search
-from there times plans on the whole network: all of them where they are few, else by annealing. The
-network as it is takes part, so that the result is never slower.
+    time >= max(cube work / cube peak, vector work / vector peak, compulsory bytes / memory rate)
+            + one launch
+
+Valid because slices compute every result at least once; a cube does at most m k n products a
+cycle; a vector unit writes at most its lanes a cycle; and L2 starts empty, so that whatever is read
+whole must come from device memory once. Counted are only: products and convolutions by their
+definition; one vector operation per result of operators that the cube's output path cannot do;
+weights of cube operators; inputs that some operator reads whole; results as far as they are more
+than L2 may keep to itself. What is left out only makes the bound lower.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from ascend_lab.aoe.clock import Deadline, TimeUpError
-from ascend_lab.aoe.drive import drive
+import numpy as np
+
+from ascend_lab.aoe.drive import Trace, Trial, drive
 from ascend_lab.aoe.search import Annealing, exhaustive
 from ascend_lab.aoe.settings import Progress
-from ascend_lab.aoe.space import Point
-from ascend_lab.aoe.subgraph.bound import network_bound
-from ascend_lab.aoe.subgraph.chain import Choice, cheapest
-from ascend_lab.aoe.subgraph.front import prepared
-from ascend_lab.aoe.subgraph.plans import PlanSpace, PlanTime, plan_time
-from ascend_lab.aoe.subgraph.regions import SlicePlan
-from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, Way
+from ascend_lab.aoe.space import Point, random_completion
+from ascend_lab.aoe.subgraph.regions import ORDERS, Region, SlicePlan
+from ascend_lab.aoe.subgraph.segments import (
+    WHOLE,
+    Choice,
+    Segments,
+    Way,
+    cheapest,
+    compiled,
+    prepared,
+)
 from ascend_lab.aoe.subgraph.slicing import sliced
-from ascend_lab.aoe.trace import Trace, Trial
-from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Graph
+from ascend_lab.aoe.workers import Deadline, TimeUpError
+from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
+from ascend_lab.graph import Compiled, Graph, Node, simulate_graph
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.pipeline import Front
-from ascend_lab.graph.tiling.bytes import live_bytes, weight_bytes
+from ascend_lab.graph.compile import Front
+from ascend_lab.graph.counts import live_bytes, node_macs, weight_bytes
+from ascend_lab.graph.layout import ELEMENTWISE
+
+ON_VECTORS = frozenset((
+    "softmax", "layer_norm", "gelu", "tanh", "sigmoid", "silu", "exp", "hard_swish",
+    "max_pool2d", "avg_pool2d",
+))  # fmt: skip
+"""Operators that take at least one vector operation per result, fused or not."""
+MOVING = ("reshape", "transpose", "trans_data", "concat")
+CONVOLVING = ("conv2d", "depthwise_conv2d")
+PRODUCTS = ("matmul", "batch_matmul")
+
+
+def network_bound(network: Compiled | Graph, chip: Chip) -> float:
+    """Return the certified lower bound in seconds of a network before slicing, or as compiled."""
+    graph = network.graph if isinstance(network, Compiled) else network
+    parts = bound_parts(graph, chip)
+    return max(parts.values()) + (chip.launch_overhead_s if graph.nodes else 0.0)
+
+
+def bound_parts(graph: Graph, chip: Chip) -> Mapping[str, float]:
+    """Return the seconds for which the "cube", the "vector" units and "memory" must be busy."""
+    cube = vector = 0.0
+    for node in graph.nodes:
+        kind = graph.types[node.inputs[0]].dtype if node.inputs else ""
+        if (products := node_macs(graph, node)) and kind in chip.cube:
+            cube += 2 * products / chip.peak_ops_per_s(kind)
+        out = graph.types[node.output]
+        if node.op in ON_VECTORS and DTYPE_BYTES[out.dtype] > 1:
+            vector += out.elements / chip.vector_peak_ops_per_s("fp16")
+    memory = compulsory_bytes(graph, chip) / chip.device_memory.rate_bytes_per_s
+    return {"cube": cube, "vector": vector, "memory": memory}
+
+
+def compulsory_bytes(graph: Graph, chip: Chip) -> int:
+    """Return the bytes that cross the memory interface whatever the schedule."""
+    weights = {
+        name
+        for node in graph.nodes
+        if node.op in (*CONVOLVING, *PRODUCTS)
+        for name in node.inputs[1:2]
+        if name in graph.constants
+    }
+    inputs = [n for n in graph.inputs if _read_whole(graph, n)]
+    read = sum(graph.types[n].size_bytes for n in (*weights, *inputs))
+    written = sum(graph.types[n].size_bytes for n in graph.outputs if n in graph.producers)
+    return read + max(0, written - chip.l2.size_bytes)
+
+
+def _read_whole(graph: Graph, name: str) -> bool:
+    """Tell whether some operator needs every element of a tensor."""
+    ahead, seen = [name], {name}
+    while ahead:
+        current = ahead.pop()
+        for node in graph.readers.get(current, ()):
+            if _needs_all(graph, node):
+                return True
+            if node.op in MOVING:
+                ahead += [n for n in node.outputs if n not in seen]
+                seen.update(node.outputs)
+    return False
+
+
+def _needs_all(graph: Graph, node: Node) -> bool:
+    if node.op in CONVOLVING:
+        kernel = graph.types[node.inputs[1]].shape[-2:]
+        stride = node.attr("stride", 1)
+        steps = (stride, stride) if isinstance(stride, int) else tuple(stride)
+        return all(k >= s for k, s in zip(kernel, steps, strict=True))
+    return node.op in ELEMENTWISE or node.op in PRODUCTS or node.op in ("softmax", "layer_norm")
+
+
+# Slice plans of a network as a space of decisions, and what a plan costs on the whole network.
+
+
+COVERED = ("covered",)
+"""The decision of a unit that lies in a region that started before it."""
+WHOLE_UNIT = ("whole",)
+MOST_COUNTED = 1_000_000
+
+
+@dataclass(frozen=True)
+class PlanSpace:
+    """One decision per unit: stay whole, or start a region (stop, axis, sizes, order, halo)."""
+
+    segments: Segments
+    table: Mapping[tuple[int, int], Sequence[Way]]
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph, points = self.segments.graph, self.segments.points
+        names = tuple(graph.nodes[i].name for i in points[:-1])
+        object.__setattr__(self, "names", names)
+
+    @cached_property
+    def _starts(self) -> list[tuple[Any, ...]]:
+        """What each unit may decide if no region covers it."""
+        found = []
+        for first in range(self.segments.count):
+            own: list[Any] = [WHOLE_UNIT]
+            for stop in range(first + 1, self.segments.count + 1):
+                for axis, parts in self.table.get((first, stop), ()):
+                    halos = ("recompute",) if axis == "batch" else ("recompute", "store")
+                    own += [(stop, axis, parts, o, h) for o in ORDERS for h in halos]
+            found.append(tuple(own))
+        return found
+
+    @cached_property
+    def size(self) -> int | None:
+        """Number of plans; None if there are more than a million."""
+        counts = [1]
+        for starts in reversed(self._starts):
+            first = len(self._starts) - len(counts)
+            stops = (first + 1 if s == WHOLE_UNIT else s[0] for s in starts)
+            counts.append(sum(counts[len(self._starts) - stop] for stop in stops))
+        return counts[-1] if counts[-1] <= MOST_COUNTED else None
+
+    def options(self, prefix: Point) -> tuple[Any, ...]:
+        """Return what the next unit may decide."""
+        place = len(prefix)
+        stop = max((v[0] for v in prefix if isinstance(v[0], int)), default=0)
+        return (COVERED,) if place < stop else self._starts[place]
+
+    def sample(self, rng: np.random.Generator) -> Point:
+        """Return a random plan."""
+        return random_completion(self, (), rng)
+
+    def key(self, point: Point) -> Point:
+        """Return the point: no two are the same plan."""
+        return point
+
+    def points(self, prefix: Point = ()) -> Iterator[Point]:
+        """Yield all plans."""
+        if len(prefix) == len(self.names):
+            yield prefix
+            return
+        for value in self.options(prefix):
+            yield from self.points((*prefix, value))
+
+    def whole(self) -> Point:
+        """Return the plan that slices nothing."""
+        return (WHOLE_UNIT,) * len(self.names)
+
+    def point(self, chosen: Sequence[Choice]) -> Point:
+        """Return segments of a chain as a point."""
+        found: list[Any] = []
+        for first, stop, (axis, parts) in chosen:
+            if axis:
+                start = (stop, axis, parts, "depth", "recompute")
+                found += [start, *(COVERED,) * (stop - first - 1)]
+            else:
+                found.append(WHOLE_UNIT)
+        return tuple(found)
+
+    def near(self, point: Point) -> list[Point]:
+        """Return a plan, the whole network, and the plan with each region once whole or zigzag."""
+        found = [self.whole(), point]
+        for first, value in enumerate(point):
+            if value not in (COVERED, WHOLE_UNIT):
+                stop, axis, parts, _, halo = value
+                rest, alone = point[stop:], (WHOLE_UNIT,) * (stop - first)
+                turned = ((stop, axis, parts, "zigzag", halo), *point[first + 1 : stop])
+                found += [(*point[:first], *own, *rest) for own in (alone, turned)]
+        return found
+
+    def plan(self, point: Point) -> SlicePlan:
+        """Return a point as a plan."""
+        regions = []
+        for first, value in enumerate(point):
+            if value not in (COVERED, WHOLE_UNIT):
+                stop, axis, parts, order, halo = value
+                own = self.segments.region(first, stop, (axis, parts), order)
+                regions.append(Region(own.first, own.last, axis, parts, order, halo))
+        return SlicePlan(tuple(regions))
+
+
+@dataclass(frozen=True)
+class PlanTime:
+    """Seconds of the whole network under a plan; raises what slicing or lowering raises."""
+
+    space: PlanSpace
+    graph: Graph
+    chip: Chip
+
+    def __call__(self, point: Point) -> float:
+        """Return the time of a point."""
+        return plan_time(self.graph, self.space.plan(point), self.chip)
+
+
+def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
+    """Return the seconds a prepared graph takes under a plan."""
+    return simulate_graph(compiled(sliced(graph, plan), chip)).time_s
+
+
+# The subgraph tuner: choose the slicing under which a network is fastest on a chip.
+#
+# Dynamic programming over cut points gives the best plan under the costs of segments alone; a
+# search
+# from there times plans on the whole network: all of them where they are few, else by annealing.
+# The
+# network as it is takes part, so that the result is never slower.
+
 
 BUDGET = 24
 """Plans timed on the whole network, unless stated."""

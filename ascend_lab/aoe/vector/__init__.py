@@ -1,7 +1,7 @@
 """The decision space of vector operators: which stages share a nest, and how each is laid out."""
 
 from ascend_lab.aoe.vector.bound import vector_bound
-from ascend_lab.aoe.vector.measure import VectorMeasure
+from ascend_lab.aoe.vector.job import VectorMeasure
 from ascend_lab.aoe.vector.space import VectorSpace, build, vector_space
 
 __all__ = ["VectorMeasure", "VectorSpace", "build", "vector_bound", "vector_space"]

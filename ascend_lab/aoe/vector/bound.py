@@ -17,11 +17,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip, VectorCost
-from ascend_lab.dsl.emit_lanes import ACROSS, COMBINE
-from ascend_lab.dsl.expr import Call, Expr, Read, leaves
+from ascend_lab.dsl.emit_formula import ACROSS, COMBINE
 from ascend_lab.dsl.schedule import create_schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State
-from ascend_lab.dsl.tensor import Tensor
+from ascend_lab.dsl.tensor import Call, Expr, Read, Tensor, leaves
 
 ELEMENT_BYTES = 4
 """The largest element: what the scalar unit moves at a time."""

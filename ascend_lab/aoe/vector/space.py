@@ -7,11 +7,10 @@ from itertools import product, zip_longest
 
 import numpy as np
 
-from ascend_lab.aoe.moves import random_completion
-from ascend_lab.aoe.space import Point, Value
+from ascend_lab.aoe.space import Point, Value, random_completion
 from ascend_lab.aoe.vector.grouping import Grouping, Structure
 from ascend_lab.aoe.vector.layout import lay
-from ascend_lab.aoe.vector.nest_space import DECISIONS, LEAST, NestSpace
+from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl.auto import auto_schedule
 from ascend_lab.dsl.schedule import Schedule

@@ -8,8 +8,7 @@ from ascend_lab.graph.memory.buffers import (
     simulate_writes,
     verify,
 )
-from ascend_lab.graph.memory.hot import reuse_distance_bytes
-from ascend_lab.graph.memory.planner import HEURISTICS, METHODS, plan
+from ascend_lab.graph.memory.planner import HEURISTICS, METHODS, plan, reuse_distance_bytes
 
 __all__ = [
     "HEURISTICS",

@@ -14,11 +14,9 @@ from onnx import helper
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.infer import operator_of
-from ascend_lab.graph.ir import Fill, Graph, Node, TensorType
-from ascend_lab.graph.onnx import export_products, export_rules  # noqa: F401 - they fill RULES
-from ascend_lab.graph.onnx.export_site import RULES, Site
-from ascend_lab.graph.onnx.writer import ONNX_TYPES, Writer
+from ascend_lab.graph.ir import Fill, Graph, Node, TensorType, operator_of
+from ascend_lab.graph.onnx import export_rules  # noqa: F401 - they fill RULES
+from ascend_lab.graph.onnx.export_writer import ONNX_TYPES, RULES, Site, Writer
 from ascend_lab.output import write_whole
 
 OPSET = 22

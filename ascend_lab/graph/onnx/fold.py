@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import Context
 from ascend_lab.graph.onnx.tensors import SMALL, Tensor, Values, known
 
 Fold = Callable[..., Any]

@@ -8,38 +8,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
-from ascend_lab.graph.builder import Value
-from ascend_lab.graph.edit import pruned
+from ascend_lab.graph.draft import Value, pruned
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.onnx import (
     composed,
-    convert_activation,
-    convert_known,
-    convert_math,
-    convert_move,
-    convert_nn,
-    convert_norm,
-    convert_pool,
-    convert_reduce,
-    convert_resize,
-    convert_shape,
 )
-from ascend_lab.graph.onnx.attributes import attributes, find, title
-from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.entries import (
+from ascend_lab.graph.onnx import (
+    elementwise as convert_activation,
+)
+from ascend_lab.graph.onnx import (
+    elementwise as convert_math,
+)
+from ascend_lab.graph.onnx import (
+    moves as convert_move,
+)
+from ascend_lab.graph.onnx import (
+    products as convert_nn,
+)
+from ascend_lab.graph.onnx import (
+    reductions as convert_norm,
+)
+from ascend_lab.graph.onnx import (
+    reductions as convert_reduce,
+)
+from ascend_lab.graph.onnx import (
+    shapes as convert_known,
+)
+from ascend_lab.graph.onnx import (
+    shapes as convert_shape,
+)
+from ascend_lab.graph.onnx import (
+    windows as convert_pool,
+)
+from ascend_lab.graph.onnx import (
+    windows as convert_resize,
+)
+from ascend_lab.graph.onnx.converter import Context, Converter, Result, attributes, find, title
+from ascend_lab.graph.onnx.fold import folded
+from ascend_lab.graph.onnx.model_file import (
+    checked_nodes,
     element_of,
     fixed_batch,
+    load,
+    opset_of,
     pinned_shapes,
     pinned_tensor,
     sizes_of,
 )
-from ascend_lab.graph.onnx.fold import folded
-from ascend_lab.graph.onnx.loading import load, opset_of
 from ascend_lab.graph.onnx.names import Builder
-from ascend_lab.graph.onnx.registry import Converter, Result
-from ascend_lab.graph.onnx.structure import checked_nodes
-from ascend_lab.graph.onnx.tensors import FORMATS, INTEGERS, SMALL, Limits, Tensor
-from ascend_lab.graph.onnx.weights import check_size, tensor_of
+from ascend_lab.graph.onnx.tensors import (
+    FORMATS,
+    INTEGERS,
+    SMALL,
+    Limits,
+    Tensor,
+    check_size,
+    tensor_of,
+)
 from ascend_lab.limits import refuse_above
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.graph.builder import GraphBuilder, Value
+from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.ir import Constant, Data, Graph, Node, TensorType
 

@@ -10,14 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.builder import Value
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
+
+if TYPE_CHECKING:
+    from onnx import TensorProto
+
 
 Values = NDArray[Any]
 Shape = tuple[int, ...]
@@ -107,3 +113,118 @@ def known(array: Any, elem: str | None = None) -> Tensor:
     values = np.asarray(array, NUMPY[elem] if elem else None)
     name = elem or next(name for name, kind in NUMPY.items() if kind == values.dtype)
     return Tensor(name, values.shape, known=values)
+
+
+# The numbers in a model: initialisers and tensor attributes, checked now, read when asked for.
+#
+# External data are read from the folder of the model only: no absolute path, no way up, no link
+# out.
+
+
+_FIELDS = {
+    "float32": "float_data",
+    "double": "double_data",
+    "int64": "int64_data",
+    "uint32": "uint64_data",
+    "uint64": "uint64_data",
+}
+"""Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
+EXTERNAL = 1
+
+
+def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor:
+    """Return a stored tensor, its size checked; its values are read when asked for.
+
+    Raises `InputError` for sizes that do not fit, `UnsupportedError` for element types.
+    """
+    where = f"tensor {proto.name or '(unnamed)'}"
+    if proto.data_type not in ELEMENTS:
+        raise UnsupportedError(f"{where}: a numeric type", f"type {proto.data_type}", "cast it")
+    elem = ELEMENTS[proto.data_type][0]
+    shape = tuple(int(n) for n in proto.dims)
+    check_size(where, shape, limits)
+    if proto.HasField("segment"):
+        raise UnsupportedError(f"{where}: in one piece", "a segment", "store it whole")
+    if proto.data_location == EXTERNAL:
+        return Tensor(elem, shape, known=_External(proto, folder).read, name=proto.name)
+    count = math.prod(shape)
+    if proto.HasField("raw_data"):
+        got, needed = len(proto.raw_data), count * NUMPY[elem].itemsize
+    else:
+        got, needed = len(getattr(proto, _FIELDS.get(elem, "int32_data"))), count
+    if got != needed:
+        raise InputError(
+            f"{where}: {needed} bytes or numbers for {shape} of {elem}", str(got), "export again"
+        )
+    return Tensor(elem, shape, known=lambda: _array(proto), name=proto.name)
+
+
+def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
+    """Raise `InputError` for negative sizes, `UnsupportedError` for too many elements."""
+    if any(n < 0 for n in shape) or len(shape) > 16:
+        raise InputError(f"{where}: sizes of at least 0", str(shape)[:80], "mend the model")
+    if math.prod(shape) > limits.elements:
+        raise UnsupportedError(
+            f"{where}: at most {limits.elements} elements", str(shape)[:80], "use smaller tensors"
+        )
+
+
+def _array(proto: TensorProto) -> Values:
+    from onnx import numpy_helper
+
+    return numpy_helper.to_array(proto)
+
+
+class _External:
+    """A tensor in a file beside the model; the constructor checks, `read` maps the file."""
+
+    def __init__(self, proto: TensorProto, folder: Path | None) -> None:
+        self.kind = NUMPY[ELEMENTS[proto.data_type][0]]
+        self.shape = tuple(proto.dims)
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        where = f"external data of {proto.name}"
+        if folder is None:
+            raise InputError(f"{where}: a model file", "bytes or a proto", "pass the file's path")
+        self.path = _inside(where, folder, entries.get("location", ""))
+        self.size_bytes = math.prod(self.shape) * self.kind.itemsize
+        self.offset = _number(where, entries.get("offset", "0"))
+        length = _number(where, entries.get("length", str(self.size_bytes)))
+        there = self.path.stat().st_size
+        if length != self.size_bytes or self.offset + length > there:
+            raise InputError(
+                f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}",
+                f"length {length} in a file of {there}",
+                "copy the whole data file beside the model",
+            )
+
+    def read(self) -> Values:
+        if not self.size_bytes:
+            return np.zeros(self.shape, self.kind)
+        count = math.prod(self.shape)
+        try:
+            flat: Values = np.memmap(
+                self.path, np.uint8, "r", self.offset, (count * self.kind.itemsize,)
+            )
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.path}: readable", str(error), "check the file") from None
+        return np.frombuffer(flat, self.kind).reshape(self.shape)
+
+
+def _number(where: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise InputError(f"{where}: offset and length in bytes", repr(text)[:40], "export again")
+    return int(text)
+
+
+def _inside(where: str, folder: Path, location: str) -> Path:
+    """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
+    relative = Path(location)
+    bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
+    if bad or location[:1] == "\\" or ":" in location[:2]:
+        raise InputError(f"{where}: a file in the model's folder", repr(location)[:80], "move it")
+    path = (folder / relative).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise InputError(f"{where}: a file in the model's folder", f"a link to {path}", "copy it")
+    if not path.is_file():
+        raise InputError(f"{where}: a file {location} beside the model", "none", "copy it there")
+    return path

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.edit import SMALL, Draft
-from ascend_lab.graph.infer import operator_of
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType
+from ascend_lab.graph.draft import SMALL, Draft
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, operator_of
 from ascend_lab.ops.formats import round_to
 
 Values = NDArray[Any]
@@ -80,3 +80,89 @@ def derived(
     if max([kind.elements, *(s.type.elements for s in sources)]) > small:
         return lazy
     return Constant(kind, lazy.array())
+
+
+# Patterns of several nodes, written as nested tuples and matched from the last node backwards.
+#
+# ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
+# ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
+# ("adds", "x", {"number": "$eps"})           an attribute to remember
+# ("pow", "x", 3.0)                           a constant that holds one number
+
+
+Pattern = Any
+Found = dict[str, Any]
+COMMUTES = ("add", "mul", "max", "min")
+CLOSE = 1e-3
+
+
+def match(rw: Draft, node: Node, *patterns: Pattern) -> Found | None:
+    """Return what the names of the first fitting pattern stand for; None if none fits.
+
+    Nodes inside the match must not be read from outside it.
+    """
+    for pattern in patterns:
+        for found in _node(rw, node, pattern, {}):
+            readers: Mapping[str, set[str]] = found.pop("", {})
+            if all(rw.uses[name] == len(by) for name, by in readers.items()):
+                return found
+    return None
+
+
+def _node(rw: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
+    op, *parts = pattern
+    wanted = parts.pop() if parts and isinstance(parts[-1], dict) else {}
+    if node.op != op or len(node.inputs) != len(parts):
+        return
+    bound = _attributes(settings(node), wanted, found)
+    if bound is None:
+        return
+    orders = [node.inputs]
+    if op in COMMUTES:
+        orders.append(node.inputs[::-1])
+    for inputs in orders:
+        yield from _inputs(rw, node, list(zip(inputs, parts, strict=True)), bound)
+
+
+def _inputs(
+    rw: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
+) -> Iterator[Found]:
+    if not pairs:
+        yield found
+        return
+    (name, part), *rest = pairs
+    for bound in _tensor(rw, node, name, part, found):
+        yield from _inputs(rw, node, rest, bound)
+
+
+def _tensor(rw: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
+    name = rw.resolve(name)
+    if isinstance(part, str):
+        if found.get(part, name) == name:
+            yield {**found, part: name}
+    elif isinstance(part, float):
+        number = rw.number(name)
+        if number is not None and math.isclose(number, part, rel_tol=CLOSE):
+            yield found
+    else:
+        maker = rw.maker(name)
+        if maker is not None and len(maker.outputs) == 1:
+            readers = found.get("", {})
+            seen = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
+            yield from _node(rw, maker, part, seen)
+
+
+def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:
+    """Return `found` with the attributes to remember; None if one has another value."""
+    bound = dict(found)
+    for key, value in wanted.items():
+        got = options.get(key)
+        if isinstance(value, str) and value.startswith("$"):
+            if bound.setdefault(value[1:], got) != got:
+                return None
+        elif isinstance(value, float):
+            if not isinstance(got, (int, float)) or not math.isclose(got, value, rel_tol=CLOSE):
+                return None
+        elif got != value:
+            return None
+    return bound

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from ascend_lab.errors import InputError
+from ascend_lab.graph.counts import macs, parameters
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.counts import macs, parameters
 
 _MODULES = {
     "alexnet": "plain",

@@ -5,7 +5,7 @@ GELU is the library's tanh form; the original has the error function (they diffe
 
 from __future__ import annotations
 
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformer import (

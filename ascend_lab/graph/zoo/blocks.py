@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.builder import GraphBuilder, Value
+from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Seeded, TensorType
 
 BRANCH = 0.25

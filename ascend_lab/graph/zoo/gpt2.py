@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph, TensorType
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformer import SPREAD, Size, check_size, encoder_block, norm

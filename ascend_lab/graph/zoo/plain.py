@@ -5,7 +5,7 @@ At sizes other than 224 the first fully connected layer of AlexNet and VGG takes
 
 from __future__ import annotations
 
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net
 

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.zoo.blocks import Net
 
 SPREAD = 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.mobilenet import Inverted, inverted

@@ -4,8 +4,6 @@ A `Plan` cuts a `Model` over the axes data, tensor, pipeline (and experts); `pla
 long a step takes and what a device keeps; `best_plans` tries all plans of a topology.
 """
 
-from ascend_lab.parallel.plans.cost import TopologyCosts
-from ascend_lab.parallel.plans.memory import DeviceMemory, stage_memory, state_bytes
 from ascend_lab.parallel.plans.model import GraphModel, model_of
 from ascend_lab.parallel.plans.pipeline import (
     PipelineTime,
@@ -15,16 +13,20 @@ from ascend_lab.parallel.plans.pipeline import (
     peak_held,
     run_pipeline,
 )
-from ascend_lab.parallel.plans.plan import AXES, Plan
-from ascend_lab.parallel.plans.search import Ranking, best_plans, placements, shapes
-from ascend_lab.parallel.plans.shape import (
+from ascend_lab.parallel.plans.plan import (
+    AXES,
+    DeviceMemory,
     FixedModel,
     Model,
+    Plan,
     Unit,
     split_units,
+    stage_memory,
+    state_bytes,
     transformer_activation_bytes,
 )
-from ascend_lab.parallel.plans.time import Costs, PlanTime, cut_model, plan_time
+from ascend_lab.parallel.plans.search import Ranking, best_plans, placements, shapes
+from ascend_lab.parallel.plans.timing import Costs, PlanTime, TopologyCosts, cut_model, plan_time
 
 __all__ = [
     "AXES",

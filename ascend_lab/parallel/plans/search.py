@@ -8,10 +8,15 @@ from itertools import permutations
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import ClusterError
-from ascend_lab.parallel.plans.cost import TopologyCosts
-from ascend_lab.parallel.plans.plan import AXES, Plan
-from ascend_lab.parallel.plans.shape import Model
-from ascend_lab.parallel.plans.time import Costs, Cut, PlanTime, cut_model, plan_time
+from ascend_lab.parallel.plans.plan import AXES, Model, Plan
+from ascend_lab.parallel.plans.timing import (
+    Costs,
+    Cut,
+    PlanTime,
+    TopologyCosts,
+    cut_model,
+    plan_time,
+)
 
 MOST_MICRO_BATCHES = 64
 VIRTUAL = (1, 2, 4)

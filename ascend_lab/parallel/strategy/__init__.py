@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ascend_lab.parallel.strategy.costs import on_topology, roofline
-from ascend_lab.parallel.strategy.graph_problem import GraphProblem, data_parallel, problem_of
-from ascend_lab.parallel.strategy.greedy import greedy
-from ascend_lab.parallel.strategy.halving import halving
+from ascend_lab.parallel.strategy.graph_problem import (
+    GraphProblem,
+    data_parallel,
+    on_topology,
+    problem_of,
+    roofline,
+)
 from ascend_lab.parallel.strategy.problem import (
     FORBIDDEN,
     Edge,
@@ -13,8 +16,10 @@ from ascend_lab.parallel.strategy.problem import (
     Node,
     Problem,
     evaluate,
+    parse_problem,
+    read_problem,
 )
-from ascend_lab.parallel.strategy.reading import parse_problem, read_problem
+from ascend_lab.parallel.strategy.rules import greedy, halving
 from ascend_lab.parallel.strategy.solve import Solution, solve
 
 __all__ = [

@@ -5,26 +5,25 @@ ranks and counts what they send.
 """
 
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.experts import route
-from ascend_lab.parallel.values.group import Group, grid, send
+from ascend_lab.parallel.values.group import Count, Group, Traffic, grid, send
+from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
 from ascend_lab.parallel.values.mixed import MixedRun, train_mixed, vanishing
 from ascend_lab.parallel.values.models import (
     experts_transformer,
     perceptron,
     points,
+    route,
     sentences,
     transformer,
 )
-from ascend_lab.parallel.values.optimizers import Adam, Sgd
-from ascend_lab.parallel.values.pieces import Batch, Model, Net, Piece, Shard
 from ascend_lab.parallel.values.tape import Tape, Var
-from ascend_lab.parallel.values.traffic import Count, Traffic
 from ascend_lab.parallel.values.train import (
     Run,
     loss_and_gradients,
     train,
     train_single,
 )
+from ascend_lab.parallel.values.weights import Adam, Sgd
 
 __all__ = [
     "Adam",

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.cuts import Cuts
-from ascend_lab.parallel.values.group import Group, Ranked, Values, part
-from ascend_lab.parallel.values.optimizers import Optimizer, State
-from ascend_lab.parallel.values.pieces import Batch, Model, Net
-from ascend_lab.parallel.values.stores import flatten, unflatten
+from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, part
+from ascend_lab.parallel.values.layers import Batch, Model, Net
 from ascend_lab.parallel.values.tape import Tape, Var
-from ascend_lab.parallel.values.traffic import Traffic
-from ascend_lab.train.precision import DynamicLossScale
+from ascend_lab.parallel.values.weights import Cuts, Optimizer, State, flatten, unflatten
+from ascend_lab.train.step import DynamicLossScale
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.graph.builder import Value
+from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import TensorType
-from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import Context
 from ascend_lab.graph.onnx.tensors import Shape, Tensor, Values
 from ascend_lab.ops.formats import numpy_type
 

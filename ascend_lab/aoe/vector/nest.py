@@ -1,0 +1,308 @@
+"""The decisions about one nest, and which numbers are legal after those taken before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import combinations, islice
+
+from ascend_lab.aoe.space import Point, Value
+from ascend_lab.aoe.vector.layout import (
+    Layout,
+    Nest,
+    along_lanes,
+    fold_ladder,
+    fold_widths,
+    largest_fold,
+    lay,
+    nest_needs,
+    outer_ladder,
+    result_bytes,
+    share_ladder,
+    width_ladder,
+)
+from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.dsl.auto_tile import block_elements, core_count, long_rows
+from ascend_lab.dsl.lower import lower_stage
+from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.errors import AscendLabError
+
+DECISIONS = ("spread", "share", "share2", "cut", "width", "outer", "fold", "depth", "tail")
+"""Axes the cores lie along; elements of each that one core takes; the axis cut into tiles, and the
+width of a tile along it and along the next axis outside; elements a fold takes at a time; slots of
+a tile; what happens to the last tile. Axes further out have width 1, those further in are whole."""
+LEAST: Point = ("", 0, 0, "", 0, 1, 1, 1, "cut")
+"""What the decisions still to be taken are at least."""
+CUT, FOLD = DECISIONS.index("cut"), DECISIONS.index("fold")
+FOLDS = 4
+"""Widths of folds, at most: the widest that fit, and the least."""
+SURE = 0.9
+"""Layouts estimated to take more of UB than this are written once to see whether they fit."""
+DEPTHS = (2, 3, 1)
+SMALL_BYTES = 65536
+"""Results that take less may be left to a few cores."""
+WHOLE = "default"
+"""The spread that stands for the whole layout of the default, where no decisions give it."""
+
+
+class NestSpace:
+    """All layouts of one nest of a schedule in which no nest is laid out yet."""
+
+    def __init__(self, schedule: Schedule, nest: Nest, default: Layout | None = None) -> None:
+        """Take the schedule, the nest, and how the default lays it out, if it has such a nest."""
+        self.schedule, self.nest = schedule, nest
+        state, phase = schedule.state, nest.phase
+        root = state.stage(phase.root)
+        self.extents = {a.name: a.extent for a in root.axes}
+        self.last = root.axes[-1].name
+        self.unit = block_elements(state, phase)
+        self.repeat = schedule.chip.vector_bytes_per_repeat // DTYPE_BYTES[root.dtype]
+        self.cores = core_count(schedule)
+        names = [n for n in (*phase.tiles, phase.root) if state.stage(n).fold]
+        self.folds = {f"{n}.{a.name}": a.extent for n in names for a in state.stage(n).reduce}
+        lanes = any(along_lanes(state.stage(n)) for n in names)
+        self.fold_ladder = fold_ladder(self.folds, self.unit if lanes else 1)
+        self.small = result_bytes(root) <= SMALL_BYTES
+        others = [n for n in nest.rows if n != self.last and self.extents[n] > 1]
+        narrow = self.extents[self.last] < 2 * self.unit
+        self.by_elements = long_rows(state, phase) or (narrow and not others)
+        self.apart = narrow and not self.by_elements
+        self._options: dict[Point, tuple[Value, ...]] = {}
+        self._needs: dict[Layout, tuple[int, int, int]] = {}
+        self._written: dict[object, bool] = {}
+        self._roomy: dict[object, list[tuple[int, ...]]] = {}
+        self._count, self._counted = 0, False
+        self.default: Layout | None = None
+        self.default_point: Point | None = None
+        if default is not None:
+            self._admit(default)
+
+    def _admit(self, default: Layout) -> None:
+        """Make the default a point: its own numbers become options where they are not yet."""
+        self.default = default
+        point = self._decisions(default)
+        plain = (WHOLE, *LEAST[1:])
+        self.default_point = point if self.layout(point) == default else plain
+
+    def _decisions(self, layout: Layout) -> Point:
+        """Return the decisions that come nearest to given numbers."""
+        spread = [(n, share) for n, share, _ in layout.cuts if share < self.extents[n]][:2]
+        numbers = [*(share for _, share in spread), 0, 0][:2]
+        names = "+".join(n for n, _ in spread)
+        cut, width, outer = "", 0, 1
+        sizes = {n: w for n, _, w in layout.cuts}
+        for name, share, wide in layout.cuts:
+            if wide < share and name in self.nest.rows:
+                cut, width = name, wide
+        if cut and self.outside(cut):
+            outer = sizes[self.outside(cut)[-1]]
+        given = self.folds | dict(layout.folds)
+        stages = {n.split(".")[0] for n, _ in layout.folds}
+        own = {n: w for n, w in given.items() if not stages or n.split(".")[0] in stages}
+        return (names, *numbers, cut, width, outer, largest_fold(own), layout.depth, "cut")
+
+    # -- decisions to numbers ---------------------------------------------------------------------
+    def layout(self, point: Point) -> Layout:
+        """Return the numbers the decisions stand for."""
+        spread, share, share2, cut, width, outer, fold, depth, tail = (
+            *point,
+            *LEAST[len(point) :],
+        )
+        if spread == WHOLE:
+            assert self.default is not None
+            return self.default
+        given = zip([n for n in spread.split("+") if n], (share, share2), strict=False)
+        shares = self.extents | dict(given)
+        widths = dict(shares)
+        if cut:
+            outside = self.outside(cut)
+            widths |= dict.fromkeys(outside, 1)
+            widths |= {n: min(outer, shares[n]) for n in outside[-1:]}
+            widths[cut] = min(width, shares[cut])
+        cuts = tuple((n, shares[n], widths[n]) for n in self.extents)
+        folds = fold_widths(self.folds, fold)
+        return Layout(cuts, folds, depth, cut if tail == "guard" else "")
+
+    def outside(self, cut: str) -> list[str]:
+        """Return the axes outside of one that may be cut too."""
+        names = list(self.extents)
+        return [n for n in names[: names.index(cut)] if n in self.nest.rows]
+
+    # -- what is legal ----------------------------------------------------------------------------
+    def good(self, prefix: Point) -> bool:
+        """True if decisions, the open ones at their least, have room in UB and can be written."""
+        point = (*prefix, *LEAST[len(prefix) :])
+        folds = [point[FOLD]] if len(prefix) > FOLD else self.fold_ladder
+        return any(self._legal(self.layout((*point[:FOLD], f, *point[FOLD + 1 :]))) for f in folds)
+
+    def _legal(self, layout: Layout) -> bool:
+        pattern, sizes = self._pattern(layout), layout.sizes(self.folds)
+        for larger in self._roomy.get(pattern, ()):
+            if all(a <= b for a, b in zip(sizes, larger, strict=True)):
+                return self._written[pattern]
+        taken_bytes, event_ids = self.needs(layout)
+        chip = self.schedule.chip
+        if taken_bytes > chip.buffers["UB"] or event_ids > chip.event_ids:
+            return False
+        # whether a nest can be written depends on which axes are cut, and whether at whole blocks
+        tight = taken_bytes > SURE * chip.buffers["UB"]
+        kind: object = layout if tight else pattern
+        if kind not in self._written:
+            self._written[kind] = self.lowers(layout)
+        if not tight:
+            self._roomy.setdefault(pattern, []).append(sizes)
+        return self._written[kind]
+
+    def _pattern(self, layout: Layout) -> object:
+        unit = self.unit
+        folds = tuple((name, width % unit == 0) for name, width in layout.folds)
+        cuts = [(s < self.extents[n], w < s, w == 1) for n, s, w in layout.cuts]
+        _, share, width = layout.cuts[-1]
+        return tuple(cuts), share % unit == 0, width % unit == 0, folds, layout.guard
+
+    def lowers(self, layout: Layout) -> bool:
+        """True if the program of the nest can be written."""
+        try:
+            laid = lay(self.schedule, self.nest, layout)
+            return bool(lower_stage(laid, self.nest.phase.root))
+        except AscendLabError:
+            return False
+
+    def needs(self, layout: Layout) -> tuple[int, int]:
+        """Return the bytes of UB and the event ids of a layout; shares make no difference."""
+        cuts = tuple((n, self.extents[n], w) for n, _, w in layout.cuts)
+        plain = Layout(cuts, layout.folds)
+        if plain not in self._needs:
+            state = lay(self.schedule, self.nest, plain).state
+            self._needs[plain] = nest_needs(state, self.nest.phase.root, self.schedule.chip)
+        least, slot, count = self._needs[plain]
+        return least + (layout.depth - 1) * slot, count * layout.depth
+
+    @cached_property
+    def has_points(self) -> bool:
+        """True if the nest has a layout at all."""
+        return self._reaches(()) if self.default is None else self.lowers(self.default)
+
+    @property
+    def open_decisions(self) -> set[int]:
+        """The places of the decisions that may have a choice."""
+        long = [n for n in self.nest.rows if self.extents[n] > 1]
+        names = {"spread", "share", "cut", "width", "depth"}
+        names |= {"share2", "outer"} if len(long) > 1 else set()
+        names |= {"fold"} if self.folds else set()
+        names |= {"tail"} if any(n != self.last for n in long) else set()
+        return {DECISIONS.index(name) for name in names}
+
+    # -- all of them ------------------------------------------------------------------------------
+    def points(self, prefix: Point = ()) -> Iterator[Point]:
+        """Yield all layouts that begin with `prefix`, as decisions."""
+        if len(prefix) == len(DECISIONS):
+            yield prefix
+            return
+        for value in self.options(prefix):
+            yield from self.points((*prefix, value))
+
+    def count(self, most: int) -> int:
+        """Return the number of layouts, `most` + 1 if there are more than `most`."""
+        if self._count <= most and not self._counted:
+            self._count = sum(1 for _ in islice(self.points(), most + 1))
+            self._counted = self._count <= most
+        return min(self._count, most + 1)
+
+    # -- options ----------------------------------------------------------------------------------
+    def options(self, prefix: Point) -> tuple[Value, ...]:
+        """Return the legal values of the decision after `prefix`."""
+        if prefix not in self._options:
+            self._options[prefix] = self._found(prefix)
+        return self._options[prefix]
+
+    def _found(self, prefix: Point) -> tuple[Value, ...]:
+        at = len(prefix)
+        if at and prefix[0] == WHOLE:
+            return (LEAST[at],)
+        found = list(getattr(self, f"_{DECISIONS[at]}")(prefix))
+        own = self.default_point
+        if own is not None and prefix == own[:at] and own[at] not in found:
+            found.append(own[at])
+        return tuple(found)
+
+    def _spread(self, prefix: Point) -> Iterator[str]:
+        free = [n for n in self.extents if self._shares(n, self.cores)]
+        for count in (1, 2):
+            for axes in combinations(free, count):
+                trial = ("+".join(axes),)
+                if self._reaches(trial):
+                    yield trial[0]
+        if (self.small or not free or self.cores == 1) and self._reaches(("",)):
+            yield ""
+
+    def _reaches(self, prefix: Point) -> bool:
+        """True if every decision after `prefix` has an option, taking the first of each."""
+        while len(prefix) <= CUT:
+            options = iter(getattr(self, f"_{DECISIONS[len(prefix)]}")(prefix))
+            value = next(options, None)
+            if value is None:
+                return False
+            prefix = (*prefix, value)
+        return True
+
+    def _share(self, prefix: Point) -> Sequence[int]:
+        axes = prefix[0].split("+")
+        if not axes[0]:
+            return (0,)
+        found = self._shares(axes[0], self.cores // len(axes))
+        return [n for n in found if self._reaches((*prefix, n))]
+
+    def _share2(self, prefix: Point) -> Sequence[int]:
+        axes = prefix[0].split("+")
+        found = self._rest(axes, prefix[1]) if len(axes) == 2 else [0]
+        return [n for n in found if len(axes) == 1 or self._reaches((*prefix, n))]
+
+    def _rest(self, axes: Sequence[str], share: int) -> list[int]:
+        taken = -(-self.extents[axes[0]] // share)
+        return self._shares(axes[1], self.cores // taken, self.cores // taken)
+
+    def _shares(self, axis: str, cores: int, least: int = 0) -> list[int]:
+        """Return the shares of one core along an axis, for few cores only where little is done."""
+        if axis not in self.nest.rows or (axis == self.last and self.apart):
+            return []
+        unit = self.unit if axis == self.last and not self.by_elements else 1
+        least = least or (2 if self.small else cores // 4)
+        return share_ladder(self.extents[axis], cores, unit, least)
+
+    def _cut(self, prefix: Point) -> Iterator[str]:
+        if self.good((*prefix, "")):
+            yield ""
+        for name in reversed(self.extents):
+            if name in self.nest.rows and self._width((*prefix, name)):
+                yield name
+
+    def _width(self, prefix: Point) -> Sequence[int]:
+        cut = prefix[-1]
+        if not cut:
+            return (0,)
+        share = self.layout(prefix).cuts[list(self.extents).index(cut)][1]
+        units = (self.unit, self.repeat) if cut == self.last else (1, 1)
+        fine = len(self.nest.rows) == 1
+        return width_ladder(share, *units, fine, lambda w: self.good((*prefix, w)))
+
+    def _outer(self, prefix: Point) -> Sequence[int]:
+        outside = self.outside(prefix[3]) if prefix[3] else []
+        if not outside:
+            return (1,)
+        share = self.layout(prefix).cuts[list(self.extents).index(outside[-1])][1]
+        return outer_ladder(share, lambda w: self.good((*prefix, w)))
+
+    def _fold(self, prefix: Point) -> Sequence[int]:
+        found = [w for w in self.fold_ladder if self.good((*prefix, w))]
+        return (*found[:FOLDS], *found[FOLDS:][-1:])
+
+    def _depth(self, prefix: Point) -> list[int]:
+        return [d for d in DEPTHS if self.good((*prefix, d))]
+
+    def _tail(self, prefix: Point) -> Sequence[str]:
+        cut, width = prefix[3], prefix[4]
+        if not cut or cut == self.last or self.nest.phase.outputs:
+            return ("cut",)
+        share = {n: s for n, s, _ in self.layout(prefix).cuts}[cut]
+        return ("cut", "guard") if share % width else ("cut",)

@@ -1,0 +1,8 @@
+"""`python -m ascend_lab.cli.verbs` is the command `ascend-lab`."""
+
+import sys
+
+from ascend_lab.cli.main import ascend_lab
+
+if __name__ == "__main__":
+    sys.exit(ascend_lab())

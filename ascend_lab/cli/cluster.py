@@ -1,0 +1,372 @@
+"""The verb `ascend-lab collective`: how long a collective takes on a topology."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.common import CLUSTER_FILE, add_json, emit, import_with, refuse_idle, shapes_of
+from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal
+
+if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
+    from ascend_lab.cluster import CollectiveTime, Topology
+    from ascend_lab.cluster.fit import CollectiveFit, Measured
+    from ascend_lab.parallel.plans.model import GraphModel
+    from ascend_lab.parallel.plans.search import Ranking
+
+
+_SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
+HUGE_BYTES = 1e18
+ROOTED = ("broadcast", "reduce")
+
+
+def add_collective(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser(
+        "collective", help="time a collective on a cluster by one algorithm", epilog=CLUSTER_FILE
+    )
+    verb.add_argument("--op", required=True, help="allreduce, reduce_scatter, all_to_all, ...")
+    verb.add_argument("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)")
+    verb.add_argument("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB")
+    verb.add_argument("--topology", required=True, metavar="T", help="see `topologies`, or .toml")
+    verb.add_argument("--ranks", type=count, metavar="P", help="use the first P devices (all)")
+    verb.add_argument("--root", type=count, default=0, metavar="R", help="of broadcast, reduce (0)")
+    add_json(verb)
+    verb.set_defaults(run=_collective)
+
+
+def parse_bytes(text: str) -> float:
+    """Return the bytes a text means: 1e6, 64M = 64MiB = 64 * 2^20 (as in nccl-tests), 64MB = 64e6.
+
+    Raises `InputError` for anything else.
+    """
+    found = _SIZE.fullmatch(text.strip().lower())
+    try:
+        size = float(found[1]) if found else math.nan
+    except ValueError:
+        size = math.nan
+    if found and found[2]:
+        size *= (1000 if found[3] == "b" else 1024) ** ("kmgt".index(found[2]) + 1)
+    if not 0 <= size <= HUGE_BYTES:
+        raise InputError(f"bytes from 0 to {HUGE_BYTES:g}", repr(text), "write 1e6, 64M or 64MB")
+    return size
+
+
+def _collective(arguments: argparse.Namespace) -> int:
+    from ascend_lab.cluster import collective_time, compare, load_topology
+    from ascend_lab.cluster.collectives import op_name
+
+    size_bytes, topology = parse_bytes(arguments.bytes), load_topology(arguments.topology)
+    ranks = topology.size if arguments.ranks is None else arguments.ranks
+    if not 1 <= ranks <= topology.size:
+        raise InputError(f"--ranks from 1 to {topology.size}", str(ranks))
+    if not 0 <= arguments.root < ranks:
+        raise InputError(f"--root below {ranks}", str(arguments.root))
+    places, root = range(ranks), arguments.root
+    op = op_name(arguments.op)
+    if op not in ROOTED:
+        refuse_idle(arguments, f"with --op {' or '.join(ROOTED)}", "--root")
+    if arguments.algorithm == "auto":
+        times = compare(arguments.op, topology, size_bytes, places, root)
+    else:
+        algorithm = arguments.algorithm
+        times = (collective_time(arguments.op, topology, size_bytes, algorithm, places, root),)
+    data = {**time_dict(times[0]), "topology": topology.name}
+    if arguments.algorithm == "auto":
+        data["candidates"] = {one.algorithm: one.time_s for one in times}
+    emit(arguments.json, data, _table(times, topology))
+    return 0
+
+
+def time_dict(found: CollectiveTime) -> dict[str, Any]:
+    """Return a timed collective as plain data; bandwidths in bytes a second."""
+    return {
+        "op": found.op,
+        "algorithm": found.algorithm,
+        "ranks": found.ranks,
+        "bytes": found.size_bytes,
+        "time_s": found.time_s,
+        "algorithm_bandwidth": found.algorithm_bandwidth,
+        "bus_bandwidth": found.bus_bandwidth,
+        "steps": len(found.rounds_s),
+        "lower_bound_s": found.lower_bound_s,
+    }
+
+
+def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
+    first = times[0]
+    what = f"{first.op} of {first.size_bytes:.0f} bytes, {first.ranks} ranks"
+    rows = [
+        f"{what} on {topology.name} (model result)",
+        f"{'algorithm':<40} {'steps':>5} {'time us':>12} {'alg GB/s':>9} {'bus GB/s':>9}",
+    ]
+    rows += [
+        f"{one.algorithm:<40} {len(one.rounds_s):5} {one.time_s * 1e6:12.2f} "
+        f"{one.algorithm_bandwidth / 1e9:9.3f} {one.bus_bandwidth / 1e9:9.3f}"
+        for one in times
+    ]
+    return [*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"]
+
+
+# The verb `ascend-lab fit-collective`: latency and rate from measured all-reduces.
+
+
+def add_fit_collective(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("fit-collective", help="alpha and beta from measured all-reduces")
+    verb.add_argument("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s")
+    verb.add_argument("--device", metavar="D", help="rows with this in the column device")
+    verb.add_argument("--max-ranks", type=count, metavar="P", help="rows of at most P ranks")
+    add_json(verb)
+    verb.set_defaults(run=_fit_collective)
+
+
+def _fit_collective(arguments: argparse.Namespace) -> int:
+    from ascend_lab.cluster.fit import fit_collective, read_table
+
+    if arguments.max_ranks is not None and arguments.max_ranks < 2:
+        raise InputError("--max-ranks of at least 2", str(arguments.max_ranks))
+    rows = read_table(arguments.file, device=arguments.device, max_ranks=arguments.max_ranks)
+    data = report(rows, fit_collective(rows))
+    emit(arguments.json, data, _text(data))
+    return 0
+
+
+def report(rows: list[Measured], fit: CollectiveFit) -> dict[str, Any]:
+    """Return the fit and its errors on left-out sizes and counts of ranks: all, per band and size.
+
+    Errors on sizes are those on counts of ranks where the table has one size only; None where
+    nothing can be left out.
+    """
+    from ascend_lab.cluster.fit import held_out, mape, predicted
+
+    by_ranks = held_out(rows, "ranks")
+    judged = {"held_out_mape": held_out(rows) or by_ranks, "held_out_mape_ranks": by_ranks}
+    sizes = sorted({row.size_bytes for row in rows})
+
+    def errors(chosen: list[float]) -> dict[str, Any]:
+        found: dict[str, Any] = {"rows": sum(row.size_bytes in chosen for row in rows)}
+        for name, items in judged.items():
+            found[name] = mape(item for item in items if item.row.size_bytes in chosen)
+        return found
+
+    return {
+        "bands": [
+            {
+                "bytes_from": band.bytes_from,
+                "bytes_to": band.bytes_to,
+                "alpha_s": band.alpha_s,
+                "beta_s_per_byte": band.beta_s_per_byte,
+                **errors([size for size in sizes if fit.band_of(size) is band]),
+            }
+            for band in fit.bands
+        ],
+        **errors(sizes),
+        "fit_mape": mape(predicted(fit, row) for row in rows),
+        "sizes": [{"bytes": size, **errors([size])} for size in sizes],
+    }
+
+
+def _text(data: dict[str, Any]) -> list[str]:
+    lines = [f"ring law fitted to {data['rows']} rows; errors on sizes / ranks left out"]
+    for band in data["bands"]:
+        beta = band["beta_s_per_byte"]
+        rate = f"{1e-9 / beta:.2f} GB/s" if beta else "no limit"
+        lines.append(
+            f"  {band['bytes_from']:.3g} to {band['bytes_to']:.3g} B: "
+            f"alpha {band['alpha_s'] * 1e6:.2f} us, 1/beta {rate}, error {_both(band)}"
+        )
+    lines += [f"    {size['bytes']:12.0f} B: {_both(size)}" for size in data["sizes"]]
+    lines.append(f"  in all {_both(data)}; on the rows fitted {_percent(data['fit_mape'])}")
+    return lines
+
+
+def _both(errors: dict[str, Any]) -> str:
+    return f"{_percent(errors['held_out_mape'])} / {_percent(errors['held_out_mape_ranks'])}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+# The verb `ascend-lab topologies`: list the clusters there are, or show one.
+
+
+def add_topologies(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser(
+        "topologies", help="list clusters, or show one with its links", epilog=CLUSTER_FILE
+    )
+    verb.add_argument("name", nargs="?", help="such as 910a-roce:64, or your own .toml file")
+    add_json(verb)
+    verb.set_defaults(run=_topologies)
+
+
+def _topologies(arguments: argparse.Namespace) -> int:
+    from ascend_lab.cluster import TOPOLOGIES, load_topology
+    from ascend_lab.cluster.files import topology_dict, topology_text
+    from ascend_lab.cluster.presets import usage
+
+    if arguments.name is not None:
+        topology = load_topology(arguments.name)
+        emit(arguments.json, topology_dict(topology), topology_text(topology))
+        return 0
+    data: dict[str, Any] = {}
+    lines = []
+    for preset in TOPOLOGIES.values():
+        name, most = usage(preset.name), preset.limit or None
+        data[name] = {"summary": preset.summary, "source": preset.source, "most_devices": most}
+        lines += [f"{name:<15} {preset.summary}", f"{'':<15} {preset.source}"]
+    emit(arguments.json, data, lines)
+    return 0
+
+
+# The verb `ascend-lab train-plan`: the quickest way to train a model on many devices.
+
+
+CHIPS = {"910b": "Ascend910B2"}
+"""Chip by the start of a cluster's name; Ascend910A for all others."""
+SAMPLES = 8
+"""Default batch of a device."""
+OPTIMIZERS = ("adam", "sgd")
+LEGEND = """\
+  D data, T tensor, P pipeline, E expert parallel: devices along each; Z ZeRO stage
+  m micro-batches a step, v virtual stages a device; gpipe, 1f1b, interleaved: order of the pipeline
+  T<P<D: neighbours share tensors, then stages, then data (no mark: T<D<P)
+  work: of the busiest device; exchange: inside T and E, never hidden; exposed: gradients and update
+  after the pipeline; waits: for other stages (bubble: share of all devices' time), and what ZeRO 2
+  and 3 send meanwhile and no work hides"""
+
+
+def add_train_plan(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser(
+        "train-plan", help="the best parallel plan to train a model", epilog=CLUSTER_FILE
+    )
+    verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
+    verb.add_argument("--cluster", required=True, metavar="T", help="a topology or .toml file")
+    verb.add_argument("--devices", required=True, type=count, metavar="N")
+    verb.add_argument("--chip", help="a preset or .toml file (default: the cluster's)")
+    verb.add_argument("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)")
+    verb.add_argument("--dtype", default="fp16", help="fp16 (default) or bf16")
+    verb.add_argument("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)")
+    verb.add_argument("--plans", type=count, default=20, metavar="K", help="plans to list (20)")
+    verb.add_argument(
+        "--batch",
+        type=count,
+        metavar="B",
+        help=f"samples of a step, all devices ({SAMPLES} each)",
+    )
+    verb.add_argument(
+        "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
+        help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
+    )  # fmt: skip
+    add_json(verb)
+    verb.set_defaults(run=_train_plan)
+
+
+def _train_plan(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.parallel.plans.search import best_plans
+
+    _check(arguments)
+    topology = _topology(arguments.cluster, arguments.devices)
+    start = arguments.cluster.partition("-")[0]
+    chip = load_chip(arguments.chip or CHIPS.get(start, "Ascend910A"))
+    batch = arguments.batch or SAMPLES * arguments.devices
+    limit = arguments.memory_limit
+    ranking = best_plans(
+        _model(arguments, chip), topology, arguments.devices, batch,
+        memory_bytes=chip.device_memory.size_bytes if limit is None else limit,
+        optimizer=arguments.optimizer, keep=arguments.plans,
+    )  # fmt: skip
+    best = ranking.best
+    data = {
+        "model": arguments.model, "chip": chip.name, "cluster": topology.name,
+        "devices": arguments.devices, "batch": batch, "optimizer": arguments.optimizer,
+        "best": best.as_dict(),
+        "step_s": best.step_s,
+        "memory_bytes": best.memory_bytes,
+        "beaten": [plan.as_dict() for plan in ranking.plans[1:]],
+        "tried": ranking.tried, "too_large": ranking.too_large,
+        "least_memory_bytes": ranking.least_bytes,
+    }  # fmt: skip
+    emit(arguments.json, data, table(arguments.model, topology.name, batch, ranking))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and names that mean nothing."""
+    if arguments.devices < 1:
+        raise InputError("--devices of at least 1", str(arguments.devices), "raise it")
+    if arguments.batch is not None and arguments.batch < 1:
+        raise InputError("--batch of at least 1", str(arguments.batch), "raise it")
+    if arguments.plans < 1:
+        raise InputError("--plans of at least 1", str(arguments.plans), "raise it")
+    if arguments.optimizer not in OPTIMIZERS:
+        wanted = f"--optimizer {' or '.join(OPTIMIZERS)}"
+        raise InputError(wanted, repr(arguments.optimizer), "choose one")
+    if arguments.dtype not in ("fp16", "bf16"):
+        raise InputError("--dtype fp16 or bf16", repr(arguments.dtype), "choose one")
+    limit = arguments.memory_limit
+    if limit is not None and not limit > 0:
+        raise InputError("--memory-limit above 0 bytes", str(limit), "raise it")
+
+
+def _topology(text: str, devices: int) -> Topology:
+    """Return the topology; a preset that takes a count and has none gets the devices'."""
+    from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
+
+    known = TOPOLOGIES.get(text)
+    return load_topology(f"{text}:{devices}" if known is not None and known.limit else text)
+
+
+def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
+    from ascend_lab.parallel.plans.model import GraphModel, model_of
+
+    name, optimizer, dtype = arguments.model, arguments.optimizer, arguments.dtype
+    if not name.endswith(".onnx"):
+        refuse_idle(arguments, "with an .onnx file", "--input-shape")
+        return model_of(name, chip, optimizer=optimizer, dtype=dtype)
+    shapes = shapes_of(arguments)
+
+    for shape in shapes.values():
+        if shape[:1] not in ((1,), (-1,)):
+            remedy = "plans choose the batch of a device; --batch says a step's"
+            raise InputError("--input-shape with a first size of 1", str(shape), remedy)
+
+    def build(batch: int) -> Any:
+        sizes = {n: (batch, *shape[1:]) for n, shape in shapes.items()}
+        return import_with(name, None, sizes, batch).graph
+
+    return GraphModel(name, build, chip, optimizer, dtype)
+
+
+def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
+    """Return the plans as lines of a table, the best first."""
+    best = ranking.best
+    lines = [
+        (
+            f"{model}, batch {batch}, on {cluster}: {best.plan.label}, {best.step_s * 1e3:.3f} ms "
+            f"a step, {best.samples_per_s:.0f} samples/s, {best.memory_bytes / 1e9:.2f} GB (model)"
+        ),
+        (
+            f"  of {ranking.tried} plans {ranking.too_large} do not fit; "
+            f"step = work + exchange + waits + exposed"
+        ),
+        (
+            f"{'plan':<36}{'step':>12}{'work':>12}{'exchange':>11}{'waits':>11}{'exposed':>11}"
+            f"{'bubble':>8}{'memory':>11}"
+        ),
+    ]
+    lines += [
+        f"{p.plan.label:<36}{p.step_s * 1e3:>9.3f} ms{p.compute_s * 1e3:>9.3f} ms"
+        f"{p.exchange_s * 1e3:>8.3f} ms{p.waits_s * 1e3:>8.3f} ms{p.exposed_s * 1e3:>8.3f} ms"
+        f"{p.bubble:>8.1%}{p.memory_bytes / 1e9:>8.3f} GB"
+        for p in ranking.plans
+    ]
+    return [*lines, *LEGEND.split("\n")]

@@ -1,0 +1,287 @@
+"""What the verbs of both commands share: their parser, what they print, which flags count."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ascend_lab.cli.terminal import say
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.limits import count, wholes_of
+from ascend_lab.output import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
+    from ascend_lab.graph import Compiled
+    from ascend_lab.graph.onnx import Imported
+
+
+OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+"""Arguments that name a file to write; only JSON can be printed, with -."""
+LONGEST_S = 86_400.0
+"""Most seconds a --time-limit may ask for."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, which tells the flags that were given: `arguments.given`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `InputError` instead of leaving the program."""
+        verb = self.prog.partition(" ")[2]
+        where = f"{verb}: " if verb else ""
+        raise InputError(f"{where}{message}", remedy=f"see `{self.prog} --help`")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help and version as all else is: argparse says nothing about a full disk."""
+        say(message.rstrip("\n").split("\n"))
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse without defaults first: what is found was given."""
+        flags = [
+            a for a in self._actions if a.option_strings and a.default is not argparse.SUPPRESS
+        ]
+        defaults = {flag.dest: flag.default for flag in flags}
+        for flag in flags:
+            flag.default = argparse.SUPPRESS
+        try:
+            found, rest = super().parse_known_args(args, namespace)
+        finally:
+            for flag in flags:
+                flag.default = defaults[flag.dest]
+        own = frozenset(defaults.keys() & vars(found).keys())
+        found.given = own | getattr(found, "given", frozenset())
+        for name in defaults.keys() - own:
+            setattr(found, name, defaults[name])
+        return found, rest
+
+
+def add_json(verb: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+
+
+def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
+    """Raise `InputError` for the first of the flags that was given: it counts only `when`."""
+    for flag in flags:
+        if flag.lstrip("-").replace("-", "_") in arguments.given:
+            raise InputError(f"{flag} only {when}", "", "drop it: it changes nothing here")
+
+
+def check_limit(limit_s: float | None) -> None:
+    """Raise `InputError` for a --time-limit that means nothing."""
+    if limit_s is not None and not (math.isfinite(limit_s) and 0 <= limit_s <= LONGEST_S):
+        raise InputError(f"--time-limit from 0 to {LONGEST_S:.0f} seconds", str(limit_s))
+
+
+def check_seed(seed: int) -> None:
+    """Raise `InputError` for a --seed below 0."""
+    if seed < 0:
+        raise InputError("--seed of at least 0", str(seed))
+
+
+def check_outputs(arguments: argparse.Namespace) -> None:
+    """Raise `InputError`, before any work, for outputs that cannot be written or are inputs."""
+    places: set[str] = set()
+    words = {name: text for name, text in vars(arguments).items() if isinstance(text, str)}
+    for name in OUTPUTS:
+        target, flag = words.get(name), f"--{name.replace('_', '-')}"
+        if target is None or (name, target) == ("json", "-"):
+            continue
+        if target == "-":
+            raise InputError(f"a file name for {flag}", "-", "only --json prints")
+        check_writable(target)
+        if any(_same(target, text) for other, text in words.items() if other not in OUTPUTS):
+            raise InputError(f"{flag} as another file than the inputs", target, "name another")
+        place = os.path.realpath(target)
+        if place in places and not place.startswith("/dev/"):
+            raise InputError("a file for each output", f"{target} twice", "name another")
+        places.add(place)
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return Path(one).is_file() and Path(one).samefile(other)
+    except (OSError, ValueError):
+        return False
+
+
+def emit(target: str | None, data: Any, lines: Iterable[str]) -> None:
+    """Print the lines, or write `data` as JSON to a file or, for "-", to standard output."""
+    if target is None:
+        say(lines)
+        return
+    dump = json.dumps(_finite(data), indent=2).replace("\x7f", "\\u007f")
+    if target == "-":
+        say(dump.split("\n"))
+    else:
+        write_whole(target, dump + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: write null instead."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def add_shapes(verb: argparse.ArgumentParser) -> None:
+    """Add the options that pin symbolic sizes of a model."""
+    verb.add_argument(
+        "--input-shape",
+        action="append",
+        default=[],
+        metavar="NAME:1,3,224,224",
+        help="the shape of an input whose sizes are symbolic; repeatable",
+    )
+    verb.add_argument("--batch", type=count, metavar="N", help="the first size of the inputs")
+
+
+def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in arguments.input_shape:
+        name, colon, sizes = text.rpartition(":")
+        found[name] = wholes_of(sizes, ",")
+        if not colon or not name or (sizes.strip() and not found[name]):
+            raise InputError("--input-shape NAME:sizes", repr(text), "e.g. data:1,3,224,224")
+    return found
+
+
+def import_with(
+    model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
+) -> Imported:
+    """Return the model imported; inputs that steer shapes are pinned to the values given.
+
+    The arrays given also say the sizes that the model and the caller leave open.
+    """
+    from ascend_lab.graph.onnx import NeedsConstant, import_model
+
+    arrays = dict(given or {})
+    pinned: dict[str, Any] = {}
+    sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
+    while True:
+        try:
+            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
+        except NeedsConstant as error:
+            new = {name: arrays[name] for name in error.names if name in arrays}
+            if not new.keys() - pinned.keys():
+                raise
+            pinned |= new
+
+
+# How a command spells the Python arguments that messages of the library name.
+
+
+_ARGUMENT = re.compile(
+    r"\b(shapes|batch|pinned|resume)="
+    r"(\{'(?P<key>[^'\\]*)': (\((?P<sizes>[\d, ]*)\)|array)\}|\d+|True)"
+)
+_FLAGS = {
+    "ascend-lab": {"shapes": "--input-shape", "batch": "--batch", "pinned": "--inputs"},
+    "aoe": {"shapes": "--input_shape", "batch": "--dynamic_batch_size", "resume": "--reload"},
+}
+CLUSTER_FILE = (
+    "A cluster of your own is a .toml file with name, devices (names or a count), switches, "
+    "servers (lists of devices), gamma_s_per_byte (adding a byte), and entries [[links]] with "
+    "from, to, alpha_us or alpha_s, gbytes_per_s or beta_s_per_byte, one_way. An example stands "
+    "in book/bring_your_own.md."
+)
+
+
+def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
+    """Return a message in one line, its arguments as the flags that the verb has for them.
+
+    `given`: the verb's parsed arguments; without them it has all flags of the program.
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name, value, word = found[1], found[2], _FLAGS[program].get(found[1], "")
+        if word == "--reload":
+            return word
+        if not word or (given is not None and word[2:].replace("-", "_") not in given):
+            return f"{found[0]} in Python"
+        if found["sizes"] is not None:
+            value = f"{found['key']}:{found['sizes'].replace(' ', '').rstrip(',')}"
+        return f"{word} {'F.npz' if name == 'pinned' else value}"
+
+    return _ARGUMENT.sub(flag, " ".join(text.split()))
+
+
+# Options `--tuned` and `--bank` of other commands: use what `aoe` has found.
+
+
+def add_tuned(verb: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    verb.add_argument("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model")
+    verb.add_argument(
+        "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
+    )
+    verb.add_argument("--aicore-num", type=count, metavar="N", help="use N of the chip's cores")
+
+
+def is_tuned(arguments: argparse.Namespace) -> bool:
+    """Tell whether the user wants tuned kernels."""
+    if arguments.tuned is not None and arguments.bank is not None:
+        raise InputError("--tuned or --bank", "both", "choose one")
+    return arguments.tuned is not None or arguments.bank is not None
+
+
+def with_tuned(compiled: Compiled, arguments: argparse.Namespace, dtype: str = "fp16") -> Compiled:
+    """Return a compiled network with the tuned kernels that the arguments name."""
+    from ascend_lab.aoe.saved import bank_at, read_schedules, with_bank
+
+    if arguments.bank is not None:
+        with bank_at(arguments.bank) as knowledge:
+            for warning in knowledge.warnings:
+                print(f"ascend-lab: {warning}", file=sys.stderr)
+            return with_bank(compiled, knowledge).compiled
+    schedules = read_schedules(arguments.tuned)
+    if schedules.dtype != dtype:
+        remedy = f"`ascend-lab simulate --dtype {schedules.dtype}` takes these"
+        raise InputError(f"schedules for {dtype}", f"some for {schedules.dtype}", remedy)
+    return schedules.applied(compiled)
+
+
+def check_fits(compiled: Compiled, limit_bytes: int | None) -> None:
+    """Raise `CapacityError` for a network that would have to be computed in tiles."""
+    from ascend_lab.graph.tiled import planned_bytes
+
+    limit = compiled.chip.device_memory.size_bytes if limit_bytes is None else limit_bytes
+    peak = planned_bytes(compiled)
+    if peak > limit:
+        what = f"a tuned network within {limit:,} bytes of device memory"
+        raise CapacityError(what, f"{peak:,}", "leave out --tuned and --bank: it is tiled then")
+
+
+def chip_with(arguments: argparse.Namespace) -> Chip:
+    """Return the chip with as many cores as the user says."""
+    return with_cores(arguments.chip, arguments.aicore_num, "--aicore-num")
+
+
+def with_cores(name: str, cores: int | None, flag: str) -> Chip:
+    """Return a chip that uses some of its cores."""
+    from dataclasses import replace
+
+    from ascend_lab.chip import load_chip
+
+    chip = load_chip(name)
+    if cores is None:
+        return chip
+    if not 1 <= cores <= chip.core_count:
+        needed = f"{flag} from 1 to {chip.core_count}, the cores of {chip.name}"
+        raise InputError(needed, str(cores))
+    return replace(chip, core_count=cores)

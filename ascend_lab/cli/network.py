@@ -1,0 +1,326 @@
+"""The verb `ascend-lab run`: the values an ONNX model computes, in NumPy or as compiled."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import lzma
+import sys
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.cli.common import (
+    add_json,
+    add_shapes,
+    add_tuned,
+    check_fits,
+    chip_with,
+    emit,
+    import_with,
+    is_tuned,
+    refuse_idle,
+    shapes_of,
+    with_tuned,
+)
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown, whole
+from ascend_lab.output import write_whole
+
+if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
+    from ascend_lab.graph import NetworkTimeline, OperatorTime
+    from ascend_lab.graph.compile import Front
+    from ascend_lab.graph.fusion import Fused
+    from ascend_lab.graph.ir import Graph
+    from ascend_lab.graph.switches import Switches
+
+
+Arrays = dict[str, Any]
+WORKING_BYTES = 2**31
+"""Most bytes a node may read and write while it is evaluated in fp64."""
+
+
+def add_run(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("run", help="compute an ONNX model's outputs")
+    verb.add_argument("model", metavar="MODEL.onnx")
+    verb.add_argument("--inputs", metavar="F.npz", help="arrays by input name (default: random)")
+    verb.add_argument("--outputs", metavar="G.npz", help="write the outputs by name")
+    add_shapes(verb)
+    verb.add_argument("--seed", type=whole, default=0, help="seed of random inputs (0)")
+    verb.add_argument("--compiled", action="store_true", help="run the compiled programs")
+    verb.add_argument("--chip", default="Ascend310", help="for --compiled (Ascend310)")
+    add_tuned(verb)
+    add_json(verb)
+    verb.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if not arguments.compiled:
+        refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
+    if arguments.inputs:
+        refuse_idle(arguments, "without --inputs", "--seed")
+    given = load_arrays(arguments.inputs) if arguments.inputs else None
+    found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+    graph = found.graph
+    _check_size(graph)
+    inputs = _inputs(graph, given, arguments.seed)
+    if arguments.compiled:
+        values = _run_compiled(arguments, graph, inputs)
+    else:
+        from ascend_lab.graph import evaluate
+
+        values = evaluate(graph, inputs)
+    outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+    if arguments.outputs:
+        save_arrays(arguments.outputs, outputs)
+    rows = {name: _summary(array) for name, array in outputs.items()}
+    lines = [f"{graph.name}: {len(graph.nodes)} nodes, {graph.parameter_count:,} parameters"]
+    lines += [
+        f"  {name}  {row['type']}{row['shape']}  "
+        f"min {row['min']:.6g}  max {row['max']:.6g}  mean {row['mean']:.6g}"
+        for name, row in rows.items()
+    ]
+    if arguments.compiled and not all(
+        np.isfinite(a.astype(np.float64)).all() for a in outputs.values()
+    ):
+        lines.append(
+            "  not finite: numbers left what fp16 holds (65504); compare without --compiled"
+        )
+    emit(arguments.json, rows, lines)
+    return 0
+
+
+def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -> Arrays:
+    """Return the outputs that the kernels compute, default or tuned ones."""
+    from ascend_lab.graph import compile_graph, run_tasks
+
+    compiled = compile_graph(graph, chip_with(arguments))
+    if is_tuned(arguments):
+        compiled = with_tuned(compiled, arguments)
+    found = run_tasks(compiled, inputs)
+    # rewrites and conversions give outputs other names, in the same order
+    return {n: found[own] for n, own in zip(graph.outputs, compiled.graph.outputs, strict=True)}
+
+
+def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
+    """Return an array per input of the graph: those given, else seeded ones."""
+    from ascend_lab.graph import random_inputs
+
+    if given is None:
+        if seed < 0:
+            raise InputError("a seed of at least 0", str(seed), "use another")
+        return random_inputs(graph, seed)
+    missing = [name for name in graph.inputs if name not in given]
+    if missing:
+        held = ", ".join(given) or "nothing"
+        raise InputError(f"--inputs with {', '.join(missing)}", held, "save every input by name")
+    return {name: given[name] for name in graph.inputs}
+
+
+def _check_size(graph: Graph) -> None:
+    """Raise `UnsupportedError` before a node that would need too much memory."""
+    for node in graph.nodes:
+        types = (*graph.in_types(node), *graph.out_types(node))
+        wide = sum(t.elements for t in types) * 8
+        if wide > WORKING_BYTES:
+            raise UnsupportedError(
+                f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64",
+                f"{wide / 2**30:.1f} GiB",
+                "use smaller inputs",
+            )
+
+
+def in_type(values: Any, kind: str) -> Any:
+    """Return an array in the ONNX element type of an output."""
+    from ascend_lab.graph.onnx.tensors import NUMPY
+
+    if kind == "bool":
+        return np.asarray(values) != 0
+    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
+
+
+def _summary(array: Any) -> dict[str, Any]:
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
+    low, high, mean = (float(n) for n in numbers)
+    return {
+        "type": str(array.dtype),
+        "shape": list(array.shape),
+        "min": low,
+        "max": high,
+        "mean": mean,
+    }
+
+
+def load_arrays(path: str) -> Arrays:
+    """Return the arrays of an .npz file; raise `InputError` for another or a damaged file."""
+    what = "an .npz file of arrays of numbers"
+    try:
+        if Path(path).exists() and not Path(path).is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        with zipfile.ZipFile(path) as archive:
+            total = sum(entry.file_size for entry in archive.infolist())
+        refuse_above(f"{path}: bytes of arrays, unpacked,", total, ARRAY_BYTES, "use fewer")
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except _DAMAGED as error:
+        got = f"{path}: {str(error)[:200]}"
+        raise InputError(what, got, "numpy.savez writes one") from None
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+            raise InputError(what, f"{shown(name)} in {path}", "numpy.savez writes one")
+    return found
+
+
+_DAMAGED = (
+    OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
+    zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
+)  # fmt: skip
+"""What NumPy and zipfile raise for what is no archive of arrays."""
+
+
+def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name into an .npz file; any name will do, also those with slashes."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(array))
+    write_whole(path, whole.getvalue())
+
+
+# The verb `ascend-lab simulate`: an ONNX model's time on a chip, operator by operator.
+
+
+LONGEST = 44
+"""Characters of an operator's name in the table; the front is left out."""
+
+
+def add_simulate(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("simulate", help="time an ONNX model on a chip, operator by operator")
+    verb.add_argument("model", metavar="MODEL.onnx")
+    verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
+    add_shapes(verb)
+    verb.add_argument("--dtype", default="fp16", help="fp16 (default), bf16 or int8")
+    verb.add_argument("--fusion-switch", metavar="F", help="a fusion_switch.cfg file")
+    verb.add_argument("--fusion-result", metavar="F", help="write fusion_result.json to F")
+    verb.add_argument("--no-fusion", action="store_true", help="one kernel for every operator")
+    verb.add_argument(
+        "--memory-limit", type=whole, metavar="BYTES", help="device memory (default: the chip's)"
+    )
+    add_tuned(verb)
+    add_json(verb)
+    verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
+    verb.set_defaults(run=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph.compile import front_stages
+    from ascend_lab.graph.network import write_network_trace
+    from ascend_lab.graph.switches import read_switches
+
+    chip = chip_with(arguments)
+    if arguments.memory_limit is not None and arguments.memory_limit < 1:
+        raise InputError(
+            "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
+        )
+    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else None
+    graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+    if switches and (unknown := unknown_names(switches)):
+        print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
+    front = front_stages(graph, chip, dtype=arguments.dtype, switches=switches)
+    times, fused = _timed(arguments, front, chip, switches)
+    if arguments.trace:
+        write_network_trace(times, arguments.trace)
+    if arguments.fusion_result:
+        write_whole(arguments.fusion_result, fused.result_json(front.matches))
+    emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
+    return 0
+
+
+def _timed(
+    arguments: argparse.Namespace, front: Front, chip: Chip, switches: Switches | None
+) -> tuple[NetworkTimeline, Fused]:
+    """Return the times with default or tuned kernels, and the fusion report."""
+    from ascend_lab.graph import simulate_graph
+    from ascend_lab.graph.compile import finish_stages
+    from ascend_lab.graph.tiled import simulate_within
+
+    limit, fusion = arguments.memory_limit, not arguments.no_fusion
+    if not is_tuned(arguments):
+        return simulate_within(front, chip, limit, fusion=fusion, switches=switches)
+    stages = finish_stages(front, chip, fusion=fusion, switches=switches)
+    check_fits(stages.compiled, limit)
+    return simulate_graph(with_tuned(stages.compiled, arguments, arguments.dtype)), stages.fused
+
+
+def unknown_names(switches: Switches) -> list[str]:
+    """Return the names of a switch file that no pass and no rule has here."""
+    from ascend_lab.graph.fusion import AUTOMATIC, RULES
+    from ascend_lab.graph.passes import PASSES
+
+    known = {"ALL", AUTOMATIC, *PASSES, *(rule.name for rule in RULES)}
+    return sorted({name for _, name in switches.named} - known)
+
+
+def table(times: NetworkTimeline, nodes: int) -> list[str]:
+    """Return the operators as lines of a table, and the totals."""
+    from ascend_lab.graph.tiled import TiledTimeline
+
+    chip = times.chip
+    kernels, total_s = len(times.operators) - len(times.on_ai_cpu), times.time_s
+    head = f"{times.name} on {chip.name}: {nodes} nodes, {kernels} kernels (model)"
+    columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
+    lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
+    if isinstance(times, TiledTimeline):
+        lines.insert(1, f"in {times.tiles} tiles, as {times.limit_bytes / 1e9:.3f} GB of device "
+                        f"memory ask: {times.halo_share:.2%} of the multiply-accumulates twice; "
+                        "time and bytes of a kernel are of all its runs")  # fmt: skip
+        lines += [_line(op, total_s, count) for op, count in times.repeated()]
+    else:
+        lines += [_line(op, total_s) for op in times.operators]
+    launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
+    lines.append(
+        f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
+        f"{times.memory_bytes / 1e6:.2f} MB to and from device memory, "
+        f"{times.l2_hit_rate:.0%} of reads hit L2, {times.macs / 1e9:.2f} GMAC on the cube "
+        "(zeros that pad included)"
+    )
+    if times.on_ai_cpu:
+        lines.append(_ai_cpu(times))
+    return lines
+
+
+def _ai_cpu(times: NetworkTimeline) -> str:
+    """Return what no kernel computes, its share of the time, and how far to trust that."""
+    found = times.on_ai_cpu
+    kinds = ", ".join(dict.fromkeys(op.type.partition(" ")[0] for op in found))
+    trust = times.chip.facts["ai_cpu.rate_bytes_per_s"].trust
+    return (
+        f"AI CPU: {len(found)} without a kernel ({kinds}), "
+        f"{times.ai_cpu_s * 1e6:.1f} us, {times.ai_cpu_s / times.time_s:.1%} of the time "
+        f"(launch and rate: {trust})"
+    )
+
+
+def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
+    t = op.timeline
+    name = f"{op.name} ({op.type}){f' x{count}' if count > 1 else ''}"
+    if len(name) > LONGEST:
+        name = f"...{name[3 - LONGEST :]}"
+    moved = sum(n for pair, n in t.path_bytes.items() if "GM" in pair)
+    return (
+        f"{name:{LONGEST}} {op.time_s * count * 1e6:9.2f} {op.time_s * count / total_s:6.1%} "
+        f"{t.bound_by:>8} {op.cube_utilisation:5.0%} {moved * count / 1e6:8.3f} "
+        f"{t.memory_bytes * count / 1e6:8.3f} "
+        f"{t.l2_hit_rate:5.0%}"
+    )

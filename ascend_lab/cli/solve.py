@@ -1,0 +1,386 @@
+"""The verb `ascend-lab plan-memory`: offsets for the buffers of a CSV file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.common import add_json, check_limit, check_seed, emit, refuse_idle
+from ascend_lab.errors import InputError
+from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
+    from ascend_lab.lab.contest import Solution
+    from ascend_lab.parallel.strategy import Problem
+    from ascend_lab.parallel.strategy import Solution as Solution_of_strategy
+
+
+def add_plan_memory(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
+    verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
+    verb.add_argument("--capacity", type=whole, metavar="N", help="bytes there are (default: any)")
+    verb.add_argument("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)")
+    verb.add_argument(
+        "--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"
+    )
+    verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
+    add_json(verb)
+    verb.set_defaults(run=_plan_memory)
+
+
+def _plan_memory(arguments: argparse.Namespace) -> int:
+    _check_memory(arguments)
+    from ascend_lab.graph.memory import plan, verify
+    from ascend_lab.graph.memory.buffers import read_csv
+
+    buffers, capacity = read_csv(arguments.file), arguments.capacity
+    found = plan(
+        buffers,
+        capacity,
+        arguments.method,
+        arguments.time_limit,
+        arguments.alignment,
+        arguments.seed,
+    )
+    verify(found, buffers, arguments.alignment)
+    fits = capacity is None or found.height_bytes <= capacity
+    data = {
+        "height_bytes": found.height_bytes,
+        "lower_bound_bytes": found.lower_bound_bytes,
+        "capacity_bytes": capacity,
+        "fits": fits,
+        "gap": found.gap,
+        "optimal": found.optimal,
+        "method": found.method,
+        "offsets": dict(found.offsets),
+    }
+    lowest = "no plan is lower" if found.optimal else "a lower plan may exist"
+    lines = [
+        f"{len(buffers)} buffers in {found.height_bytes} bytes by {found.method}: {lowest}",
+        f"  peak of live bytes {found.lower_bound_bytes}, gap {found.gap:.2%}",
+    ]
+    if capacity is not None:
+        verdict = "packed" if fits else "NOT packed"
+        lines.append(f"  {verdict} into the capacity of {capacity} bytes")
+    emit(arguments.json, data, lines)
+    return 0 if fits else 1
+
+
+def _check_memory(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and names that mean nothing."""
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
+    from ascend_lab.graph.memory import METHODS
+
+    if arguments.method not in METHODS:
+        needed = f"--method as one of {', '.join(METHODS)}"
+        raise InputError(needed, repr(arguments.method))
+    if arguments.method not in ("best of", "exact"):
+        searching = 'with a --method that searches ("best of", exact)'
+        refuse_idle(arguments, searching, "--time-limit", "--seed")
+    if arguments.capacity is not None and arguments.capacity < 0:
+        raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
+    if not 1 <= arguments.alignment <= 2**30:
+        raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
+
+
+# The verb `ascend-lab replay`: a search on a recorded tuning space, with the optimum beside it.
+
+
+def add_replay(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("replay", help="run a search on a recorded tuning space")
+    verb.add_argument("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms")
+    names = "exhaustive, random, annealing, genetic (default), iterated-local, mcts"
+    known = f"{names}, or branch-and-bound, which has no bounds here"
+    verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
+    verb.add_argument("--budget", type=count, default=500, metavar="N", help="trials (500)")
+    verb.add_argument(
+        "--seeds", type=count, default=30, metavar="K", help="runs: seeds 0..K-1 (30)"
+    )
+    add_json(verb)
+    verb.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    for name in ("budget", "seeds"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name} of at least 1", str(getattr(arguments, name)))
+    refuse_above("--seeds", arguments.seeds, SEEDS)
+    from ascend_lab.aoe.recorded import read_recorded, replay
+    from ascend_lab.aoe.search import paced, search_named
+
+    search = paced(search_named(arguments.search), arguments.budget)
+    space = read_recorded(arguments.file)
+    found = replay(space, search, arguments.budget, range(arguments.seeds))
+    data = {
+        "search": arguments.search,
+        "budget": arguments.budget,
+        "size": space.space.size,
+        "optimum": found.optimum,
+        "best_per_seed": list(found.best_per_seed),
+        "evaluations_per_seed": list(found.evaluations_per_seed),
+        "median_ratio": found.median_ratio,
+        "within_5_percent": found.share_within(0.05),
+    }
+    lines = [
+        (
+            f"{arguments.search}: median of {arguments.seeds} seeds {found.median_ratio:.4f} times "
+            f"the optimum of {found.optimum:g} ms after {max(found.evaluations_per_seed)} of "
+            f"{space.space.size} trials"
+        ),
+        (
+            f"  {found.share_within(0.05):.0%} of seeds within 5 %, "
+            f"worst {max(found.best_per_seed) / found.optimum:.4f}"
+        ),
+    ]
+    emit(arguments.json, data, lines)
+    return 0
+
+
+# The verb `ascend-lab subgraph`: a schedule for a problem of the MLSys 2026 contest.
+
+
+MOST_ROWS = 40
+
+
+def add_subgraph(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("subgraph", help="cut a graph into subgraphs that run from fast memory")
+    verb.add_argument("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format")
+    verb.add_argument("--time-limit", type=decimal, default=10.0, metavar="S", help="seconds (10)")
+    verb.add_argument(
+        "--evaluations", type=count, metavar="N", help="price N subgraphs, whatever time it takes"
+    )
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
+    add_json(verb)
+    verb.set_defaults(run=_subgraph)
+
+
+def _subgraph(arguments: argparse.Namespace) -> int:
+    _check_subgraph(arguments)
+    from ascend_lab.lab.contest import read_problem, solve
+
+    problem = read_problem(arguments.file)
+    seconds = arguments.time_limit if arguments.evaluations is None else None
+    found = solve(problem, seconds, arguments.evaluations, arguments.seed)
+    emit(arguments.json, found.as_dict(), _table(found, len(problem.operations)))
+    return 0
+
+
+def _table(found: Solution, operations: int) -> list[str]:
+    """Return the schedule for a person to read, the first rows of it when it is long."""
+    rows = ["subgraph   operations       w      h      k  retained        latency"]
+    for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
+        if number == MOST_ROWS:
+            rows.append(f"... and {len(found.steps) - MOST_ROWS} more")
+            break
+        w, h, k = step.granularity
+        count = len(step.operations)
+        kept = len(step.retain)
+        rows.append(f"{number:8} {count:12} {w:7} {h:6} {k:6} {kept:9} {latency:14.1f}")
+    best = "optimal for the tiles weighed" if found.proven else "best found"
+    rows += [
+        f"{operations} operations in {len(found.steps)} subgraphs: {best}",
+        f"  cost            {found.cost:16.1f}",
+        f"  lower bound     {found.lower_bound:16.1f}   cost / bound {found.ratio:.4f}",
+        f"  unfused, found  {found.unfused:16.1f}",
+        f"  unfused, ideal  {found.floor:16.1f}   every tensor of an operation moved once",
+    ]
+    return rows
+
+
+def _check_subgraph(arguments: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing."""
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
+    if arguments.evaluations is not None:
+        refuse_idle(arguments, "without --evaluations", "--time-limit")
+        if arguments.evaluations < 0:
+            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
+
+
+# The verb `ascend-lab strategy`: strategies for a problem of the ASPLOS 2025 contest.
+
+
+METHODS = ("auto", "exact", "heuristic")
+
+
+def add_strategy(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("strategy", help="choose one strategy per operator, within memory")
+    verb.add_argument(
+        "file", metavar="PROBLEM.json[.gz]", help="a problem in the ASPLOS 2025 IOPDDL format"
+    )
+    verb.add_argument("--time-limit", type=decimal, metavar="S", help="seconds (until proven)")
+    verb.add_argument(
+        "--method", default="auto", help="auto (default), exact (needs SciPy) or heuristic"
+    )
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the heuristic (0)")
+    add_json(verb)
+    verb.set_defaults(run=_strategy)
+
+
+def _strategy(arguments: argparse.Namespace) -> int:
+    _check_strategy(arguments)
+    from ascend_lab.parallel.strategy import read_problem, solve
+
+    problem = read_problem(arguments.file)
+    found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
+    emit(arguments.json, found.as_dict(), _lines(problem, found))
+    return 0
+
+
+def _lines(problem: Problem, found: Solution_of_strategy) -> list[str]:
+    """Return the answer for a person to read; the strategies themselves only in JSON."""
+    limit = problem.usage_limit
+    share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
+    verdict = "optimal, proven" if found.proven else f"at most {found.gap:.2%} above the optimum"
+    rows = [
+        f"{problem.name or 'problem'}: {len(problem.nodes)} nodes, {len(problem.edges)} edges",
+        f"  cost         {found.cost:,}: {verdict} ({found.method})",
+        f"  lower bound  {found.lower_bound:,}",
+        f"  peak usage   {found.peak_usage:,}{share}",
+    ]
+    if len(found.strategies) <= 40:
+        rows.append(f"  strategies   {list(found.strategies)}")
+    return rows
+
+
+def _check_strategy(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and words that mean nothing."""
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
+    if arguments.method not in METHODS:
+        raise InputError(f"--method among {', '.join(METHODS)}", repr(arguments.method))
+
+
+# The verb `ascend-lab gradient-plan`: which gradients of a profile to send together.
+
+
+PROFILES = (
+    "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
+    "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
+    "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
+    "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
+)
+
+
+def add_gradient(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser(
+        "gradient-plan", help="split gradients into all-reduces, optimally", epilog=PROFILES
+    )
+    verb.add_argument(
+        "file",
+        metavar="PROFILE",
+        help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or .json.gz",
+    )
+    numbers = {"--alpha-us": "startup of an all-reduce", "--beta-us-per-byte": "time of a byte"}
+    for name, text in numbers.items():
+        verb.add_argument(name, type=decimal, required=True, metavar="T", help=f"{text}, in us")
+    verb.add_argument("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)")
+    verb.add_argument(
+        "--max-bytes",
+        type=decimal,
+        metavar="N",
+        help="of a segment; a larger gradient is one by itself",
+    )
+    group = verb.add_argument_group("beyond one undisturbed stream (searched, not proven)")
+    group.add_argument("--streams", type=count, default=1, metavar="S", help="at once (1)")
+    group.add_argument(
+        "--slowdown", type=decimal, default=0.0, metavar="F", help="of backward meanwhile, e.g. 0.3"
+    )
+    group.add_argument("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1")
+    group.add_argument(
+        "--budget", type=count, default=1000, metavar="N", help="splits tried (1000)"
+    )
+    group.add_argument("--seed", type=whole, default=0, help="of noise and search (0)")
+    add_json(verb)
+    verb.set_defaults(run=_gradient)
+
+
+def _gradient(arguments: argparse.Namespace) -> int:
+    from ascend_lab.aoe.gradient import AlphaBeta, bound, plan
+    from ascend_lab.aoe.gradient.planning import forms_of
+    from ascend_lab.aoe.gradient.readers import read_profile
+    from ascend_lab.aoe.gradient.splits import out_of_order
+    from ascend_lab.aoe.gradient.tuning import bound_text, forms_text, plan_table
+
+    check_seed(arguments.seed)
+    cost = AlphaBeta(arguments.alpha_us * 1e-6, arguments.beta_us_per_byte * 1e-6)
+    rows = read_profile(arguments.file)
+    limit = arguments.max_bytes
+    found = plan(rows, cost, arguments.max_segments, max_bytes=limit)
+    forms = forms_of(found, rows, cost, max_bytes=limit)
+    late = out_of_order(rows)
+    bound_s = bound(rows, cost, max_bytes=limit)
+    own = {"gradients": len(rows), "out_of_order": late, "bound_us": bound_s * 1e6}
+    data = {**found.as_dict(), **own, "forms": forms.as_dict()}
+    text = [*plan_table(found, rows), bound_text(bound_s)]
+    if late:
+        text.append(f"  {late} gradients are ready before one above them: they wait for it")
+    text += forms_text(forms)
+    searched = _searched(arguments, rows, cost, found)
+    if searched is not None:
+        better, lines = searched
+        data["scenario"], text = better, [*text, *lines]
+    emit(arguments.json, data, text)
+    return 0
+
+
+def _searched(
+    arguments: argparse.Namespace, rows: Sequence[Gradient], cost: AlphaBeta, found: GradientPlan
+) -> tuple[dict[str, Any], list[str]] | None:
+    """Return what a search finds where streams, slowdown or noise were asked for."""
+    from ascend_lab.aoe.gradient import Scenario, improve
+
+    scenario = Scenario(
+        cost,
+        streams=arguments.streams,
+        slowdown=arguments.slowdown,
+        noise=arguments.noise,
+        seed=arguments.seed,
+    )
+    if scenario == Scenario(cost, seed=arguments.seed):
+        needed = "with --streams, --slowdown or --noise"
+        refuse_idle(arguments, needed, "--budget", "--seed")
+        return None
+    better = improve(
+        rows,
+        scenario,
+        max_segments=arguments.max_segments,
+        max_bytes=arguments.max_bytes,
+        budget=arguments.budget,
+        seed=arguments.seed,
+    )
+    return _scenario_dict(scenario, better), _scenario_text(scenario, better)
+
+
+def _scenario_dict(scenario: Scenario, better: Improved) -> dict[str, Any]:
+    return {
+        "streams": scenario.streams,
+        "slowdown": scenario.slowdown,
+        "noise": scenario.noise,
+        "segments": [list(bucket) for bucket in better.segments],
+        "end_us": better.end_s * 1e6,
+        "plan_end_us": better.start_s * 1e6,
+        "tried": better.tried,
+        "optimal": False,
+    }
+
+
+def _scenario_text(scenario: Scenario, better: Improved) -> list[str]:
+    return [
+        (
+            f"with {scenario.streams} streams, slowdown {scenario.slowdown:g}, noise "
+            f"{scenario.noise:g}: end {better.end_s * 1e6:.3f} us in {len(better.segments)} "
+            f"segments (best of {better.tried} tried); the plan above ends at "
+            f"{better.start_s * 1e6:.3f} us"
+        ),
+        f"  last gradients: {[last for _, last in better.segments]}",
+    ]

@@ -1,0 +1,364 @@
+"""`aoe --job_type 4`: split the gradients of models for a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.bank import bank_main
+from ascend_lab.cli.common import in_flags
+from ascend_lab.cli.terminal import INTERRUPTED, complain, say
+from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
+from ascend_lab.cli.tune_flags import (
+    chip_of,
+    dtype_of,
+    executor_of,
+    job_of,
+    parser,
+    refuse,
+    settings_of,
+    topology_of,
+)
+from ascend_lab.cli.tune_inputs import Network, Source, sources_of, wanted_of
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.bank import Knowledge
+    from ascend_lab.aoe.engine import Tuning
+    from ascend_lab.aoe.network import NetworkResult
+    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.settings import Bars, Settings
+    from ascend_lab.aoe.workers import Deadline, Workers
+    from ascend_lab.chip import Chip
+    from ascend_lab.cluster import Topology
+
+
+Tell = Callable[[str], None]
+CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
+"""What the names of chips begin with, by what those of clusters begin with."""
+
+
+def tune_gradients_of(
+    arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip, tell: Tell
+) -> int:
+    """Tune all models, print and write reports; return the exit code."""
+    from ascend_lab.aoe.bank import open_knowledge, repeat_tune
+    from ascend_lab.aoe.saved import usable_folder
+
+    topology, repeat = topology_of(arguments), repeat_tune(os.environ)
+    folder, code = usable_folder(arguments.output), 0
+    other = _other_chip(chip, topology)
+    if other:
+        tell(other)
+    with open_knowledge(resume=False) as ledger:
+        say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
+        for source in sources:
+            try:
+                _tune_gradients(arguments, source, chip, topology, ledger, repeat, folder)
+            except AscendLabError as error:
+                if len(sources) == 1:
+                    raise
+                tell(f"{source.name}: {error}")
+                code = 2
+        for warning in ledger.warnings:
+            tell(warning)
+    return code
+
+
+def _other_chip(chip: Chip, topology: Topology) -> str:
+    """Return a warning where a preset's devices are of another kind than the chip."""
+    from ascend_lab.chip import PRESETS
+
+    devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
+    if chip.name not in PRESETS or chip.name.startswith(devices):
+        return ""
+    return (
+        f"warning: the devices of {topology.name} are {devices}, --soc_version is {chip.name}: "
+        f"compute is timed on {chip.name}, all-reduces between {devices}"
+    )
+
+
+def _tune_gradients(
+    arguments: argparse.Namespace,
+    source: Source,
+    chip: Chip,
+    topology: Topology,
+    ledger: Knowledge,
+    repeat: bool,
+    folder: Any,
+) -> None:
+    """Tune the networks of a source and write their report."""
+    from dataclasses import replace
+
+    from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
+    from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
+    from ascend_lab.aoe.report import write_report
+
+    limit = HCCL_SEGMENTS if arguments.max_segments is None else arguments.max_segments
+    settings = {"dtype": dtype_of(arguments), "optimizer": arguments.optimizer}
+    sections = []
+    for network in source.networks:
+        found = tune_gradients(
+            replace(network.load(), name=network.name),
+            chip,
+            topology,
+            max_segments=limit,
+            knowledge=ledger,
+            repeat=repeat,
+            settings=settings,
+        )
+        say(tuning_text(found))
+        sections.append(section(found))
+    say([f"  report {write_report(folder, 'gdat', sections)}"])
+
+
+# The command line `aoe`: tune models, say how far from optimal they end, keep what was found.
+#
+# Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130
+# interrupted,
+# everything found so far saved.
+
+
+TOP = 8
+"""Operators printed, those that take the most time."""
+SAVING = 2.5
+"""Seconds kept for saving a model, for each that reading it took."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line and return the exit code."""
+    started = time.monotonic()
+    try:
+        with _CtrlC():
+            if argv[:1] == ["bank"]:
+                return bank_main(argv[1:])
+            refuse(argv)
+            return _tune_all(parser().parse_args(argv), started)
+    except AscendLabError as error:
+        raise InputError(in_flags(str(error), "aoe")) from error
+
+
+def _complain(text: str) -> None:
+    complain("aoe", in_flags(text, "aoe"))
+
+
+class _CtrlC:
+    """The first Ctrl-C lets the run keep what it found, a second one ends it at once."""
+
+    def __enter__(self) -> None:
+        self.before: Any = signal.getsignal(signal.SIGINT)
+        main = threading.current_thread() is threading.main_thread()
+        self.ours = main and self.before is signal.default_int_handler
+        if self.ours:
+            signal.signal(signal.SIGINT, self._first)
+
+    def __exit__(self, *_: object) -> None:
+        if self.ours:
+            signal.signal(signal.SIGINT, self.before)
+
+    def _first(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._second)
+        raise KeyboardInterrupt
+
+    @staticmethod
+    def _second(*_: object) -> None:
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.kill()
+        _complain("ended at once")
+        os._exit(INTERRUPTED)
+
+
+@dataclass
+class _Run:
+    """What holds for all networks of a run."""
+
+    arguments: argparse.Namespace
+    job: str
+    chip: Chip
+    dtype: str
+    settings: Settings
+    folder: Path
+    ledger: Knowledge
+    workers: Workers
+    bars: Bars
+    started: float
+    told: set[str] = field(default_factory=set)
+
+    def deadline(self) -> Deadline:
+        """Return the end of the time of a network: the first one's began with the command."""
+        from ascend_lab.aoe.workers import Deadline
+
+        limit_s = self.settings.time_limit_s
+        return Deadline() if limit_s is None else Deadline(self.started + limit_s)
+
+    def tune(self, network: Network) -> Tuning:
+        """Tune one network."""
+        from ascend_lab.aoe.engine import tune
+
+        read_s = time.monotonic()
+        self.bars("read", 0, 1, "")
+        graph, wanted = network.load(), None
+        read_s = time.monotonic() - read_s
+        if self.arguments.tune_ops_file:
+            file = Path(self.arguments.tune_ops_file)
+            wanted, warning = wanted_of(file, graph, self.chip, self.dtype)
+            self.tell(warning)
+        with self.bars:
+            return tune(
+                graph,
+                self.chip,
+                self.job,
+                settings=self.settings,
+                bank=self.ledger,
+                executor=self.workers,
+                dtype=self.dtype,
+                wanted=wanted,
+                progress=self.bars,
+                deadline=self.deadline().keeping(SAVING * read_s),
+            )
+
+    def tell(self, warning: str) -> None:
+        """Print a warning once."""
+        if warning and warning not in self.told:
+            self.told.add(warning)
+            _complain(warning)
+
+
+def _tune_all(arguments: argparse.Namespace, started: float) -> int:
+    """Check everything, then tune one source after another."""
+    from ascend_lab.aoe.bank import open_knowledge
+    from ascend_lab.aoe.saved import usable_folder
+    from ascend_lab.aoe.settings import Bars
+    from ascend_lab.aoe.workers import workers_of
+
+    job, chip, dtype = job_of(arguments), chip_of(arguments), dtype_of(arguments)
+    settings = settings_of(arguments, os.environ)
+    sources = sources_of(arguments)
+    if job == "4":
+        return tune_gradients_of(arguments, sources, chip, _complain)
+    folder = usable_folder(arguments.output)
+    bars = Bars(False if arguments.progress_bar == "off" else None)
+    with (
+        workers_of(executor_of(arguments, os.environ)) as workers,
+        open_knowledge(resume=arguments.reload) as ledger,
+    ):
+        asked = "" if arguments.soc_version else " (--soc_version chooses another)"
+        if arguments.Fnonhomo_split:
+            print("--Fnonhomo_split changes nothing: slices of uneven sizes are always tried")
+        print(f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model")
+        run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started)
+        return _sources(run, sources)
+
+
+def _sources(run: _Run, sources: Sequence[Source]) -> int:
+    code = 0
+    for source in sources:
+        try:
+            if _source(run, source):
+                _complain("interrupted; --reload goes on with what the bank holds")
+                return INTERRUPTED
+        except AscendLabError as error:
+            if len(sources) == 1:
+                raise
+            _complain(f"{source.name}: {error}")
+            code = 2
+    return code
+
+
+def _source(run: _Run, source: Source) -> bool:
+    """Tune the networks of a source and write their report; tell whether the user stopped it."""
+    from ascend_lab.aoe.report import write_report
+
+    sections: dict[str, list[Any]] = {}
+    try:
+        stopped = any(_network(run, network, sections) for network in source.networks)
+    except KeyboardInterrupt:
+        stopped = True
+    finally:  # what was found before an error is reported too
+        for job, found in sections.items():
+            print(f"  report {write_report(run.folder, job, found)}")
+    return stopped
+
+
+def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> bool:
+    """Tune, print, save; add to the sections by job; tell whether the user stopped it."""
+    from ascend_lab.aoe.report import Report
+
+    tuning = run.tune(network)
+    for warning in tuning.warnings:
+        run.tell(warning)
+    report = Report(network.name, tuning, run.settings, run.ledger.written)
+    for job, section in report.as_dict().items():
+        sections.setdefault(job, []).append(section)
+    _print(report)
+    _save(run, network.name, tuning)
+    run.started = time.monotonic()
+    return tuning.interrupted
+
+
+def _print(report: Report) -> None:
+    """Print what was found."""
+    from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+
+    name, tuning = report.name, report.tuning
+
+    print(f"{name}: {len(tuning.graph.nodes)} nodes, {tuning.spent_s:.1f} s")
+    steps = [("sgat", tuning.subgraph), ("opat", tuning.operators)]
+    for job, found in steps:
+        if found is not None:
+            before, after = found.before_s, found.after_s
+            end = "interrupted" if found.interrupted else "finished"
+            print(
+                f"{job} process {end}. Performance improved by {(before - after) / after:.2%} "
+                f"= {FORMULA}, {before * 1e3:.4f} ms -> {after * 1e3:.4f} ms"
+            )
+    if tuning.operators is not None:
+        print(report.top(TOP))
+        print(f"  {_operators(tuning.operators)}")
+    print(
+        f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
+        "(of any slicing and schedule; it counts no waits and one launch)"
+    )
+
+
+def _operators(found: NetworkResult) -> str:
+    """Return how far from optimal the operators are, each in its space."""
+    gaps = [0.0 if r.proven else r.gap for r in found.results if r.gap is not None]
+    if not gaps:
+        notes = {r.note for r in found.results if r.note}
+        return f"no operator was tuned: {'; '.join(sorted(notes))}"
+    proven, known = sum(r.proven for r in found.results), found.outcomes.count("hit")
+    line = f"{proven} of {len(gaps)} kinds of operators proven optimal in their spaces"
+    if proven < len(gaps):
+        line += f", largest gap of the others {max(gap for gap in gaps if gap):.2%}"
+    return line + (f"; {known} from the bank" if known else "")
+
+
+def _save(run: _Run, name: str, tuning: Tuning) -> None:
+    """Save the tuned model, and read it again: it must take as long as the report says."""
+    from ascend_lab.aoe.saved import save_tuned
+
+    if run.deadline().over and not tuning.result_s < tuning.baseline_s:
+        print("  no tuned model is written: in the time limit nothing was tuned")
+        return
+    try:
+        with run.bars:
+            run.bars("save", 0, 2, "")
+            saved = save_tuned(run.folder, name, tuning, run.dtype)
+            run.bars("save", 2, 2, "")
+    except UnsupportedError as error:
+        run.tell(f"{name}: the schedules are saved, the tuned model is not: {error}")
+        return
+    print(
+        f"  tuned model {saved.model}, schedules {saved.schedules}: "
+        f"{saved.time_s * 1e3:.4f} ms when read again"
+    )

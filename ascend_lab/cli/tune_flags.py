@@ -1,0 +1,257 @@
+"""The flags of `aoe`: those that mean something here, and one line for those that do not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ascend_lab.cli.common import CLUSTER_FILE, Parser, check_seed, refuse_idle, with_cores
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import PROCESSES, count, decimal, shown, whole, whole_of
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.settings import Settings
+    from ascend_lab.chip import Chip
+    from ascend_lab.cluster import Topology
+
+DEFAULT_CHIP = "Ascend910A"
+O1_TIMES = 5
+"""Level O1 tries so many times more candidates."""
+"""The published upper limit of TE_PARALLEL_COMPILER."""
+
+_ATC = "it steers a part of the real compiler that the model lacks"
+_REMOTE = "nothing runs on a device: times come from the model, on this machine"
+_ONE_SIZE = "shapes are fixed here; give one size with --input_shape"
+REFUSED = {
+    "--ip": _REMOTE,
+    "--port": _REMOTE,
+    "--device": _REMOTE,
+    "--virtual_type": _REMOTE,
+    "--host_env_os": "nothing is built for a host",
+    "--host_env_cpu": "nothing is built for a host",
+    "--weight": "it holds Caffe's weights; an ONNX file has its own",
+    "-w": "it holds Caffe's weights; an ONNX file has its own",
+    "--input_format": "the shapes of an ONNX model say it",
+    "--dynamic_image_size": _ONE_SIZE,
+    "--dynamic_dims": _ONE_SIZE,
+    "--output_type": "outputs keep the model's own types",
+    "--out_nodes": "a network is tuned whole",
+    "--Fop_format": "the layout pass chooses formats, they are not searched",
+    **dict.fromkeys(
+        (
+            "--insert_op_conf",
+            "--op_name_map",
+            "--is_input_adjust_hw_layout",
+            "--is_output_adjust_hw_layout",
+            "--fusion_switch_file",
+            "--enable_scope_fusion_passes",
+            "--enable_small_channel",
+            "--compress_weight_conf",
+            "--compression_optimize_conf",
+            "--disable_reuse_memory",
+            "--op_select_implmode",
+            "--optypelist_for_implmode",
+            "--modify_mixlist",
+            "--keep_dtype",
+            "--customize_dtypes",
+            "--input_fp16_nodes",
+        ),
+        _ATC,
+    ),
+}
+"""Published flags without a meaning here, and why."""
+FRAMEWORKS = {"0": "Caffe", "1": "MindSpore", "3": "TensorFlow", "5": "ONNX"}
+PRECISIONS = {
+    "allow_fp32_to_fp16": "fp16",
+    "allow_mix_precision": "fp16",
+    "allow_mix_precision_fp16": "fp16",
+    "force_fp16": "fp16",
+    "allow_fp32_to_bf16": "bf16",
+    "allow_mix_precision_bf16": "bf16",
+}
+"""--precision_mode, and the number format everything is computed in."""
+FLAGS_OF_JOBS = {
+    "1": ("--Fnonhomo_split",),
+    "2": ("--Fdeeper_opat", "--tune_ops_file", "--policy_prior", "--budget", "--executor",
+          "--tune_optimization_level"),
+    "12": ("--time_limit", "--seed", "--reload", "--progress_bar"),
+    "4": ("--cluster", "--devices", "--max_segments", "--optimizer"),
+}  # fmt: skip
+"""Flags that count for some jobs only."""
+
+
+def parser() -> Parser:
+    """Return the parser of `aoe`."""
+    made = Parser(
+        prog="aoe",
+        description="Tune ONNX models for an Ascend chip; times are of the model.",
+        epilog="`aoe bank --help`: export, import, merge and search the knowledge bank. "
+        + CLUSTER_FILE,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add(
+        "--job_type",
+        "-j",
+        required=True,
+        metavar="J",
+        help="1 subgraph, 2 operator, 1,2 both, 4 gradient",
+    )
+    add("--framework", "-f", default="5", metavar="F", help="5 (ONNX)")
+    source = made.add_mutually_exclusive_group(required=True)
+    source.add_argument("--model", "-m", metavar="FILE.onnx", help="a model")
+    source.add_argument("--model_path", metavar="DIR", help="all .onnx files in a folder")
+    source.add_argument("--singleop", metavar="FILE.json", help="operators: op, shapes, ...")
+    add("--output", default=".", metavar="DIR", help="for reports and tuned models (here)")
+    add("--soc_version", default="", metavar="CHIP", help=f"name or .toml file ({DEFAULT_CHIP})")
+    add("--aicore_num", type=count, metavar="N", help="use N of the chip's cores")
+    add("--input_shape", default="", metavar='"x:1,3,224,224;y:1,10"', help="sizes left open")
+    add("--dynamic_batch_size", default="", metavar="1,4,16", help="tune each of these batches")
+    add("--precision_mode", default="allow_fp32_to_fp16", metavar="P", help=", ".join(PRECISIONS))
+    add("--tune_ops_file", metavar="F.json", help="tune_ops_name and tune_ops_type: only these")
+    _add_search(made)
+    _add_gradient(made)
+    return made
+
+
+def _add_search(made: Parser) -> None:
+    add = made.add_argument
+    add("--tune_optimization_level", default="O2", choices=("O1", "O2"),
+        help=f"O1 tries {O1_TIMES} times as many candidates (O2)")  # fmt: skip
+    add("--Fdeeper_opat", action="store_true", help="search on until each best is proven")
+    add("--Fnonhomo_split", action="store_true", help="uneven slices too")
+    add("--policy_prior", action="store_true",
+        help="let the bank steer the search of vector operators")  # fmt: skip
+    add("--budget", type=count, metavar="N", help="candidates per operator (200)")
+    add("--time_limit", type=decimal, metavar="S", help="seconds per network")
+    add("--seed", type=whole, default=0, help="of the searches (0)")
+    add("--executor", default="", metavar="E", help="serial, processes:N or dask:ADDRESS "
+        "(a Dask scheduler runs others' code here: name only one that you trust)")  # fmt: skip
+    add("--reload", action="store_true", help="go on with an interrupted run")
+    add("--progress_bar", default="on", choices=("on", "off"), help="in a terminal (on)")
+
+
+def refuse(argv: Sequence[str]) -> None:
+    """Raise `InputError` for a published flag that has no meaning here."""
+    for word in argv:
+        name = word.partition("=")[0]
+        if name in REFUSED:
+            raise InputError("flags with a meaning here", name, f"drop it: {REFUSED[name]}")
+
+
+def job_of(arguments: argparse.Namespace) -> str:
+    """Return the jobs in the order they run; raise `InputError` for others."""
+    from ascend_lab.aoe.settings import jobs_of
+
+    if arguments.framework != "5":
+        name = FRAMEWORKS.get(arguments.framework, "unknown")
+        remedy = "export the model to ONNX (tf2onnx, torch.onnx, mindspore.export, caffe2onnx)"
+        raise InputError("--framework 5 (ONNX)", f"{arguments.framework} ({name})", remedy)
+    given = [part.strip() for part in arguments.job_type.split(",")]
+    jobs = ("4",) if given == ["4"] else given if "4" in given else jobs_of(arguments.job_type)
+    _check_gradient(arguments, jobs)
+    for wanted, flags in FLAGS_OF_JOBS.items():
+        if not set(wanted) & set(jobs):
+            refuse_idle(arguments, f"with --job_type {' or '.join(wanted)}", *flags)
+    return ",".join(jobs)
+
+
+def chip_of(arguments: argparse.Namespace) -> Chip:
+    """Return the chip, with fewer cores if the user wants; `AscendLabError` if there is none."""
+    return with_cores(arguments.soc_version or DEFAULT_CHIP, arguments.aicore_num, "--aicore_num")
+
+
+def dtype_of(arguments: argparse.Namespace) -> str:
+    """Return the number format that --precision_mode means."""
+    name = arguments.precision_mode
+    if name not in PRECISIONS:
+        remedy = "the cubes compute in fp16 or bf16; fp32 networks are converted"
+        raise InputError(f"--precision_mode among {', '.join(PRECISIONS)}", name, remedy)
+    return PRECISIONS[name]
+
+
+def settings_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Return budgets and limits; raise `InputError` for numbers that make no sense."""
+    from ascend_lab.aoe.bank import repeat_tune
+    from ascend_lab.aoe.settings import Settings
+
+    limit_s = arguments.time_limit
+    if limit_s is not None and not (math.isfinite(limit_s) and limit_s > 0):
+        raise InputError(
+            "--time_limit above 0 seconds", f"{limit_s:g}", "raise it, or leave it out"
+        )
+    check_seed(arguments.seed)
+    budget = Settings().budget if arguments.budget is None else arguments.budget
+    return Settings(
+        budget=budget * (O1_TIMES if arguments.tune_optimization_level == "O1" else 1),
+        seed=arguments.seed,
+        time_limit_s=limit_s,
+        repeat=repeat_tune(environ),
+        deeper=arguments.Fdeeper_opat,
+        prior=arguments.policy_prior,
+    )
+
+
+def executor_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """Return who measures: --executor, else as many processes as the environment says."""
+    if arguments.executor:
+        return str(arguments.executor)
+    for name in ("TUNING_PARALLEL_NUM", "TE_PARALLEL_COMPILER"):
+        text = environ.get(name, "")
+        if not text:
+            continue
+        count = whole_of(text) or 0
+        if not 1 <= count <= PROCESSES:
+            raise InputError(f"{name} from 1 to {PROCESSES}", shown(text), "unset it")
+        return f"processes:{count}" if count > 1 else "serial"
+    return "serial"
+
+
+def _add_gradient(made: Parser) -> None:
+    """Add the flags of job 4."""
+    group = made.add_argument_group("job 4, gradients")
+    add = group.add_argument
+    add("--cluster", default="", metavar="T", help="910a-server, 910a-roce:64, a .toml, ...")
+    add("--devices", type=count, metavar="N", help="of the cluster, in place of T:N")
+    add("--optimizer", default="sgd", choices=("sgd", "adam"), help="of the training step (sgd)")
+    add("--max_segments", type=count, metavar="K", help="all-reduces at most (8, as HCCL)")
+
+
+def _check_gradient(arguments: argparse.Namespace, jobs: Sequence[str]) -> None:
+    """Raise `InputError` for job 4 with other jobs or without a cluster."""
+    if "4" not in jobs:
+        return
+    if list(jobs) != ["4"]:
+        remedy = "run jobs 1 and 2 first, then 4"
+        raise InputError("--job_type 4 (gradient) by itself", ",".join(jobs), remedy)
+    if not arguments.cluster:
+        remedy = "e.g. --cluster 910a-roce:64; `ascend-lab topologies` lists them"
+        raise InputError("--cluster for --job_type 4 (gradient)", "none", remedy)
+    if arguments.singleop:
+        raise InputError("--model or --model_path for job 4", "--singleop", "train a network")
+
+
+def topology_of(arguments: argparse.Namespace) -> Topology:
+    """Return the cluster that the flags name."""
+    from ascend_lab.cluster import load_topology
+
+    name, devices = arguments.cluster, arguments.devices
+    if devices is not None:
+        if devices < 1:
+            raise InputError("--devices of at least 1", str(devices))
+        if ":" in name or name.endswith(".toml"):
+            found = load_topology(name)
+            if found.size != devices:
+                needed = f"--devices {found.size}, as --cluster {name} has"
+                raise InputError(needed, str(devices), "drop one of the two")
+            return found
+        try:
+            return load_topology(f"{name}:{devices}")
+        except AscendLabError:
+            found = load_topology(name)  # a name without a count says what is wrong with it
+            if found.size == devices:
+                return found
+            raise
+    return load_topology(name)

@@ -1,0 +1,259 @@
+"""`aoe --singleop`: graphs of one operator each, from a JSON description."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ascend_lab.cli.common import import_with
+from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown, wholes_of
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.operators import Operator
+    from ascend_lab.chip import Chip
+    from ascend_lab.graph import Graph
+
+
+EXAMPLE = 'e.g. {"op": "matmul", "shapes": [[64, 64], [64, 32]], "dtypes": ["fp16", "fp16"]}'
+OURS = ("op", "shapes", "dtypes", "attrs", "constants")
+PUBLISHED = ("op", "name", "input_desc", "output_desc", "attr")
+
+
+def read_json(file: Path, flag: str) -> Any:
+    """Return the JSON in a file; raise `InputError` naming the flag for anything else."""
+    what = f"{flag} as a JSON file"
+    return json_of(read_file(file, what, TABLE_BYTES), f"{what}: {file}")
+
+
+def single_operators(file: Path) -> list[Graph]:
+    """Return a graph per operator that a file describes: one, or a list of them.
+
+    Ours: op, shapes, dtypes (fp16), attrs, constants (places of weights; by default all but the
+    first input of convolutions). Published: op, input_desc with shape and type, attr.
+    """
+    data = read_json(file, "--singleop")
+    rows = data if isinstance(data, list) else [data]
+    if not rows:
+        raise InputError(f"{file}: operators", "none", EXAMPLE)
+    graphs = [_graph(row, f"{file}: operator {i}") for i, row in enumerate(rows, 1)]
+    if len(graphs) == 1:
+        return graphs
+    return [replace(graph, name=f"{i}_{graph.name}") for i, graph in enumerate(graphs, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    op: str
+    shapes: list[tuple[int, ...]]
+    dtypes: list[str]
+    attrs: dict[str, Any]
+    constants: Sequence[int]
+
+
+def _graph(row: Any, where: str) -> Graph:
+    from ascend_lab.graph import GraphBuilder, TensorType
+    from ascend_lab.graph.ir import Fill, Seeded
+
+    found = _described(row, where)
+    builder = GraphBuilder(found.op, found.dtypes[0])
+    values = []
+    for i, (shape, dtype) in enumerate(zip(found.shapes, found.dtypes, strict=True)):
+        if i in found.constants:
+            data = Fill(1) if "int" in dtype else Seeded(i, 0.1)
+            values.append(builder.constant(data, TensorType(shape, dtype), f"x{i}"))
+        else:
+            values.append(builder.input(f"x{i}", shape, dtype))
+    outs = builder.add_node(found.op, *values, **found.attrs)
+    builder.output(*(outs if isinstance(outs, tuple) else (outs,)))
+    return builder.build()
+
+
+def _described(row: Any, where: str) -> _Described:
+    """Return what a description says in either form, checked."""
+    from ascend_lab.chip import DTYPE_BYTES
+    from ascend_lab.dsl.tensor import ALIASES
+    from ascend_lab.graph.lower import CONVOLUTIONS
+
+    if not isinstance(row, dict) or not isinstance(row.get("op"), str):
+        raise InputError(f"{where}: an object with op and shapes", shown(row), EXAMPLE)
+    known = PUBLISHED if "input_desc" in row else OURS
+    unknown = [key for key in row if key not in known]
+    if unknown:
+        raise InputError(f"{where}: keys among {', '.join(known)}", ", ".join(unknown), EXAMPLE)
+    op = _operator(row["op"])
+    try:
+        shapes, types, attrs = _published(row) if "input_desc" in row else _ours(row)
+        shapes = [tuple(_size(n) for n in shape) for shape in shapes]
+        dtypes = [ALIASES.get(str(t), str(t)) for t in types]
+        default = range(1, len(shapes)) if op in CONVOLUTIONS else ()
+        constants = [_size(i, 0) for i in row.get("constants", default)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{type(error).__name__} {error}"
+        raise InputError(
+            f"{where}: shapes, dtypes and attrs of its inputs", what, EXAMPLE
+        ) from None
+    bad = [dtype for dtype in dtypes if dtype not in DTYPE_BYTES]
+    if bad or not shapes or len(dtypes) != len(shapes):
+        got = ", ".join(bad) or f"{len(dtypes)} types for {len(shapes)} shapes"
+        raise InputError(f"{where}: a shape and a type of {', '.join(DTYPE_BYTES)} each", got)
+    return _Described(op, shapes, dtypes, attrs, constants)
+
+
+def _operator(name: str) -> str:
+    """Return an operator's name here; case and underscores do not matter (MatMul is matmul)."""
+    from ascend_lab import ops
+
+    plain = {key.replace("_", ""): key for key in ops.OPERATORS}
+    return plain.get(name.lower().replace("_", "")) or ops.get(name).name
+
+
+def _ours(row: dict[str, Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    shapes = list(row["shapes"])
+    attrs = {str(key): _plain(value) for key, value in row.get("attrs", {}).items()}
+    return shapes, list(row.get("dtypes", ["fp16"] * len(shapes))), attrs
+
+
+def _published(row: dict[str, Any]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    inputs = list(row["input_desc"])
+    attrs = {str(a["name"]): _plain(a["value"]) for a in row.get("attr", [])}
+    return [d["shape"] for d in inputs], [d["type"] for d in inputs], attrs
+
+
+def _plain(value: Any) -> Any:
+    return tuple(_plain(v) for v in value) if isinstance(value, list) else value
+
+
+def _size(value: Any, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{shown(value)} where a number of at least {least} was needed")
+    return value
+
+
+# What `aoe` tunes: ONNX models, folders of them, single operators; and which operators of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network to tune: its name, and how to get it."""
+
+    name: str
+    load: Callable[[], Graph]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Networks that share a report."""
+
+    name: str
+    networks: Sequence[Network]
+
+
+def sources_of(arguments: argparse.Namespace) -> list[Source]:
+    """Return what the arguments name, nothing of it loaded but single operators."""
+    shapes, batches = shapes_of(arguments.input_shape), _batches(arguments.dynamic_batch_size)
+    if arguments.singleop:
+        if shapes or batches:
+            raise InputError("--singleop without sizes", "--input_shape or --dynamic_batch_size")
+        file = Path(arguments.singleop)
+        return [Source(file.stem, [_ready(graph) for graph in single_operators(file)])]
+    if arguments.model:
+        return [_model(Path(arguments.model), shapes, batches)]
+    folder = Path(arguments.model_path)
+    files = sorted(p for p in folder.glob("*.onnx") if p.is_file())
+    if not files:
+        got = f"none in {folder}" if folder.is_dir() else f"{folder}, which is no folder"
+        raise InputError("--model_path with .onnx files", got, "check the path")
+    return [_model(file, shapes, batches) for file in files]
+
+
+def _ready(graph: Graph) -> Network:
+    return Network(graph.name, lambda: graph)
+
+
+def shapes_of(text: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of "x:1,3,224,224;y:1,10"; -1 may stand first, for the batch."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in filter(None, (p.strip() for p in text.split(";"))):
+        name, colon, sizes = part.rpartition(":")
+        found[name.strip()] = wholes_of(sizes, ",")
+        if not colon or not name.strip() or (sizes.strip() and not found[name.strip()]):
+            raise InputError("--input_shape NAME:sizes;...", repr(part), 'e.g. "x:1,3,224,224"')
+    if text and not found:
+        raise InputError("--input_shape NAME:sizes;...", repr(text), 'e.g. "x:1,3,224,224"')
+    return found
+
+
+def _batches(text: str) -> list[int]:
+    found = wholes_of(text, ",")
+    if any(batch < 1 for batch in found) or (text and not found):
+        raise InputError("--dynamic_batch_size as numbers above 0", repr(text), "e.g. 1,4,16")
+    return list(dict.fromkeys(found))
+
+
+def _model(file: Path, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[int]) -> Source:
+    def loader(batch: int | None) -> Callable[[], Graph]:
+        def load() -> Graph:
+            if batch is None and any(-1 in shape for shape in shapes.values()):
+                raise InputError("--dynamic_batch_size for a batch of -1", "none", "give it")
+            sizes = {n: tuple(batch if k == -1 else k for k in s) for n, s in shapes.items()}
+            return import_with(str(file), None, sizes, batch).graph
+
+        return load
+
+    if not batches:
+        return Source(file.stem, [Network(file.stem, loader(None))])
+    return Source(file.stem, [Network(f"{file.stem}_batch{b}", loader(b)) for b in batches])
+
+
+def wanted_of(
+    file: Path, graph: Graph, chip: Chip, dtype: str
+) -> tuple[Callable[[Operator], bool], str]:
+    """Return which operators a --tune_ops_file asks for, and a warning if none of a graph is.
+
+    An operator counts if one of its nodes has a listed name, or one of its types is listed.
+    """
+    from ascend_lab.graph import compile_graph
+
+    names, types = _listed(file)
+    of_piece: dict[str, set[str]] = {}
+    kinds = set()
+    for task in compile_graph(graph, chip, dtype=dtype).tasks:
+        own = of_piece.setdefault(task.piece.key, set())
+        own |= {task.name, *task.nodes, *task.piece.names.values()}
+        kinds |= set(task.op.split("+")) if task.lowered is not None else set()
+
+    def wanted(operator: Operator) -> bool:
+        mine = of_piece.get(operator.piece.key, set()) | {operator.name}
+        words = {_word(part) for part in operator.op.split("+")}
+        return bool(words & types or mine & names)
+
+    known = {name for mine in of_piece.values() for name in mine}
+    missing = [*sorted(names - known), *sorted(types - set(map(_word, kinds)))]
+    warning = f"{file}: not in this model: {', '.join(missing)}" if missing else ""
+    if missing:
+        warning += f" (its types: {', '.join(sorted(kinds))})"
+    return wanted, warning
+
+
+def _listed(file: Path) -> tuple[set[str], set[str]]:
+    data = read_json(file, "--tune_ops_file")
+    keys = ("tune_ops_name", "tune_ops_type")
+    good = isinstance(data, dict) and bool(data) and not set(data) - set(keys)
+    lists = [data.get(key, []) for key in keys] if good else []
+    if not good or not all(isinstance(x, list) and all(map(_is_text, x)) for x in lists):
+        needed = f"{file}: an object with lists of words {keys[0]} and {keys[1]}"
+        raise InputError(needed, str(data)[:80], '{"tune_ops_type": ["conv2d"]}')
+    return set(lists[0]), {_word(name) for name in lists[1]}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _word(kind: str) -> str:
+    """Return an operator's type without case and underscores: Conv2D is conv2d."""
+    return kind.lower().replace("_", "")

@@ -1,0 +1,331 @@
+"""The verb `ascend-lab op`: time an operator of the library, or show its default schedule."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ascend_lab import __version__
+from ascend_lab.cli.cluster import (
+    add_collective,
+    add_fit_collective,
+    add_topologies,
+    add_train_plan,
+)
+from ascend_lab.cli.common import Parser, add_json, check_outputs, emit, in_flags, refuse_idle
+from ascend_lab.cli.network import add_run, add_simulate
+from ascend_lab.cli.solve import (
+    add_gradient,
+    add_plan_memory,
+    add_replay,
+    add_strategy,
+    add_subgraph,
+)
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import count, shown, whole, wholes_of
+
+
+def add_op(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    verb = verbs.add_parser("op", help="time an operator of the library; without a name, list them")
+    verb.add_argument("name", nargs="?", help="an operator, such as softmax")
+    verb.add_argument("shapes", nargs="*", help="one shape per input, such as 4096x1024")
+    verb.add_argument("--chip", help="a preset name or your own .toml file")
+    verb.add_argument("--dtype", default="fp16", help="number format of the inputs (fp16)")
+    verb.add_argument(
+        "--attr", action="append", default=[], metavar="KEY=VALUE", help="e.g. axis=-1; repeatable"
+    )
+    verb.add_argument("--show", action="store_true", help="print the default schedule's loop nests")
+    add_json(verb)
+    verb.set_defaults(run=_op)
+
+
+def _op(arguments: argparse.Namespace) -> int:
+    from ascend_lab import dsl as te
+    from ascend_lab import ops
+    from ascend_lab.chip import load_chip
+    from ascend_lab.dsl.tensor import ALIASES
+
+    if arguments.name is None:
+        refuse_idle(arguments, "with an operator's name", "--chip", "--dtype", "--attr", "--show")
+        lines = [f"{name:<20} {', '.join(op.inputs)}" for name, op in ops.OPERATORS.items()]
+        emit(arguments.json, {n: list(o.inputs) for n, o in ops.OPERATORS.items()}, lines)
+        return 0
+    if arguments.json:
+        refuse_idle(arguments, "without --json", "--show")
+    operator = ops.get(arguments.name)
+    example = "e.g. op softmax 64x1000 --chip Ascend910A"
+    if not arguments.shapes:
+        raise InputError(f"a shape per input ({', '.join(operator.inputs)})", "none", example)
+    if arguments.chip is None:
+        raise InputError("--chip with a chip name or file", "none", example)
+    chip, attrs = load_chip(arguments.chip), dict(map(_attribute, arguments.attr))
+    shapes = [_shape(text) for text in arguments.shapes]
+    formats = _formats(operator, len(shapes), ALIASES.get(arguments.dtype, arguments.dtype))
+    timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
+    data = timeline.summary()
+    busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
+    lines = [
+        f"{arguments.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        (
+            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles in "
+            f"{len(timeline.phases)} phase(s), bound by {timeline.bound_by}"
+        ),
+        f"  {timeline.memory_bytes} bytes cross the memory interface (what stays in L2 does not)",
+        f"  busy: {busy}",
+    ]
+    if arguments.show:
+        tensors = ops.express(arguments.name, shapes, formats, **attrs)
+        lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _formats(operator: Any, count: int, dtype: str) -> list[str]:
+    """Return a format per input; index inputs are int32."""
+    names = operator.names(count)
+    return ["int32" if "index" in name or "indices" in name else dtype for name in names]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    shape = wholes_of(text.lower(), "x")
+    if not shape:
+        raise InputError("a shape such as 4096x1024", shown(text), "join sizes with x")
+    return shape
+
+
+def _attribute(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError("--attr KEY=VALUE", repr(text), "e.g. --attr axis=-1")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return key, value
+
+
+# The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate, ...
+#
+# Errors are one line on stderr; `cli_guard` says the exit codes.
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a verb and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    check_outputs(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except AscendLabError as error:
+        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
+    parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    _add_chips(verbs)
+    _add_gemm(verbs)
+    _add_conv(verbs)
+    add_op(verbs)
+    _add_run_kernel(verbs)
+    add_run(verbs)
+    add_simulate(verbs)
+    add_plan_memory(verbs)
+    add_replay(verbs)
+    add_subgraph(verbs)
+    add_strategy(verbs)
+    add_gradient(verbs)
+    add_topologies(verbs)
+    add_collective(verbs)
+    add_fit_collective(verbs)
+    add_train_plan(verbs)
+    return parser
+
+
+def _common(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
+    add_json(verb)
+    verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the slowest core")
+
+
+def _tiling(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--tile", metavar="m,k,n", help="base tile of L0, in elements")
+    verb.add_argument(
+        "--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
+    )
+    verb.add_argument("--grid", metavar="RxC", help="cores along m and n (the quickest)")
+    verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
+    verb.add_argument("--out-dtype", default="", help="fp32, int32 or fp16")
+    _common(verb)
+
+
+def _add_chips(verbs: Any) -> None:
+    verb = verbs.add_parser("chips", help="list the chips, or show one with all its numbers")
+    verb.add_argument("name", nargs="?", help="a preset name or your own .toml file")
+    add_json(verb)
+    verb.set_defaults(run=_chips)
+
+
+def _add_gemm(verbs: Any) -> None:
+    verb = verbs.add_parser("gemm", help="time C = A @ B, A is M x K, B is K x N")
+    sizes = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A, rows of B"}
+    for name, text in sizes.items():
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
+    _tiling(verb)
+    verb.set_defaults(run=_gemm)
+
+
+def _add_conv(verbs: Any) -> None:
+    verb = verbs.add_parser("conv", help="time a convolution: batch, channels, image, kernels")
+    sizes = {"n": "images", "c": "channels", "h": "image height", "w": "image width"}
+    sizes |= {"k": "kernels (output channels)", "r": "kernel height", "s": "kernel width"}
+    for name, text in sizes.items():
+        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
+    verb.add_argument("--stride", default="1", metavar="S", help="one number, or down,across")
+    verb.add_argument(
+        "--pad", default="0", metavar="P", help="one number, rows,columns or top,bottom,left,right"
+    )
+    verb.add_argument("--dilation", default="1", metavar="D", help="one number, or down,across")
+    verb.add_argument("--groups", type=count, default=1, metavar="G")
+    _tiling(verb)
+    verb.set_defaults(run=_conv)
+
+
+def _add_run_kernel(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "run-kernel",
+        help="execute, check and time a kernel of your own",
+        description="Execute, check and time a kernel. This runs the file's Python code, with all "
+        "your rights: give it files that you trust.",
+    )
+    verb.add_argument("file", metavar="FILE.py")
+    verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
+    verb.add_argument("--seed", type=whole, default=0, help="seed of the inputs")
+    _common(verb)
+    verb.set_defaults(run=_run_kernel)
+
+
+# -- verbs --------------------------------------------------------------------------------------
+
+
+def _chips(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip, presets
+    from ascend_lab.chip.report import chip_dict, chip_lines, chip_table
+
+    if arguments.name is None:
+        chips = presets()
+        data: Any = {name: chip_dict(chip) for name, chip in chips.items()}
+        lines = chip_table(chips.values())
+    else:
+        chip = load_chip(arguments.name)
+        data, lines = chip_dict(chip), chip_lines(chip)
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _gemm(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.kernels import GemmShape, default_schedule, gemm_launch
+
+    chip = load_chip(arguments.chip)
+    shape = GemmShape(arguments.m, arguments.k, arguments.n, arguments.dtype, arguments.out_dtype)
+    return _time(arguments, chip, shape, default_schedule, gemm_launch)
+
+
+def _conv(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.kernels import ConvShape, conv_launch, conv_schedule
+
+    chip = load_chip(arguments.chip)
+    names = ("n", "c", "h", "w", "k", "r", "s", "groups", "dtype", "out_dtype")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    for name in ("stride", "pad", "dilation"):
+        text = getattr(arguments, name)
+        given[name] = tuple(_numbers(text, ",", text.count(",") + 1, f"--{name} as numbers"))
+    shape = ConvShape(**given)
+    return _time(arguments, chip, shape, conv_schedule, conv_launch)
+
+
+def _run_kernel(arguments: argparse.Namespace) -> int:
+    from ascend_lab.chip import load_chip
+    from ascend_lab.kernels.run_file import run_kernel_file
+    from ascend_lab.sim import write_trace
+
+    chip = load_chip(arguments.chip)
+    report = run_kernel_file(
+        arguments.file, chip, check_sync=arguments.sanitize, seed=arguments.seed
+    )
+    if arguments.trace:
+        write_trace(report.timeline, arguments.trace)
+    lines = [*report.text.split("\n"), *map(str, report.findings)]
+    if arguments.sanitize and not report.findings:
+        lines.append("sanitizer: nothing found")
+    emit(arguments.json, report.as_dict(), lines)
+    return 0 if report.values_ok and not report.findings else 1
+
+
+# -- helpers ------------------------------------------------------------------------------------
+
+
+def _numbers(text: str, separator: str, count: int, what: str) -> list[int]:
+    values = wholes_of(text.lower(), separator)
+    if len(values) != count:
+        raise InputError(f"{what}", shown(text), "give whole numbers")
+    return list(values)
+
+
+def _override(schedule: Any, arguments: argparse.Namespace) -> Any:
+    fields: dict[str, int] = {}
+    if arguments.tile is not None:
+        m, k, n = _numbers(arguments.tile, ",", 3, "--tile as m,k,n")
+        fields |= {"base_m": m, "base_k": k, "base_n": n}
+        fields["step_k"] = 1
+    if arguments.step_k is not None:
+        fields["step_k"] = arguments.step_k
+    if arguments.grid is not None:
+        rows, cols = _numbers(arguments.grid, "x", 2, "--grid as RxC")
+        fields |= {"grid_rows": rows, "grid_cols": cols}
+    return replace(schedule, **fields)
+
+
+def _time(arguments: argparse.Namespace, chip: Any, shape: Any, rule: Any, launch_of: Any) -> int:
+    from ascend_lab.kernels import best_grid
+    from ascend_lab.sim import simulate, write_trace
+
+    schedule = _override(rule(shape, chip), arguments)
+    if arguments.grid is None and (arguments.tile, arguments.step_k) != (None, None):
+        schedule = best_grid(shape, chip, schedule)
+    timeline = simulate(launch_of(shape, chip, schedule), chip)
+    if arguments.trace:
+        write_trace(timeline, arguments.trace)
+    busy = timeline.busy
+    store = busy.get("FIX", 0.0) if not chip.combined else busy.get("MTE3", 0.0)
+    ops_per_s = shape.ops / timeline.time_s
+    data = {
+        **timeline.summary(),
+        "tflops": ops_per_s / 1e12,
+        "peak_share": ops_per_s / chip.peak_ops_per_s(shape.dtype),
+        "busy": {
+            "cube": busy.get("M", 0.0),
+            "mte1": busy.get("MTE1", 0.0),
+            "mte2": busy.get("MTE2", 0.0),
+            "store": store,
+        },
+        "schedule": schedule.as_dict(),
+    }
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in data["busy"].items())
+    lines = [
+        f"{timeline.name} on {timeline.core_count} cores of {chip.name} (model result)",
+        (
+            f"  {timeline.time_s * 1e6:.2f} us with launch, {timeline.cycles} cycles, "
+            f"{data['tflops']:.2f} TFLOPS = {data['peak_share']:.1%} of the cube peak"
+        ),
+        f"  bound by {timeline.bound_by}; busy: {shares}",
+        f"  schedule: {', '.join(f'{k} {v}' for k, v in schedule.as_dict().items())}",
+    ]
+    emit(arguments.json, data, lines)
+    return 0

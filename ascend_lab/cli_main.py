@@ -1,8 +1,0 @@
-"""`python -m ascend_lab.cli` is the command `ascend-lab`."""
-
-import sys
-
-from ascend_lab.cli_guard import ascend_lab
-
-if __name__ == "__main__":
-    sys.exit(ascend_lab())

@@ -1,0 +1,343 @@
+"""Names of operations and algorithms.
+
+A name may say more: "hierarchical(4:mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR
+between the fours, in two chunks. A schedule's `algorithm` is such a name and makes it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.cluster import algorithms as exchange
+from ascend_lab.cluster import algorithms as flat
+from ascend_lab.cluster.algorithms import (
+    CASTS,
+    CUT,
+    WHOLE,
+    Rounds,
+    backwards,
+    cast,
+    chunked,
+    collect,
+    in_order,
+    laid,
+    longest,
+    turned,
+)
+from ascend_lab.cluster.schedule import OPS, Round, Schedule, together
+from ascend_lab.cluster.topology import Topology
+from ascend_lab.errors import ClusterError
+
+_SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
+_CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
+ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "all_reduce": (
+        *("ring", "double-ring", "mesh", "halving-doubling", "recursive-doubling", "nhr"),
+        *("tree", "chain", "hierarchical", "pipeline"),
+    ),
+    "reduce_scatter": _SCATTERS,
+    "all_gather": _SCATTERS,
+    "broadcast": _CASTS,
+    "reduce": _CASTS,
+    "all_to_all": ("mesh", "pairwise", "bruck", "hierarchical"),
+}
+"""The algorithms of every operation."""
+LEVELS = ("hierarchical", "pipeline")
+"""Algorithms that need servers."""
+ALIASES = {
+    "binomial": "tree",
+    "binomial-tree": "tree",
+    "rhd": "halving-doubling",
+    "h-d-r": "halving-doubling",
+    "recursive-halving-doubling": "halving-doubling",
+    "direct": "mesh",
+}
+"""Other names people use."""
+_LEVEL_PART = r"\((?:(\d+)|(?:(\d+):)?([a-z-]+),([a-z-]+))\)"
+_NAME = re.compile(rf"([a-z-]+)(?:{_LEVEL_PART})?(?:\*(\d+))?")
+
+
+class Name(NamedTuple):
+    """What a name says; None where it does not."""
+
+    algorithm: str
+    inside: str | None = None
+    between: str | None = None
+    chunks: int | None = None
+    split: int | None = None
+
+
+def op_name(text: str) -> str:
+    """Return the operation a spelling means (allreduce, all-reduce, All_Reduce)."""
+    plain = re.sub(r"[^a-z]", "", text.lower())
+    for op in OPS:
+        if plain == op.replace("_", ""):
+            return op
+    raise ClusterError(f"one of {', '.join(OPS)}", repr(text), "choose one")
+
+
+def parse_name(op: str, text: str) -> Name:
+    """Return what the name of an algorithm says; raise `ClusterError` if there is none such."""
+    known = ALGORITHMS[op_name(op)]
+    found = _NAME.fullmatch(re.sub(r"\s", "", text.lower()).replace("_", "-"))
+    if found is not None:
+        name = ALIASES.get(found[1], found[1])
+        if name == "pipeline" and "chain" in known and name not in known:
+            name = "chain"
+        chunks, split = (int(n) if n else None for n in (found[6], found[2] or found[3]))
+        plain = not (found[4] or split)
+        if name in known and (plain or name in LEVELS) and chunks != 0 and split != 0:
+            return Name(name, found[4], found[5], chunks, split)
+    raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")
+
+
+# Collectives in two levels: inside the servers, and between them along rails.
+#
+# Rail i joins the i-th ranks of all servers. An all-reduce adds up inside first, so that only n /
+# g
+# bytes a rank cross between servers; a gather goes between servers first for the same reason.
+
+
+Ints = NDArray[np.int64]
+Stages = tuple[Rounds, ...]
+
+
+def all_reduce(groups: Ints, inside: str, between: str) -> tuple[int, Stages]:
+    """Reduce-scatter inside, all-reduce along each rail, all-gather inside: blocks and stages."""
+    servers, each = groups.shape
+    slots, rail = flat.all_reduce(between, servers)
+    blocks = np.arange(each * slots).reshape(each, slots)
+    return each * slots, (
+        laid(flat.reduce_scatter(inside, each), groups, blocks[None]),
+        laid(rail, groups.T, blocks[:, :, None]),
+        laid(flat.gather(inside, each), groups, blocks[None]),
+    )
+
+
+def gather(groups: Ints, inside: str, between: str) -> Stages:
+    """All-gather along each rail, then inside."""
+    servers, each = groups.shape
+    return (
+        laid(flat.gather(between, servers), groups.T, groups.T[:, :, None]),
+        laid(flat.gather(inside, each), groups, groups.T[None]),
+    )
+
+
+def reduce_scatter(groups: Ints, inside: str, between: str) -> Stages:
+    """Reduce-scatter inside, then along each rail."""
+    servers, each = groups.shape
+    return (
+        laid(flat.reduce_scatter(inside, each), groups, groups.T[None]),
+        laid(flat.reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+    )
+
+
+def broadcast(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
+    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
+
+    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
+    """
+    home, (outer, rail) = _from(groups, root), cast(between, len(groups))
+    each = groups.shape[1]
+    slots, local = cast(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        first = laid(rail, home[:, 0][None], blocks[:, :, None])
+        return outer, (first, laid(local, home, blocks[None]))
+    scatter, gather = CUT[inside]
+    return slots * outer, (
+        laid(scatter(each), home[:1], blocks[None]),
+        laid(rail, home.T, blocks[:, :, None]),
+        laid(gather(each), home, blocks[None]),
+    )
+
+
+def reduce(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
+    """Reduce-scatter inside every server, reduce along all rails, collect in the root's server.
+
+    Where `inside` sends whole tensors: reduce inside every server, then along the root's rail.
+    """
+    home, (outer, rail) = _from(groups, root), collect(between, len(groups))
+    each = groups.shape[1]
+    slots, local = collect(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        last = laid(rail, home[:, 0][None], blocks[:, :, None])
+        return outer, (laid(local, home, blocks[None]), last)
+    scatter, gather = CUT[inside]
+    return slots * outer, (
+        laid(turned(gather(each)), home, blocks[None]),
+        laid(rail, home.T, blocks[:, :, None]),
+        laid(backwards(scatter(each)), home[:1], blocks[None]),
+    )
+
+
+def _from(groups: Ints, root: int) -> Ints:
+    """Return the groups turned so that the root is first of the first."""
+    server, place = (int(i[0]) for i in np.nonzero(groups == root))
+    found: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)
+    return found
+
+
+def pipeline_gather(groups: Ints) -> Rounds:
+    """Gather along rails in a ring while what came the round before spreads inside over the mesh.
+
+    As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
+    """
+    servers, each = groups.shape
+    rail = laid(flat.ring_gather(servers), groups.T, groups.T[:, :, None])
+    rounds = []
+    for t in range(servers):
+        parts = [rail[t]] if t < servers - 1 else []
+        if each > 1:
+            one, two = flat.pairs(each)
+            what = np.roll(groups, t, axis=0)[:, one].reshape(-1, 1)
+            sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
+            parts.append(Round.of(*sides, what))
+        if parts:
+            rounds.append(together(parts))
+    return tuple(rounds)
+
+
+def pipeline_reduce_scatter(groups: Ints) -> Rounds:
+    """Reduce-scatter as `pipeline_gather` turned round."""
+    return turned(pipeline_gather(groups))
+
+
+# Every collective by operation and name of its algorithm.
+
+
+Groups = Sequence[Sequence[int]]
+MOST_STEPS = 2**17
+"""Chunks times rounds at most: more would take minutes to lay out."""
+
+
+def make(
+    op: str,
+    algorithm: str,
+    ranks: int | Topology,
+    *,
+    root: int = 0,
+    chunks: int = 1,
+    groups: Groups | None = None,
+    inside: str | None = None,
+    between: str | None = None,
+) -> Schedule:
+    """Return the schedule of a collective for `ranks` ranks, or one rank for each device.
+
+    `chunks` cuts the tensor: stages of a hierarchical collective and hops of a chain overlap, other
+    algorithms run chunk after chunk (staging buffers of size / chunks). `groups` are the ranks of
+    each server, needed by the algorithms in `LEVELS`; default: the topology's, or one server. A
+    name with "(4" takes every four ranks of a server, in order, for a server.
+    `inside` and `between` name the algorithms of the two levels (default: mesh or tree inside;
+    halving-doubling between if there are 2^k servers, else ring, as HCCL does on the 910).
+    Raises `ClusterError` for what does not exist.
+    """
+    op = op_name(op)
+    name, one, two, cut, split = parse_name(op, algorithm)
+    if isinstance(ranks, Topology):
+        groups = ranks.groups if groups is None else groups
+        ranks = ranks.size
+    chunks = chunks if cut is None else cut
+    if ranks < 1 or chunks < 1 or not 0 <= root < ranks:
+        got = f"{ranks} ranks, {chunks} chunks, root {root}"
+        raise ClusterError("ranks and chunks of at least 1, a root among the ranks", got, "count")
+    label = name
+    if name in LEVELS:
+        servers = _servers(ranks, groups, split)
+        inside, between = _level_names(op, name, servers, one or inside, two or between)
+        blocks, stages = _levelled(op, name, servers, root, inside, between)
+        parts = [str(split)] if split else []
+        parts += [f"{inside},{between}"] if inside else []
+        label += f"({':'.join(parts)})" if parts else ""
+    else:
+        blocks, stages = _flat(op, name, ranks, root)
+    rounds = tuple(step for stage in stages for step in stage)
+    if chunks > 1:
+        if chunks * len(rounds) > MOST_STEPS:
+            what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
+            raise ClusterError(what, str(chunks), "take fewer")
+        lag = 1 if name == "chain" else longest(stages)
+        rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
+    return Schedule(op, label, ranks, blocks * chunks, rounds, root)
+
+
+def _flat(op: str, name: str, p: int, root: int) -> tuple[int, tuple[Rounds, ...]]:
+    if op == "all_to_all":
+        templates = {"mesh": exchange.mesh, "pairwise": exchange.pairwise, "bruck": exchange.bruck}
+        return p * p, (templates[name](p),)
+    if op in ("broadcast", "reduce"):
+        slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
+        return slots, (in_order(rounds, (np.arange(p) + root) % p, slots),)
+    if name == "double-ring":
+        up = flat.double_ring_gather(p)
+        down = turned(up)
+        return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
+    if op == "all_gather":
+        return p, (flat.gather(name, p),)
+    if op == "reduce_scatter":
+        return p, (flat.reduce_scatter(name, p),)
+    if name in CASTS and name not in flat.GATHERS:
+        slots, rounds = cast(name, p)
+        return slots, ((*turned(rounds), *rounds),)
+    slots, rounds = flat.all_reduce(name, p)
+    return slots, (rounds,)
+
+
+# -- two levels -----------------------------------------------------------------------------------
+def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
+    """Return (servers, ranks a server); raise `ClusterError` unless they are of one size."""
+    rows = [list(range(ranks))] if groups is None else [list(map(int, row)) for row in groups]
+    if split:
+        rows = [row[i : i + split] for row in rows for i in range(0, len(row), split)]
+    sizes = sorted({len(row) for row in rows})
+    if sorted(r for row in rows for r in row) != list(range(ranks)) or len(sizes) != 1:
+        what = f"servers of one size that hold {ranks} ranks"
+        raise ClusterError(what, f"servers of {sizes} ranks", "use a flat algorithm")
+    return np.array(rows, np.int64)
+
+
+def _level_names(
+    op: str, name: str, servers: Ints, inside: str | None, between: str | None
+) -> tuple[str | None, str | None]:
+    """Return the algorithms of both levels, checked."""
+    if name == "pipeline" or op == "all_to_all":
+        if inside or between:
+            what = f"{op} by {name} without names of levels"
+            raise ClusterError(what, f"{inside}, {between}", "leave them out")
+        return None, None
+    rooted = op in ("broadcast", "reduce")
+    usual = "tree" if rooted else "ring" if len(servers) & (len(servers) - 1) else None
+    inside = inside or ("tree" if rooted else "mesh")
+    between = between or usual or "halving-doubling"
+    known = CASTS if rooted else tuple(flat.GATHERS)
+    wider = (*known, "recursive-doubling") if op == "all_reduce" else known
+    inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
+    if inside not in known or between not in wider:
+        raise ClusterError(f"levels by {', '.join(known)}", f"{inside}, {between}", "choose these")
+    return inside, between
+
+
+def _levelled(
+    op: str, name: str, servers: Ints, root: int, inside: str | None, between: str | None
+) -> tuple[int, tuple[Rounds, ...]]:
+    p = servers.size
+    if op == "all_to_all":
+        return p * p, (exchange.two_levels(servers),)
+    if name == "pipeline":
+        down, up = pipeline_reduce_scatter(servers), pipeline_gather(servers)
+        return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
+    assert inside is not None and between is not None
+    if op == "all_reduce":
+        return all_reduce(servers, inside, between)
+    if op == "all_gather":
+        return p, gather(servers, inside, between)
+    if op == "reduce_scatter":
+        return p, reduce_scatter(servers, inside, between)
+    rooted = broadcast if op == "broadcast" else reduce
+    return rooted(servers, root, inside, between)

@@ -1,0 +1,412 @@
+"""Building graphs by hand: one call a node, named after the operator.
+
+net = GraphBuilder("net")
+x = net.input("x", (1, 3, 32, 32))
+net.output(net.relu(net.conv2d(x, net.weight((8, 3, 3, 3)), pad=1)))
+graph = net.build()
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import GraphError
+from ascend_lab.graph.ir import (
+    Constant,
+    Data,
+    Fill,
+    Graph,
+    Node,
+    Seeded,
+    TensorType,
+    infer,
+    operator_of,
+    verify,
+)
+from ascend_lab.ops.formats import format_of
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor while a graph is built: its name and type."""
+
+    name: str
+    type: TensorType
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its logical shape."""
+        return self.type.shape
+
+
+class GraphBuilder:
+    """A graph under construction; every operator of the library is a method of that name."""
+
+    def __init__(self, name: str, dtype: str = "fp32") -> None:
+        self.name, self.dtype = name, dtype
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+        self._nodes: list[Node] = []
+        self._types: dict[str, TensorType] = {}
+        self._constants: dict[str, Constant] = {}
+        self._counts: dict[str, int] = {}
+
+    def unique(self, wanted: str) -> str:
+        """Return `wanted`, with a number behind it if a tensor has that name."""
+        if wanted not in self._types and wanted not in self._counts:
+            return wanted
+        while True:
+            self._counts[wanted] = self._counts.get(wanted, 0) + 1
+            name = f"{wanted}_{self._counts[wanted]}"
+            if name not in self._types:
+                return name
+
+    def _add(self, name: str, kind: TensorType) -> Value:
+        if name in self._types:
+            raise GraphError(f"{self.name}: a new name", name, "names are written once")
+        self._types[name] = kind
+        return Value(name, kind)
+
+    def input(self, name: str, shape: Sequence[int], dtype: str | None = None) -> Value:
+        """Declare an input."""
+        self._inputs.append(name)
+        return self._add(name, TensorType(tuple(shape), dtype or self.dtype))
+
+    def constant(self, data: Data, kind: TensorType | None = None, name: str = "const") -> Value:
+        """Declare a constant: an array, or data of a stated type."""
+        if kind is None:
+            array = np.asarray(data)
+            kind = TensorType(array.shape, format_of(array))
+        value = self._add(self.unique(name), kind)
+        self._constants[value.name] = Constant(kind, data)
+        return value
+
+    def weight(
+        self, shape: Sequence[int], name: str = "weight", *, scale: float | None = None
+    ) -> Value:
+        """Declare seeded weights: normal, variance 2 / inputs of each output (He et al. 2015)."""
+        name = self.unique(name)
+        fan_in = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+        data = Seeded(zlib.crc32(f"{self.name}/{name}".encode()), scale or math.sqrt(2 / fan_in))
+        return self.constant(data, TensorType(tuple(shape), self.dtype), name)
+
+    def fill(self, shape: Sequence[int], value: float, name: str = "fill") -> Value:
+        """Declare a constant with one number everywhere."""
+        return self.constant(Fill(value), TensorType(tuple(shape), self.dtype), name)
+
+    def add_node(self, op: str, *inputs: Value, name: str = "", **attrs: Any) -> Any:
+        """Append a node; return its output, or a tuple of several. Raises like the operator."""
+        found = infer(op, [v.type for v in inputs], attrs)
+        title = name or self.unique(op)
+        names = [self.unique(title if i == 0 else f"{title}_{i}") for i in range(len(found))]
+        outs = tuple(self._add(n, t) for n, t in zip(names, found, strict=True))
+        reads = tuple(v.name for v in inputs)
+        self._nodes.append(Node(title, op, reads, tuple(names), given_attrs(op, attrs)))
+        return outs if len(outs) > 1 else outs[0]
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        """Return the method that appends a node of operator `op`."""
+        if op.startswith("_"):
+            raise AttributeError(op)
+        found = op if op == "trans_data" else operator_of(op.removesuffix("_")).name
+
+        def append(*inputs: Value, name: str = "", **attrs: Any) -> Any:
+            return self.add_node(found, *inputs, name=name, **attrs)
+
+        operator = operator_of(found)
+        append.__name__ = found
+        append.__doc__ = (
+            f"{operator.summary}\n\nInputs {operator.inputs}, attributes {operator.attrs}."
+        )
+        return append
+
+    def output(self, *values: Value) -> None:
+        """Declare outputs."""
+        self._outputs += [v.name for v in values]
+
+    def build(self) -> Graph:
+        """Return the verified graph."""
+        outs = tuple(self._outputs)
+        if not outs:
+            raise GraphError(f"{self.name}: an output", "none", "call output(value)")
+        nodes, types = tuple(self._nodes), dict(self._types)
+        return verify(Graph(self.name, tuple(self._inputs), outs, nodes, types, self._constants))
+
+
+def plain(value: Any) -> Any:
+    """Return an attribute value as the text form writes it: numbers, strings, tuples, None."""
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return tuple(plain(v) for v in value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes in plain form, those left out that equal the operator's default."""
+    defaults = operator_of(op).attrs
+    values = {key: plain(value) for key, value in attrs.items()}
+    return {k: v for k, v in values.items() if not (k in defaults and plain(defaults[k]) == v)}
+
+
+# Rewriting a graph: a mutable draft that passes change, and the checked graph it becomes.
+
+
+SMALL = 4096
+"""Elements up to which constants are computed at once; larger ones when somebody asks."""
+
+
+class Draft:
+    """A graph being rewritten: every tensor knows its maker, and its readers are counted.
+
+    `finish` sorts it, drops what nobody reads and verifies it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[str, Node] = {node.name: node for node in graph.nodes}
+        self.types: dict[str, TensorType] = dict(graph.types)
+        self.constants: dict[str, Constant] = dict(graph.constants)
+        self.outputs = frozenset(graph.outputs)
+        self.aliases: dict[str, str] = {}
+        self.changes = 0
+        self.made = {out: node.name for node in graph.nodes for out in node.outputs}
+        self.uses = Counter(name for node in graph.nodes for name in set(node.inputs))
+        self.uses.update(graph.outputs)
+
+    # -- looking --------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Node]:
+        """Walk the nodes of the graph at the start that are still there, inputs resolved."""
+        for node in self.graph.nodes:
+            if node.name in self.nodes:
+                yield self.current(node.name)
+
+    def current(self, name: str) -> Node:
+        """Return a node as it is now."""
+        node = self.nodes[name]
+        return replace(node, inputs=tuple(map(self.resolve, node.inputs)))
+
+    def resolve(self, name: str) -> str:
+        """Return the tensor that stands for `name` after the replacements so far."""
+        while name in self.aliases:
+            name = self.aliases[name]
+        return name
+
+    def maker(self, name: str) -> Node | None:
+        """Return the node that writes a tensor; None for inputs and constants."""
+        title = self.made.get(self.resolve(name))
+        return None if title is None else self.current(title)
+
+    def only(self, name: str, *ops: str) -> Node | None:
+        """Return the maker of a tensor if it is one of `ops` and has no other reader."""
+        node = self.maker(name)
+        fits = node is not None and node.op in ops and len(node.outputs) == 1
+        return node if fits and self.uses[self.resolve(name)] == 1 else None
+
+    def type(self, name: str) -> TensorType:
+        """Return the type of a tensor."""
+        return self.types[self.resolve(name)]
+
+    def constant(self, name: str) -> Constant | None:
+        """Return a tensor's constant, None if it is none."""
+        return self.constants.get(self.resolve(name))
+
+    def number(self, name: str) -> float | None:
+        """Return the one number a floating-point constant holds, None if it holds several."""
+        found = self.constant(name)
+        if found is None or found.type.dtype not in ("fp16", "bf16", "fp32"):
+            return None
+        if isinstance(found.data, Fill):
+            return float(replace(found, type=TensorType((1,), found.type.dtype)).array()[0])
+        if not 0 < found.type.elements <= SMALL or not isinstance(found.data, np.ndarray):
+            return None
+        values = found.array().ravel()
+        return float(values[0]) if bool(np.all(values == values[0])) else None
+
+    def new_name(self, wanted: str) -> str:
+        """Return a tensor and node name that is free."""
+        name, number = wanted, 0
+        while name in self.types or name in self.nodes:
+            number += 1
+            name = f"{wanted}_{number}"
+        return name
+
+    # -- adding ---------------------------------------------------------------------------------
+    def add(self, constant: Constant, name: str = "const") -> str:
+        """Add a constant; return its name."""
+        name = self.new_name(name)
+        self.types[name], self.constants[name] = constant.type, constant
+        self.changes += 1
+        return name
+
+    def insert(
+        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any] | None = None, name: str = ""
+    ) -> str:
+        """Add a node with types inferred; return its first output."""
+        given = tuple(map(self.resolve, inputs))
+        kinds = infer(op, [self.types[n] for n in given], attrs or {})
+        title = self.new_name(name or op)
+        outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
+        self.types.update(zip(outs, kinds, strict=True))
+        self.nodes[title] = Node(title, op, given, outs, given_attrs(op, dict(attrs or {})))
+        self.made.update(dict.fromkeys(outs, title))
+        self.uses.update(set(given))
+        self.changes += 1
+        return outs[0]
+
+    # -- changing -------------------------------------------------------------------------------
+    def replace(self, old: str, new: str) -> None:
+        """Let all readers of `old`, and the graph's outputs, read `new` instead."""
+        new = self.resolve(new)
+        if old != new:
+            self.aliases[old] = new
+            self.uses[new] += self.uses[old]
+            self.changes += 1
+
+    def become(
+        self,
+        node: Node,
+        op: str,
+        inputs: Sequence[str],
+        attrs: Mapping[str, Any] | None = None,
+        last: Node | None = None,
+    ) -> bool:
+        """Let a node compute something else; with `last` it writes what that node wrote."""
+        given = tuple(map(self.resolve, inputs))
+        outs, settings = (last or node).outputs, given_attrs(op, dict(attrs or {}))
+        self.uses.update(set(given))
+        self.types.update(
+            zip(outs, infer(op, [self.types[n] for n in given], settings), strict=True)
+        )
+        self.nodes[node.name] = Node(node.name, op, given, outs, settings)
+        self.changes += 1
+        if last is not None and last.name != node.name:
+            for name in node.outputs:
+                del self.made[name]
+            del self.nodes[last.name]
+            self._release(last.inputs)
+        self.made.update(dict.fromkeys(outs, node.name))
+        self._release(node.inputs)
+        return True
+
+    def forward(self, node: Node, value: str) -> bool:
+        """Let readers of a node's output read `value`; False if two names of outputs collide."""
+        old, new = node.output, self.resolve(value)
+        if old not in self.outputs:
+            self.replace(old, new)
+        elif self.made.get(new) is None or new in self.outputs:
+            return False
+        else:
+            source = self.nodes[self.made[new]]
+            outs = tuple(old if name == new else name for name in source.outputs)
+            self.nodes[source.name] = replace(source, outputs=outs)
+            self.aliases[new] = old
+            self.uses[old] += self.uses[new]
+        kept = self.made.get(new)
+        self.remove(node.name)
+        self._release(node.inputs)
+        if old in self.outputs and kept is not None:
+            self.made[old] = kept
+        return True
+
+    def put(self, node: Node) -> None:
+        """Replace the node of that name; its outputs' types are inferred again."""
+        given = [self.types[self.resolve(n)] for n in node.inputs]
+        kinds = infer(node.op, given, node.attrs)
+        self.types.update(zip(node.outputs, kinds, strict=True))
+        self.nodes[node.name] = node
+        self.changes += 1
+
+    def remove(self, name: str) -> None:
+        """Remove a node; its outputs must have been replaced, or be unread."""
+        for out in self.nodes.pop(name).outputs:
+            self.made.pop(out, None)
+        self.changes += 1
+
+    def _release(self, names: Sequence[str]) -> None:
+        """Count one reader less of each; drop the makers of what has none left."""
+        todo = [self.resolve(name) for name in set(names)]
+        while todo:
+            name = todo.pop()
+            self.uses[name] -= 1
+            maker = self.nodes.get(self.made.get(name, ""))
+            if self.uses[name] or maker is None or any(self.uses[n] for n in maker.outputs):
+                continue
+            self.remove(maker.name)
+            todo += [self.resolve(n) for n in set(maker.inputs)]
+
+    def finish(self) -> Graph:
+        """Return the rewritten graph; the same object if nothing changed."""
+        if not self.changes:
+            return self.graph
+        outs = tuple(map(self.resolve, self.graph.outputs))
+        nodes = tuple(self.current(name) for name in self.nodes)
+        graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
+                        constants=self.constants)  # fmt: skip
+        return verify(pruned(ordered(graph)))
+
+
+class Editor(Draft):
+    """A draft under its old name."""
+
+    constant = Draft.add  # type: ignore[assignment]
+
+
+def ordered(graph: Graph) -> Graph:
+    """Return the graph with its nodes in an order in which each reads what is there.
+
+    Nodes stay in the order given, a node that is read too early moves in front of its first
+    reader. Raises `GraphError` naming the nodes of a cycle.
+    """
+    done: dict[str, Node] = {}
+    for node in graph.nodes:
+        _place(graph, node, done)
+    if len(done) == len(graph.nodes) and all(map(operator.is_, done.values(), graph.nodes)):
+        return graph
+    return replace(graph, nodes=tuple(done.values()))
+
+
+def _place(graph: Graph, node: Node, done: dict[str, Node]) -> None:
+    """Append a node to `done`, what it reads before it."""
+    ahead = [node]
+    open_: dict[str, None] = {}
+    while ahead:
+        current = ahead[-1]
+        made = (graph.producers.get(name) for name in current.inputs)
+        missing = [n for n in made if n is not None and n.name not in done]
+        if current.name in done or not missing:
+            done.setdefault(current.name, current)
+            open_.pop(current.name, None)
+            ahead.pop()
+            continue
+        open_[current.name] = None
+        for before in reversed(missing):
+            if before.name in open_:
+                names = list(open_)
+                loop = " -> ".join([*names[names.index(before.name) :], before.name])
+                raise GraphError(f"{graph.name}: a graph without cycles", loop, "cut one edge")
+            ahead.append(before)
+
+
+def pruned(graph: Graph) -> Graph:
+    """Return the graph without nodes, constants and types that no output needs."""
+    needed = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(node.inputs)
+    written = {name for node in kept for name in node.outputs}
+    names = needed | written | set(graph.inputs)
+    return replace(
+        graph,
+        nodes=tuple(reversed(kept)),
+        types={n: t for n, t in graph.types.items() if n in names},
+        constants={n: c for n, c in graph.constants.items() if n in needed},
+    )

@@ -1,0 +1,187 @@
+"""Matrix products with what follows them lane by lane, on fractals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.ir import Node, TensorType
+from ascend_lab.graph.lower.conv import channels, is_channel, operand_forms, operands_of
+from ascend_lab.graph.lower.moves import named
+from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
+from ascend_lab.graph.lower.vector import epilogue_of, expressions
+from ascend_lab.isa import Kernel
+from ascend_lab.isa.program import renamed
+from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.kernels.epilogue import Epilogue, Operand
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.kernels.weight_gradient import ZEROS
+from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
+from ascend_lab.ops.expressions import narrow
+from ascend_lab.ops.formats import numpy_type
+
+
+def operand_layouts(node: Node, kinds: Sequence[TensorType]) -> tuple[str, str]:
+    """Return how the cube reads the operands of a product: (rows, k) and (k, columns)."""
+    if is_turned(node, kinds):
+        return "FRACTAL_NZ", "FRACTAL_NZ"
+    return (
+        "FRACTAL_ZN" if node.attr("trans_a", False) else "FRACTAL_NZ",
+        "FRACTAL_NZ" if node.attr("trans_b", False) else "FRACTAL_ZN",
+    )
+
+
+def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
+    """Tell whether a product is a^T b of two matrices: the gradient of a dense layer's weights.
+
+    It sums over rows, as a convolution's weight gradient sums over pixels, and that kernel reads
+    both operands as they lie; rows must not be padded.
+    """
+    a, b = kinds[:2]
+    turned = bool(node.attr("trans_a", False)) and not node.attr("trans_b", False)
+    plain = node.op == "matmul" and a.dtype in GRADIENT_INPUTS and len(b.shape) == 2
+    return turned and plain and a.shape[0] % FRACTAL == 0
+
+
+def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
+    """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
+
+    The second operand of a product of a tensor with itself is called "name.b": a constant is packed
+    once for each side.
+    """
+    node = piece.graph.nodes[0]
+    (a, b), types = node.inputs, [piece.type(n) for n in node.inputs]
+    names = (a, f"{b}.b") if a == b else (a, b)
+    forms: dict[str, Form] = {}
+    for name, kind, layout in zip(names, types, operand_layouts(node, types), strict=True):
+        own = name.partition(".")[0]
+        if own in piece.constants:
+            forms[name] = partial(packed, TensorType(kind.shape, kind.dtype, layout))
+        elif kind.layout != layout:
+            raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
+    if is_turned(node, types):
+        if tiling is not None:
+            raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
+        return _turned(piece, names, chip, forms)
+    if is_plain(piece):
+        return _plain(piece, names, chip, forms, tiling)
+    return _batched(piece, names, chip, forms, tiling)
+
+
+def is_plain(piece: Piece) -> bool:
+    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
+    node = piece.graph.nodes[0]
+    ranks = [len(piece.type(n).shape) for n in node.inputs]
+    return ranks == [2, 2] and not node.attr("trans_a", False)
+
+
+def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
+    """Return the product at the head of a plain piece, and what follows it."""
+    node = piece.graph.nodes[0]
+    (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
+    epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
+    last = epilogue.out_dtype if epilogue else out.dtype
+    return GemmShape(m, k, out.shape[1], piece.type(node.inputs[0]).dtype, last), epilogue
+
+
+def _plain(
+    piece: Piece,
+    names: tuple[str, str],
+    chip: Chip,
+    forms: dict[str, Form],
+    tiling: GemmSchedule | None,
+) -> Lowered:
+    """Return a product of two matrices by the hand-written kernel."""
+    shape, epilogue = product_job(piece, chip)
+    main = _main(piece.type(piece.graph.nodes[0].output))
+    more = operand_forms(epilogue, piece, main) if epilogue else {}
+    launch = gemm_launch(shape, chip, tiling, epilogue)
+    own = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
+    return Lowered(Kernel("matmul", (renamed(launch, own),)), {**forms, **more})
+
+
+def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
+    """Return a^T b as the weight gradient of a 1 x 1 convolution; rows are pixels, 16 in a line.
+
+    There the gradient is a, the image is b: the result is (N1, K1, 16, 16), FRACTAL_NZ.
+    """
+    if len(piece.graph.nodes) > 1:
+        raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
+    (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
+    dtype = piece.type(names[0]).dtype
+    shape = ConvShape(
+        1, columns, rows // FRACTAL, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=piece.output.dtype
+    )
+    kernel = weight_kernel(shape, chip)
+    own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
+    return Lowered(named(kernel, own), forms, {"zeros": np.zeros(ZEROS, numpy_type(dtype))})
+
+
+def _main(out: TensorType) -> TensorType:
+    return TensorType(out.shape, "fp16", "FRACTAL_NZ")
+
+
+def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
+    """Return the epilogue of the nodes behind a product.
+
+    On split chips a bias right behind it is added to the wide sums, as the bias table does;
+    elsewhere the sums are rounded on their way to the vector unit.
+    """
+    out = piece.type(node.output)
+    main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
+    sums = te.placeholder(main.map.piece_shape, wide, "sums")
+    nodes = piece.graph.nodes[1:]
+    known, operands = operands_of(piece, nodes, main)
+    known[node.output] = narrow(sums, out.dtype)
+    bias = _bias(piece, node)
+    if bias and not chip.combined:
+        column = te.placeholder(channels(main), wide, bias)
+        operands = {t: o for t, o in operands.items() if o.name != bias}
+        operands[column] = Operand(bias, "channel", wide)
+        total = te.vadd(sums, te.broadcast(column, sums.shape))
+        known[nodes[0].output] = narrow(total, out.dtype)
+        nodes = nodes[1:]
+    found = expressions(nodes, known, main)
+    return epilogue_of(found[piece.graph.outputs[-1]], sums, operands)
+
+
+def _bias(piece: Piece, node: Node) -> str:
+    """Return the constant per column that the node behind a product adds to it, or ""."""
+    after = piece.graph.nodes[1]
+    others = [n for n in after.inputs if n != node.output]
+    if after.op != "add" or len(others) != 1 or others[0] not in piece.constants:
+        return ""
+    read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
+    channel = is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
+    return others[0] if read_once and channel else ""
+
+
+def _batched(
+    piece: Piece,
+    names: tuple[str, str],
+    chip: Chip,
+    forms: dict[str, Form],
+    tiling: GemmSchedule | None,
+) -> Lowered:
+    """Return a batch of products by a schedule of primitives; at most a ReLU may follow."""
+    out = batched_output(piece, names)
+    return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
+
+
+def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
+    """Return the expression of a batch of products, its operands under `names`."""
+    graph = piece.graph
+    names = names or (graph.nodes[0].inputs[0], graph.nodes[0].inputs[1])
+    if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
+        raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
+    kinds = {n: piece.type(n.partition(".")[0]) for n in names}
+    tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
+    nodes = (replace(graph.nodes[0], inputs=names), *graph.nodes[1:])
+    found = expressions(nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
+    return te.renamed(found[graph.outputs[-1]], graph.outputs[-1])

@@ -1,0 +1,199 @@
+"""The standard backend interface of ONNX: any test suite written for it runs against our graphs.
+
+    from ascend_lab import onnx_backend
+    outputs = onnx_backend.run_model(model, [x, w])
+
+Models are imported and evaluated in NumPy. Inputs that decide shapes (axes, a target shape) are
+not part of a graph: the model is imported again for each value they take, and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
+from ascend_lab.graph.evaluate import evaluate
+from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx.model_file import sizes_of
+from ascend_lab.graph.onnx.tensors import NUMPY
+
+Values = NDArray[Any]
+KEPT = 8
+"""Imports kept for one model: one for each set of shapes and shape-steering values."""
+
+
+class PreparedModel(BackendRep):
+    """A model ready to run; `run` takes the inputs in the model's order, or by name."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """Import the model now, unless sizes or shape-steering values come with the inputs."""
+        self.model = model
+        weights = {tensor.name for tensor in model.graph.initializer}
+        self.inputs = tuple(e.name for e in model.graph.input if e.name not in weights)
+        self.outputs = tuple(entry.name for entry in model.graph.output)
+        self._open = tuple(
+            e.name for e in model.graph.input if e.name not in weights and _is_open(e)
+        )
+        self._steering: set[str] = set()
+        self._imports: dict[Any, Imported] = {}
+        if not self._open:
+            try:
+                self._imports[()] = import_model(model)
+            except NeedsConstant as error:
+                self._steering.update(error.names)
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Return the outputs in the model's order and types, also accessible by name.
+
+        Raises `UnsupportedError` for what no graph holds, `InputError` for inputs that do not fit.
+        """
+        feed = self._named(inputs)
+        imported = self._imported(feed)
+        graph = imported.graph
+        given = {name: _narrow(name, feed[name]) for name in graph.inputs}
+        try:
+            found = evaluate(graph, given)
+        except GraphError as error:  # a sound graph, but an index outside its tensor
+            raise UnsupportedError(error.needed, error.got, error.remedy) from error
+        values = [_typed(found[name], imported.output_types[name]) for name in self.outputs]
+        made: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
+        return made
+
+    def _named(self, inputs: Any) -> dict[str, Values]:
+        """Return the inputs by name, as arrays."""
+        if isinstance(inputs, Mapping):
+            named = dict(inputs)
+        else:
+            given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+            if len(given) != len(self.inputs):
+                raise InputError(
+                    f"inputs {', '.join(self.inputs)}", f"{len(given)} values", "one each"
+                )
+            named = dict(zip(self.inputs, given, strict=True))
+        if set(named) != set(self.inputs):
+            raise InputError(
+                f"inputs {', '.join(self.inputs)}", ", ".join(named), "check the names"
+            )
+        return {name: _array(name, value) for name, value in named.items()}
+
+    def _imported(self, feed: Mapping[str, Values]) -> Imported:
+        """Return the graph for these inputs, from an earlier run if there is one."""
+        while True:
+            shapes = {name: feed[name].shape for name in self._open}
+            pinned = {name: feed[name] for name in sorted(self._steering)}
+            key = (*shapes.items(), *((n, a.shape, a.tobytes()) for n, a in pinned.items()))
+            if key in self._imports:
+                return self._imports[key]
+            try:
+                found = import_model(self.model, shapes=shapes, pinned=pinned)
+            except NeedsConstant as error:
+                if self._steering.issuperset(error.names):
+                    raise
+                self._steering.update(error.names)
+                continue
+            while len(self._imports) >= KEPT:
+                self._imports.pop(next(iter(self._imports)))
+            self._imports[key] = found
+            return found
+
+
+class AscendLabBackend(Backend):
+    """The package as an ONNX backend: evaluation in NumPy, called device "CPU"."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Tell whether models run on a device: on "CPU" only, the chips here are simulated."""
+        return device.partition(":")[0] == "CPU"
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Tell whether `prepare` would succeed."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except AscendLabError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PreparedModel:
+        """Return a model ready to run; raise like `graph.onnx.import_onnx`."""
+        if not cls.supports_device(device):
+            raise UnsupportedError("device CPU", device, "chips are simulated on the CPU")
+        return PreparedModel(model)
+
+    @classmethod
+    def run_model(
+        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Return the outputs of a model."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Return the outputs of one node, of the newest operator set unless `opset_version`."""
+        names = list(dict.fromkeys(name for name in node.input if name))
+        arrays = [np.asarray(value) for value in inputs]
+        if len(names) != len(arrays):
+            raise InputError(f"inputs {', '.join(names)}", f"{len(arrays)} values", "one each")
+        entries = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for name, a in zip(names, arrays, strict=True)
+        ]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = helper.make_graph([node], "node", entries, outputs)
+        version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+        return cls.run_model(model, arrays, device)
+
+
+prepare = AscendLabBackend.prepare
+run_model = AscendLabBackend.run_model
+run_node = AscendLabBackend.run_node
+supports_device = AscendLabBackend.supports_device
+is_compatible = AscendLabBackend.is_compatible
+
+
+def _is_open(entry: onnx.ValueInfoProto) -> bool:
+    """Tell whether an input's sizes are known only when it is given."""
+    sizes = sizes_of(entry) if entry.type.HasField("tensor_type") else ()
+    return sizes is None or any(isinstance(size, str) for size in sizes)
+
+
+def _array(name: str, value: Any) -> Values:
+    """Return an input as an array; refuse sequences and optionals."""
+    if isinstance(value, onnx.TensorProto):
+        value = numpy_helper.to_array(value)
+    if not isinstance(value, np.ndarray | np.generic | int | float):
+        raise UnsupportedError(f"input {name}: a tensor", type(value).__name__, "pass an array")
+    return np.asarray(value)
+
+
+def _narrow(name: str, array: Values) -> Values:
+    """Return an input of the graph, whose whole numbers have 32 bits."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
+        return array
+    low, high = int(array.min()), int(array.max())
+    if low < -(2**31) or high >= 2**31:
+        raise UnsupportedError(
+            f"input {name}: whole numbers that fit in 32 bits", f"{low} .. {high}", "scale them"
+        )
+    return array
+
+
+def _typed(values: Values, elem: str) -> Values:
+    """Return an output in its ONNX type: int64 widened, bool from 0 and 1."""
+    return values.astype(NUMPY[elem], copy=False)

@@ -1,0 +1,395 @@
+"""Activation functions and other operators of one operand, element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.graph.draft import Value
+from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, table
+from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.quantised import divided, modulo
+from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS
+
+_SAME_NAME = {
+    "Exp": "exp",
+    "Log": "log",
+    "Sqrt": "sqrt",
+    "Reciprocal": "rec",
+    "Floor": "floor",
+    "Ceil": "ceil",
+    "Round": "round",
+    "Sigmoid": "sigmoid",
+    "Tanh": "tanh",
+    "Softplus": "softplus",
+    "Erf": "erf",
+    "HardSwish": "hard_swish",
+}
+"""Operators that the library has as they are."""
+_BYTES = ("int8", "uint8")
+LARGEST = float(np.finfo(np.float32).max)
+
+
+@converter(*_SAME_NAME, types=(FLOATS,), since=6)
+def _plain(ctx: Context) -> Value:
+    return ctx.emit(_SAME_NAME[ctx.op], ctx.input(0))
+
+
+@converter("Relu", "Abs", "Neg", types=(NUMBERS,), since=6)
+def _plain_or_whole(ctx: Context) -> Value:
+    return ctx.emit(ctx.op.lower(), ctx.input(0))
+
+
+@converter("Sign", types=(NUMBERS,))
+def _sign(ctx: Context) -> Value:
+    return ctx.emit("sign", ctx.input(0))
+
+
+@converter("LeakyRelu", types=(FLOATS,), since=6)
+def _leaky_relu(ctx: Context) -> Value:
+    return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
+
+
+@converter("PRelu", types=(FLOATS,), since=6)
+def _prelu(ctx: Context) -> Value:
+    """Return relu(x) + slope min(x, 0); in opset 6 slopes are one or one per channel."""
+    x, slope = ctx.input(0), ctx.input(1)
+    if ctx.opset < 7 and slope.type.elements > 1 and len(x.shape) > 2:
+        slope = ctx.emit("reshape", slope, shape=(x.shape[1], *(1,) * (len(x.shape) - 2)))
+    if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
+        ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
+    below = ctx.emit("min", x, ctx.number(0, x.type.dtype))
+    return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
+
+
+@converter("Elu", types=(FLOATS,), since=6)
+def _elu(ctx: Context) -> Value:
+    return ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
+
+
+@converter("Selu", types=(FLOATS,), since=6)
+def _selu(ctx: Context) -> Value:
+    body = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
+    return ctx.emit("muls", body, number=ctx.attr("gamma"))
+
+
+@converter("Celu", types=(FLOATS,))
+def _celu(ctx: Context) -> Value:
+    """Return alpha elu(x / alpha)."""
+    alpha = ctx.attr("alpha")
+    if not alpha > 0:
+        ctx.unsupported("alpha above 0", str(alpha))
+    if alpha == 1:
+        return ctx.emit("elu", ctx.input(0))
+    body = ctx.emit("elu", ctx.emit("muls", ctx.input(0), number=1 / alpha))
+    return ctx.emit("muls", body, number=alpha)
+
+
+@converter("ThresholdedRelu", types=(FLOATS,))
+def _thresholded(ctx: Context) -> Value:
+    x = ctx.input(0)
+    above = ctx.emit("greater", x, ctx.number(ctx.attr("alpha"), x.type.dtype))
+    return ctx.emit("select", above, x, ctx.number(0, x.type.dtype))
+
+
+@converter("HardSigmoid", types=(FLOATS,), since=6)
+def _hard_sigmoid(ctx: Context) -> Value:
+    alpha, beta = ctx.attr("alpha"), ctx.attr("beta")
+    if np.float32(alpha) == np.float32(1 / 6) and beta == 0.5:
+        return ctx.emit("hard_sigmoid", ctx.input(0))
+    line = ctx.emit("adds", ctx.emit("muls", ctx.input(0), number=alpha), number=beta)
+    return ctx.emit("clip", line, low=0.0, high=1.0)
+
+
+@converter("Softsign", types=(FLOATS,))
+def _softsign(ctx: Context) -> Value:
+    x = ctx.input(0)
+    return ctx.emit("div", x, ctx.emit("adds", ctx.emit("abs", x), number=1.0))
+
+
+@converter("Mish", types=(FLOATS,))
+def _mish(ctx: Context) -> Value:
+    x = ctx.input(0)
+    return ctx.emit("mul", x, ctx.emit("tanh", ctx.emit("softplus", x)))
+
+
+@converter("Swish", types=(FLOATS,))
+def _swish(ctx: Context) -> Value:
+    x, alpha = ctx.input(0), ctx.attr("alpha")
+    if alpha == 1:
+        return ctx.emit("silu", x)
+    return ctx.emit("mul", x, ctx.emit("sigmoid", ctx.emit("muls", x, number=alpha)))
+
+
+@converter("Gelu", types=(FLOATS,))
+def _gelu(ctx: Context) -> Value:
+    """Return the tanh form as it is; x (1 + erf(x / sqrt 2)) / 2 from its parts."""
+    x, form = ctx.input(0), ctx.attr("approximate")
+    if form == "tanh":
+        return ctx.emit("gelu", x)
+    if form != "none":
+        ctx.unsupported("approximate none or tanh", form)
+    inner = ctx.emit("erf", ctx.emit("muls", x, number=math.sqrt(0.5)))
+    half = ctx.emit("muls", x, number=0.5)
+    return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
+
+
+@converter("Clip", types=((*NUMBERS, *_BYTES),), since=6)
+def _clip(ctx: Context) -> Result:
+    """Limit to bounds, attributes before opset 11, known or computed scalars since."""
+    x, limits = ctx.tensor(0), {"low": _bound(ctx, "min"), "high": _bound(ctx, "max")}
+    if ctx.opset >= 11:
+        limits = {"low": -math.inf, "high": math.inf}
+        value = ctx.input(0)
+        for i, key, op in ((1, "low", "max"), (2, "high", "min")):
+            if not ctx.has(i):
+                continue
+            if ctx.tensor(i).elements != 1:
+                ctx.unsupported("bounds that are scalars", str(ctx.shape(i)))
+            if ctx.tensor(i).known is None:
+                bound = ctx.emit("reshape", ctx.input(i), shape=())
+                if key == "high" and limits["low"] != -math.inf:
+                    value = ctx.emit("clip", value, **limits)
+                    limits = {"low": -math.inf, "high": math.inf}
+                value = ctx.emit(op, value, bound)
+            else:
+                limits[key] = ctx.scalar(i)
+        if limits == {"low": -math.inf, "high": math.inf}:
+            return value if value.name != ctx.input(0).name else x
+        return ctx.emit("clip", value, **limits)
+    return ctx.emit("clip", ctx.input(0), **limits)
+
+
+def _bound(ctx: Context, name: str) -> float:
+    """Return a bound of opset 6; the default, the largest number of fp32, limits nothing."""
+    number: float = ctx.attr(name) or 0.0
+    return number if abs(number) < LARGEST else math.copysign(math.inf, number)
+
+
+@converter("IsNaN", types=(FLOATS,), result="bool")
+def _is_nan(ctx: Context) -> Value:
+    x = ctx.input(0)
+    return ctx.emit("not_equal", x, x)
+
+
+@converter("BitwiseNot", types=(BITS,))
+def _bitwise_not(ctx: Context) -> Value:
+    return ctx.emit("not", ctx.input(0))
+
+
+@converter("Sin", "Cos", types=(FLOATS,))
+def _folded_only(ctx: Context) -> Value:
+    ctx.unsupported("an operand known before the graph runs", "one computed from data")
+
+
+# Arithmetic, comparisons and logic, element by element, with broadcasting.
+
+
+_WHOLE = (*NUMBERS, "int8", "uint8")
+"""Types of arithmetic and comparisons."""
+
+
+_OLD: dict[str, Any] = {"axis": None, "broadcast": 0}
+"""Attributes of opset 6, where an operand is stretched only if the node says so."""
+
+
+@converter("Add", "Sub", "Mul", types=(_WHOLE,), since=6)
+def _arithmetic(ctx: Context) -> Value:
+    return ctx.emit(ctx.op.lower(), ctx.input(0), _second(ctx))
+
+
+@converter("Div", types=(_WHOLE,), since=6)
+def _div(ctx: Context) -> Value:
+    x, y = ctx.input(0), _second(ctx)
+    if ctx.elem(0) in FLOATS:
+        return ctx.emit("div", x, y)
+    return ctx.cast(divided(ctx, x, y)[0], x.type.dtype)
+
+
+def _second(ctx: Context, dtype: str = "") -> Value:
+    """Return the second operand; in opset 6 its axes may start at an axis of the first."""
+    y, axis, shape = ctx.input(1, dtype), ctx.attr("axis"), ctx.shape(0)
+    if ctx.opset >= 7 or not ctx.attr("broadcast"):
+        if axis is not None or ctx.attr("broadcast"):
+            ctx.unsupported("axis and broadcast in opset 6 only", f"opset {ctx.opset}")
+        if ctx.opset < 7 and y.shape != shape:
+            ctx.unsupported("operands of one shape, or broadcast = 1", f"{shape} and {y.shape}")
+        return y
+    if axis is None:
+        return y
+    at = axis + len(shape) if axis < 0 else axis
+    behind = len(shape) - at - len(y.shape)
+    if at < 0 or behind < 0:
+        ctx.unsupported(f"an operand that fits {shape} at axis {axis}", str(y.shape))
+    return ctx.emit("reshape", y, shape=(*y.shape, *(1,) * behind)) if behind else y
+
+
+@converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
+def _mod(ctx: Context) -> Value:
+    """Return the remainder, of y's sign or, with fmod, of x's."""
+    x, y = ctx.input(0), ctx.input(1)
+    rest = divided(ctx, x, y)[1] if ctx.attr("fmod") else modulo(ctx, x, y)
+    return ctx.cast(rest, x.type.dtype)
+
+
+@converter("Pow", types=(FLOATS, NUMBERS), since=6)
+def _pow(ctx: Context) -> Result:
+    """Return powers; small whole exponents by multiplication, which takes negative bases."""
+    x, y = ctx.input(0), ctx.tensor(1)
+    number = y.known is not None and y.elements == 1 and len(y.shape) <= len(x.shape)
+    found = _power(ctx, x, float(ctx.scalar(1))) if number else None
+    return ctx.emit("pow", x, _second(ctx, x.type.dtype)) if found is None else found
+
+
+def _power(ctx: Context, x: Value, exponent: float) -> Result | None:
+    """Return x to a power that a few instructions make, or None."""
+    if exponent == 1:
+        return ctx.tensor(0)
+    named = {2.0: "square", 0.5: "sqrt", -1.0: "rec", -0.5: "rsqrt"}
+    if exponent in named:
+        return ctx.emit(named[exponent], x)
+    if exponent in (3.0, 4.0):
+        square = ctx.emit("square", x)
+        return ctx.emit("mul", square, x if exponent == 3 else square)
+    return None
+
+
+@converter("Sum", types=(NUMBERS,), since=6)
+def _sum(ctx: Context) -> Result:
+    return _chain(ctx, "add")
+
+
+@converter("Max", "Min", types=(_WHOLE,), since=6)
+def _extreme(ctx: Context) -> Result:
+    return _chain(ctx, ctx.op.lower())
+
+
+@converter("Mean", types=(FLOATS,), since=6)
+def _mean(ctx: Context) -> Result:
+    total = _chain(ctx, "add")
+    if not isinstance(total, Value):
+        return total
+    return ctx.emit("div", total, ctx.number(len(ctx.inputs), total.type.dtype))
+
+
+def _chain(ctx: Context, op: str) -> Result:
+    """Fold the inputs from the left with a binary operator; one input is the result itself."""
+    if len(ctx.inputs) == 1:
+        return ctx.tensor(0)
+    total = ctx.input(0)
+    for i in range(1, len(ctx.inputs)):
+        total = ctx.emit(op, total, ctx.input(i))
+    return total
+
+
+# -- comparisons and logic ------------------------------------------------------------------------
+_COMPARISONS = {
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+}
+
+
+@converter(*_COMPARISONS, types=(_WHOLE,), result="bool", since=7)
+def _compare(ctx: Context) -> Value:
+    return ctx.emit(_COMPARISONS[ctx.op], ctx.input(0), ctx.input(1))
+
+
+@converter("Equal", types=(ANY,), result="bool", since=7)
+def _equal(ctx: Context) -> Value:
+    return ctx.emit("equal", *ctx.alike())
+
+
+@converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
+def _logic(ctx: Context) -> Value:
+    """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
+    op = {"And": "min", "Or": "max", "Xor": "not_equal"}[ctx.op]
+    return ctx.emit(op, *ctx.alike())
+
+
+@converter("Not", types=(("bool",),), result="bool")
+def _not(ctx: Context) -> Value:
+    x = ctx.input(0)
+    return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
+
+
+@converter("BitwiseAnd", "BitwiseOr", types=(BITS,))
+def _bits(ctx: Context) -> Value:
+    return ctx.emit(ctx.op.removeprefix("Bitwise").lower(), ctx.input(0), ctx.input(1))
+
+
+@converter("Where", types=(("bool",), ANY))
+def _where(ctx: Context) -> Value:
+    x, y = ctx.alike(1, 2)
+    ctx.result = ctx.elem(1)
+    return ctx.emit("select", ctx.input(0, x.type.dtype), x, y)
+
+
+@converter("IsInf", types=(FLOATS,), result="bool")
+def _is_inf(ctx: Context) -> Value:
+    x, (low, high) = ctx.input(0), (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
+    if not low and not high:
+        ctx.unsupported("infinities of a sign to look for", "none")
+    if low and high:
+        x = ctx.emit("abs", x)
+    infinity = ctx.number(math.inf if high else -math.inf, x.type.dtype)
+    return ctx.emit("equal", x, infinity)
+
+
+# Functions of one operand that the library lacks, and running sums and products.
+
+
+@converter("Sinh", "Cosh", types=(FLOATS,), since=9)
+def _hyperbolic(ctx: Context) -> Value:
+    """Half the difference, or sum, of e^x and e^-x."""
+    x = ctx.input(0, "fp32")
+    up, down = ctx.emit("exp", x), ctx.emit("exp", ctx.emit("neg", x))
+    both = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
+    return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
+
+
+@converter("Shrink", types=(FLOATS,), since=9)
+def _shrink(ctx: Context) -> Value:
+    """x + bias below -lambd, x - bias above lambd, 0 between."""
+    x, bias = ctx.input(0), ctx.attr("bias")
+    dtype = x.type.dtype
+    low, high = (table(ctx, n * ctx.attr("lambd"), dtype, "bound") for n in (-1, 1))
+    above = chosen(
+        ctx,
+        ctx.emit("greater", x, high),
+        ctx.emit("adds", x, number=-bias),
+        table(ctx, 0, dtype, "zero"),
+    )
+    return chosen(ctx, ctx.emit("less", x, low), ctx.emit("adds", x, number=bias), above)
+
+
+@converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
+def _running(ctx: Context) -> Value:
+    """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
+    x, first = ctx.input(0), ctx.op == "CumSum"
+    axis = axis_in(ctx, int(ctx.scalar(1)), len(x.shape))
+    if not x.type.elements:
+        ctx.unsupported("elements", str(x.shape))
+    if ctx.attr("exclusive"):
+        x = _moved(ctx, x, axis, 1, 0 if first else 1)
+    step = 1
+    while step < x.shape[axis]:
+        x = ctx.emit("add" if first else "mul", x, _moved(ctx, x, axis, step, 0 if first else 1))
+        step *= 2
+    return x
+
+
+def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
+    """Return x moved along an axis, back with `reverse`, a number filling its place."""
+    back, size = bool(ctx.attr("reverse")), x.shape[axis]
+    low = [step if back and i == axis else 0 for i in range(len(x.shape))]
+    high = [n if back or i != axis else n - step for i, n in enumerate(x.shape)]
+    sides = [(0, 0)] * len(x.shape)
+    sides[axis] = (0, step) if back else (step, 0)
+    if step >= size:
+        return ctx.emit("expand", table(ctx, fill, x.type.dtype, "fill"), shape=x.shape)
+    kept = ctx.emit("slice", x, begin=tuple(low), end=tuple(high))
+    return ctx.emit("pad", kept, pads=tuple(sides), value=fill)

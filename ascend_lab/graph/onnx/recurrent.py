@@ -1,0 +1,298 @@
+"""Recurrent layers, unrolled: every step of the sequence becomes nodes of its own.
+
+With x the step's input and h the state before it, gates are x W^T + h R^T + biases; their order in
+the weights is the standard's: LSTM i o f c, GRU z r h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.graph.draft import Value
+from ascend_lab.graph.onnx.composed.parts import part, reshaped_to, table, typed
+from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.tensors import FLOATS
+
+_ATTRS = {
+    "activation_alpha": (),
+    "activation_beta": (),
+    "activations": (),
+    "clip": 0.0,
+    "direction": "forward",
+    "hidden_size": 0,
+    "layout": 0,
+}
+_TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
+_FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}
+_MOST_STEPS = 512
+States = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One direction of a layer: its weights, and how a pre-activation becomes an activation."""
+
+    ctx: Context
+    hidden: int
+    functions: tuple[str, ...]
+    weights: Value
+    recurrence: Value
+    biases: tuple[Value, Value] | None
+    peepholes: Value | None
+
+    def project(self, x: Value, weights: Value, begin: int, end: int) -> Value:
+        """Return x times the transposed rows of gates begin to end."""
+        rows = part(self.ctx, weights, 0, begin * self.hidden, end * self.hidden)
+        return self.ctx.emit("matmul", x, rows, trans_b=True)
+
+    def bias(self, which: int, begin: int, end: int, total: Value) -> Value:
+        """Add the input's (0) or the state's (1) bias of gates begin to end."""
+        if self.biases is None:
+            return total
+        piece = part(self.ctx, self.biases[which], 0, begin * self.hidden, end * self.hidden)
+        return self.ctx.emit("add", total, piece)
+
+    def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
+        """Return the pre-activations of gates begin to end."""
+        total = self.bias(0, begin, end, self.project(x, self.weights, begin, end))
+        own = self.bias(1, begin, end, self.project(h, self.recurrence, begin, end))
+        return self.ctx.emit("add", total, own)
+
+    def gate(self, gates: Value, i: int) -> Value:
+        """Return one gate of several."""
+        return part(self.ctx, gates, 1, i * self.hidden, (i + 1) * self.hidden)
+
+    def active(self, which: int, x: Value) -> Value:
+        """Return an activation function's values, its argument limited if the layer clips."""
+        clip = self.ctx.attr("clip")
+        limited = self.ctx.emit("clip", x, low=-clip, high=clip) if clip else x
+        return self.ctx.emit(self.functions[which], limited)
+
+    def peep(self, i: int, total: Value, c: Value) -> Value:
+        """Add the cell's share of gate i, if the layer lets gates see the cell."""
+        if self.peepholes is None:
+            return total
+        piece = part(self.ctx, self.peepholes, 0, i * self.hidden, (i + 1) * self.hidden)
+        return self.ctx.emit("add", total, self.ctx.emit("mul", piece, c))
+
+
+Cell = Callable[[_Layer, Value, States], States]
+
+
+def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
+    return (layer.active(0, layer.gates(x, states[0], 0, 1)),)
+
+
+def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
+    ctx, (h,) = layer.ctx, states
+    both = layer.gates(x, h, 0, 2)
+    update, reset = (layer.active(0, layer.gate(both, i)) for i in range(2))
+    fresh = layer.bias(0, 2, 3, layer.project(x, layer.weights, 2, 3))
+    if ctx.attr("linear_before_reset"):
+        own = layer.bias(1, 2, 3, layer.project(h, layer.recurrence, 2, 3))
+        own = ctx.emit("mul", reset, own)
+    else:
+        kept = ctx.emit("mul", reset, h)
+        own = layer.bias(1, 2, 3, layer.project(kept, layer.recurrence, 2, 3))
+    fresh = layer.active(1, ctx.emit("add", fresh, own))
+    moved = ctx.emit("mul", update, ctx.emit("sub", h, fresh))  # (1 - z) fresh + z h
+    return (ctx.emit("add", fresh, moved),)
+
+
+def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
+    ctx, (h, c) = layer.ctx, states
+    gates = layer.gates(x, h, 0, 4)
+    enter, leave, forget, fresh = (layer.gate(gates, i) for i in range(4))
+    enter = layer.active(0, layer.peep(0, enter, c))
+    forget = layer.active(0, layer.peep(2, forget, c))
+    entering = ctx.emit("mul", enter, layer.active(1, fresh))
+    c = ctx.emit("add", ctx.emit("mul", forget, c), entering)
+    leave = layer.active(0, layer.peep(1, leave, c))
+    return ctx.emit("mul", leave, ctx.emit(layer.functions[2], c)), c
+
+
+@converter("RNN", types=_TYPES, since=7)
+def _rnn(ctx: Context) -> tuple[Value, ...]:
+    return _unrolled(ctx, _rnn_cell, 1, 1, ("tanh",))
+
+
+@converter("GRU", types=_TYPES, since=7)
+def _gru(ctx: Context) -> tuple[Value, ...]:
+    return _unrolled(ctx, _gru_cell, 3, 1, ("sigmoid", "tanh"))
+
+
+@converter("LSTM", types=_TYPES, since=7)
+def _lstm(ctx: Context) -> tuple[Value, ...]:
+    if ctx.attr("input_forget"):
+        ctx.unsupported("input_forget = 0", "1")
+    return _unrolled(ctx, _lstm_cell, 4, 2, ("sigmoid", "tanh", "tanh"))
+
+
+def _unrolled(
+    ctx: Context, cell: Cell, gates: int, states: int, default: tuple[str, ...]
+) -> tuple[Value, ...]:
+    """Return all hidden states and the last states, in the layout asked for."""
+    x = ctx.input(0)
+    if ctx.attr("layout"):
+        x = ctx.emit("transpose", x, perm=(1, 0, 2))
+    steps, batch, _ = x.shape
+    directions, rows, _ = ctx.shape(1)
+    hidden = rows // gates
+    ways = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
+    order = ways.get(ctx.attr("direction"), ())
+    if len(order) != directions or not 0 < steps <= _MOST_STEPS:
+        ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
+    if ctx.has(4) and set(ctx.ints(4)) != {steps}:
+        ctx.unsupported(f"sequences of {steps} steps", str(ctx.ints(4)))
+    names = _functions(ctx, default * directions)
+    outs, lasts = [], []
+    for d, way in enumerate(order):
+        layer = _layer(ctx, d, hidden, names[d * len(default) : (d + 1) * len(default)])
+        now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
+        hiddens = []
+        for step in range(steps)[::way]:
+            now = cell(layer, reshaped_to(ctx, part(ctx, x, 0, step, step + 1), x.shape[1:]), now)
+            hiddens.append(reshaped_to(ctx, now[0], (1, 1, batch, hidden)))
+        outs.append(_joined(ctx, hiddens[::way], 0))
+        lasts.append([reshaped_to(ctx, s, (1, batch, hidden)) for s in now])
+    every = _joined(ctx, outs, 1)
+    final = [_joined(ctx, [last[i] for last in lasts], 0) for i in range(states)]
+    if not ctx.attr("layout"):
+        return every, *final
+    turned = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
+    return ctx.emit("transpose", every, perm=(2, 0, 1, 3)), *turned
+
+
+def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
+    return values[0] if len(values) == 1 else ctx.emit("concat", *values, axis=axis)
+
+
+def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the library's names of the activation functions."""
+    given = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
+    names = [str(name).lower() for name in given or default]
+    if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
+        ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
+    return tuple(_FUNCTIONS[name] for name in names)
+
+
+def _layer(ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> _Layer:
+    """Return the weights of one direction."""
+    biases = peepholes = None
+    if ctx.has(3):
+        both = _own(ctx, 3, d)
+        half = both.shape[0] // 2
+        biases = part(ctx, both, 0, 0, half), part(ctx, both, 0, half, 2 * half)
+    if ctx.has(7):
+        peepholes = _own(ctx, 7, d)
+    return _Layer(ctx, hidden, functions, _own(ctx, 1, d), _own(ctx, 2, d), biases, peepholes)
+
+
+def _own(ctx: Context, i: int, d: int) -> Value:
+    """Return the part of an input that belongs to direction d."""
+    value = ctx.input(i)
+    return reshaped_to(ctx, part(ctx, value, 0, d, d + 1), value.shape[1:])
+
+
+def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
+    """Return a state before the first step, zeros if none is given."""
+    if not ctx.has(i):
+        zero = table(ctx, 0, ctx.input(0).type.dtype, "zero")
+        return ctx.emit("expand", zero, shape=shape)
+    given = ctx.input(i)
+    if ctx.attr("layout"):
+        given = ctx.emit("transpose", given, perm=(1, 0, 2))
+    return reshaped_to(ctx, part(ctx, given, 0, d, d + 1), shape)
+
+
+# Layers that carry a state from call to call: causal convolutions and linear attention.
+
+
+_MOST_STATES = 256
+_RULES = ("linear", "gated", "delta", "gated_delta")
+
+
+@converter("CausalConvWithState", types=(FLOATS,), since=27)
+def _causal_conv(ctx: Context) -> Sequence[Result]:
+    """Convolve each channel with its past; return the outputs and the last k - 1 inputs."""
+    x, weight = ctx.input(0), ctx.input(1)
+    (n, c, length), k = x.shape, weight.shape[2]
+    activation = ctx.attr("activation")
+    if activation not in ("none", "silu", "swish") or weight.shape != (c, 1, k):
+        ctx.unsupported("kernels (channels, 1, k), silu or none", f"{weight.shape}")
+    if k == 1:
+        whole = x
+    elif ctx.has(3):
+        whole = ctx.emit("concat", ctx.input(3), x, axis=2)
+    else:
+        whole = ctx.emit("pad", x, pads=((0, 0), (0, 0), (k - 1, 0)))
+    image = reshaped_to(ctx, whole, (n, c, 1, length + k - 1))
+    kernel = reshaped_to(ctx, weight, (c, 1, 1, k))
+    bias = (ctx.input(2),) if ctx.has(2) else ()
+    out = reshaped_to(ctx, ctx.emit("conv2d", image, kernel, *bias, groups=c), (n, c, length))
+    out = out if activation == "none" else ctx.emit("silu", out)
+    if k == 1:
+        return out, ctx.known(np.zeros((n, c, 0)), ctx.elem(0))
+    return out, part(ctx, whole, 2, length, length + k - 1)
+
+
+@converter("LinearAttention", types=(FLOATS,), since=27)
+def _linear_attention(ctx: Context) -> Sequence[Result]:
+    """Step by step: the state forgets, learns k v^T and is read by q; in fp32."""
+    rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
+    n, steps, width = ctx.shape(0)
+    if rule not in _RULES or heads < 1 or readers % heads or not 0 < steps <= _MOST_STATES:
+        ctx.unsupported(f"a known rule over 1 to {_MOST_STATES} steps", f"{rule}, {steps} steps")
+    if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
+        ctx.unsupported("decay for gated rules, beta for delta rules", rule)
+    q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))
+    scale = ctx.attr("scale") or 1 / math.sqrt(width // readers)
+    state = ctx.optional(3, "fp32")
+    if state is None:
+        zero = table(ctx, 0, "fp32", "zero")
+        state = ctx.emit("expand", zero, shape=(n, heads, k.shape[-1], v.shape[-1]))
+    gates = {name: _steps(ctx, i, 0) for name, i in (("decay", 4), ("beta", 5)) if ctx.has(i)}
+    outs = []
+    for step in range(steps):
+        key, value = (_row(ctx, x, step) for x in (k, v))
+        state = _updated(ctx, state, key, value, {g: _row(ctx, x, step) for g, x in gates.items()})
+        query = reshaped_to(ctx, _row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
+        read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
+        outs.append(reshaped_to(ctx, read, (n, 1, readers * v.shape[-1])))
+    every = outs[0] if steps == 1 else ctx.emit("concat", *outs, axis=1)
+    kind = ctx.elem(3) if ctx.has(3) else ctx.elem(0)
+    last = ctx.cast(state, ctx.input(3 if ctx.has(3) else 0).type.dtype)
+    return ctx.cast(every, ctx.input(0).type.dtype), typed(ctx, last, kind)
+
+
+def _steps(ctx: Context, i: int, heads: int) -> Value:
+    """Return an input (n, t, heads * d) as (n, t, heads, d) in fp32; of gates d follows."""
+    x = ctx.input(i, "fp32")
+    n, t, width = x.shape
+    own = heads or min(width, ctx.attr("kv_num_heads"))
+    if width % own:
+        ctx.unsupported(f"a width of {own} heads", str(x.shape))
+    return reshaped_to(ctx, x, (n, t, own, width // own))
+
+
+def _row(ctx: Context, x: Value, step: int) -> Value:
+    """Return one step (n, heads, 1, d)."""
+    n, _, heads, d = x.shape
+    return reshaped_to(ctx, part(ctx, x, 1, step, step + 1), (n, heads, 1, d))
+
+
+def _updated(ctx: Context, state: Value, k: Value, v: Value, gates: dict[str, Any]) -> Value:
+    """Return the state after one step: e^g S + k^T (beta (v - k e^g S)), or + k^T v."""
+    if "decay" in gates:
+        n, heads, _, d = gates["decay"].shape
+        kept = reshaped_to(ctx, ctx.emit("exp", gates["decay"]), (n, heads, d, 1))
+        state = ctx.emit("mul", state, kept)
+    if "beta" in gates:
+        known = ctx.emit("batch_matmul", k, state)
+        v = ctx.emit("mul", ctx.emit("sub", v, known), gates["beta"])
+    return ctx.emit("add", state, ctx.emit("batch_matmul", k, v, trans_a=True))

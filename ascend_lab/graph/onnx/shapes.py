@@ -1,0 +1,341 @@
+"""Known tensors stay known: reshaped, transposed or cast without making large arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import GraphError
+from ascend_lab.graph.draft import Value
+from ascend_lab.graph.ir import Fill, TensorType
+from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.quantised import wrapped
+from ascend_lab.graph.onnx.tensors import (
+    ANY,
+    ELEMENTS,
+    EVERY,
+    FLOATS,
+    FORMATS,
+    INTEGERS,
+    NUMPY,
+    Known,
+    Shape,
+    Tensor,
+    Values,
+    check_size,
+    tensor_of,
+)
+
+
+def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
+    """Return a tensor in another shape of as many elements; known ones stay known."""
+    if math.prod(shape) != tensor.elements:
+        raise GraphError(f"{ctx.where}: {tensor.elements} elements", str(shape), "keep the number")
+    if shape == tensor.shape:
+        return tensor
+    if tensor.known is None and tensor.elements:
+        return ctx.emit("reshape", ctx.value(tensor), shape=shape)
+    if tensor.known is None:
+        return ctx.known(np.zeros(shape), tensor.elem)
+    made: Known
+    if isinstance(tensor.known, Fill):
+        made = tensor.known
+    elif callable(tensor.known):
+        made = lambda: tensor.array().reshape(shape)  # noqa: E731
+    else:
+        made = tensor.array().reshape(shape)
+    return Tensor(tensor.elem, shape, known=made)
+
+
+def transposed(ctx: Context, tensor: Tensor, perm: Shape) -> Result:
+    """Return a tensor with its axes permuted; a known one stays known."""
+    if tensor.known is None:
+        return ctx.emit("transpose", ctx.value(tensor), perm=perm)
+    shape = tuple(tensor.shape[p] for p in perm)
+    if isinstance(tensor.known, Fill):
+        return Tensor(tensor.elem, shape, known=tensor.known)
+    return Tensor(tensor.elem, shape, known=lambda: tensor.array().transpose(perm))
+
+
+def recast(tensor: Tensor, elem: str) -> Tensor:
+    """Return a known tensor in another element type, as C and NumPy cast."""
+    kind = NUMPY[elem]
+
+    def made() -> Values:
+        with np.errstate(all="ignore"):
+            return tensor.array().astype(kind)
+
+    if isinstance(tensor.known, Fill):
+        with np.errstate(all="ignore"):
+            value = np.array(tensor.known.value, NUMPY[tensor.elem]).astype(kind).item()
+        return Tensor(elem, tensor.shape, known=Fill(value))
+    return Tensor(elem, tensor.shape, known=made)
+
+
+def sliced(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
+    """Return a slice of a known tensor; large ones are read when asked for."""
+    lengths = zip(parts, tensor.shape, strict=True)
+    shape = tuple(len(range(*part.indices(n))) for part, n in lengths)
+    if isinstance(tensor.known, Fill):
+        return Tensor(tensor.elem, shape, known=tensor.known)
+    return Tensor(tensor.elem, shape, known=lambda: tensor.array()[tuple(parts)])
+
+
+# Operators that move no element: reshape and its kin, identity, dropout in inference; casts.
+
+
+@converter("Identity")
+def _identity(ctx: Context) -> Tensor:
+    return ctx.tensor(0)
+
+
+@converter("Dropout", since=6)
+def _dropout(ctx: Context) -> Sequence[Result]:
+    """Return the input: inference drops nothing; the mask says so."""
+    if ctx.opset < 7 and not ctx.attr("is_test"):
+        ctx.unsupported("inference", "is_test = 0")
+    if ctx.has(2) and ctx.scalar(2) and not (ctx.has(1) and ctx.scalar(1) == 0):
+        ctx.unsupported("inference", "training_mode = true")
+    mask = Tensor("bool", ctx.shape(0), known=Fill(1))
+    return (ctx.tensor(0), mask) if ctx.opset >= 10 else (ctx.tensor(0),)
+
+
+@converter("Reshape", since=5)
+def _reshape(ctx: Context) -> Result:
+    """Take sizes as they are; 0 keeps one (unless allowzero), -1 is what is left."""
+    x, wanted = ctx.tensor(0), ctx.ints(1)
+    keep = not ctx.attr("allowzero")
+    if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)) and keep:
+        ctx.unsupported(f"0 only for the {len(x.shape)} axes of the input", str(wanted))
+    sizes = [x.shape[i] if n == 0 and keep else n for i, n in enumerate(wanted)]
+    if ctx.rebatch and sizes and sizes[0] == ctx.rebatch[0] and x.shape[:1] == ctx.rebatch[1:]:
+        sizes[0] = ctx.rebatch[1]
+    if sizes.count(-1) > 1 or any(n < -1 for n in sizes):
+        ctx.unsupported("sizes of at least 0 and one -1", str(wanted))
+    if -1 in sizes:
+        others = math.prod(n for n in sizes if n != -1)
+        if others == 0 or x.elements % others:
+            ctx.unsupported(f"sizes that divide {x.elements} elements", str(wanted))
+        sizes[sizes.index(-1)] = x.elements // others
+    return reshaped(ctx, x, tuple(sizes))
+
+
+@converter("Flatten")
+def _flatten(ctx: Context) -> Result:
+    x, at = ctx.tensor(0), ctx.attr("axis")
+    if not -len(x.shape) <= at <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(at))
+    at += len(x.shape) if at < 0 else 0
+    return reshaped(ctx, x, (math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+
+
+@converter("Squeeze")
+def _squeeze(ctx: Context) -> Result:
+    x = ctx.tensor(0)
+    given = axes_given(ctx)
+    axes = {i for i, n in enumerate(x.shape) if n == 1}
+    if given is not None:
+        axes = set(axes_of(ctx, given, len(x.shape)))
+        if any(x.shape[a] != 1 for a in axes):
+            ctx.unsupported("axes of size 1", f"{given} of {x.shape}")
+    return reshaped(ctx, x, tuple(n for i, n in enumerate(x.shape) if i not in axes))
+
+
+@converter("Unsqueeze")
+def _unsqueeze(ctx: Context) -> Result:
+    x, given = ctx.tensor(0), axes_given(ctx)
+    if given is None:
+        ctx.unsupported("axes", "none")
+    rank = len(x.shape) + len(given)
+    axes, sizes = set(axes_of(ctx, given, rank)), iter(x.shape)
+    return reshaped(ctx, x, tuple(1 if i in axes else next(sizes) for i in range(rank)))
+
+
+def axes_given(ctx: Context) -> Shape | None:
+    """Return the axes: an input from opset 13 on (18 for some), an attribute before; or None."""
+    if ctx.has(1):
+        return ctx.ints(1)
+    given: Shape = ctx.attr("axes")
+    return given or None
+
+
+def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
+    """Return axes counted from 0, each once."""
+    if any(not -rank <= a < rank for a in given):
+        ctx.unsupported(f"axes from {-rank} to {rank - 1}", str(given))
+    axes = tuple(a % rank for a in given)
+    if len(set(axes)) < len(axes):
+        ctx.unsupported("each axis once", str(given))
+    return axes
+
+
+@converter("Transpose")
+def _transpose(ctx: Context) -> Result:
+    x, given = ctx.tensor(0), ctx.attr("perm")
+    rank = len(x.shape)
+    perm = given or tuple(range(rank))[::-1]
+    if sorted(perm) != list(range(rank)):
+        ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
+    return x if perm == tuple(range(rank)) else transposed(ctx, x, perm)
+
+
+_CAST = {"to": 0, "saturate": 1, "round_mode": "up"}
+
+
+@converter("Cast")
+def _cast(ctx: Context) -> Result:
+    number = ctx.attr("to")
+    if number not in ELEMENTS:
+        ctx.unsupported("a numeric type", f"type {number}")
+    return cast_to(ctx, ELEMENTS[number][0])
+
+
+@converter("CastLike")
+def _cast_like(ctx: Context) -> Result:
+    return cast_to(ctx, ctx.elem(1))
+
+
+def cast_to(ctx: Context, elem: str) -> Result:
+    """Return input 0 in another element type, as the standard casts."""
+    x, ctx.result = ctx.tensor(0), elem
+    if elem == x.elem:
+        return x
+    if x.known is not None:
+        return recast(x, elem)
+    if elem not in FORMATS:
+        ctx.unsupported(f"a cast to {', '.join(FORMATS)}", elem)
+    value, dtype = ctx.value(x), FORMATS[elem]
+    if elem == "bool":
+        return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
+    if elem in FLOATS or x.elem == "bool":
+        return renamed(ctx, ctx.cast(value, dtype))
+    if x.elem in FLOATS:
+        return ctx.emit("cast", value, dtype=dtype, round="trunc")
+    if elem in ("int8", "uint8"):
+        return wrapped(ctx, value, dtype)
+    return renamed(ctx, ctx.cast(value, dtype))
+
+
+def renamed(ctx: Context, value: Value) -> Value:
+    """Return a value; that of the input itself if its format did not change."""
+    return value
+
+
+# Operators whose result is known while importing: constants, shapes, ranges.
+
+
+@converter("Constant")
+def _constant(ctx: Context) -> Tensor:
+    given = {key: value for key, value in ctx.attrs.items() if value is not None}
+    if len(given) != 1:
+        ctx.unsupported("one value", ", ".join(given) or "none")
+    ((key, value),) = given.items()
+    if key == "value":
+        return _stored(ctx)
+    return ctx.known(value, "int64" if key.startswith("value_int") else "float32")
+
+
+def _stored(ctx: Context) -> Tensor:
+    """Return the tensor in attribute `value`."""
+    proto = ctx.attr("value")
+    if not hasattr(proto, "dims"):
+        ctx.unsupported("a tensor as value", repr(proto)[:40])
+    return tensor_of(proto, ctx.folder, ctx.limits)
+
+
+@converter("ConstantOfShape")
+def _constant_of_shape(ctx: Context) -> Tensor:
+    shape: Shape = ctx.ints(0)
+    check_size(f"{ctx.where}: shape", shape, ctx.limits)
+    if ctx.attr("value") is None:
+        return Tensor("float32", shape, known=Fill(0.0))
+    one = _stored(ctx)
+    if one.elements != 1:
+        ctx.unsupported("a value of one element", str(one.shape))
+    number: Any = one.array().reshape(()).item()
+    return Tensor(one.elem, shape, known=Fill(number))
+
+
+@converter("Shape")
+def _shape(ctx: Context) -> Tensor:
+    return ctx.known(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
+
+
+@converter("Size")
+def _size(ctx: Context) -> Tensor:
+    return ctx.known(np.array(ctx.tensor(0).elements), "int64")
+
+
+@converter("Range")
+def _range(ctx: Context) -> Tensor:
+    """Refuse: a range of known bounds is folded, so one of these is computed."""
+    for i in range(3):
+        if ctx.tensor(i).known is None:
+            ctx.needs(i)
+    ctx.unsupported("bounds that are scalars", "more")
+
+
+@converter("NonZero", result="int64")
+def _non_zero(ctx: Context) -> Tensor:
+    """Refuse: the size of the result depends on computed values."""
+    if ctx.tensor(0).known is None:
+        ctx.needs(0)
+    ctx.unsupported("an operand of fewer elements", str(ctx.shape(0)))
+
+
+@converter("EyeLike")
+def _eye_like(ctx: Context) -> Tensor:
+    shape, number = ctx.shape(0), ctx.attr("dtype")
+    elem = ELEMENTS[number][0] if number in ELEMENTS else ctx.elem(0)
+    if len(shape) != 2 or (number and number not in ELEMENTS):
+        ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
+    kind, k = NUMPY[elem], ctx.attr("k")
+    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kind))
+
+
+@converter("Trilu", types=(ANY, EVERY))
+def _trilu(ctx: Context) -> Value | Tensor:
+    """Keep one triangle: elsewhere 0 is selected."""
+    x, k = ctx.tensor(0), int(ctx.scalar(1)) if ctx.has(1) else 0
+    if len(x.shape) < 2:
+        ctx.unsupported("matrices", str(x.shape))
+    rows, columns = x.shape[-2:]
+    k = min(max(k, -rows), columns)
+    half = np.triu if ctx.attr("upper") else np.tril
+    if x.known is not None:
+        return Tensor(x.elem, x.shape, known=lambda: half(x.array(), k))
+    value = ctx.value(x)
+    kind = TensorType((rows, columns), value.type.dtype)
+
+    def mask() -> Values:
+        return half(np.ones((rows, columns), np.float32), k)
+
+    kept = ctx.net.lasting(mask, kind, f"{ctx.name}/mask")
+    return ctx.emit("select", kept, value, ctx.number(0, value.type.dtype))
+
+
+@converter("OneHot", types=((*INTEGERS, *FLOATS), EVERY, ANY))
+def _one_hot(ctx: Context) -> Value:
+    """Mark classes counted from 0, or back from the last; an index outside marks none.
+
+    Indices are compared in fp32: numbers it rounds are larger than any depth accepted.
+    """
+    depth, values, shape = int(ctx.scalar(1)), ctx.const(2).ravel(), ctx.shape(0)
+    rank, axis = len(shape) + 1, ctx.attr("axis")
+    if len(values) != 2 or not 1 <= depth < 2**24 or not -rank <= axis < rank:
+        ctx.unsupported("a depth from 1 to 2^24 and two values", f"{depth}, {values}")
+    ctx.result, at = ctx.elem(2), axis % rank
+    off, on = (ctx.number(v.item(), FORMATS[ctx.elem(2)]) for v in values)
+    index = ctx.input(0)
+    if ctx.elem(0) in FLOATS:
+        index = ctx.emit("cast", index, dtype="int32", round="trunc")
+    places = ctx.emit("reshape", ctx.cast(index, "fp32"), shape=(*shape[:at], 1, *shape[at:]))
+    classes = np.arange(depth).reshape((-1, *(1,) * (rank - 1 - at)))
+    hits = [
+        ctx.emit("equal", places, ctx.value(ctx.known(numbers, "float32")))
+        for numbers in (classes, classes - depth)
+    ]
+    return ctx.emit("select", ctx.cast(ctx.emit("max", *hits), on.type.dtype), on, off)

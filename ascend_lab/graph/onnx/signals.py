@@ -1,0 +1,320 @@
+"""Resizing of images: every axis on its own, as a pick of rows or a product with a fixed matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.graph.draft import Value
+from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, reshaped_to, table
+from ascend_lab.graph.onnx.converter import Context, converter
+from ascend_lab.graph.onnx.tensors import (
+    ANY,
+    ELEMENTS,
+    FLOATS,
+    INTEGERS,
+    Tensor,
+    Values,
+    check_size,
+)
+from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
+
+CROP = "tf_crop_and_resize"
+ROWS, WEIGHTS = 2**16, 2**26
+"""Rows and elements of the matrix that interpolates along one axis, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How one axis changes: lengths, the scale the model states, the part of it to keep."""
+
+    length: int
+    out: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+    def coordinates(self, how: str) -> Values:
+        """Return where each output element lies on the input axis, by the standard's formulas."""
+        at, wanted = np.arange(self.out, dtype=np.float64), self.scale * self.length
+        centred: Values = (at + 0.5) / self.scale - 0.5
+        last = self.length - 1
+        if how == "half_pixel_symmetric":
+            return centred + self.length / 2 * (1 - self.out / wanted)
+        if how == "align_corners":
+            return at * (last / (wanted - 1)) if self.out > 1 else at * 0
+        if how == "asymmetric":
+            return at / self.scale
+        if how == CROP:
+            span = self.end - self.start
+            if self.out == 1:
+                return np.array([0.5 * (self.start + self.end) * last])
+            return self.start * last + at * span * last / (self.out - 1)
+        return centred if how == "half_pixel" or self.out > 1 else at * 0
+
+
+_HOW = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+_NEAREST: dict[str, Callable[[Values], Values]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+_ATTRS: dict[str, Any] = {
+    "antialias": 0,
+    "axes": (),
+    "coordinate_transformation_mode": "half_pixel",
+    "cubic_coeff_a": -0.75,
+    "exclude_outside": 0,
+    "extrapolation_value": 0.0,
+    "keep_aspect_ratio_policy": "stretch",
+    "mode": "nearest",
+    "nearest_mode": "round_prefer_floor",
+}
+
+
+@converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
+def _resize(ctx: Context) -> Value:
+    """Resize by scales or to sizes; opset 10 enlarges only, as Upsample did."""
+    if ctx.opset < 11:
+        return _enlarged(ctx, ctx.const(1).tolist())
+    return _resized(ctx, _axes(ctx), {**_ATTRS, **ctx.attrs})
+
+
+@converter("Upsample", types=(ANY, FLOATS), since=7)
+def _upsample(ctx: Context) -> Value:
+    return _enlarged(ctx, ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales"))
+
+
+def _enlarged(ctx: Context, scales: list[float]) -> Value:
+    """Resize by the rule before opset 11: coordinates divided by the scale, rounded down."""
+    if len(scales) != len(ctx.shape(0)) or min(scales, default=1) < 1:
+        ctx.unsupported("a scale of at least 1 for each axis", str(scales))
+    changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(ctx.shape(0), scales, strict=True))}
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resized(ctx, changes, {**_ATTRS, **how, "mode": ctx.attr("mode")})
+
+
+def _scaled(size: int, scale: float, **more: float) -> _Axis:
+    return _Axis(size, math.floor(np.float32(size) * np.float32(scale)), float(scale), **more)
+
+
+def _axes(ctx: Context) -> dict[int, _Axis]:
+    """Return the axes to change, from `scales` or `sizes`."""
+    shape, rank = ctx.shape(0), len(ctx.shape(0))
+    axes = [axis_in(ctx, a, rank) for a in ctx.attr("axes") or range(rank)]
+    crop = ctx.attr("coordinate_transformation_mode") == CROP
+    roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
+    if crop and len(roi) != 2 * len(axes):
+        ctx.unsupported(f"{2 * len(axes)} numbers in roi", str(len(roi)))
+    ends = [{"start": roi[i], "end": roi[i + len(axes)]} if crop else {} for i in range(len(axes))]
+    scales = [float(s) for s in ctx.const(2)] if ctx.has(2) else []
+    if scales:
+        if len(scales) != len(axes) or min(scales) <= 0:
+            ctx.unsupported("a positive scale for each axis", str(scales))
+        return {a: _scaled(shape[a], s, **e) for a, s, e in zip(axes, scales, ends, strict=True)}
+    outs, numbers = _from_sizes(ctx, [shape[a] for a in axes])
+    parts = zip(axes, outs, numbers, ends, strict=True)
+    return {a: _Axis(shape[a], n, s, **e) for a, n, s, e in parts}
+
+
+def _from_sizes(ctx: Context, shape: list[int]) -> tuple[list[int], list[float]]:
+    """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
+    sizes, policy = list(ctx.ints(3)), ctx.attr("keep_aspect_ratio_policy") or "stretch"
+    if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
+        ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
+    scales = [n / size for n, size in zip(sizes, shape, strict=True)]
+    if policy == "stretch":
+        return sizes, scales
+    if policy not in ("not_larger", "not_smaller"):
+        ctx.unsupported("a policy stretch, not_larger or not_smaller", str(policy))
+    common = min(scales) if policy == "not_larger" else max(scales)
+    return [math.floor(common * n + 0.5) for n in shape], [common] * len(shape)
+
+
+def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> Value:
+    """Return x with every axis changed; what a crop leaves outside has a value of its own."""
+    x, how, mode = ctx.input(0), attrs["coordinate_transformation_mode"], attrs["mode"]
+    if how not in (*_HOW, CROP) or attrs["nearest_mode"] not in _NEAREST:
+        ctx.unsupported("a mode of the standard", f"{how}, {attrs['nearest_mode']}")
+    mixes = mode in ("linear", "cubic") and ctx.elem(0) in FLOATS
+    if not mixes and mode != "nearest":
+        ctx.unsupported("mode nearest, for floats linear or cubic", f"{mode} of {ctx.elem(0)}")
+    if any(change.out < 1 for change in changes.values()):
+        ctx.unsupported("sizes of at least 1", str([c.out for c in changes.values()]))
+    _check_sizes(ctx, changes, mixes)
+    rank = len(x.shape)
+    outside = np.zeros((1,) * rank, bool)
+    for axis, change in changes.items():
+        if how != CROP and change.out == change.length and change.scale == 1:
+            continue
+        at = change.coordinates(how)
+        _sure(ctx, change, at, how, "" if mixes else attrs["nearest_mode"])
+        if how == CROP:
+            beyond = (at < 0) | (at > change.length - 1)
+            outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
+        if mixes:
+            x = axis_mixed(ctx, x, axis, _weights(at, change, attrs))
+        else:
+            rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.length - 1)
+            x = ctx.emit("gather", x, table(ctx, rows, "int32", "rows"), axis=axis)
+    if not outside.any():
+        return x
+    fill = table(ctx, attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", table(ctx, outside, x.type.dtype, "outside"), fill, x)
+
+
+def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
+    """Refuse more elements than a tensor may have, and weights that would take too long."""
+    shape = [changes[i].out if i in changes else n for i, n in enumerate(ctx.input(0).shape)]
+    check_size(ctx.where, tuple(shape), ctx.limits)
+    if mixes and any(c.out > ROWS or c.out * c.length > WEIGHTS for c in changes.values()):
+        got = ", ".join(f"{c.length} to {c.out}" for c in changes.values())
+        ctx.unsupported(f"sizes of at most {ROWS}, old times new at most {WEIGHTS}", got)
+
+
+def _sure(ctx: Context, change: _Axis, at: Values, how: str, nearest: str) -> None:
+    """Refuse sizes and coordinates that decide differently in fp32 and in fp64."""
+    whole = how in ("align_corners", CROP)
+    if whole and abs(change.scale * change.length - change.out) > 2.0**-12:
+        ctx.unsupported(f"{how} with whole output sizes", str(change.scale * change.length))
+    ends = np.minimum(np.abs(at), np.abs(at - (change.length - 1)))
+    edge = bool(((ends > 0) & (ends < 2.0**-16)).any())
+    kept = change.scale == 1 and (change.start, change.end) != (0, 1)
+    if how == CROP and (nearest or kept or edge):
+        ctx.unsupported("a crop that interpolates to another size", f"roi {change.start} ...")
+    half = 0.5 if nearest.startswith("round") else 0.0
+    tie = np.abs(at + half - np.rint(at + half)) < 2.0**-16
+    exact = change.scale * 2.0**12 % 1 == 0 and how != "half_pixel_symmetric"
+    if nearest and tie.any() and not exact:
+        ctx.unsupported("coordinates that round for sure", f"scale {change.scale}")
+
+
+def _weights(at: Values, change: _Axis, attrs: dict[str, Any]) -> Values:
+    """Return the matrix (out, size) of an interpolation; beyond the ends the last pixel counts."""
+    cubic = attrs["mode"] == "cubic"
+    squeeze = min(change.scale, 1.0) if attrs["antialias"] else 1.0
+    reach = math.ceil((2 if cubic else 1) / squeeze) + 1
+    result = np.zeros((len(at), change.length))
+    for row, x in enumerate(at):
+        places = math.floor(x) + np.arange(-reach, reach + 2)
+        distance = np.abs(places - x) * squeeze
+        share = _cubic(distance, attrs["cubic_coeff_a"]) if cubic else np.maximum(0, 1 - distance)
+        if attrs["exclude_outside"]:
+            share = np.where((places >= 0) & (places < change.length), share, 0.0)
+        np.add.at(result[row], np.clip(places, 0, change.length - 1), share / share.sum())
+    return result
+
+
+def _cubic(t: Values, a: float) -> Values:
+    """Return the weights of cubic convolution at distances t >= 0 (Keys 1981)."""
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    result: Values = np.where(t <= 1, near, np.where(t < 2, far, 0.0))
+    return result
+
+
+# Signals: Fourier transforms as products with a fixed matrix, windows, norms of pieces.
+
+
+_MOST = 2048
+_COSINES = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46),
+            "BlackmanWindow": (0.42, 0.5, 0.08)}  # fmt: skip
+
+
+@converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
+def _dft(ctx: Context) -> Value:
+    """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
+    x, rank = ctx.input(0), len(ctx.shape(0))
+    asked = int(ctx.scalar(2)) if ctx.has(2) else -2
+    axis = axis_in(ctx, asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
+    parts, n = x.shape[-1], x.shape[axis]
+    half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
+    length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
+    if axis == rank - 1 or parts not in (1, 2) or not 0 < length <= _MOST or (half and parts == 1):
+        ctx.unsupported(f"a signal axis of up to {_MOST} numbers or pairs", f"{x.shape}")
+    if ctx.attr("onesided") and not ctx.attr("inverse") and parts == 2:
+        ctx.unsupported("a real signal, of which one side is enough", "a complex one")
+    matrix = _fourier(ctx, n, length, parts)
+    order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
+    turned = x if order == tuple(range(rank)) else ctx.emit("transpose", x, perm=order)
+    lead = turned.shape[:-2]
+    mixed = axis_mixed(ctx, reshaped_to(ctx, turned, (*lead, n * parts)), len(lead), matrix)
+    wide = 1 if half else 2
+    out = reshaped_to(ctx, mixed, (*lead, len(matrix) // wide, wide))
+    if order == tuple(range(rank)):
+        return out
+    return ctx.emit("transpose", out, perm=tuple(int(i) for i in np.argsort(order)))
+
+
+def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
+    """Return the matrix from n pairs (or real numbers) to the transform's pairs."""
+    inverse, onesided = bool(ctx.attr("inverse")), bool(ctx.attr("onesided"))
+    outs = length // 2 + 1 if onesided and not inverse else length
+    k, at = np.ogrid[:outs, : min(n, length)]
+    turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
+    turn = turn / length if inverse else turn
+    if inverse and onesided:  # the other side is the mirror image: its conjugates
+        mirrored = (at > 0) & (2 * at < length)
+        real, imaginary = turn * np.where(mirrored, 2, 1), turn * np.where(mirrored, 2, 1)
+        pairs = np.stack([real.real, -imaginary.imag], axis=-1)[:, None]
+    else:
+        pairs = np.stack(
+            [np.stack([turn.real, -turn.imag], -1), np.stack([turn.imag, turn.real], -1)], 1
+        )
+    full = np.zeros((outs, pairs.shape[1], n, parts))
+    full[:, :, : at.shape[1]] = pairs[..., :parts]
+    return full.reshape(outs * pairs.shape[1], n * parts)
+
+
+@converter(*_COSINES, types=(INTEGERS,), since=17)
+def _cosine_window(ctx: Context) -> Tensor:
+    """Return a0 - a1 cos(x) + a2 cos(2 x) over one period."""
+    size, number = int(ctx.scalar(0)), ctx.attr("output_datatype")
+    if not 1 < size <= 2**20 or number not in ELEMENTS:
+        ctx.unsupported("a window of 2 to 2^20 numbers", f"{size} of type {number}")
+    angle = 2 * np.pi * np.arange(size) / (size if ctx.attr("periodic") else size - 1)
+    terms = (a * (-1) ** i * np.cos(i * angle) for i, a in enumerate(_COSINES[ctx.op]))
+    return ctx.known(sum(terms, np.zeros(size)), ELEMENTS[number][0])
+
+
+@converter("LpPool", types=(FLOATS,), since=2)
+def _lp_pool(ctx: Context) -> Value:
+    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
+    x, size = ctx.input(0), ctx.shape(0)[2:]
+    if ctx.attr("ceil_mode"):
+        ctx.unsupported("ceil_mode = 0", "1")
+    window = window_of(ctx, ctx.attr("kernel_shape"), size)
+    powers = as_image(ctx, _powered(ctx, x))
+    channels = powers.shape[1]
+    ones = table(ctx, np.ones((channels, 1, *window.kernel)), x.type.dtype, "ones")
+    how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
+    settings = {key: plain(value) for key, value in how.items()}
+    total = ctx.emit("conv2d", powers, ones, groups=channels, **settings)
+    return as_row(ctx, _root(ctx, total), len(x.shape))
+
+
+@converter("GlobalLpPool", types=(FLOATS,), since=2)
+def _global_lp_pool(ctx: Context) -> Value:
+    x = ctx.input(0)
+    if len(x.shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(x.shape))
+    axes = tuple(range(2, len(x.shape)))
+    return _root(ctx, ctx.emit("reduce_sum", _powered(ctx, x), axis=axes, keepdims=True))
+
+
+def _powered(ctx: Context, x: Value) -> Value:
+    p = ctx.attr("p")
+    if p < 1:
+        ctx.unsupported("p of at least 1", str(p))
+    size = ctx.emit("abs", x)
+    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
+
+
+def _root(ctx: Context, x: Value) -> Value:
+    p = ctx.attr("p")
+    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))

@@ -1,0 +1,404 @@
+"""Rules of the instructions that move data: data_copy, fixpipe, load2d, load3d."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
+from ascend_lab.isa.memory import Affine, Region
+from ascend_lab.isa.program import (
+    ATOMIC_FORMATS,
+    COMPARISONS,
+    CUBE_OUTPUT,
+    REDUCING,
+    ROUNDINGS,
+    TAKES_SCALAR,
+    WHOLE_BLOCKS,
+    Instruction,
+    index_of,
+)
+
+
+def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
+    """Raise a `ProgramError` child unless index, pitch and bound of a copy make sense."""
+    op = instruction.op
+    index, names = index_of(instruction), [name for name, _ in instruction.attrs]
+    given = [name for name in ("pitch", "bound") if name in names]
+    if index is None:
+        if given:
+            raise ProgramError(
+                f"{op}: pitch and bound only beside an index", ", ".join(given), "add index="
+            )
+        return
+    if {src.space, dst.space} != {"GM", "UB"}:
+        raise PathError(
+            f"{op}: an index between GM and UB", f"{src.space}->{dst.space}", "go through UB"
+        )
+    if index.space != "UB" or index.buffer.dtype != "int32" or index.elements != 1:
+        raise ProgramError(
+            f"{op}: an index of one int32 element in UB",
+            f"{index.elements} {index.buffer.dtype} in {index.space}",
+            "copy the indices to UB and take one element",
+        )
+    if len(given) != 2 or instruction.number("bound") < 1 or instruction.number("pitch") < 0:
+        got = ", ".join(f"{name}={instruction.attr(name, 'none')}" for name in ("pitch", "bound"))
+        raise ProgramError(
+            f"{op}: a pitch of 0 or more elements and a bound of 1 or more rows", got, "mend it"
+        )
+
+
+FRACTAL_BYTES = 512
+
+
+def check_move(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
+    """Raise a `ProgramError` child unless the chip can make this move."""
+    op = instruction.op
+    if op == "data_copy":
+        _check_copy(chip, instruction, dst, src)
+    elif op == "fixpipe":
+        _check_fixpipe(instruction, dst, src)
+    elif op == "load2d":
+        _check_load2d(chip, dst, src)
+    else:
+        _check_load3d(instruction, dst, src)
+
+
+def check_aligned(region: Region, unit: int, op: str) -> None:
+    """Raise `AlignmentError` unless every address the offset takes is a multiple of `unit`."""
+    item = region.buffer.itemsize
+    for value in (region.offset.const, *[c for _, c in region.offset.terms]):
+        if value * item % unit:
+            raise AlignmentError(
+                f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes",
+                f"{value * item} bytes",
+                f"step by {max(unit // item, 1)} elements",
+            )
+
+
+def _check_same(op: str, dst: Region, src: Region, *, cast: bool = False) -> None:
+    if dst.sizes != src.sizes:
+        shapes = f"{src.sizes} -> {dst.sizes}"
+        raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
+    if dst.buffer.dtype != src.buffer.dtype and not cast:
+        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
+        raise ProgramError(
+            f"{op}: one number format", formats, "cast with vconv or on the way out of L0C"
+        )
+
+
+def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
+    _check_same("data_copy", dst, src, cast=(src.space, dst.space) == ("L0C", "UB"))
+    if dst.space in ("L0A", "L0B"):
+        raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
+    padded = instruction.number("pad") == 1
+    if padded and (chip.combined or {src.space, dst.space} != {"GM", "UB"}):
+        raise PathError(
+            f"a padding copy {src.space}->{dst.space} on {chip.name}",
+            "none",
+            "make the GM tensor a multiple of 32 bytes",
+        )
+    _check_atomic(instruction, dst, src)
+    check_index(instruction, dst, src)
+    for region in (dst, src):
+        if region.space == "GM":
+            continue
+        check_aligned(region, BLOCK_BYTES, "data_copy")
+        if region.run_bytes % BLOCK_BYTES and not padded:
+            raise AlignmentError(
+                f"data_copy: runs of whole {BLOCK_BYTES}-byte blocks in {region.buffer.name}",
+                f"{region.run_bytes} bytes",
+                "round the inner length up to a block",
+            )
+
+
+def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
+    names = [name for name, _ in instruction.attrs]
+    if "atomic" not in names:
+        return
+    if instruction.attr("atomic") != "add" or (src.space, dst.space) != ("UB", "GM"):
+        raise PathError(
+            'data_copy: atomic="add" on the path UB->GM',
+            f"{instruction.attr('atomic')!r}, {src.space}->{dst.space}",
+            "leave atomic out elsewhere",
+        )
+    if dst.buffer.dtype not in ATOMIC_FORMATS:
+        raise PathError(
+            f"data_copy: an atomic add in {', '.join(ATOMIC_FORMATS)}",
+            dst.buffer.dtype,
+            "convert with vconv first",
+        )
+
+
+def _check_fixpipe(instruction: Instruction, dst: Region, src: Region) -> None:
+    _check_same("fixpipe", dst, src, cast=True)
+    if instruction.pipe != "FIX" or src.space != "L0C":
+        raise PathError("fixpipe: a path out of L0C on pipe FIX", instruction.pipe, "copy to UB")
+
+
+def _check_load2d(chip: Chip, dst: Region, src: Region) -> None:
+    _check_load(dst, src, "load2d")
+    repeat, fractal = dst.sizes[0], dst.size_bytes // dst.sizes[0]
+    if fractal != FRACTAL_BYTES or dst.sizes != src.sizes:
+        raise ProgramError(
+            f"load2d: fractals of {FRACTAL_BYTES} bytes, equal shapes",
+            f"{fractal} bytes, {src.sizes} -> {dst.sizes}",
+            "make the regions (repeat, 16, C0)",
+        )
+    check_repeat(chip, repeat, "load2d")
+
+
+def _check_load(dst: Region, src: Region, op: str) -> None:
+    origins = ("L1", "GM") if op == "load2d" else ("L1",)
+    if src.space not in origins or dst.space not in ("L0A", "L0B"):
+        got = f"{src.space}->{dst.space}"
+        wanted = " or ".join(origins)
+        raise PathError(f"{op}: a path from {wanted} to L0A or L0B", got, "use data_copy elsewhere")
+    check_aligned(dst, FRACTAL_BYTES, op)
+    if src.space != "GM":
+        check_aligned(src, BLOCK_BYTES, op)
+    if dst.buffer.dtype != src.buffer.dtype:
+        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
+        raise ProgramError(f"{op}: one number format", formats, "match the buffers")
+
+
+def _check_load3d(instruction: Instruction, dst: Region, src: Region) -> None:
+    _check_load(dst, src, "load3d")
+    c0 = BLOCK_BYTES // dst.buffer.itemsize
+    if dst.space != "L0A" or len(dst.sizes) != 4 or dst.sizes[2:] != (16, c0):
+        raise ProgramError(f"load3d: a (M1, K1, 16, {c0}) tile in L0A", str(dst), "see load3d")
+    if len(src.sizes) != 4 or src.sizes[3] != c0:
+        raise ProgramError(f"load3d: an image (C1, H, W, {c0}) in L1", str(src), "see load3d")
+    lengths = {"kernel": 2, "stride": 2, "pad": 4, "dilation": 2}
+    values = {name: instruction.attr(name) for name in lengths}
+    for name, length in lengths.items():
+        value, least = values[name], 0 if name == "pad" else 1
+        if not isinstance(value, tuple) or len(value) != length or min(value) < least:
+            raise ProgramError(
+                f"load3d: {name} as {length} numbers of at least {least}", repr(value), "mend it"
+            )
+    _check_window(src, values)
+    k_start = instruction.attr("k_start")
+    steps = (k_start.const, *(c for _, c in k_start.terms)) if isinstance(k_start, Affine) else ()
+    if any(step % c0 for step in steps):
+        raise AlignmentError(f"load3d: k_start in multiples of {c0}", str(k_start), "round it")
+
+
+def _check_window(src: Region, values: Mapping[str, object]) -> None:
+    kernel, pad, dilation = values["kernel"], values["pad"], values["dilation"]
+    assert isinstance(kernel, tuple) and isinstance(pad, tuple) and isinstance(dilation, tuple)
+    sizes = (src.sizes[1] + pad[0] + pad[1], src.sizes[2] + pad[2] + pad[3])
+    reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
+    if reach[0] > sizes[0] or reach[1] > sizes[1]:
+        raise ProgramError(
+            f"load3d: a kernel within the padded image {sizes}", str(reach), "add rows or padding"
+        )
+
+
+def check_repeat(chip: Chip, repeat: int, op: str) -> None:
+    """Raise `CapacityError` above the repeat count an instruction can hold."""
+    if repeat > chip.max_repeat:
+        raise CapacityError(
+            f"{op}: at most {chip.max_repeat} repeats", str(repeat), "split it with a loop"
+        )
+
+
+# Rules of the vector instructions that work on whole blocks: vbrcb and vtranspose.
+
+
+BLOCKS_PER_REPEAT = 8
+"""Blocks a vector repeat writes: 8 x 32 bytes."""
+
+
+def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> None:
+    """Raise unless `vbrcb` or `vtranspose` has operands of the right shape in UB."""
+    op, src = instruction.op, instruction.srcs[0]
+    for region in (dst, src):
+        if region.space != "UB":
+            raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
+        check_aligned(region, BLOCK_BYTES, op)
+    if src.buffer.dtype != dst.buffer.dtype:
+        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
+        raise ProgramError(f"{op}: one number format", formats, "cast with vconv")
+    if instruction.attrs:
+        names = ", ".join(name for name, _ in instruction.attrs)
+        raise ProgramError(f"{op}: no attributes", names, "leave them out")
+    if op == "vbrcb":
+        _check_brcb(chip, dst, src)
+    else:
+        _check_transpose(dst, src)
+
+
+def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
+    """dst (n, C0) <- src (n): n whole blocks, evenly spaced, from n neighbours."""
+    item = dst.buffer.itemsize
+    if item == 1:
+        raise PathError(
+            "vbrcb: elements of 2 or 4 bytes", dst.buffer.dtype, "convert to fp16 with vconv"
+        )
+    c0, n = BLOCK_BYTES // item, src.elements
+    spread = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
+    if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or spread:
+        raise ProgramError(
+            f"vbrcb: n neighbours (n,) into n blocks (n, {c0})",
+            f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}",
+            f"give each source element a block of {c0}",
+        )
+    limit = chip.max_repeat * BLOCKS_PER_REPEAT
+    if n > limit:
+        raise CapacityError(
+            f"vbrcb: at most {chip.max_repeat} repeats of {BLOCKS_PER_REPEAT} blocks, {limit}",
+            f"{n} blocks",
+            "split it with a loop",
+        )
+
+
+def _check_transpose(dst: Region, src: Region) -> None:
+    """One block of 16 x 16 elements of 2 bytes, 512 bytes in one piece on both sides."""
+    if dst.buffer.itemsize != 2:
+        raise PathError(
+            "vtranspose: elements of 2 bytes",
+            dst.buffer.dtype,
+            "transpose other formats with a strided copy",
+        )
+    for region in (dst, src):
+        if (region.sizes, region.strides) != ((16, 16), (16, 1)):
+            raise ProgramError(
+                "vtranspose: one block (16, 16) of 512 bytes in one piece",
+                f"{region.sizes}:{region.strides} of {region.buffer.name}",
+                "lay the tile out in blocks of 16 x 16 on the way to UB",
+            )
+
+
+# Rules of the instructions that compute: mmad on the cube, everything on the vector unit.
+
+
+def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
+    """Raise unless the operands are fractal tiles of matching sizes in the cube's formats."""
+    a, b = instruction.srcs[:2]
+    spaces = (c.space, a.space, b.space)
+    if spaces != ("L0C", "L0A", "L0B"):
+        raise PathError("mmad: C in L0C, A in L0A, B in L0B", str(spaces), "load the tiles first")
+    formats = (a.buffer.dtype, b.buffer.dtype, c.buffer.dtype)
+    if (
+        formats[0] not in chip.cube
+        or formats[1] != formats[0]
+        or (formats[2] not in CUBE_OUTPUT[formats[0]])
+    ):
+        raise PathError(
+            f"mmad: a number format of the {chip.name} cube",
+            f"{formats[0]} x {formats[1]} -> {formats[2]}",
+            f"use {_products(chip)}",
+        )
+    m0, k0, n0 = chip.cube_shape(formats[0])
+    wanted = None
+    if len(a.sizes) == len(b.sizes) == 4:
+        m1, k1, n1 = a.sizes[0], a.sizes[1], b.sizes[1]
+        wanted = ((m1, k1, m0, k0), (k1, n1, n0, k0), (n1, m1, m0, n0))
+    if (a.sizes, b.sizes, c.sizes) != wanted:
+        raise ProgramError(
+            "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)",
+            f"{a.sizes}, {b.sizes}, {c.sizes}",
+            "reshape the regions; K1, M1, N1 must agree",
+        )
+    if len(instruction.srcs) == 3:
+        _check_bias(instruction.srcs[2], c, b.sizes[1] * n0)
+
+
+def _products(chip: Chip) -> str:
+    """Spell out what the cube multiplies: fp16 -> fp32 or int8 -> int32."""
+    return " or ".join(f"{dtype} -> {CUBE_OUTPUT[dtype][0]}" for dtype in chip.cube)
+
+
+def _check_bias(bias: Region, c: Region, columns: int) -> None:
+    if bias.space != "BT":
+        raise PathError("mmad: a bias in BT, the bias table", bias.space, "copy it L1->BT")
+    if bias.elements != columns or bias.buffer.dtype != c.buffer.dtype:
+        raise ProgramError(
+            f"mmad: a bias of {columns} {c.buffer.dtype}",
+            f"{bias.elements} {bias.buffer.dtype}",
+            "one number per column of C",
+        )
+
+
+def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
+    """Raise unless the operands are equally long, aligned tiles of UB in one format."""
+    op, reducing = instruction.op, instruction.op in REDUCING
+    main = instruction.srcs[0] if reducing else dst
+    _check_attributes(instruction, main)
+    _check_choices(instruction, dst)
+    if op in WHOLE_BLOCKS:
+        check_whole_blocks(chip, instruction, dst)
+        return
+    check_repeat(chip, main.sizes[0], op)
+    for region in instruction.regions:
+        if region.space not in ("UB", "L0C"):
+            raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
+        if region is not dst or not reducing:
+            check_aligned(region, BLOCK_BYTES, op)
+        per_repeat = region.size_bytes // region.sizes[0]
+        if per_repeat > chip.vector_bytes_per_repeat:
+            raise CapacityError(
+                f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat",
+                f"{per_repeat} in {region.buffer.name}",
+                "use more repeats of fewer lanes",
+            )
+        wanted = _reduced(op, main) if reducing and region is dst else main.elements
+        if region.elements != wanted:
+            raise ProgramError(
+                f"{op}: {wanted} elements",
+                f"{region.elements} in {region.buffer.name}",
+                "a stride of 0 broadcasts",
+            )
+        if region.buffer.dtype != dst.buffer.dtype and op != "vconv":
+            formats = f"{region.buffer.dtype} -> {dst.buffer.dtype}"
+            raise ProgramError(f"{op}: one number format", formats, "cast with vconv")
+
+
+def _reduced(op: str, src: Region) -> int:
+    """Elements a reduction writes: one a repeat, or one a 32-byte block of it."""
+    if not op.startswith("vcg"):
+        return src.sizes[0]
+    blocks, rest = divmod(src.size_bytes // src.sizes[0], BLOCK_BYTES)
+    if rest:
+        raise AlignmentError(f"{op}: whole 32-byte blocks a repeat", f"{rest} bytes over", "pad it")
+    return src.sizes[0] * blocks
+
+
+def _check_attributes(instruction: Instruction, main: Region) -> None:
+    op = instruction.op
+    names = [name for name, _ in instruction.attrs]
+    if ("scalar" in names) != (op in TAKES_SCALAR):
+        wanted = "a scalar" if op in TAKES_SCALAR else "no scalar"
+        raise ProgramError(f"{op}: {wanted}", str(instruction.attr("scalar", "none")), "mend it")
+    value = instruction.attr("scalar")
+    whole = isinstance(value, int | float) and math.isfinite(value) and value == int(value)
+    if main.buffer.dtype in ("int8", "uint8", "int32") and not whole:
+        raise ProgramError(f"{op}: a whole scalar for {main.buffer.dtype}", str(value), "round it")
+    lanes = main.elements // main.sizes[0]
+    mask = instruction.attr("mask", 1)
+    if not isinstance(mask, int) or not 0 < mask < 1 << lanes:
+        raise ProgramError(
+            f"{op}: a mask with a bit for each of {lanes} lanes", repr(mask), "(1 << n) - 1 for n"
+        )
+
+
+def _check_choices(instruction: Instruction, dst: Region) -> None:
+    """Check the attributes that are one of a few words: vcmp's `op`, vconv's `round`."""
+    op, attrs = instruction.op, dict(instruction.attrs)
+    if ("op" in attrs) != (op == "vcmp") or attrs.get("op", "gt") not in COMPARISONS:
+        wanted = f"op as one of {', '.join(COMPARISONS)}" if op == "vcmp" else "no comparison"
+        raise ProgramError(f"{op}: {wanted}", repr(attrs.get("op")), "mend it")
+    if "round" in attrs:
+        whole = dst.buffer.dtype in ("int8", "uint8", "int32")
+        if op != "vconv" or not whole or attrs["round"] not in ROUNDINGS:
+            raise ProgramError(
+                f"{op}: round ({', '.join(ROUNDINGS)}) only in a vconv to whole numbers",
+                f"{attrs['round']!r} to {dst.buffer.dtype}",
+                "leave it out, or convert to int32",
+            )
+    if op == "vsel" and len(instruction.srcs) == 3 and "mask" in attrs:
+        raise ProgramError(
+            "vsel: a condition tile or a mask", "both", "drop the mask, or the first source"
+        )

@@ -1,0 +1,270 @@
+"""Time thousands of GEMM tilings at once: one loop structure, arrays of durations and counts.
+
+All candidates that divide the problem evenly and keep the same number of L0C slots run the same
+nest and differ in numbers only, so the (max, +) engine times them as one batch. The result equals
+`simulate(gemm_launch(...))` of each candidate to the cycle (a test holds them together).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip, Path
+from ascend_lab.errors import InputError
+from ascend_lab.isa import Launch, c0_of
+from ascend_lab.kernels.conv import conv_launch
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
+from ascend_lab.kernels.conv_windows import tiles_per_image
+from ascend_lab.kernels.default_schedules import (
+    Candidates,
+    c1_stage,
+    check_conv,
+    conv_estimate,
+    estimate,
+    takes_strips,
+)
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import (
+    FRACTAL,
+    Array,
+    Floats,
+    GemmSchedule,
+    GemmShape,
+    Tilings,
+    check_schedule,
+    load_cycles_per_byte,
+    memory_traffic,
+    store_cycles_per_byte,
+    tilings_of,
+    up,
+)
+from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch, simulate
+
+CHUNK = 128
+"""Candidates timed together: their matrices stay in a core's cache."""
+
+
+def time_tilings(
+    shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule]
+) -> NDArray[np.int64]:
+    """Return the kernel cycles of each schedule; all must divide the problem evenly.
+
+    Raises `InputError` naming the first schedule that leaves a tail, `CapacityError` for one that
+    does not fit.
+    """
+    tiles = tilings_of(schedules, shape.dtype)
+    _check(shape, chip, schedules, tiles)
+    out = np.zeros(len(schedules), np.int64)
+    double = tiles.m * tiles.n * 2048 <= chip.buffers["L0C"]
+    for slots in (False, True):
+        index = np.flatnonzero(double == slots)
+        for start in range(0, len(index), CHUNK):
+            part = index[start : start + CHUNK]
+            out[part] = _time_group(shape, chip, tiles.take(part), schedules[part[0]])
+    return out
+
+
+def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: Tilings) -> None:
+    if widened := [s for s in schedules if s.extras]:
+        raise InputError(
+            "tilings in order mn with two slots, nothing kept",
+            str(widened[0].extras),
+            "time it with simulate(gemm_launch(...))",
+        )
+    m1, k1, n1 = shape.fractals
+    even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
+    if chip.combined:
+        even &= t.n % _columns(shape, chip, t) == 0
+    if not even.all():
+        bad = schedules[int(np.flatnonzero(~even)[0])]
+        raise InputError(
+            f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly",
+            str(bad.as_dict()),
+            "time it with simulate(gemm_launch(...))",
+        )
+    for schedule in schedules:
+        check_schedule(shape, schedule, chip)
+
+
+def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
+    column = t.m * 256 * DTYPE_BYTES[shape.out_dtype]
+    return np.maximum(1, np.minimum(t.n, chip.buffers["UB"] // (2 * column)))
+
+
+def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -> Array:
+    """Time candidates that share a structure; none ends before memory has moved its bytes."""
+    template = _template(shape, chip, first)
+    fresh, memory_bytes = memory_traffic(shape, chip, t)
+    counts = _counts(shape, chip, template, t)
+    cycles, latency = _durations(shape, chip, template, t, fresh)
+    tail = np.repeat(np.array(template.tail_latency)[:, None], len(t.m), axis=1)
+    needed = np.ceil(memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
+    return np.maximum(run_batch(template, cycles, latency, tail, counts), needed.astype(np.int64))
+
+
+def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
+    """Compile a problem whose loops all run at least twice, with the group's L0C slots."""
+    c0 = c0_of(shape.dtype)
+    base = replace(first, base_k=2 * c0, step_k=2, grid_rows=1, grid_cols=1)
+    if base.base_m == FRACTAL or base.base_n == FRACTAL:
+        base = replace(base, base_m=2 * FRACTAL, base_n=2 * FRACTAL)
+    probe = GemmShape(2 * base.base_m, 8 * c0, 2 * base.base_n, shape.dtype, shape.out_dtype)
+    return compile_program(gemm_launch(probe, chip, base).parts[0].program, chip, Surroundings())
+
+
+def _counts(shape: GemmShape, chip: Chip, template: Compiled, t: Tilings) -> Array:
+    """Trip counts in the order the kernel opens its loops."""
+    m1, k1, n1 = shape.fractals
+    rows = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
+    rows += [np.minimum(t.k, t.m), t.k]
+    if chip.combined:
+        rows.append(t.n // _columns(shape, chip, t))
+    assert len(rows) == len(template.counts)
+    return np.stack(rows)
+
+
+def _durations(
+    shape: GemmShape,
+    chip: Chip,
+    template: Compiled,
+    t: Tilings,
+    fresh: dict[str, Floats],
+) -> tuple[Array, Array]:
+    """Cycles and flag latency per step: `sim.cost` on arrays."""
+    cores = t.rows * t.cols
+    size = DTYPE_BYTES[shape.dtype]
+    area = FRACTAL * c0_of(shape.dtype) * size
+    out_bytes = DTYPE_BYTES[shape.out_dtype]
+    columns = _columns(shape, chip, t) if chip.combined else t.n
+    stage = t.k * t.step
+    loads = {
+        name: _load(chip, side * stage * area, fresh[name], cores)
+        for name, side in (("a", t.m), ("b", t.n))
+    }
+    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
+    drain = chip.path("L0C", "UB" if chip.combined else "GM")
+    work = {
+        "a_l1": loads["a"],
+        "b_l1": loads["b"],
+        "a_l0": (_plain(l0a, np.maximum(t.k, t.m) * area), 0 * t.m + l0a.latency_cycles),
+        "b_l0": (_plain(l0b, t.n * area), 0 * t.m + l0b.latency_cycles),
+        "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * _mmad_steps(chip, shape), 0 * t.m),
+        "c_ub": (_plain(drain, t.m * columns * 256 * out_bytes), 0 * t.m + drain.latency_cycles),
+        "c": _store(chip, t.m * columns * 256 * out_bytes, cores),
+    }
+    return _fill(template, work, len(t.m))
+
+
+def _fill(
+    template: Compiled, work: dict[str, tuple[Array, Array]], count: int
+) -> tuple[Array, Array]:
+    """Spread the costs over the steps: by destination buffer; flags inherit their latency."""
+    cycles = np.repeat(np.array(template.cycles, np.int64)[:, None], count, axis=1)
+    latency = np.zeros_like(cycles)
+    last: dict[int, Array] = {}
+    for number, step in enumerate(template.steps):
+        source = template.sources[step.source]
+        if source.event is None and source.dst is not None:
+            cycles[number], seen = work[source.dst.buffer.name]
+            before = last.get(step.pipe, np.zeros_like(seen)) - cycles[number]
+            last[step.pipe] = np.maximum(seen, before)
+        elif source.op == "set_flag" and step.pipe in last:
+            latency[number] = last[step.pipe]
+    return cycles, latency
+
+
+def _mmad_steps(chip: Chip, shape: GemmShape) -> int:
+    m0, k0, n0 = chip.cube_shape(shape.dtype)
+    return -(-FRACTAL // m0) * -(-c0_of(shape.dtype) // k0) * -(-FRACTAL // n0)
+
+
+def _plain(path: Path, size_bytes: Array) -> Array:
+    return _occupancy(path, size_bytes, np.full(len(size_bytes), 1.0 / path.rate_bytes_per_cycle))
+
+
+def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats) -> Array:
+    moved = np.ceil(size_bytes * cycles_per_byte - 1e-9).astype(np.int64)
+    return path.startup_cycles + moved
+
+
+def _load(chip: Chip, size_bytes: Array, fresh: Floats, cores: Array) -> tuple[Array, Array]:
+    path = chip.path("GM", "L1")
+    cycles = _occupancy(path, size_bytes, load_cycles_per_byte(chip, fresh, cores))
+    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
+    return cycles, np.rint(latency).astype(np.int64)
+
+
+def _store(chip: Chip, size_bytes: Array, cores: Array) -> tuple[Array, Array]:
+    path = chip.path("UB" if chip.combined else "L0C", "GM")
+    per_byte = store_cycles_per_byte(chip, cores)
+    latency = path.latency_cycles + chip.l2.latency_cycles
+    return _occupancy(path, size_bytes, per_byte), 0 * size_bytes + latency
+
+
+# The grid of cores for a tile of one's own: an estimate orders them, the simulator chooses.
+
+
+TRIED = 8
+
+
+def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> GemmSchedule:
+    """Return the schedule with the quickest grid, its own among equals; raises as its launch.
+
+    Simulated are its own and the TRIED grids with the least estimates.
+    """
+    if isinstance(shape, ConvShape):
+        check_conv(shape, schedule, chip)
+    else:
+        check_schedule(shape, schedule, chip)
+    every = [schedule, *_grids(shape, chip, schedule)]
+    order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
+    tried = [schedule, *(every[int(index)] for index in order)]
+    cycles = [simulate(_launch(shape, chip, one), chip).cycles for one in tried]
+    return tried[int(np.argmin(cycles))]
+
+
+def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
+    """Return the schedule on every grid; of those that give a core the same work, the smallest."""
+    down, bundles, across = _tiles(shape, chip, schedule)
+    found: dict[tuple[int, ...], GemmSchedule] = {}
+    for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
+        if rows * cols <= chip.core_count:
+            shares = min(cols, bundles)
+            work = up(down, rows), up(bundles, shares), up(across, cols // shares)
+            found.setdefault(work, replace(schedule, grid_rows=rows, grid_cols=cols))
+    return list(found.values())
+
+
+def _tiles(
+    shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule
+) -> tuple[int, int, int]:
+    """Return the tiles along m (or pixels), bundles of groups, and tiles along n of a bundle."""
+    tile, blocks = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+    if isinstance(shape, GemmShape):
+        m1, _, n1 = shape.fractals
+        return up(m1, tile), 1, up(n1, blocks)
+    strip, bundles = takes_strips(shape, schedule, chip), bundles_of(shape)
+    pixels = shape.n * tiles_per_image(shape, tile, strip=strip)
+    return pixels, bundles.count, up(bundles.n1, blocks)
+
+
+def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
+    """Return the cycles that the default's rule gives schedules of one tile."""
+    if isinstance(shape, GemmShape):
+        return estimate(shape, chip, tilings_of(every, shape.dtype))
+    stages = np.full(len(every), c1_stage(shape, every[0]))
+    strips = np.full(len(every), takes_strips(shape, every[0], chip))
+    found = Candidates(tilings_of(every, shape.dtype), stages, strips)
+    return conv_estimate(shape, chip, found)
+
+
+def _launch(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> Launch:
+    if isinstance(shape, ConvShape):
+        return conv_launch(shape, chip, schedule)
+    return gemm_launch(shape, chip, schedule)

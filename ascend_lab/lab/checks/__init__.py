@@ -1,0 +1,47 @@
+"""Checks of the exercises, `check_ex_NN_k(fn, seed=...)`, and predictions to compare.
+
+The checks of a chapter are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.lab.checks.core import CheckResult, check_against, check_property
+from ascend_lab.lab.checks.prediction import Prediction, compare, predict
+
+__all__ = [
+    "CheckResult",
+    "Prediction",
+    "check_against",
+    "check_property",
+    "compare",
+    "predict",
+]
+
+_CHECKS = {
+    name: module.stem
+    for module in sorted(Path(__file__).parent.glob("chapter*.py"))
+    for name in re.findall(
+        r"^(?:def )?(check_ex_\d\d_\d+)", module.read_text("utf-8"), re.MULTILINE
+    )
+}
+"""Check -> module of this package that defines it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CHECKS:
+        return getattr(import_module(f"{__name__}.{_CHECKS[name]}"), name)
+    raise AttributeError(f"{__name__} has no {name!r}; see {__name__}.check_names()")
+
+
+def check_names() -> list[str]:
+    """Return the names of all exercise checks, in order of chapter and number."""
+    return sorted(_CHECKS, key=lambda name: [int(part) for part in re.findall(r"\d+", name)])
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "check_names", *check_names()])

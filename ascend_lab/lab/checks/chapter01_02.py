@@ -1,0 +1,277 @@
+"""Checks of chapter 1: bracket and upgrade, masks and repeats, divergence, coalescing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
+from ascend_lab.errors import MachineError
+from ascend_lab.isa import Program, c0_of, sanitize
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+    show,
+)
+from ascend_lab.lab.machines import VectorOp, plain_ops, run_vector, units_touched
+from ascend_lab.sim import execute
+
+WARP = 32
+SECTOR_BYTES = 32
+ITEM_BYTES = 4
+FEW_ELEMENTS = 1000
+
+
+def check_ex_01_1(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(compute, move, wait) -> (low, high, upgrade, gain)`."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        values = rng.integers(1, 1000, 3)
+        if rng.random() < 0.25:
+            values[rng.integers(3)] = values.max()
+        return dict(zip(("compute", "move", "wait"), map(int, values), strict=True))
+
+    edge_cases = [
+        {"compute": 100, "move": 30, "wait": 20},
+        {"compute": 10, "move": 100, "wait": 90},
+        {"compute": 7, "move": 7, "wait": 7},
+    ]
+    return check_against(
+        "ex_01_1",
+        fn,
+        _bracket_and_upgrade,
+        make_case,
+        rel_tol=1e-9,
+        edge_cases=edge_cases,
+        seed=seed,
+    )
+
+
+def _bracket_and_upgrade(compute: int, move: int, wait: int) -> tuple[float, float, str, float]:
+    parts = {"compute": compute, "move": move, "wait": wait}
+    low, high = max(parts.values()), sum(parts.values())
+    gains = {name: low / max({**parts, name: parts[name] / 2}.values()) for name in parts}
+    best = max(gains, key=lambda name: gains[name])
+    return (low, high, best, gains[best]) if gains[best] > 1 else (low, high, "none", 1.0)
+
+
+def check_ex_01_2(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(n, x, y, z)`: vector instructions for z = x + y on float32, few of them."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        return _add_case(int(rng.integers(1, 2000)))
+
+    edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024)]
+    rng = np.random.default_rng(seed)
+
+    def judge(got: Any, case: Case) -> str | None:
+        return _judge_add(got, case, rng)
+
+    return check_property("ex_01_2", fn, judge, make_case, edge_cases=edges, seed=seed)
+
+
+def _add_case(n: int) -> Case:
+    room = -(-n // 8) * 8 + 8
+    return {"n": n, "x": 0, "y": room, "z": 2 * room}
+
+
+def _judge_add(got: Any, case: Case, rng: np.random.Generator) -> str | None:
+    n, x, y, z = (case[name] for name in ("n", "x", "y", "z"))
+    if not isinstance(got, Sequence) or not all(isinstance(op, VectorOp) for op in got):
+        return "expected a list of VectorOp"
+    before = rng.integers(-9, 10, z + y).astype(np.float32)
+    expected = before.copy()
+    expected[z : z + n] = before[x : x + n] + before[y : y + n]
+    try:
+        after = run_vector(got, before)
+    except MachineError as error:
+        return f"which the vector unit refuses: {error}"
+    wrong = np.flatnonzero(after != expected)
+    if wrong.size:
+        where = wrong[0] - z
+        place = f"z[{where}]" if where >= 0 else f"element {wrong[0]} of the buffer"
+        return f"after which {place} is {show(after[wrong[0]])}, not {show(expected[wrong[0]])}"
+    limit = 1 if n == FEW_ELEMENTS else len(plain_ops("add", n, z, x, y, "float32"))
+    if len(got) > limit:
+        return f"which is {len(got)} instructions where {limit} will do"
+    return None
+
+
+def check_ex_01_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        mask = rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0])
+        return {"mask": mask, "then": int(rng.integers(0, 9)), "other": int(rng.integers(0, 9))}
+
+    edge_cases = [
+        {"mask": np.ones(32, bool), "then": 3, "other": 5},
+        {"mask": np.arange(64) == 40, "then": 3, "other": 5},
+        {"mask": np.ones(33, bool), "then": 2, "other": 7},
+    ]
+    return check_against("ex_01_3", fn, _warp_issues, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _warp_issues(mask: Any, then: int, other: int) -> int:
+    issues = 0
+    for start in range(0, len(mask), WARP):
+        lanes = mask[start : start + WARP]
+        issues += 1 + then * bool(np.any(lanes)) + other * bool(not np.all(lanes))
+    return issues
+
+
+def check_ex_01_4(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        return {"stride": int(rng.integers(0, 40)), "offset": int(rng.integers(0, 20))}
+
+    edge_cases = [
+        {"stride": 1, "offset": 0},
+        {"stride": 1, "offset": 1},
+        {"stride": 0, "offset": 5},
+        {"stride": 8, "offset": 7},
+    ]
+    return check_against("ex_01_4", fn, _sectors, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _sectors(stride: int, offset: int) -> int:
+    address = ITEM_BYTES * (stride * np.arange(WARP) + offset)[None, :]
+    return int(units_touched(address, np.ones_like(address, bool), SECTOR_BYTES)[0])
+
+
+# Checks of chapter 2: a route for convolution data, a missing flag, the largest double buffer.
+
+
+TILE = 256
+"""Elements of one tile in exercise 2.2."""
+
+PROGRAM_SEEDS = (None, 1, 2, 3)
+"""Orders of the pipes in which exercise 2.2 is run for values."""
+
+
+def img2col_hops(
+    chip_name: str, c1: int, height: int, width: int, kernel: int, stride: int
+) -> list[tuple[str, str, str, int]]:
+    """Return the moves (source, destination, pipe, bytes) that bring an im2col matrix to L0A.
+
+    Only load3d unfolds, and only from L1 to L0A, so the image (C1, H, W, 16) crosses GM->L1 once
+    and the matrix, of 16-row fractals, crosses L1->L0A.
+    """
+    chip = load_chip(chip_name)
+    out_height, out_width = ((size - kernel) // stride + 1 for size in (height, width))
+    rows = -(-out_height * out_width // 16) * 16
+    sizes = {("GM", "L1"): c1 * height * width * 32, ("L1", "L0A"): rows * c1 * kernel**2 * 32}
+    return [(src, dst, chip.path(src, dst).pipe, size) for (src, dst), size in sizes.items()]
+
+
+def _judge_hops(hops: Any, case: Case) -> str | None:
+    """Judge a route hop by hop, without giving it away."""
+    shape = isinstance(hops, list | tuple) and all(
+        isinstance(hop, list | tuple) and len(hop) == 4 for hop in hops
+    )
+    if not shape or not hops:
+        return "expected a list of tuples (source, destination, pipe, size_bytes)"
+    chip = load_chip(case["chip_name"])
+    for src, dst, pipe, _ in hops:
+        if (src, dst) not in chip.paths:
+            return f"but {chip.name} has no path {src}->{dst}"
+        if pipe != chip.paths[src, dst].pipe:
+            return f"but {src}->{dst} is not a path of pipe {pipe}"
+    ends = [(hop[0], hop[1]) for hop in hops]
+    chained = all(first[1] == second[0] for first, second in pairwise(ends))
+    if ends[0][0] != "GM" or ends[-1][1] != "L0A" or not chained:
+        return "expected a chain that starts in GM and ends in L0A"
+    expected = img2col_hops(**case)
+    if ends != [hop[:2] for hop in expected]:
+        return "but on this way nothing unfolds the image: which instruction does, and from where?"
+    for hop, right in zip(hops, expected, strict=True):
+        if isinstance(hop[3], bool) or hop[3] != right[3]:
+            return f"but {right[3]} bytes cross {hop[0]}->{hop[1]}"
+    return None
+
+
+def check_ex_02_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check the moves of an im2col tile against the paths of the chip."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        kernel = int(rng.integers(1, 6))
+        return {
+            "chip_name": str(rng.choice(PRESETS)),
+            "c1": int(rng.integers(1, 5)),
+            "height": kernel + int(rng.integers(0, 12)),
+            "width": kernel + int(rng.integers(0, 12)),
+            "kernel": kernel,
+            "stride": int(rng.integers(1, 4)),
+        }
+
+    easy: Case = {
+        "chip_name": "Ascend910A", "c1": 1, "height": 6, "width": 6, "kernel": 3, "stride": 1
+    }  # fmt: skip
+    return check_property("ex_02_1", fn, _judge_hops, draw, edge_cases=[easy], seed=seed)
+
+
+def _judge_relu(program: Any, case: Case) -> str | None:
+    """Judge a program y = max(x, 0) over `tiles` tiles: ordered by flags, right in every order."""
+    if not isinstance(program, Program):
+        return "expected the Program that k.finish() returns"
+    chip = load_chip("Toy")
+    if any(instruction.op == "barrier" for instruction, _ in program.instructions()):
+        return "use a flag: a barrier stops all pipes"
+    findings = sanitize(program, chip)
+    if findings:
+        return f"the sanitizer finds {show(str(findings[0]), 110)}"
+    x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
+    x = x.astype(np.float16)
+    for order in PROGRAM_SEEDS:
+        y = execute(program, {"x": x}, chip, seed=order)["y"]
+        if not np.array_equal(y, np.maximum(x, 0)):
+            return f"expected y = max(x, 0), wrong with execute(..., seed={order})"
+    return None
+
+
+def check_ex_02_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check that the in-place relu program keeps all its dependences by flags alone."""
+    return check_property(
+        "ex_02_2",
+        fn,
+        _judge_relu,
+        lambda rng: {"tiles": int(rng.integers(1, 9))},
+        edge_cases=[{"tiles": 2}],
+        cases=4,
+        seed=seed,
+    )
+
+
+def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
+    """Return the largest k, a multiple of C0, with two A and two B tiles in L0 and C in L0C."""
+    chip, itemsize, c0 = load_chip(chip_name), DTYPE_BYTES[dtype], c0_of(dtype)
+    if 4 * m * n > chip.buffers["L0C"]:
+        return 0
+    room = min(chip.buffers["L0A"] // (2 * m), chip.buffers["L0B"] // (2 * n)) // itemsize
+    return room - room % c0
+
+
+def check_ex_02_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check the depth of the largest double-buffered tile."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {
+            "chip_name": str(rng.choice(PRESETS)),
+            "dtype": str(rng.choice(["fp16", "int8"])),
+            "m": 16 * int(rng.integers(1, 40)),
+            "n": 16 * int(rng.integers(1, 40)),
+        }
+
+    edges: list[Case] = [
+        {"chip_name": "Ascend910A", "dtype": "fp16", "m": 128, "n": 256},
+        {"chip_name": "Toy", "dtype": "int8", "m": 256, "n": 256},
+        {"chip_name": "Toy", "dtype": "fp16", "m": 16, "n": 192},
+    ]
+    return check_against("ex_02_3", fn, largest_k, draw, edge_cases=edges, seed=seed)

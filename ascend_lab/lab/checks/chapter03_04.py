@@ -1,0 +1,327 @@
+"""Checks of chapter 3: a tile that clears the ridges, bytes per level, L2 passes, alignment.
+
+Tiles, bytes and passes are judged by what a real program counts, not by a formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import AscendLabError, CapacityError
+from ascend_lab.isa import KernelBuilder, Program, sanitize
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+    equal_to,
+)
+from ascend_lab.sim import Traffic, analyse, execute, simulate
+
+STEP = 16
+DEPTH = 64
+
+
+def check_ex_03_1(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
+        to_l1 = float(rng.uniform(50, 400))
+        return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
+
+    edge_cases = [
+        _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
+        _rates(256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
+        _rates(512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
+        _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
+    ]
+    return check_property("ex_03_1", fn, _judge_tile, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> Case:
+    return {"to_l0a": to_l0a, "to_l0b": to_l0b, "to_l1": to_l1, "l0c_bytes": l0c_bytes}
+
+
+def _judge_tile(got: Any, case: Case) -> str | None:
+    chip = _chip(case)
+    if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
+        return "expected a whole number or None"
+    if got is None:
+        side = next((t for t in range(STEP, 1024, STEP) if _missing(chip, t) is None), None)
+        return None if side is None else f"but a tile of {side} x {side} fits and clears both"
+    if got < STEP or got % STEP:
+        return f"expected a positive multiple of {STEP}"
+    wrong = _missing(chip, int(got))
+    if wrong is not None:
+        return f"but {wrong}"
+    if got > STEP and _missing(chip, int(got) - STEP) is None:
+        return f"but {got - STEP} is enough"
+    return None
+
+
+def _chip(case: Case) -> Chip:
+    """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
+    base = load_chip("Ascend910A")
+    rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
+    changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
+    return replace(
+        base,
+        paths={**base.paths, **changed},
+        buffers={**base.buffers, "L0C": case["l0c_bytes"]},
+    )
+
+
+def _missing(chip: Chip, side: int) -> str | None:
+    """Say why a square tile does not do: it overflows, or some wires need longer than the cube."""
+    shape = GemmShape(side, DEPTH, side, "fp16", "fp16")
+    try:
+        launch = gemm_launch(shape, chip, GemmSchedule(side, STEP, side, 1, 1, 1))
+    except CapacityError as error:
+        return f"it does not fit: {error}"
+    moved = analyse(launch, chip).path_bytes
+    cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
+    cycles = {p: moved[p] / chip.path(*p).rate_bytes_per_cycle for p in moved if p[0] != "L0C"}
+    into = {
+        "L0": cycles["L1", "L0A"] + cycles["L1", "L0B"],
+        "L1": cycles["GM", "L1"],
+    }
+    for level, needed in into.items():
+        if needed > cube * (1 + 1e-9):
+            return (
+                f"with tiles of {side} the wires into {level} need {needed:.1f} cycles "
+                f"while the cube needs {cube:.1f}"
+            )
+    return None
+
+
+def check_ex_03_2(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        m, k, n = (int(side) for side in rng.integers(1, 300, 3))
+        tile_m, tile_n = (16 * int(side) for side in rng.integers(1, 9, 2))
+        return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
+
+    edge_cases = [
+        {"m": 256, "k": 128, "n": 256, "tile_m": 64, "tile_n": 128},
+        {"m": 16, "k": 16, "n": 16, "tile_m": 64, "tile_n": 64},
+        {"m": 100, "k": 50, "n": 70, "tile_m": 48, "tile_n": 32},
+    ]
+    return check_against("ex_03_2", fn, _counted, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _traffic(shape: GemmShape, tile_m: int, tile_n: int, chip: Chip) -> Traffic:
+    """Count what the program on one core moves."""
+    return analyse(gemm_launch(shape, chip, GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)), chip)
+
+
+def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int, int]:
+    chip = load_chip("Ascend910A")
+    moved = _traffic(GemmShape(m, k, n), tile_m, tile_n, chip).path_bytes
+    return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
+
+
+def check_ex_03_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(m, k, n, tile_m, l2_bytes)`: how often memory delivers the weights."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        tile_m = int(rng.choice([64, 128]))
+        m, (k, n) = tile_m * int(rng.integers(1, 9)), rng.integers(6, 17, 2) * 128
+        live = 2 * (tile_m * k + k * n + tile_m * n)
+        l2_bytes = max(int(live * rng.uniform(0.5, 1.5)), 1 << 21)
+        return {"m": m, "k": int(k), "n": int(n), "tile_m": tile_m, "l2_bytes": l2_bytes}
+
+    live = 2 * (128 * 1024 + 1024 * 2048 + 128 * 2048)
+    shape = {"m": 512, "k": 1024, "n": 2048, "tile_m": 128}
+    edge_cases = [
+        {**shape, "l2_bytes": live},
+        {**shape, "l2_bytes": live - 1},
+        {**shape, "m": 128, "l2_bytes": live - 1},
+    ]
+    return check_property("ex_03_3", fn, _judge_passes, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _judge_passes(got: Any, case: Case) -> str | None:
+    m, k, n, tile_m, l2_bytes = (case[name] for name in ("m", "k", "n", "tile_m", "l2_bytes"))
+    base = load_chip("Ascend310")
+    chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
+    traffic = _traffic(GemmShape(m, k, n, "fp16", "fp16"), tile_m, 128, chip)
+    weights = traffic.memory_read_bytes - 2 * m * k
+    return equal_to(weights // (2 * k * n))(got)
+
+
+def check_ex_03_4(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
+
+    def make_case(rng: np.random.Generator) -> Case:
+        return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
+
+    edge_cases = [{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 17, 300)]
+    return check_against("ex_03_4", fn, _worst_side, make_case, edge_cases=edge_cases, seed=seed)
+
+
+def _worst_side(limit: int, dtype: str) -> int:
+    return max(side for side in range(1, limit + 1) if useful_share(side, dtype) < 0.5)
+
+
+def useful_share(side: int, dtype: str) -> float:
+    """Return side cubed over the multiply-accumulates the cube does for it, whole fractals."""
+    m1, k1, n1 = GemmShape(side, side, side, dtype).fractals
+    m0, k0, n0 = load_chip("Ascend910A").cube_shape(dtype)
+    return float(side**3 / (m1 * m0 * k1 * k0 * n1 * n0))
+
+
+# Checks of chapter 4: repair a deadlocked kernel, power in the (max, +) algebra.
+
+
+Matrix = NDArray[np.float64]
+Product = Callable[[Matrix, Matrix], Matrix]
+
+TILE = 1024
+"""Elements of one tile of the ping-pong kernel."""
+
+SLACK = 1.05
+"""A repaired kernel may take this many times the cycles of ours, not more."""
+
+
+def check_ex_04_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
+
+    No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
+    barriers everywhere are no repair.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"pairs": int(rng.integers(1, 7))}
+
+    return check_property("ex_04_2", fn, _judge_ping_pong, draw, cases=6, seed=seed)
+
+
+def check_ex_04_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
+
+    At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))
+        return {"product": _counting(max_plus_product), "a": _matrix(rng), "n": n}
+
+    small = np.array([[3.0, -np.inf], [5.0, 4.0]])
+    edges = [
+        {"product": _counting(max_plus_product), "a": small, "n": n} for n in (1, 2, 3, 64, 127)
+    ]
+    return check_property("ex_04_3", fn, _judge_power, draw, edge_cases=edges, seed=seed)
+
+
+def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
+    """Return the (max, +) product, c_ij = max_k (a_ik + b_kj), of two square matrices."""
+    c: Matrix = (a[:, :, None] + b[None, :, :]).max(axis=1)
+    return c
+
+
+def _counting(product: Product) -> Product:
+    """Return `product` with an attribute `calls` that counts (a copied function is itself)."""
+
+    def counted(a: Matrix, b: Matrix) -> Matrix:
+        counted.__dict__["calls"] += 1
+        return product(a, b)
+
+    counted.__dict__["calls"] = 0
+    counted.__name__ = counted.__qualname__ = "product"
+    return counted
+
+
+def _matrix(rng: np.random.Generator) -> Matrix:
+    size = int(rng.integers(1, 6))
+    a = rng.integers(0, 500, (size, size)).astype(np.float64)
+    a[rng.random((size, size)) < 0.4] = -np.inf
+    return a
+
+
+def _judge_power(got: Any, case: Case) -> str | None:
+    a, n, calls = case["a"], case["n"], case["product"].__dict__["calls"]
+    case["product"].__dict__["calls"] = 0
+    expected = a
+    for _ in range(n - 1):
+        expected = max_plus_product(expected, a)
+    wrong = equal_to(expected)(got)
+    if wrong is not None:
+        return wrong
+    allowed = 2 * math.floor(math.log2(n)) + 2
+    return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
+
+
+def _judge_ping_pong(got: Any, case: Case) -> str | None:
+    if not isinstance(got, Program):
+        return "expected a Program (end with k.finish())"
+    chip, pairs = load_chip("Toy"), case["pairs"]
+    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
+    size = 2 * pairs * TILE
+    if tensors != [("x", "fp16", size), ("y", "fp16", size)]:
+        return f"expected fp16 tensors x and y of {size} elements"
+    findings = sanitize(got, chip)
+    if findings:
+        worst = next((f for f in findings if f.kind == "deadlock"), findings[0])
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {worst}"
+    return _wrong_values(got, chip, size) or _too_slow(got, chip, pairs)
+
+
+def _wrong_values(program: Program, chip: Chip, size: int) -> str | None:
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float16)
+    for order in (None, 1, 2):
+        try:
+            y = execute(program, {"x": x}, chip, seed=order)["y"]
+        except AscendLabError as error:
+            return f"expected a program that runs, but: {error}"
+        wrong = int((y != np.maximum(x, 0)).sum())
+        if wrong:
+            return f"expected y = relu(x), {wrong} of {size} elements differ"
+    return None
+
+
+def _too_slow(program: Program, chip: Chip, pairs: int) -> str | None:
+    cycles, ours = simulate(program, chip).cycles, _our_cycles(pairs)
+    if cycles > SLACK * ours:
+        return f"expected tiles that overlap: {cycles} cycles, {ours} are enough"
+    return None
+
+
+@cache
+def _our_cycles(pairs: int) -> int:
+    return simulate(_ping_pong(pairs), load_chip("Toy")).cycles
+
+
+def _ping_pong(pairs: int) -> Program:
+    """Return relu in place on two slots, flags by hand: the kernel the exercise asks for."""
+    k = KernelBuilder("ping_pong", load_chip("Toy"))
+    x, y = (k.tensor(name, "fp16", 2 * pairs * TILE) for name in "xy")
+    slots = [k.buffer(f"slot{s}", "UB", "fp16", TILE) for s in (0, 1)]
+    for s in (0, 1):
+        k.set_flag("MTE3", "MTE2", s)
+    with k.loop("i", pairs) as i:
+        for s, slot in enumerate(slots):
+            at, lanes = (2 * i + s) * TILE, slot.region(0, (TILE // 128, 128))
+            k.wait_flag("MTE3", "MTE2", s)
+            k.copy(slot.region(), x.region(at, TILE))
+            k.set_flag("MTE2", "V", s)
+            k.wait_flag("MTE2", "V", s)
+            k.vector("vrelu", lanes, lanes)
+            k.set_flag("V", "MTE3", s)
+            k.wait_flag("V", "MTE3", s)
+            k.copy(y.region(at, TILE), slot.region())
+            k.set_flag("MTE3", "MTE2", s)
+    for s in (0, 1):
+        k.wait_flag("MTE3", "MTE2", s)
+    return k.finish()

@@ -1,0 +1,261 @@
+"""Checks of the exercises of chapter 10: fusing operators."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import dsl
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl import Schedule, Tensor
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph import Graph, GraphBuilder, Node
+from ascend_lab.isa import KernelBuilder, Program, sanitize
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+)
+from ascend_lab.sim import execute, simulate, simulate_kernel
+
+CORES, TILE = 32, 1024
+SLACK = 1.05
+
+
+def gain(inputs: list[int]) -> float:
+    """Return bytes apart / bytes fused of a chain, given each operator's inputs of its own.
+
+    Every operator but the first also reads the result before it; all tensors have one size.
+    """
+    links = len(inputs) - 1
+    return (sum(inputs) + links + len(inputs)) / (sum(inputs) + 1)
+
+
+def check_ex_10_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(inputs)`: bytes apart over bytes fused, given each operator's own inputs."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        first = int(rng.integers(1, 4))
+        return {"inputs": [first, *rng.integers(0, 4, int(rng.integers(0, 12))).tolist()]}
+
+    edges = [{"inputs": i} for i in ([2, 0], [2], [1, 0, 0, 0], [2, 1, 1, 1])]
+    return check_against("ex_10_1", fn, gain, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
+
+
+# -- a fusion rule ---------------------------------------------------------------------------------
+
+NODE = re.compile(r"(\w+)=(\w+)\(([\w,]+)\)")
+
+
+def network(text: str) -> Graph:
+    """Return the graph of a line such as "c=conv(x) s=softplus(c) y=mul(c,s) -> y"."""
+    net = GraphBuilder("exercise", "fp16")
+    live = {"x": net.input("x", (1, 16, 4, 4))}
+    body, _, outputs = text.partition("->")
+    for name, op, reads in NODE.findall(body):
+        operands = [live[r] for r in reads.split(",")]
+        if op == "conv":
+            live[name] = net.conv2d(*operands, net.weight((16, 16, 1, 1)), name=name)
+        else:
+            live[name] = net.add_node(op, *operands, name=name)
+    net.output(*(live[name] for name in outputs.split()))
+    return net.build()
+
+
+def mish_rule(graph: Graph, node: Node) -> list[Node] | None:
+    """Return conv, softplus, tanh and mul where they are a diamond that nobody looks into."""
+    chain = [node]
+    for op in ("softplus", "tanh", "mul"):
+        readers = graph.readers[chain[-1].output]
+        following = [n for n in readers if n.op == op]
+        if len(following) != 1 or len(readers) != 1 + (chain[-1].op == "conv2d"):
+            return None
+        chain.append(following[0])
+    seen = any(n.output in graph.outputs for n in chain[:-1])
+    ends = {chain[0].output, chain[2].output}
+    return chain if node.op == "conv2d" and set(chain[3].inputs) == ends and not seen else None
+
+
+def proposals(rule: Any, text: str) -> list[list[str]]:
+    """Return the names of the nodes that a rule proposes, node by node of the graph of a line."""
+    graph = network(text)
+    found = (rule(graph, node) for node in graph.nodes)
+    return [[n.name for n in nodes] for nodes in found if nodes is not None]
+
+
+def draw_network(rng: np.random.Generator) -> Case:
+    """Return the line of a network with mish in it, in half the cases not quite."""
+    a, b = ("c", "t") if rng.random() < 0.5 else ("t", "c")
+    head, squash = "conv", "tanh"
+    more, outputs = "", ["y"]
+    twist = int(rng.integers(0, 10))
+    if twist == 0:
+        head = "relu"
+    elif twist == 1:
+        squash = "sigmoid"
+    elif twist == 2:
+        a, b = ("x", b) if b != "c" else (a, "x")
+    elif twist == 3:
+        more = f" r={('relu', 'softplus')[rng.integers(0, 2)]}({'cst'[rng.integers(0, 3)]})"
+        outputs.append("r")
+    elif twist == 4:
+        outputs.append("cst"[rng.integers(0, 3)])
+    elif twist == 5:
+        more, outputs = " d=conv(y) u=softplus(d) v=tanh(u) z=mul(v,d)", ["z"]
+    text = f"c={head}(x) s=softplus(c) t={squash}(s) y=mul({a},{b}){more} -> {' '.join(outputs)}"
+    return {"network": text}
+
+
+def check_ex_10_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(graph, node)`: the rule for mish behind a convolution, on networks and misfits."""
+    wrapped = partial(proposals, fn) if callable(fn) else fn
+    start = "c=conv(x) s=softplus(c) t=tanh(s)"
+    ends = (
+        "y=mul(c,t) -> y",
+        "y=mul(t,c) -> y",
+        "y=mul(c,t) -> y t",
+        "y=mul(x,t) r=relu(c) -> y r",
+    )
+    more = ("y=mul(c,t) r=relu(s) -> y r", "y=mul(c,t) r=relu(c) -> y r", "y=mul(t,t) -> y")
+    edges = [{"network": f"{start} {end}"} for end in (*ends, *more)]
+    reference = partial(proposals, mish_rule)
+    found = check_against("ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed)
+    return replace(found, subject=fn)
+
+
+# -- the gradient of tanh --------------------------------------------------------------------------
+
+
+def tanh_gradient(elements: int) -> Tensor:
+    """Return y = dy * (1 - t * t) with t = tanh(x), which is read twice."""
+    x, dy = (dsl.placeholder((elements,), name=name) for name in ("x", "dy"))
+    power = dsl.vadds(dsl.vexp(dsl.vmuls(x, -2.0)), 1.0)
+    t = dsl.renamed(dsl.vadds(dsl.vmuls(dsl.vrec(power), 2.0), -1.0), "t")
+    square = dsl.vmul(t, t)
+    return dsl.renamed(dsl.vmul(dy, dsl.vadds(dsl.vmuls(square, -1.0), 1.0)), "y")
+
+
+def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
+    """Return the schedule exercise 10.4 asks for: t is a tile with two slots, computed once."""
+    s = dsl.create_schedule(y, chip)
+    for stage in [stage.name for stage in s.state.stages]:
+        if stage not in ("t", "y"):
+            s = dsl.inline(s, stage)
+    s = dsl.split(s, "y", "i", y.shape[0] // CORES)
+    s = dsl.split(dsl.bind(s, "y", "i_o"), "y", "i_i", width)
+    s = dsl.double_buffer(dsl.vectorise(s, "y", "i_i_i"), "y")
+    return dsl.double_buffer(dsl.compute_at(s, "t", "y", "i_i_o"), "t")
+
+
+def check_ex_10_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(elements)`: a schedule of the gradient of tanh on the 910A, as fast as ours."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"elements": CORES * 8192 * int(rng.integers(2, 9))}
+
+    return check_property("ex_10_4", fn, _judge_gradient, draw, cases=2, seed=seed)
+
+
+def _judge_gradient(got: Any, case: Case) -> str | None:
+    if not isinstance(got, Schedule) or got.chip.name != "Ascend910A":
+        return "expected a Schedule for the Ascend910A"
+    chip, count = load_chip("Ascend910A"), case["elements"]
+    try:
+        kernel = dsl.lower(got)
+        findings = sanitize(kernel, chip)
+        run = simulate_kernel(kernel, chip)
+        right = _right_values(got, count)
+    except AscendLabError as error:
+        return f"expected a schedule that lowers, but: {error}"
+    if findings or not right:
+        return f"expected y = dy (1 - tanh(x)^2) and no findings, there are {len(findings)}"
+    if len(kernel.phases) > 1:
+        return f"expected one phase, there are {len(kernel.phases)}: t goes through memory"
+    ours = _our_cycles(count)
+    if run.cycles > SLACK * ours:
+        return f"expected at most {SLACK} x {ours:,} cycles, it takes {run.cycles:,}"
+    return None
+
+
+@cache
+def _our_cycles(count: int) -> int:
+    chip = load_chip("Ascend910A")
+    return simulate_kernel(dsl.lower(fused_gradient(tanh_gradient(count), chip)), chip).cycles
+
+
+def _right_values(schedule: Schedule, count: int) -> bool:
+    x = np.linspace(-3, 3, count).astype(np.float16)
+    dy = np.linspace(2, -1, count).astype(np.float16)
+    y = dsl.run(schedule, {"x": x, "dy": dy}).get("y")
+    wanted = dy * (1 - np.tanh(x.astype(np.float32)) ** 2)
+    return y is not None and y.shape == (count,) and bool(np.allclose(y, wanted, atol=0.01))
+
+
+# -- in place --------------------------------------------------------------------------------------
+
+
+def shifted_program(tiles: int, shift: int) -> Program:
+    """Return the program exercise 10.5 asks for: the last tile first, on one core of the Toy."""
+    chip, shape = load_chip("Toy"), (TILE // 128, 128)
+    k = KernelBuilder("shifted", chip)
+    x, b = k.tensor("x", "fp16", tiles * TILE + shift), k.tensor("b", "fp16", tiles * TILE)
+    loads = [k.queue(f"{n}_ub", "UB", "fp16", TILE, src="MTE2", dst="V", depth=2) for n in "xb"]
+    out = k.queue("y_ub", "UB", "fp16", TILE, src="V", dst="MTE3", depth=2)
+    with k.loop("i", tiles) as i:
+        at = (tiles - 1 - i) * TILE
+        for queue, tensor in zip(loads, (x, b), strict=True):
+            k.copy(queue.alloc().region(), tensor.region(at, TILE))
+            queue.enqueue()
+        one, two = (queue.dequeue().region(0, shape) for queue in loads)
+        result = out.alloc().region(0, shape)
+        k.vector("vadd", result, one, two)
+        k.vector("vrelu", result, result)
+        for queue in loads:
+            queue.free()
+        out.enqueue()
+        k.copy(x.region(at + shift, TILE), out.dequeue().region())
+        out.free()
+    return k.finish()
+
+
+def check_ex_10_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(tiles, shift)`: x[shift + i] = relu(x[i] + b[i]) in place, three copies a tile."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"tiles": int(rng.integers(2, 7)), "shift": 16 * int(rng.integers(0, 200))}
+
+    edges = [{"tiles": t, "shift": s} for t, s in ((1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048))]
+    return check_property("ex_10_5", fn, _judge_shifted, draw, edge_cases=edges, cases=6, seed=seed)
+
+
+def _judge_shifted(got: Any, case: Case) -> str | None:
+    if not isinstance(got, Program):
+        return "expected a Program (end with k.finish())"
+    chip, count, shift = load_chip("Toy"), case["tiles"] * TILE, case["shift"]
+    tensors = sorted((t.name, t.dtype, t.elements) for t in got.tensors)
+    if tensors != [("b", "fp16", count), ("x", "fp16", count + shift)]:
+        return f"expected fp16 tensors x of {count + shift} and b of {count} elements"
+    findings = sanitize(got, chip, filled={"x", "b"})
+    if findings:
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
+    rng = np.random.default_rng(count + shift)
+    x, b = (rng.standard_normal(n).astype(np.float16) for n in (count + shift, count))
+    expected = x.copy()
+    expected[shift:] = np.maximum(x[:count] + b, 0)
+    try:
+        result = execute(got, {"x": x, "b": b}, chip, seed=1)["x"]
+    except AscendLabError as error:
+        return f"expected a program that runs, but: {error}"
+    wrong = int((result != expected).sum())
+    if wrong:
+        return f"expected relu(x + b) from place {shift} on, {wrong} elements differ"
+    moved = sum(simulate(got, chip).path_bytes.values())
+    if moved != 6 * count:
+        return f"expected {6 * count} bytes moved, three copies of each tile, it moves {moved}"
+    return None

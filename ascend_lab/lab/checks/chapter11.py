@@ -1,0 +1,240 @@
+"""Checks of chapter 11: teeth, shares in whole blocks, rounds that pay, a cut fold, fp16 sums."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import BLOCK_BYTES, load_chip
+from ascend_lab.dsl.cross_core import two_pass
+from ascend_lab.errors import AscendLabError
+from ascend_lab.isa import sanitize
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+    show,
+)
+from ascend_lab.sim import simulate_kernel
+
+FP16_UNIT = 2.0**-11
+"""Half the distance from 1 to the next fp16 number: the largest relative error of one rounding."""
+
+CHIP = "Ascend910A"
+SLACK = 1.1
+"""A bound may be this many times ours."""
+
+CYCLE_SLACK = 1.3
+"""A schedule may take this many times the cycles of ours."""
+
+
+def check_ex_11_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(units, most)`: the numbers of cores worth using, in rising order.
+
+    Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
+    cores are as fast.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"units": int(rng.integers(1, 400)), "most": int(rng.integers(1, 50))}
+
+    edges = [{"units": 63, "most": 32}, {"units": 1, "most": 8}, {"units": 48, "most": 48}]
+    return check_property("ex_11_1", fn, _judge_teeth, draw, edge_cases=edges, seed=seed)
+
+
+def _judge_teeth(got: Any, case: Case) -> str | None:
+    units, right = case["units"], worth_using(case["units"], case["most"])
+    if not isinstance(got, list | tuple):
+        return "expected a list of numbers of cores"
+    for n in got:
+        if n not in right and 1 <= n <= case["most"]:
+            fewer, each = max(m for m in right if m < n), -(-units // n)
+            return f"expected {n} not to be in it: {fewer} cores have {each} units each, too"
+    missing = [n for n in right if n not in got]
+    if missing:
+        return f"expected {missing[0]} to be in it: {missing[0] - 1} cores have larger shares"
+    return None if list(got) == right else f"expected each once, rising, up to {case['most']}"
+
+
+def worth_using(units: int, most: int) -> list[int]:
+    """Return n in 1..most with a smaller largest share than n - 1 cores, by counting."""
+    largest = [-(-units // n) for n in range(1, most + 1)]
+    return [n for n in range(1, most + 1) if n == 1 or largest[n - 1] < largest[n - 2]]
+
+
+def check_ex_11_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works.
+
+    The shares follow each other from 0 to `elements`, start at whole 32-byte blocks, and differ by
+    at most one block, counting the ragged one at the end as whole; no core is left idle that could
+    have a block.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {
+            "elements": int(rng.integers(1, 3000)),
+            "itemsize": int(rng.choice([1, 2, 4])),
+            "cores": int(rng.integers(1, 50)),
+        }
+
+    edges = [
+        {"elements": e, "itemsize": i, "cores": c}
+        for e, i, c in ((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))
+    ]
+    return check_property("ex_11_2", fn, _judge_shares, draw, edge_cases=edges, seed=seed)
+
+
+def _judge_shares(got: Any, case: Case) -> str | None:
+    elements, cores = case["elements"], case["cores"]
+    block = BLOCK_BYTES // case["itemsize"]
+    wanted = min(cores, -(-elements // block))
+    if not isinstance(got, list | tuple) or len(got) != wanted:
+        return f"expected a list of {wanted} pairs (start, size)"
+    at = 0
+    sizes: list[int] = []
+    for share in got:
+        start, size = (int(n) for n in share)
+        if start != at or size < 1:
+            return f"expected a share of at least one element from {at} on, got {show(share)}"
+        if start % block:
+            return f"expected starts at multiples of {block} elements, got {start}"
+        at = start + size
+        sizes.append(-(-size // block))
+    if at != elements:
+        return f"expected shares up to {elements}, they end at {at}"
+    if max(sizes) - min(sizes) > 1:
+        return f"expected shares that differ by a block at most, got {min(sizes)} to {max(sizes)}"
+    return None
+
+
+def check_ex_11_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass.
+
+    A row of partial results takes t cycles to move. The second pass, on one core: one step and
+    parts * t. The tree: log2(parts) rounds of one step and 3 t. The answer is the t at which both
+    take as long, infinity where there is none.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {
+            "parts": int(2 ** rng.integers(1, 10)),
+            "step_cycles": int(rng.integers(50, 2000)),
+        }
+
+    edges = [{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)]
+    return check_against(
+        "ex_11_3", fn, tree_pays_from, draw, rel_tol=1e-9, edge_cases=edges, seed=seed
+    )
+
+
+def tree_pays_from(parts: int, step_cycles: float) -> float:
+    """Return t with step + parts t = rounds (step + 3 t), or infinity if the tree never wins."""
+    rounds = parts.bit_length() - 1
+    return step_cycles * (rounds - 1) / (parts - 3 * rounds) if parts > 3 * rounds else math.inf
+
+
+def check_ex_11_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
+
+    x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
+    sanitizer, at most 1.3 times the cycles of `two_pass`.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"rows": 8 * int(rng.integers(1, 3)), "columns": 4096 * int(rng.integers(2, 7))}
+
+    edges = [{"rows": 8, "columns": 32768}]
+    return check_property("ex_11_4", fn, _judge_fold, draw, edge_cases=edges, cases=2, seed=seed)
+
+
+def _judge_fold(got: Any, case: Case) -> str | None:
+    if not isinstance(got, te.Schedule):
+        return "expected a schedule (te.create_schedule and steps)"
+    rows, columns = case["rows"], case["columns"]
+    output = got.outputs[0]
+    if (output.label, output.shape, output.dtype) != ("y", (rows,), "fp32"):
+        return f"expected an output y ({rows},) in fp32"
+    x = np.random.default_rng(rows + columns).integers(-8, 9, (rows, columns)).astype(np.float16)
+    try:
+        y = te.run(got, {"x": x})["y"]
+    except AscendLabError as error:
+        return f"expected a schedule that runs on x, but: {error}"
+    wrong = int((y != x.astype(np.float64).sum(axis=1)).sum())
+    if wrong:
+        return f"expected the sums of the rows, {wrong} of {rows} differ"
+    kernel = te.lower(got)
+    findings = sanitize(kernel, got.chip)
+    if findings:
+        return f"expected no findings, the sanitizer has {len(findings)}, for example {findings[0]}"
+    time, ours = simulate_kernel(kernel, load_chip(CHIP)), _our_cycles(rows, columns)
+    if time.cycles > CYCLE_SLACK * ours:
+        return f"expected all cores at work: {time.cycles:,} cycles, {ours:,} are enough"
+    return None
+
+
+@cache
+def _our_cycles(rows: int, columns: int) -> int:
+    chip = load_chip(CHIP)
+    x = te.cast_to(te.placeholder((rows, columns), name="x"), "fp32")
+    y = te.renamed(te.reduce_sum(x, axis=1), "y")
+    return simulate_kernel(te.lower(two_pass(y, chip)), chip).cycles
+
+
+def check_ex_11_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree".
+
+    It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma
+    stands for the additions an element goes through.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        size = int(2 ** rng.integers(1, 9))
+        low = float(rng.choice([-1.0, 0.0]))
+        x = rng.uniform(low, 1.0, size).astype(np.float16)
+        return {"x": x, "order": str(rng.choice(["chain", "tree"]))}
+
+    one = np.array([1, FP16_UNIT], np.float16)
+    far = np.array([1, 2 * FP16_UNIT + FP16_UNIT / 16, -1, 0] * 16, np.float16)
+    lost = np.array([1] + [FP16_UNIT] * 200, np.float16)  # a chain loses all but the first
+    edges = [{"x": x, "order": order} for x in (one, far, lost) for order in ("chain", "tree")]
+    return check_property("ex_11_5", fn, _judge_bound, draw, edge_cases=edges, seed=seed)
+
+
+def _judge_bound(got: Any, case: Case) -> str | None:
+    x, order = case["x"], case["order"]
+    steps = additions(x.size, order)
+    ours = steps * FP16_UNIT / (1 - steps * FP16_UNIT) * float(np.abs(x.astype(np.float64)).sum())
+    error = abs(float(narrow_sum(x, order)) - float(x.astype(np.float64).sum()))
+    if not np.isscalar(got) or isinstance(got, bool | str) or not float(got) >= error:  # type: ignore[arg-type]
+        return f"expected at least the error that happens, {error:.6g}"
+    if float(got) > SLACK * ours:  # type: ignore[arg-type]
+        return f"expected at most {SLACK * ours:.6g}: no element goes through more than {steps}"
+    return None
+
+
+def additions(size: int, order: str) -> int:
+    """Return how many additions an element goes through at most."""
+    return max(size - 1, 0) if order == "chain" else max(size - 1, 0).bit_length()
+
+
+def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
+    """Return the sum of fp16 numbers, every addition rounded to fp16.
+
+    "chain" adds one after another; "tree" adds the second half to the first, again and again.
+    """
+    if order == "chain":
+        total = np.float16(0)
+        for value in x.astype(np.float16):
+            total = np.float16(total + value)
+        return total
+    while x.size > 1:
+        half = -(-x.size // 2)
+        rest = np.concatenate([x[half:], np.zeros(2 * half - x.size, np.float16)])
+        x = (x[:half] + rest).astype(np.float16)
+    return np.float16(x[0])

@@ -1,0 +1,333 @@
+"""Checks of chapter 13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
+from ascend_lab.graph.passes import Rewriter, sweep
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+    show,
+)
+
+DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
+"""What the attributes of ONNX's Gemm are where a node does not say."""
+
+
+def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
+
+    def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
+        net = GraphBuilder("gemm")
+        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
+        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
+        return net.build()
+
+    def judge(got: Graph, case: Case) -> str | None:
+        used = [node.op for node in got.nodes]
+        if "gemm" in used:
+            return "which has a gemm in it; use matmul, muls and add"
+        given = random_inputs(got, 13)
+        (found,) = evaluate(got, given).values()
+        expected = _gemm(given, case["attributes"])
+        if found.shape != expected.shape:
+            return f"of shape {found.shape}, expected {expected.shape}"
+        if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
+            return (
+                f"which computes {show(found.ravel()[:3])}, expected {show(expected.ravel()[:3])}"
+            )
+        return None
+
+    edges: list[Case] = [
+        {"a": (2, 3), "b": (3, 4), "c": (4,), "attributes": {}},
+        {"a": (2, 3), "b": (3, 4), "c": None, "attributes": {}},
+        {"a": (3, 2), "b": (4, 3), "c": (2, 4), "attributes": {"transA": 1, "transB": 1}},
+        {"a": (2, 3), "b": (3, 4), "c": (2, 1), "attributes": {"alpha": 0.5, "beta": 0.0}},
+    ]
+    if not callable(fn):
+        return check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
+    result = check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
+                            seed=seed)  # fmt: skip
+    return replace(result, subject=fn)
+
+
+def check_ex_13_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
+
+    def reference(graph: Graph) -> str | None:
+        ready = {*graph.inputs, *graph.constants}
+        for node in graph.nodes:
+            if not ready.issuperset(node.inputs):
+                return node.name
+            ready.update(node.outputs)
+        return None
+
+    sound = _chain(5)
+    swapped = replace(sound, nodes=(sound.nodes[1], sound.nodes[0], *sound.nodes[2:]))
+    nobody = replace(sound.nodes[-1], inputs=("nobody", "w"))
+    own = replace(sound.nodes[2], inputs=(*sound.nodes[2].inputs[:1], sound.nodes[2].output))
+    edges = [
+        {"graph": sound},
+        {"graph": swapped},
+        {"graph": replace(sound, nodes=(*sound.nodes[:-1], nobody))},
+        {"graph": replace(sound, nodes=(*sound.nodes[:2], own, *sound.nodes[3:]))},
+    ]
+    return check_against("ex_13_3", fn, reference, _draw_graph, edge_cases=edges, seed=seed)
+
+
+def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
+
+    def interval(times: Sequence[float], over: Sequence[int], rate: float, wait: float, at: int
+                 ) -> float:  # fmt: skip
+        return max(sum(times[:at]), wait + over[at] / rate, sum(times[at:]))
+
+    def judge(got: Any, case: Case) -> str | None:
+        times, over, rate, wait = case.values()
+        if not isinstance(got, int | np.integer) or not 0 < got < len(times):
+            return f"expected a position from 1 to {len(times) - 1}"
+        found = [interval(times, over, rate, wait, at) for at in range(1, len(times))]
+        own, best = found[got - 1], min(found)
+        if own <= best * (1 + 1e-9):
+            return None
+        position = found.index(best) + 1
+        return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
+
+    edges = [
+        {"times_s": [1.0, 1.0], "bytes_over": [8, 8], "rate": 8.0, "latency_s": 0.0},
+        {"times_s": [4.0, 1.0, 1.0, 1.0], "bytes_over": [1] * 4, "rate": 8.0, "latency_s": 0.0},
+        {"times_s": [1.0] * 4, "bytes_over": [9, 2, 9, 1], "rate": 1.0, "latency_s": 0.5},
+    ]
+    return check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
+
+
+# -- cases ----------------------------------------------------------------------------------------
+def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    full = {**DEFAULTS, **attributes}
+    a = given["a"].T if full["transA"] else given["a"]
+    b = given["b"].T if full["transB"] else given["b"]
+    product = full["alpha"] * (a.astype(np.float64) @ b)
+    return product + full["beta"] * given["c"] if "c" in given else product
+
+
+def _draw_gemm(rng: np.random.Generator) -> Case:
+    m, k, n = (int(s) for s in rng.integers(2, 6, 3))
+    options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
+    said = {key: value for key, value in options.items() if rng.random() < 0.5}
+    forms: tuple[Any, ...] = (None, (n,), (m, n), (1, n), (m, 1))
+    return {
+        "a": (k, m) if "transA" in said else (m, k),
+        "b": (n, k) if "transB" in said else (k, n),
+        "c": forms[int(rng.integers(len(forms)))],
+        "attributes": said,
+    }
+
+
+def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
+    """Return a sound graph of additions: each node reads the one before, and an earlier tensor."""
+    net = GraphBuilder("chain")
+    there = [net.input("x", (4,)), net.fill((4,), 1.0, "w")]
+    for i in range(length):
+        other = there[int(rng.integers(len(there)))] if rng is not None else there[1]
+        there.append(net.add(there[-1] if i else there[0], other, name=f"n{i}"))
+    net.output(there[-1])
+    return net.build()
+
+
+def _draw_graph(rng: np.random.Generator) -> Case:
+    graph = _chain(int(rng.integers(2, 9)), rng)
+    nodes = list(graph.nodes)
+    if rng.random() < 0.6:
+        one, two = rng.choice(len(nodes), 2, replace=False)
+        nodes[one], nodes[two] = nodes[two], nodes[one]
+    return {"graph": replace(graph, nodes=tuple(nodes))}
+
+
+def _draw_cut(rng: np.random.Generator) -> Case:
+    count = int(rng.integers(2, 12))
+    return {
+        "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
+        "bytes_over": [int(n) for n in rng.integers(1, 20, count)],
+        "rate": float(rng.choice([1.0, 4.0])),
+        "latency_s": float(rng.choice([0.0, 1.0])),
+    }
+
+
+# Checks of chapter 14: rewrites that keep every bit, transposes, dead code, folded channels.
+
+
+Values = NDArray[Any]
+Step = tuple[Any, ...]
+PERMS = tuple(itertools.permutations(range(3)))
+
+
+# -- two transposes are one -----------------------------------------------------------------------
+def merge_transposes(rw: Rewriter, node: Any) -> bool:
+    """Let a transpose of a transpose read what the first one reads; drop it if nothing moves."""
+    first = rw.maker(node.inputs[0])
+    if first is None or first.op != "transpose":
+        return False
+    perm = tuple(first.attr("perm")[axis] for axis in node.attr("perm"))
+    if perm == tuple(range(len(perm))):
+        return rw.forward(node, first.inputs[0])
+    return rw.become(node, "transpose", first.inputs, {"perm": perm})
+
+
+def chain_graph(steps: Sequence[int], reads: Sequence[int]) -> Graph:
+    """Return a chain: steps 0 to 5 transpose, 6 is exp; `reads` name steps that are outputs too."""
+    net = GraphBuilder("chain")
+    value = net.input("x", (2, 3, 4))
+    for place, step in enumerate(steps):
+        if step < len(PERMS):
+            value = net.transpose(value, perm=PERMS[step], name=f"t{place}")
+        else:
+            value = net.exp(value, name=f"e{place}")
+        if place in reads:
+            net.output(net.tanh(value, name=f"out{place}"))
+    net.output(net.tanh(value, name="y"))
+    return net.build()
+
+
+def rewritten(rule: Any, graph: Graph) -> Graph:
+    """Return what a rule for transposes makes of a graph, in 12 sweeps at most."""
+    for _ in range(12):
+        graph, matches = sweep(rule, "transpose")(graph)
+        if not matches:
+            break
+    return graph
+
+
+def _count(graph: Graph) -> int:
+    return sum(node.op == "transpose" for node in graph.nodes)
+
+
+def check_ex_14_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
+
+    def run(steps: Any, reads: Any) -> Graph:
+        return rewritten(fn, chain_graph(steps, reads))
+
+    def judge(got: Graph, case: Case) -> str | None:
+        before = chain_graph(case["steps"], case["reads"])
+        best = rewritten(merge_transposes, before)
+        inputs = random_inputs(before, 14)
+        wanted, found = evaluate(before, inputs), evaluate(got, inputs)
+        for name, values in wanted.items():
+            if found[name].shape != values.shape or not np.array_equal(found[name], values):
+                return f"which computes another {name}; every bit should stay"
+        if best is before and to_text(got) != to_text(before):
+            return "expected the same graph: no transpose reads another"
+        if _count(got) != _count(best):
+            return f"with {_count(got)} transposes, expected {_count(best)}"
+        return None
+
+    def draw(rng: np.random.Generator) -> Case:
+        steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
+        return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
+
+    edges: list[Case] = [
+        {"steps": [2, 5], "reads": []},
+        {"steps": [3, 4], "reads": []},
+        {"steps": [3, 6, 4], "reads": []},
+        {"steps": [3, 3, 3], "reads": [1]},
+    ]
+    if not callable(fn):
+        return check_property("ex_14_2", fn, judge, draw, seed=seed)
+    result = check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
+    return replace(result, subject=fn)
+
+
+# -- dead code with effects -----------------------------------------------------------------------
+def needed(
+    nodes: Sequence[tuple[str, str, tuple[str, ...]]], outputs: Sequence[str], effects: set[str]
+) -> list[str]:
+    """Return the nodes that an output or a node with an effect depends on, in order."""
+    wanted, kept = set(outputs), []
+    for name, op, inputs in reversed(nodes):
+        if name in wanted or op in effects:
+            kept.append(name)
+            wanted.update(inputs)
+    return kept[::-1]
+
+
+def check_ex_14_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        ops = ("add", "relu", "scatter", "print", "exp")
+        names, nodes = ["x"], []
+        for i in range(int(rng.integers(1, 12))):
+            inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
+            nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
+            names.append(f"n{i}")
+        outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
+        return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
+
+    chain = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
+    edges: list[Case] = [
+        {"nodes": chain, "outputs": ["n2"], "effects": set()},
+        {"nodes": chain, "outputs": ["x"], "effects": set()},
+        {
+            "nodes": [("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))],
+            "outputs": ["c"],
+            "effects": {"print"},
+        },
+    ]
+    return check_against("ex_14_3", fn, needed, draw, edge_cases=edges, cases=30, seed=seed)
+
+
+# -- a chain of scales and shifts -----------------------------------------------------------------
+def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, Values]:
+    """Return weights and bias of one convolution that computes the convolution and the steps."""
+    w, b = weight.astype(np.float64), bias.astype(np.float64)
+    for kind, *numbers in steps:
+        if kind == "bn":
+            scale, offset, mean, variance, epsilon = numbers
+            a = scale / np.sqrt(variance + epsilon)
+            c = offset - mean * a
+        else:
+            a, c = (numbers[0], 0.0) if kind == "mul" else (1.0, numbers[0])
+        w = w * np.reshape(a, (-1, 1, 1, 1))
+        b = a * b + c
+    return w, b
+
+
+def draw_steps(rng: np.random.Generator) -> Case:
+    """Return weights, bias and up to four steps for two to five channels."""
+    k, c = (int(n) for n in rng.integers(2, 6, 2))
+    steps: list[Step] = []
+    for kind in rng.choice(["mul", "add", "bn"], rng.integers(0, 5)):
+        if kind == "bn":
+            rest = [rng.standard_normal(k) for _ in range(3)]
+            steps.append(("bn", *rest, rng.uniform(0.1, 2.0, k), 1e-5))
+        else:
+            steps.append((str(kind), rng.standard_normal(k)))
+    weight, bias = rng.standard_normal((k, c, 3, 3)), rng.standard_normal(k)
+    return {"weight": weight, "bias": bias, "steps": steps}
+
+
+def check_ex_14_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
+    rng = np.random.default_rng(3)
+    weight, bias = rng.standard_normal((2, 1, 1, 1)), rng.standard_normal(2)
+    ones, zeros = np.ones(2), np.zeros(2)
+    edges: list[Case] = [
+        {"weight": weight, "bias": bias, "steps": []},
+        {"weight": weight, "bias": bias, "steps": [("mul", np.array([2.0, 3.0]))]},
+        {"weight": weight, "bias": bias, "steps": [("add", ones), ("mul", np.array([2.0, 3.0]))]},
+        {"weight": weight, "bias": bias, "steps": [("bn", ones, zeros, ones, 4 * ones, 0.0)]},
+    ]
+    return check_against(
+        "ex_14_4", fn, fold, draw_steps, rel_tol=1e-9, edge_cases=edges, cases=20, seed=seed
+    )

@@ -1,0 +1,238 @@
+"""Checks of chapter 15: the peak of live bytes, greedy by size, sharing in place, a trap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph.memory import Buffer, plan
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+)
+
+Life = tuple[int, int, int]
+"""When a buffer is born, when it is dead, and its size."""
+Step = tuple[str, str, tuple[str, ...]]
+"""A node: what it writes, its operator, what it reads."""
+Values = NDArray[Any]
+IN_PLACE = ("neg", "add")
+"""Operators that compute an element from the elements at the same place."""
+MOST_LIVES = 10
+
+
+# -- the peak of live bytes -----------------------------------------------------------------------
+def peak(lives: Sequence[Life]) -> int:
+    """Return the most bytes alive at one time; a buffer is dead at the end of its life."""
+    return max((sum(s for a, b, s in lives if a <= born < b) for born, _, _ in lives), default=0)
+
+
+def draw_lives(rng: np.random.Generator) -> Case:
+    """Return up to 12 buffers, born within 9 tasks, in any order."""
+    lives = []
+    for _ in range(int(rng.integers(1, 13))):
+        born = int(rng.integers(0, 9))
+        lives.append((born, born + int(rng.integers(1, 5)), int(rng.integers(1, 9))))
+    return {"lives": lives}
+
+
+def check_ex_15_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(lives)`: the most bytes alive at one time."""
+    edges: list[Case] = [
+        {"lives": []},
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
+    ]
+    return check_against("ex_15_1", fn, peak, draw_lives, edge_cases=edges, seed=seed)
+
+
+# -- greedy by size -------------------------------------------------------------------------------
+def by_size(lives: Sequence[Life]) -> list[int]:
+    """Return offsets: the largest first, equal ones in order, at the lowest place with room."""
+    offsets: dict[int, int] = {}
+    for i in sorted(range(len(lives)), key=lambda i: -lives[i][2]):
+        born, dead, size = lives[i]
+        at = 0
+        for low, end in sorted(
+            (offsets[k], offsets[k] + lives[k][2])
+            for k in offsets
+            if lives[k][0] < dead and born < lives[k][1]
+        ):
+            if low - at >= size:
+                break
+            at = max(at, end)
+        offsets[i] = at
+    return [offsets[i] for i in range(len(lives))]
+
+
+def check_ex_15_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
+    edges: list[Case] = [
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
+        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
+        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
+    ]
+    return check_against("ex_15_2", fn, by_size, draw_lives, edge_cases=edges, seed=seed)
+
+
+# -- in place, where it is safe -------------------------------------------------------------------
+def pairs_in_place(
+    nodes: Sequence[Step], sizes: Mapping[str, int], outputs: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return (read, written) where a result may overwrite what its node reads for the last time."""
+    made = {name for name, _, _ in nodes}
+    found = []
+    for i, (name, op, reads) in enumerate(nodes):
+        later = {*outputs, *(r for _, _, others in nodes[i + 1 :] for r in others)}
+        free = [r for r in reads if r in made - later and sizes[r] == sizes[name]]
+        if op in IN_PLACE and free:
+            found.append((free[0], name))
+    return found
+
+
+def run_shared(
+    nodes: Sequence[Step], sizes: Mapping[str, int], pairs: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Values], str]:
+    """Run nodes over memory shared by pairs; return all tensors at the end, and who read poison.
+
+    "neg" and "add" go element by element; "shift" starts by poisoning what it will write.
+    """
+    over = {target: source for source, target in pairs}
+    given = {name for _, _, reads in nodes for name in reads} - {name for name, _, _ in nodes}
+    rng = np.random.default_rng(15)
+    memory = {name: rng.uniform(1, 2, sizes[name]) for name in sorted(given)}
+    truth = {name: values.copy() for name, values in memory.items()}
+    for name, op, reads in nodes:
+        truth[name] = _compute(op, [truth[r] for r in reads], sizes[name])
+        out = memory[over[name]] if name in over else np.empty(sizes[name])
+        if op == "shift":
+            out[:] = np.nan
+        out[: sizes[name]] = _compute(op, [memory[r] for r in reads], sizes[name])
+        memory[name] = out
+        if not np.array_equal(memory[name], truth[name]):
+            return memory, name
+    wrong = [n for n in sorted(given) if not np.array_equal(memory[n], truth[n])]
+    return memory, wrong[0] if wrong else ""
+
+
+def _compute(op: str, reads: Sequence[Values], size: int) -> Values:
+    if op == "shift":
+        return np.roll(reads[0], 1)
+    tiled = [np.resize(values, size) for values in reads]
+    return -tiled[0] if op == "neg" else tiled[0] + tiled[1]
+
+
+def draw_nodes(rng: np.random.Generator) -> Case:
+    """Return up to 10 nodes over tensors of 8 elements and rows of 2, and one or two outputs."""
+    sizes, nodes, names = {"x": 8, "row": 2}, [], ["x"]
+    for i in range(int(rng.integers(1, 11))):
+        op = ("neg", "add", "shift")[int(rng.integers(3))]
+        reads = [names[max(0, len(names) - 1 - int(rng.integers(0, 3)))]]
+        if op == "add":
+            reads.append([*names, "row", "row"][int(rng.integers(len(names) + 2))])
+        nodes.append((f"n{i}", op, tuple(reads)))
+        sizes[f"n{i}"] = max(sizes[r] for r in reads)
+        names.append(f"n{i}")
+    outputs = sorted({names[-1], names[int(rng.integers(1, len(names)))]})
+    return {"nodes": nodes, "sizes": sizes, "outputs": outputs}
+
+
+def _pairs_judge(got: Any, case: Case) -> str | None:
+    nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
+    reads = {name: node_reads for name, _, node_reads in nodes}
+    try:
+        pairs = [(str(a), str(b)) for a, b in got]
+    except (TypeError, ValueError):
+        return "expected a list of pairs (read, written)"
+    for source, target in pairs:
+        if source not in reads.get(target, ()):
+            return f"but {target} does not read {source}"
+        if sizes[source] != sizes[target]:
+            return f"but {source} and {target} differ in size"
+    if len({t for _, t in pairs}) < len(pairs):
+        return "but a tensor can overwrite only one"
+    memory, wrong = run_shared(nodes, sizes, pairs)
+    if wrong:
+        return f"after which {wrong} has wrong values"
+    clean, _ = run_shared(nodes, sizes, [])
+    lost = [name for name in outputs if not np.array_equal(memory[name], clean[name])]
+    if lost:
+        return f"after which the output {lost[0]} has wrong values at the end"
+    best = pairs_in_place(nodes, sizes, outputs)
+    missing = len(best) - len(pairs)
+    return f"expected {missing} more, such as {best}" if missing > 0 else None
+
+
+def check_ex_15_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
+    size8 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
+    edges: list[Case] = [
+        {"nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))], "sizes": size8, "outputs": ["b"]},
+        {"nodes": [("a", "neg", ("x",)), ("b", "shift", ("a",))], "sizes": size8, "outputs": ["b"]},
+        {
+            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))],
+            "sizes": size8,
+            "outputs": ["c"],
+        },
+        {
+            "nodes": [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
+            "sizes": {"x": 8, "row": 2, "a": 2, "b": 8},
+            "outputs": ["b"],
+        },
+        {
+            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))],
+            "sizes": size8,
+            "outputs": ["a", "b"],
+        },
+        {
+            "nodes": [("a", "neg", ("x",)), ("b", "add", ("a", "a"))],
+            "sizes": size8,
+            "outputs": ["b"],
+        },
+    ]
+    return check_property("ex_15_3", fn, _pairs_judge, draw_nodes, edge_cases=edges, seed=seed)
+
+
+# -- a trap for greedy by start -------------------------------------------------------------------
+def trap(ratio: float) -> list[Life]:
+    """Return three buffers for which greedy by start needs `ratio` times the least; 1 < ratio < 2.
+
+    Sizes n, 1 and n + 1 end at 2 n + 2 where n + 2 would do.
+    """
+    n = math.ceil((2 * ratio - 2) / (2 - ratio)) + 1
+    return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
+
+
+def check_ex_15_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
+
+    def judge(got: Any, case: Case) -> str | None:
+        try:
+            buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
+        except (TypeError, ValueError):
+            return "expected a list of (born, dead, size)"
+        if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
+            return f"expected 1 to {MOST_LIVES} buffers of moderate size"
+        high, low = (
+            plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
+        )
+        bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
+        if low > bound:
+            return f"where greedy by size needs {low}, expected the bound, {bound}"
+        if high < case["ratio"] * bound:
+            return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
+        return None
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
+
+    edges: list[Case] = [{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}]
+    return check_property("ex_15_4", fn, judge, draw, edge_cases=edges, cases=15, seed=seed)

@@ -1,0 +1,292 @@
+"""Checks of chapter 19: minimum-time backup, a pruning rule that is safe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.aoe.cube.bound import Bounds
+from ascend_lab.aoe.cube.job import CubeMeasure
+from ascend_lab.aoe.cube.space import CubeSpace
+from ascend_lab.aoe.drive import Search, drive
+from ascend_lab.aoe.search.plain import random_order
+from ascend_lab.aoe.space import Point, Space, TableSpace
+from ascend_lab.aoe.vector import VectorMeasure
+from ascend_lab.chip import load_chip
+from ascend_lab.dsl import placeholder, vrelu
+from ascend_lab.kernels.gemm_schedule import GemmShape
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_behind_wall,
+    check_property,
+    raised,
+    show,
+)
+from ascend_lab.lab.checks.process import Tell, Verdict
+
+SHAPES = ((3, 200), (12, 512), (5, 96), (7, 112), (2, 600), (9, 80), (6, 1000), (4, 300))
+"""Sizes of elementwise operators whose spaces the pruning rule is proved on."""
+REMOVED = 0.75
+"""Share of the schedules that the rule has to remove."""
+Tree = dict[Point, tuple[int, float]]
+"""Prefix -> (visits, least cost below)."""
+
+
+def check_ex_19_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
+
+    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
+    enter with one visit.
+    """
+    first: Case = {"tree": {}, "point": ("A", 1), "cost": 9.0}
+    worse: Case = {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0}
+    return check_against(
+        "ex_19_2", fn, _backed_up, _draw_tree, edge_cases=[first, worse], seed=seed
+    )
+
+
+def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
+    grown = dict(tree)
+    for depth in range(len(point) + 1):
+        visits, best = grown.get(point[:depth], (0, math.inf))
+        grown[point[:depth]] = (visits + 1, min(best, cost))
+    return grown
+
+
+def _draw_tree(rng: np.random.Generator) -> Case:
+    def point() -> Point:
+        return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
+
+    tree: Tree = {}
+    for _ in range(int(rng.integers(1, 6))):
+        tree = _backed_up(tree, point(), float(rng.integers(10, 99)))
+    return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
+
+
+def check_ex_19_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(name, options)`: the values of a decision worth keeping.
+
+    On elementwise operators of the Toy chip, all schedules are enumerated: a best one must stay,
+    and at least three quarters of the schedules must go.
+    """
+
+    def kept(shape: tuple[int, int]) -> list[Point]:
+        return pruned(small_space(shape)[0], fn)
+
+    for shape in SHAPES:
+        small_space(shape)  # kept here: what a check computes ends with it
+    cases: list[Case] = [{"shape": shape} for shape in SHAPES]
+    tested = kept if callable(fn) else fn
+    found = check_property(
+        "ex_19_3", tested, _judge_kept, lambda _: {}, edge_cases=cases, cases=0, seed=seed
+    )
+    return replace(found, subject=fn)
+
+
+def pruned(space: Space, keep: Any) -> list[Point]:
+    """Return the points that a rule leaves; values it makes up are no options and stay out."""
+    points: list[Point] = [()]
+    for name in space.names:
+        found = []
+        for prefix in points:
+            options = space.options(prefix)
+            left = tuple(keep(name, options))
+            found += [(*prefix, value) for value in options if value in left]
+        points = found
+    return points
+
+
+@lru_cache(maxsize=len(SHAPES))
+def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
+    """Return the space of relu on the Toy chip, and the cycles of all its schedules."""
+    x = placeholder(shape, "fp16", "x")
+    measure = VectorMeasure((vrelu(x),), load_chip("Toy"))
+    space = measure.space()
+    return space, {point: measure(point) for point in space.points()}
+
+
+def _judge_kept(got: Sequence[Point], case: Case) -> str | None:
+    _, costs = small_space(case["shape"])
+    if not got:
+        return "expected some schedules to stay"
+    best, least = min(costs[p] for p in got), min(costs.values())
+    if best > least:
+        return f"expected a schedule of {least:,.0f} cycles to stay: the best left has {best:,.0f}"
+    if len(got) > (1 - REMOVED) * len(costs):
+        return f"expected at most a quarter of the {len(costs)} schedules to stay, {len(got)} do"
+    return None
+
+
+# Checks of chapter 20: repair, a crossover of legal tilings, a search that beats random.
+
+
+SEEDS = 30
+BUDGET = 150
+SIZES = (1, 2, 4, 8, 16, 32)
+FORCED = ((3, 16), (4, 64))
+"""Options of which one must be chosen for 8: the larger is closer in ratio, then the smaller."""
+STUDENT_95 = 2.045
+"""97.5 % point of Student's t with 29 degrees of freedom."""
+
+
+def check_ex_20_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
+
+    Decisions are taken in order; where the value is no option, the one of closest ratio is.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        space = _space(rng)
+        return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
+
+    return check_property("ex_20_1", fn, _judge_repair, draw, cases=60, seed=seed)
+
+
+def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
+
+    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
+    no option the value of the other parent, and if neither is, the option closest to the first.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        space = _space(rng)
+        mother, father = space.sample(rng), space.sample(rng)
+        coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
+        return {"tilings": space, "mother": mother, "father": father, "coins": coins}
+
+    edges = [_forced(row) for row in FORCED]
+    return check_property("ex_20_2", fn, _judge_child, draw, edge_cases=edges, cases=60, seed=seed)
+
+
+def _forced(last: Sequence[int]) -> Case:
+    """Return a crossing whose last decision wants 8, when only two other values are options."""
+    mother, father = (1, 1, 1, 8), (1, 2, 2, 1)
+    rows = [mother, father, *((1, 1, 2, value) for value in last)]
+    space = TableSpace(("a", "b", "c", "d"), [list(column) for column in zip(*rows, strict=True)])
+    coins = (True, True, False, True)
+    return {"tilings": space, "mother": mother, "father": father, "coins": coins}
+
+
+def _space(rng: np.random.Generator) -> TableSpace:
+    """Return a space of four decisions among `SIZES`, with at most 30 legal points."""
+    rows = rng.choice(SIZES, size=(30, 4))
+    return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
+
+
+def _judge_repair(got: Any, case: Case) -> str | None:
+    return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
+
+
+def _judge_child(got: Any, case: Case) -> str | None:
+    pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
+    return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
+
+
+def _follows(got: Any, space: Space, wishes: Sequence[tuple[int, ...]]) -> str | None:
+    """Say where a point leaves its wishes, first one before second, nearest one else."""
+    if not isinstance(got, tuple) or len(got) != len(wishes):
+        return f"expected a tuple of {len(wishes)} values"
+    for at, wish in enumerate(wishes):
+        options = space.options(got[:at])
+        if got[at] not in options:
+            return f"expected decision {at} among {options}: {got[at]} is not legal there"
+        kept = next((value for value in wish if value in options), None)
+        if kept is not None and got[at] != kept:
+            return f"expected decision {at} to be {kept}, which is legal there"
+        nearest = min(abs(math.log(v / wish[0])) for v in options)
+        if kept is None and abs(math.log(got[at] / wish[0])) > nearest + 1e-12:
+            return f"expected decision {at} among {options} as close to {wish[0]} as can be"
+    return None
+
+
+@lru_cache(maxsize=1)
+def product_costs() -> tuple[CubeSpace, NDArray[np.float64]]:
+    """Return the space of a product of 256x256x256 on the 910A, and the bounds of all tilings."""
+    measure = CubeMeasure(GemmShape(256, 256, 256), load_chip("Ascend910A"))
+    space = measure.space()
+    return space, Bounds(measure, space.genes).closed
+
+
+def regrets(search: Callable[[], Search], seeds: Sequence[int]) -> NDArray[np.float64]:
+    """Return log(best found / best of all) after `BUDGET` trials for each seed."""
+    space, costs = product_costs()
+
+    def cost(point: Point) -> float:
+        return float(costs[space.row(point)])
+
+    best = [drive(search(), space, cost, BUDGET, seed=seed).best.cost for seed in seeds]
+    found: NDArray[np.float64] = np.log(np.array(best) / costs.min())
+    return found
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of 30 values, by Student's t."""
+    half = STUDENT_95 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+class _NoSearchError(Exception):
+    """What a search gave that is no batch of points; says what was expected."""
+
+
+def _watched(fn: Any) -> Search:
+    """Return the same search, which says so when it yields anything but lists of points."""
+
+    def search(
+        space: Space, rng: np.random.Generator, start: Sequence[Point] = ()
+    ) -> Generator[list[Point], list[float], None]:
+        steps = fn(space, rng, start)
+        if not hasattr(steps, "send"):
+            raise _NoSearchError("expected a generator (use yield)")
+        costs = None
+        while True:
+            try:
+                batch = next(steps) if costs is None else steps.send(costs)
+            except StopIteration:
+                return
+            if isinstance(batch, tuple) and not any(isinstance(v, tuple) for v in batch):
+                raise _NoSearchError(f"expected a list of points, got the point {batch}")
+            if not isinstance(batch, list) or not all(isinstance(p, tuple) for p in batch):
+                raise _NoSearchError(f"expected a list of points, got {show(batch)}")
+            costs = yield batch
+
+    return search
+
+
+def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
+
+    Both have the same seeds and 150 trials; the 95 % interval of the mean difference of
+    log(best / optimum) must lie below zero.
+    """
+    seeds = [1000 * seed + i for i in range(SEEDS)]
+    product_costs()  # kept here: what a check computes ends with it
+
+    def run(tell: Tell) -> Verdict:
+        def watched() -> Search:
+            tell(SEEDS, "your search")
+            return _watched(fn)
+
+        try:
+            mine = regrets(watched, seeds)
+        except _NoSearchError as error:
+            return False, str(error), SEEDS
+        except Exception as error:
+            return False, f"your search {raised(error)}", SEEDS
+        tell(SEEDS, "random order")
+        low, high = interval(mine - regrets(lambda: random_order, seeds))
+        said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
+        said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
+        return high < 0, said + ("" if high < 0 else ", expected an interval below 1"), SEEDS
+
+    return check_behind_wall("ex_20_3", fn, run, seed)

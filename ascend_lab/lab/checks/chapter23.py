@@ -1,0 +1,241 @@
+"""Checks of chapter 23: micro-batches, memory, traffic, two products on ranks, all plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    check_against,
+    check_property,
+    show,
+)
+from ascend_lab.parallel.plans.pipeline import bubble_share
+from ascend_lab.parallel.plans.plan import state_bytes
+
+Values = NDArray[np.float64]
+Pass = tuple[Values, Values, Values, Values]
+"""Output, and the slopes of input, first and second matrix."""
+
+
+def check_ex_23_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
+
+    def judge(got: Any, case: Case) -> str | None:
+        if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
+            return "expected a whole number of at least 1"
+        best = least_micro_batches(**case)
+        if int(got) != best:
+            share = bubble_share(case["stages"], int(got))
+            return f"with a bubble of {share:.4f}, expected {best}"
+        return None
+
+    edges = [{"stages": 1, "bubble": 0.5}, {"stages": 2, "bubble": 0.9}]
+    return check_property("ex_23_1", fn, judge, draw, edge_cases=edges, seed=seed)
+
+
+def least_micro_batches(stages: int, bubble: float) -> int:
+    """Return the least m >= 1 with (P - 1) / (m + P - 1) <= bubble, by counting up."""
+    m = max(1, math.floor((stages - 1) * (1 / bubble - 1)) - 1)
+    while bubble_share(stages, m) > bubble:
+        m += 1
+    return m
+
+
+def check_ex_23_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
+
+    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {
+            "parameters": int(rng.integers(1, 10**10)),
+            "ranks": int(rng.integers(1, 1025)),
+            "stage": int(rng.integers(0, 4)),
+        }
+
+    edges = [{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)]
+    return check_against("ex_23_2", fn, zero_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
+
+
+def zero_bytes(parameters: int, ranks: int, stage: int) -> float:
+    """Return what one of `ranks` devices holds at a ZeRO stage, without activations."""
+    return sum(state_bytes(parameters, ranks, stage))
+
+
+def check_ex_23_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
+
+    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
+    a layer, layers a multiple of the stages.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
+        return {
+            "data": data,
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "layers": pipeline * int(rng.integers(1, 9)),
+            "width": 64 * int(rng.integers(1, 65)),
+            "length": int(2 ** rng.integers(7, 12)),
+            "batch": data * int(rng.integers(1, 33)),
+        }
+
+    size = {"layers": 8, "width": 64, "length": 128, "batch": 16}
+    edges = [
+        {"data": d, "tensor": t, "pipeline": p, **size}
+        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
+    ]
+    return check_against("ex_23_3", fn, sent_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
+
+
+def sent_bytes(
+    data: int, tensor: int, pipeline: int, layers: int, width: int, length: int, batch: int
+) -> tuple[float, float, float]:
+    """Return the bytes the busiest device sends in a step along data, tensor, pipeline.
+
+    Rings: 2 (d-1)/d of its gradients; 4 all-reduces of an activation a layer; one activation to
+    the stage behind, one gradient to the stage before.
+    """
+    weights_bytes = 2.0 * 12 * layers * width**2 / (tensor * pipeline)
+    activation_bytes = 2.0 * batch / data * length * width
+    return (
+        2 * (data - 1) / data * weights_bytes,
+        layers / pipeline * 4 * 2 * (tensor - 1) / tensor * activation_bytes,
+        min(pipeline - 1, 2) * activation_bytes,
+    )
+
+
+def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
+
+    `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
+    output, are the same everywhere. Returns four lists with one array a rank: the output, the
+    slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
+        hidden = ranks * int(rng.integers(1, 5))
+        return {
+            "x": rng.normal(size=(tokens, width)),
+            "ups": np.split(rng.normal(size=(width, hidden)), ranks, 1),
+            "downs": np.split(rng.normal(size=(hidden, width)), ranks, 0),
+            "slope": rng.normal(size=(tokens, width)),
+        }
+
+    def counted(x: Values, ups: list[Values], downs: list[Values], slope: Values) -> Any:
+        calls: list[int] = []
+
+        def all_reduce(arrays: list[Values]) -> list[Values]:
+            calls.append(len(arrays))
+            total = np.sum(np.stack(list(arrays)), axis=0)
+            return [total.copy() for _ in arrays]
+
+        return fn(x, ups, downs, slope, all_reduce), len(calls)
+
+    def judge(got: Any, case: Case) -> str | None:
+        found, calls = got
+        wanted = one_device(
+            case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"]
+        )
+        return _judge_ranks(found, len(case["ups"]), wanted) or (
+            f"after {calls} all-reduces, expected 2" if calls > 2 else None
+        )
+
+    if not callable(fn):
+        return check_property("ex_23_4", fn, judge, draw, seed=seed)
+    return replace(check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
+
+
+def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
+    """Return relu(x up) down and the slopes of x, up and down for a slope of the output."""
+    hidden = x @ up
+    active = np.maximum(hidden, 0)
+    back = (slope @ down.T) * (hidden > 0)
+    return active @ down, back @ up.T, x.T @ back, active.T @ slope
+
+
+def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
+    try:
+        lists = [[np.asarray(one, float) for one in ranked] for ranked in found]
+    except (TypeError, ValueError):
+        return "expected four lists of arrays"
+    if [len(ranked) for ranked in lists] != [ranks] * 4:
+        return f"expected four lists of {ranks} arrays"
+    output, x, up, down = wanted
+    parts = (
+        ("output", [output] * ranks),
+        ("slope of x", [x] * ranks),
+        ("slope of its columns", np.split(up, ranks, 1)),
+        ("slope of its rows", np.split(down, ranks, 0)),
+    )
+    for (name, right), mine in zip(parts, lists, strict=True):
+        for rank, (one, two) in enumerate(zip(mine, right, strict=True)):
+            if one.shape != two.shape or not np.allclose(one, two):
+                return f"expected on rank {rank} the {name} {show(two)}, got {show(one)}"
+    return None
+
+
+def check_ex_23_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
+
+    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
+    """
+
+    def draw(rng: np.random.Generator) -> Case:
+        return {
+            "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
+            "heads": int(rng.choice([1, 12, 16, 25, 40])),
+            "layers": int(rng.choice([1, 12, 24, 48])),
+            "batch": int(rng.choice([1, 8, 32, 96, 256])),
+        }
+
+    def judge(got: Any, case: Case) -> str | None:
+        try:
+            found = [tuple(int(n) for n in plan) for plan in got]
+        except (TypeError, ValueError):
+            return "expected triples (data, tensor, pipeline)"
+        return _judge_plans(found, degrees(**case))
+
+    edges = [
+        {"devices": 1, "heads": 1, "layers": 1, "batch": 1},
+        {"devices": 8, "heads": 1, "layers": 1, "batch": 1},
+        {"devices": 64, "heads": 40, "layers": 48, "batch": 256},
+    ]
+    return check_property("ex_23_5", fn, judge, draw, edge_cases=edges, seed=seed)
+
+
+def _judge_plans(found: list[tuple[int, ...]], wanted: Iterable[tuple[int, ...]]) -> str | None:
+    right = set(wanted)
+    if missing := sorted(right - set(found)):
+        return f"expected {missing[0]} too"
+    if extra := sorted(set(found) - right):
+        return f"expected no {extra[0]}"
+    return "expected every plan once" if len(found) != len(right) else None
+
+
+def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int, int, int]]:
+    """Return every (data, tensor, pipeline) of so many devices that divides what it cuts."""
+    return [
+        (data, tensor, devices // data // tensor)
+        for data in range(1, devices + 1)
+        for tensor in range(1, devices // data + 1)
+        if devices % (data * tensor) == 0
+        and batch % data == 0
+        and heads % tensor == 0
+        and layers % (devices // data // tensor) == 0
+    ]

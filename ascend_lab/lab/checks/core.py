@@ -1,0 +1,225 @@
+"""Exercise checks: random cases, a property, and an answer that names the first failing case.
+
+A check never raises whatever the tested function does (raise, return None, return nonsense, never
+return, end Python: see `wall`), so that the page of a student who has not started still runs. It
+takes `seed=`: the grader's hidden tests are the same properties with other seeds.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.lab.checks.process import CheckError, Run, Tell, Verdict
+from ascend_lab.lab.checks.wall import behind_wall
+
+DEFAULT_CASES = 40
+DEFAULT_SEED = 7
+
+Case = Mapping[str, Any]
+"""One call: parameter name -> value. Values are passed by position, names are for the message."""
+
+MakeCase = Callable[[np.random.Generator], Case]
+Judge = Callable[[Any, Case], str | None]
+"""Given what the function returned and the case, return None if right, else what is wrong,
+as the end of the sentence "your function returned ..., "."""
+
+_EXERCISE = re.compile(r"ex_(\d\d)_(\d+)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CheckResult:
+    """The outcome of one check; prints as one sentence, the same for the same function and seed."""
+
+    exercise: str
+    passed: bool
+    message: str
+    seed: int
+    cases: int
+    subject: Any
+    """The object that was tested itself, so that a test can assert whose function it was."""
+
+    def __repr__(self) -> str:
+        verdict = "passed" if self.passed else "not yet"
+        return f"ex {exercise_number(self.exercise)} {verdict}: {self.message} (seed {self.seed})"
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+def exercise_number(exercise: str) -> str:
+    """Return the printed number of an exercise: `ex_01_2` is "1.2"."""
+    found = _EXERCISE.fullmatch(exercise)
+    if found is None:
+        raise CheckError("an exercise is named like ex_01_2", repr(exercise), "rename it")
+    return f"{int(found[1])}.{int(found[2])}"
+
+
+def show(value: object, limit: int = 70) -> str:
+    """Return a short, stable text for any value: no memory addresses, no failing `repr`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        if isinstance(value, np.ndarray):
+            head = np.array2string(value, separator=", ", threshold=8, edgeitems=3, precision=6)
+            text = f"{head} (shape {value.shape}, {value.dtype})"
+        else:
+            shortener = reprlib.Repr()
+            shortener.maxstring = shortener.maxother = limit
+            shortener.maxlist = shortener.maxtuple = shortener.maxdict = 8
+            text = shortener.repr(value)
+    except Exception as error:  # a student's class may have a broken __repr__
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+    text = _ADDRESS.sub("", " ".join(text.split()))
+    return text if len(text) <= 2 * limit else text[: 2 * limit - 3] + "..."
+
+
+def equal_to(expected: object, rel_tol: float = 0.0) -> Callable[[object], str | None]:
+    """Return a judge of one value: numbers by `rel_tol`, arrays by shape then value, else `==`."""
+
+    def judge(got: object) -> str | None:
+        if isinstance(expected, np.ndarray) and _shape(got) != expected.shape:
+            return f"of shape {_shape(got)}, expected shape {expected.shape}"
+        return None if _same(got, expected, rel_tol) else f"expected {show(expected)}"
+
+    return judge
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(np.shape(value))
+
+
+def _same(got: Any, expected: Any, rel_tol: float) -> bool:
+    """Compare by the type of what is expected; a bool is no number and None equals only None."""
+    if expected is None:
+        return got is None
+    if isinstance(expected, bool | np.bool_):
+        return isinstance(got, bool | np.bool_) and bool(got) == bool(expected)
+    if isinstance(expected, int | float | complex | np.number | np.ndarray):
+        if got is None or isinstance(got, bool | str | bytes):
+            return False
+        return _shape(got) == _shape(expected) and bool(
+            np.allclose(got, expected, rtol=rel_tol, atol=0.0, equal_nan=True)
+        )
+    if isinstance(expected, list | tuple):
+        return (
+            isinstance(got, list | tuple)
+            and len(got) == len(expected)
+            and all(_same(g, e, rel_tol) for g, e in zip(got, expected, strict=True))
+        )
+    return bool(got == expected)
+
+
+def check_property(
+    exercise: str,
+    fn: Any,
+    judge: Judge,
+    make_case: MakeCase,
+    *,
+    edge_cases: Sequence[Case] = (),
+    cases: int = DEFAULT_CASES,
+    seed: int = DEFAULT_SEED,
+) -> CheckResult:
+    """Call `fn` on the edge cases, then on `cases` random ones, and judge what it returns.
+
+    `make_case(rng)` draws one case; `judge(returned, case)` says what is wrong, or None. The first
+    failing case ends the check and is named in the message.
+    """
+    exercise_number(exercise)
+    if cases < 0 or cases + len(edge_cases) == 0:
+        raise CheckError(f"{exercise}: a check needs at least one case", str(cases), "add cases")
+
+    def run(tell: Tell) -> Verdict:
+        if not callable(fn):
+            return False, f"expected your function, got {show(fn)}", 0
+        rng = np.random.default_rng(seed)
+        for done in range(len(edge_cases) + cases):
+            edge = done < len(edge_cases)
+            case = edge_cases[done] if edge else make_case(rng)
+            wrong = _try_case(fn, judge, case, partial(tell, done + 1))
+            if wrong is not None:
+                return False, wrong, done + 1
+        edges = f"{len(edge_cases)} edge and " if edge_cases else ""
+        return True, f"{edges}{cases} random cases", len(edge_cases) + cases
+
+    return check_behind_wall(exercise, fn, run, seed)
+
+
+def check_behind_wall(exercise: str, fn: Any, run: Run, seed: int) -> CheckResult:
+    """Return the result of a check of `fn` that `run` makes, behind the wall.
+
+    All that an answer gives is to be called, compared, shown and dropped inside of `run`.
+    """
+    passed, message, cases = behind_wall(run)
+    return CheckResult(exercise, passed, message, seed, cases, fn)
+
+
+def check_against(
+    exercise: str,
+    fn: Any,
+    reference: Callable[..., object],
+    make_case: MakeCase,
+    *,
+    rel_tol: float = 0.0,
+    edge_cases: Sequence[Case] = (),
+    cases: int = DEFAULT_CASES,
+    seed: int = DEFAULT_SEED,
+) -> CheckResult:
+    """Check that `fn` returns what `reference` returns, numbers within a relative tolerance."""
+
+    def judge(got: Any, case: Case) -> str | None:
+        try:
+            expected = reference(*_values(case))
+        except Exception as error:
+            raise CheckError(
+                f"{exercise}: a reference that works", repr(error), "correct the reference"
+            ) from error
+        return equal_to(expected, rel_tol)(got)
+
+    return check_property(
+        exercise, fn, judge, make_case, edge_cases=edge_cases, cases=cases, seed=seed
+    )
+
+
+def _values(case: Case) -> list[Any]:
+    """Copy the arguments, so that a function that changes them changes only its own copy."""
+    return copy.deepcopy(list(case.values()))
+
+
+def _try_case(
+    fn: Callable[..., Any], judge: Judge, case: Case, tell: Callable[[str], None]
+) -> str | None:
+    """Run one case and return the sentence about what went wrong, or None."""
+    named = ", ".join(f"{name}={show(value)}" for name, value in case.items())
+    where = f"for {named} your function" if named else "your function"
+    arguments = _values(case)
+    tell(where)
+    try:
+        got = fn(*arguments)
+    except (Exception, SystemExit) as error:
+        return f"{where} {raised(error)}"
+    tell(where.removesuffix("your function") + "the judgement of what your function returned")
+    try:
+        wrong = judge(got, case)
+    except CheckError:  # a broken reference must not look like a wrong answer
+        raise
+    except Exception as error:
+        return f"{where} returned {show(got)}, which cannot be judged ({type(error).__name__})"
+    return None if wrong is None else f"{where} returned {show(got)}, {wrong}"
+
+
+def raised(error: BaseException) -> str:
+    """Return "raised" with the kind of an error and, if it has one, its text in one line."""
+    try:
+        text = _ADDRESS.sub("", " ".join(str(error).split()))[:140]
+    except Exception:  # a student's error may have a broken __str__
+        text = ""
+    return f"raised {type(error).__name__}" + (f": {text}" if text else "")

@@ -1,0 +1,261 @@
+"""The best granularity of a group: an estimate for all candidates, the price for the best few."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.lab.contest.cost import Group, grid_latency, group_of, working_set
+from ascend_lab.lab.contest.partition import Partition, Relations, bits
+from ascend_lab.lab.contest.problem import Problem
+
+Floats = NDArray[np.float64]
+MOST_TILES = 20_000
+EXACT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The cheapest way found to run a group."""
+
+    cost: float
+    granularity: tuple[int, int, int]
+    order: tuple[int, ...] | None = None
+
+
+def best_tile(group: Group, exact: int = EXACT) -> Choice | None:
+    """Return the cheapest candidate that fits, or None when none fits.
+
+    All candidates are estimated at once; the `exact` best are priced, where a slice can stay for
+    the next tile also along rows and along columns, to and fro.
+    """
+    w, h, k = _candidates(group)
+    fits = _space(group, w, h, k) <= group.problem.capacity
+    estimate = np.where(fits, _estimate(group, w, h, k), np.inf).ravel()
+    first = np.argpartition(estimate, min(3 * exact, estimate.size - 1))[: 3 * exact]
+    first = first[np.isfinite(estimate[first])]
+    across, down, deep = np.unravel_index(first, fits.shape)
+    width, height, depth = w.ravel()[across], h.ravel()[down], k.ravel()[deep]
+    ranked = np.lexsort((-width * height, -depth, np.round(estimate[first], 6)))[:exact]
+    best: Choice | None = None
+    for index in ranked:
+        if best is not None and estimate[first[index]] > best.cost:
+            break
+        shape = (int(width[index]), int(height[index]), int(depth[index]))
+        for order in _orders(group, shape):
+            latency = grid_latency(group, shape, order)
+            if best is None or latency < best.cost * (1 - 1e-12):
+                best = Choice(latency, shape, order)
+    return best
+
+
+def smallest_space(group: Group) -> int:
+    """Return the least working set of a group: tiles of one element."""
+    return working_set(group, (1, 1, 1))
+
+
+def _orders(group: Group, shape: tuple[int, int, int]) -> list[tuple[int, ...] | None]:
+    w, h, k = shape
+    across, down = -(-max(group.widths) // w), -(-max(group.heights) // h)
+    roles = {piece.role for piece, _ in group.bundles}
+    stays = "whole" in roles or (group.steps(k) == 1 and roles & {"left", "right"})
+    if not stays or not 1 < across * down <= MOST_TILES:
+        return [None]
+    return [None, snake(across, down), snake(across, down, by_column=True)]
+
+
+def snake(across: int, down: int, by_column: bool = False) -> tuple[int, ...]:
+    """Return the tiles of a grid to and fro, along rows or along columns."""
+    grid = np.arange(across * down).reshape(down, across)
+    if by_column:
+        grid = grid.T
+    grid = grid.copy()
+    grid[1::2] = grid[1::2, ::-1]
+    return tuple(grid.ravel().tolist())
+
+
+def _candidates(group: Group) -> tuple[Floats, Floats, Floats]:
+    """Return widths, heights and depths to try, each along an axis of its own."""
+    wide, high = group.problem.native
+    depths = [depth for depth in group.depths if depth > 1] or [1]
+    w, h = _sides(group.widths, wide), _sides(group.heights, high)
+    axes = (w, h, _depths(depths))
+    first, second, third = np.ix_(*(np.array(axis, dtype=np.float64) for axis in axes))
+    return first, second, third
+
+
+def _sides(lengths: Sequence[int], native: int) -> list[int]:
+    """Return tile sides: the lengths, equal parts of the longest, native times or halves."""
+    longest = max(lengths)
+    sides = {*lengths, *(min(native * times, longest) for times in (1, 2, 3, 4, 6, 8))}
+    sides |= {-(-longest // parts) for parts in (1, 2, 3, 4, 5, 6, 7, 8, 10)}
+    side = min(native, longest)
+    while side > 1:
+        side = -(-side // 2)
+        sides.add(side)
+    return sorted(sides)
+
+
+def _depths(depths: Sequence[int]) -> list[int]:
+    """Return steps along the sums: divisors of all of them, or powers of two when those are few."""
+    common, shortest = reduce(math.gcd, depths), min(depths)
+    small = {d for d in range(1, math.isqrt(common) + 1) if common % d == 0}
+    steps = small | {common // d for d in small}
+    if len(steps) < 6:
+        steps |= {2**n for n in range(shortest.bit_length())} | {shortest}
+    ranked = sorted(steps | {max(depths)})
+    return ranked if len(ranked) <= 14 else [*ranked[:: -(-len(ranked) // 14)], ranked[-1]]
+
+
+def _space(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
+    """Return the working set of every candidate."""
+    room = sum(group.problem.size(tensor) for tensor in group.kept)
+    total = np.full((w.size, h.size, k.size), float(room))
+    for piece, count in group.bundles:
+        height, width = piece.shape
+        long = count * np.minimum(k if piece.role == "right" else h, height)
+        if piece.role == "whole":
+            total += long * width
+        else:
+            total += long * np.minimum(k if piece.role == "left" else w, width)
+    return total
+
+
+def _estimate(group: Group, w: Floats, h: Floats, k: Floats) -> Floats:
+    """Return about the time of every candidate: first, middle and last steps added over tiles."""
+    steps = np.ceil(max(group.depths) / k)
+    one = steps == 1
+    compute = _compute(group, w, h) / steps
+    lefts, wholes, rights, first, last = _traffic(group)
+    by_row = np.ceil(max(group.heights) / h) >= np.ceil(max(group.widths) / w)
+    once, whole_once, right_once = (sum(areas.values()) for areas in (lefts, wholes, rights))
+    middle = np.where(one & by_row, once, _again(lefts, w))
+    middle = (middle + np.where(one & ~by_row, right_once, _again(rights, h))) / steps
+    begun = first + np.where(by_row, whole_once, _again(wholes, w))
+    speed = group.problem.throughput
+    begin = np.maximum(compute, (middle + begun + np.where(one, last, 0.0)) / speed)
+    end = np.where(one, 0.0, np.maximum(compute, (middle + last) / speed))
+    rest = np.maximum(compute, middle / speed) * np.maximum(steps - 2, 0)
+    return np.asarray(begin + end + rest, dtype=np.float64)
+
+
+Areas = dict[int, float]
+
+
+def _traffic(group: Group) -> tuple[Areas, Areas, Areas, float, float]:
+    """Add up areas: of factors by the length that repeats them, of the first and the last step."""
+    lefts, wholes, rights = Areas(), Areas(), Areas()
+    first = last = 0.0
+    for piece, count in group.bundles:
+        area = float(count * piece.shape[0] * piece.shape[1])
+        if piece.role == "left":
+            lefts[piece.width] = lefts.get(piece.width, 0.0) + area
+        elif piece.role == "whole":
+            wholes[piece.width] = wholes.get(piece.width, 0.0) + area
+        elif piece.role == "right":
+            rights[piece.height] = rights.get(piece.height, 0.0) + area
+        elif piece.ready == 1:
+            first += area
+        else:
+            last += area
+    return lefts, wholes, rights, first, last
+
+
+def _again(areas: Areas, side: Floats) -> Floats:
+    """Return the elements moved when each area moves once for every tile along a length."""
+    total = np.zeros_like(side)
+    for length, area in areas.items():
+        total += np.ceil(length / side) * area
+    return total
+
+
+def _compute(group: Group, w: Floats, h: Floats) -> Floats:
+    """Return the compute time of every candidate: native tiles begun, all tiles together."""
+    wide, high = group.problem.native
+    total = np.zeros((w.size, h.size, 1))
+    for work in group.works:
+        down = work.height // h * np.ceil(h / high) + np.ceil(work.height % h / high)
+        across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
+        total += work.base_cost * (down * across)
+    return total
+
+
+# A memory of group prices, shared by all searches, that also keeps the clock.
+
+
+Kept = frozenset[int]
+NOTHING: Kept = frozenset()
+
+
+class Prices:
+    """The cheapest way to run each group asked for, found once; counts the groups.
+
+    Groups whose slices and operations are alike, as in repeated layers, share one search.
+
+    A search looks at `spent` between its steps: true when the seconds or the evaluations are used
+    up. Without `seconds` the clock plays no part and results repeat exactly.
+    """
+
+    def __init__(
+        self, problem: Problem, seconds: float | None = None, evaluations: int | None = None
+    ) -> None:
+        """Start the clock."""
+        self.problem = problem
+        self.relations = Relations(problem)
+        self.evaluations = evaluations
+        self.start, self.seconds = time.monotonic(), seconds
+        self.asked = 0
+        self._known: dict[tuple[int, Kept, Kept], Choice | None] = {}
+        self._alike: dict[Hashable, Choice | None] = {}
+        self._legal: dict[int, bool] = {}
+
+    @property
+    def progress(self) -> float:
+        """Return the part of the budget that is used up, 0 without a budget."""
+        counted = self.asked / self.evaluations if self.evaluations else 0.0
+        timed = (time.monotonic() - self.start) / self.seconds if self.seconds else 0.0
+        return max(counted, timed)
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the budget is used up."""
+        return self.seconds == 0 or self.evaluations == 0 or self.progress >= 1
+
+    def legal(self, group: int) -> bool:
+        """Return whether shared tensors join all operations of a group."""
+        if group not in self._legal:
+            self._legal[group] = self.relations.connected(group)
+        return self._legal[group]
+
+    def choice(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> Choice | None:
+        """Return the cheapest way to run a group, or None when no candidate fits."""
+        key = (group, resident, retain)
+        if key not in self._known:
+            self.asked += 1
+            found = group_of(self.problem, bits(group), resident, retain)
+            room = sum(map(self.problem.size, found.kept))
+            alike = (frozenset(found.bundles), frozenset(found.works), room)
+            if alike not in self._alike:
+                fits = smallest_space(found) <= self.problem.capacity
+                self._alike[alike] = best_tile(found) if fits else None
+            self._known[key] = self._alike[alike]
+        return self._known[key]
+
+    def price(self, group: int, resident: Kept = NOTHING, retain: Kept = NOTHING) -> float:
+        """Return the least time of a group, infinite when it does not fit."""
+        choice = self.choice(group, resident, retain)
+        return float("inf") if choice is None else choice.cost
+
+    def total(self, groups: Iterable[int]) -> float:
+        """Return the time of groups that keep nothing resident."""
+        return sum(self.price(group) for group in groups)
+
+    def singles(self) -> Partition:
+        """Return the schedule in which every operation is a subgraph of its own."""
+        return tuple(1 << op for op in self.problem.order)

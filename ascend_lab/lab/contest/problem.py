@@ -1,0 +1,245 @@
+"""A problem of the MLSys 2026 contest: operations on matrices, a fast and a slow memory.
+
+The format is that of PROBLEM.md in github.com/yarongmu-google/MLSys, commit 38a2a695.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from ascend_lab.errors import InputError
+from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown
+
+KINDS = ("MatMul", "Pointwise")
+LARGEST = 2**40
+LONGEST_SIDE = 2**30
+"""Longer sides would overflow 64 bits in an area."""
+FIELDS = (
+    "widths",
+    "heights",
+    "inputs",
+    "outputs",
+    "base_costs",
+    "op_types",
+    "fast_memory_capacity",
+    "slow_memory_bandwidth",
+    "native_granularity",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A matrix product (left, right) or an element-wise operation, and its cost per native tile."""
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    base_cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Tensors (width, height in elements), operations and the two memories.
+
+    `capacity` counts elements, `throughput` elements per unit of time, `native` is (width, height).
+    `producer` gives the operation that makes a tensor, `consumers` those that read it; `order` is
+    a topological order of the operations and `rank` the place of each in it.
+    """
+
+    widths: tuple[int, ...]
+    heights: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    capacity: float
+    throughput: float
+    native: tuple[int, int]
+    producer: dict[int, int] = field(repr=False)
+    consumers: dict[int, tuple[int, ...]] = field(repr=False)
+    order: tuple[int, ...] = field(repr=False)
+    rank: tuple[int, ...] = field(repr=False)
+
+    def size(self, tensor: int) -> int:
+        """Return the elements of a tensor."""
+        return self.widths[tensor] * self.heights[tensor]
+
+    def depth(self, operation: int) -> int:
+        """Return the length of the sums of a matrix product, 1 for an element-wise operation."""
+        op = self.operations[operation]
+        return self.widths[op.inputs[0]] if op.kind == "MatMul" else 1
+
+    def shape(self, operation: int) -> tuple[int, int]:
+        """Return (height, width) of what an operation computes."""
+        out = self.operations[operation].outputs[0]
+        return self.heights[out], self.widths[out]
+
+
+def read_problem(path: str | Path) -> Problem:
+    """Read a problem from a JSON file; InputError for whatever is wrong with it."""
+    return parse_problem(
+        json_of(read_file(path, "a readable problem file", TABLE_BYTES), str(path))
+    )
+
+
+def parse_problem(data: Any) -> Problem:
+    """Check the decoded JSON of a problem and return it; InputError names the wrong field."""
+    if not isinstance(data, dict):
+        raise InputError("a JSON object with the fields of a problem", type(data).__name__)
+    missing = [name for name in FIELDS if name not in data]
+    if missing:
+        raise InputError("a problem with all its fields", f"no {', '.join(missing)}")
+    widths = _whole(data["widths"], "widths", least=1, most=LONGEST_SIDE)
+    heights = _whole(data["heights"], "heights", len(widths), 1, LONGEST_SIDE)
+    operations = _operations(data, len(widths))
+    native = _whole(data["native_granularity"], "native_granularity", 2, 1, LONGEST_SIDE)
+    producer, consumers = _links(operations)
+    order = _topological(operations, producer)
+    return Problem(
+        widths,
+        heights,
+        operations,
+        _number(data["fast_memory_capacity"], "fast_memory_capacity", above=0),
+        _number(data["slow_memory_bandwidth"], "slow_memory_bandwidth", above=0),
+        (native[0], native[1]),
+        producer,
+        consumers,
+        order,
+        tuple(sorted(range(len(order)), key=order.__getitem__)),
+    )
+
+
+def _operations(data: dict[str, Any], tensors: int) -> tuple[Operation, ...]:
+    kinds = _list(data["op_types"], "op_types")
+    count = len(kinds)
+    if not count:
+        raise InputError("at least one operation", "an empty op_types")
+    inputs = _list(data["inputs"], "inputs", count)
+    outputs = _list(data["outputs"], "outputs", count)
+    costs = _list(data["base_costs"], "base_costs", count)
+    found = []
+    for index, kind in enumerate(kinds):
+        if kind not in KINDS:
+            raise InputError(f"op_types[{index}] as one of {', '.join(KINDS)}", shown(kind))
+        reads = _whole(inputs[index], f"inputs[{index}]", most=tensors - 1)
+        writes = _whole(outputs[index], f"outputs[{index}]", most=tensors - 1)
+        # The published example has a product of one factor; it counts as the left one.
+        if not reads or (kind == "MatMul" and len(reads) > 2):
+            need = "one or two" if kind == "MatMul" else "one or more"
+            raise InputError(f"{need} tensors in inputs[{index}] ({kind})", str(len(reads)))
+        if not writes or len(set(writes)) != len(writes):
+            raise InputError(f"one or more different tensors in outputs[{index}]", str(writes))
+        cost = _number(costs[index], f"base_costs[{index}]")
+        found.append(Operation(kind, reads, writes, cost))
+    return tuple(found)
+
+
+def _links(
+    operations: Sequence[Operation],
+) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+    producer: dict[int, int] = {}
+    consumers: dict[int, list[int]] = {}
+    for index, operation in enumerate(operations):
+        for tensor in operation.outputs:
+            if tensor in producer:
+                both = f"operations {producer[tensor]} and {index}"
+                raise InputError(f"one operation that makes tensor {tensor}", both)
+            producer[tensor] = index
+        for tensor in dict.fromkeys(operation.inputs):
+            consumers.setdefault(tensor, []).append(index)
+    return producer, {tensor: tuple(readers) for tensor, readers in consumers.items()}
+
+
+def _topological(operations: Sequence[Operation], producer: dict[int, int]) -> tuple[int, ...]:
+    """Return the operations depth first, each after those it needs; InputError on a cycle."""
+    needs = {
+        index: {producer[tensor] for tensor in operation.inputs if tensor in producer}
+        for index, operation in enumerate(operations)
+    }
+    try:
+        return tuple(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        cycle = " -> ".join(map(str, error.args[1][:8]))
+        raise InputError("a graph without cycles", f"operations {cycle}") from error
+
+
+def _list(value: Any, name: str, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        raise InputError(f"{name} as a list", type(value).__name__)
+    if length is not None and len(value) != length:
+        raise InputError(f"{length} entries in {name}", str(len(value)))
+    return value
+
+
+def _whole(
+    value: Any, name: str, length: int | None = None, least: int = 0, most: int = LARGEST
+) -> tuple[int, ...]:
+    numbers = _list(value, name, length)
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+            raise InputError(f"{name} as whole numbers from {least} to {most}", shown(number))
+    return tuple(numbers)
+
+
+def _number(value: Any, name: str, above: float | None = None) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or abs(value) > LARGEST:
+        raise InputError(f"{name} as a finite number", shown(value))
+    if value < 0 or (above is not None and value <= above):
+        limit = "of at least 0" if above is None else f"above {above}"
+        raise InputError(f"{name} {limit}", shown(value))
+    return float(value)
+
+
+# Times that no schedule of a problem can beat, and what an ideal unfused one would take.
+
+
+def compute_time(problem: Problem, operation: int) -> float:
+    """Return base cost x native tiles of the result: the least time to compute an operation."""
+    height, width = problem.shape(operation)
+    wide, high = problem.native
+    return problem.operations[operation].base_cost * (-(-width // wide) * -(-height // high))
+
+
+def lower_bound(problem: Problem) -> float:
+    """Return max(all compute, inputs and results of the graph / bandwidth).
+
+    Certified: the step times of a schedule add up to at least its compute and at least its moves.
+    """
+    compute = sum(compute_time(problem, op) for op in range(len(problem.operations)))
+    inputs = {tensor for tensor in problem.consumers if tensor not in problem.producer}
+    results = {tensor for tensor in problem.producer if tensor not in problem.consumers}
+    moved = sum(problem.size(tensor) for tensor in results)
+    moved += sum(_needed(problem, tensor) for tensor in inputs)
+    return max(compute, moved / problem.throughput)
+
+
+def _needed(problem: Problem, tensor: int) -> int:
+    """Return how many elements of a tensor its readers need, where shapes do not fit exactly."""
+    most = 0
+    for op in problem.consumers[tensor]:
+        operation, (height, width) = problem.operations[op], problem.shape(op)
+        for place, used in enumerate(operation.inputs):
+            if used == tensor:
+                product = operation.kind == "MatMul"
+                rows = problem.depth(op) if product and place == 1 else height
+                columns = problem.depth(op) if product and place == 0 else width
+                area = min(rows, problem.heights[tensor]) * min(columns, problem.widths[tensor])
+                most = max(most, area)
+    return most
+
+
+def unfused_floor(problem: Problem) -> float:
+    """Return the sum over operations of max(compute, each of its tensors moved once).
+
+    No schedule of single operations without retained tensors beats it; with a small fast memory
+    none reaches it.
+    """
+    total = 0.0
+    for index, operation in enumerate(problem.operations):
+        tensors = {*operation.inputs, *operation.outputs}
+        moved = sum(problem.size(tensor) for tensor in tensors) / problem.throughput
+        total += max(compute_time(problem, index), moved)
+    return total

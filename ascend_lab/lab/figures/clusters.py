@@ -1,0 +1,387 @@
+"""Clusters drawn: servers as boxes, devices as discs, switches, every kind of link in its look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, FancyBboxPatch, Patch, Rectangle
+
+from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
+from ascend_lab.cluster.files import Kind, family, kind_of, link_kinds, rate_text
+from ascend_lab.errors import InputError
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    WIDTH_IN,
+    YELLOW,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+
+Look = tuple[str, Literal["-", "--", "-.", ":"]]
+LOOKS: tuple[Look, ...] = (
+    (BLUE, "-"),
+    (VERMILLION, "--"),
+    (GREEN, "-."),
+    (ORANGE, ":"),
+    (PURPLE, "-"),
+    (SKY, "--"),
+    (GREY, ":"),
+)
+MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
+"""Drawn of each; of more, the first and the last with dots between."""
+DISC_IN, BOX_IN, SERVER_IN, ROW_IN = 0.13, (0.62, 0.22), 2.1, 0.62
+"""Radius of a device, sides of a switch, height of a server, distance of switch rows."""
+Point = tuple[float, float]
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Where nodes go, in inches from the upper left; which servers are drawn, and their boxes."""
+
+    places: dict[int, Point] = field(default_factory=dict)
+    boxes: list[tuple[float, float]] = field(default_factory=list)
+    dots: list[Point] = field(default_factory=list)
+    rows: int = 0
+
+
+@styled
+def fig_topology(topology: Topology) -> LabFigure:
+    """Draw a topology; of many servers, devices or switches the first ones and the last.
+
+    Colour and dashes tell the kinds of links apart; the legend gives each kind's rate and latency
+    in one direction and how many links of it the whole topology has.
+    """
+    plan = _planned(topology)
+    kinds = list(link_kinds(topology).items())
+    legend_in = 0.2 * -(-min(len(kinds), len(LOOKS)) // 2) + 0.15
+    height = SERVER_IN + plan.rows * ROW_IN + legend_in + 0.45
+    fig, ax = new_figure(height_in=max(height, 1.5))
+    ax.set_axis_off()
+    ax.set_xlim(0, WIDTH_IN)
+    ax.set_ylim(SERVER_IN + plan.rows * ROW_IN + 0.1, -0.3)
+    ax.set_aspect("equal")
+    looks = {kind: LOOKS[i % len(LOOKS)] for i, (kind, _) in enumerate(kinds)}
+    _servers(ax, topology, plan)
+    _links(ax, topology, plan, looks)
+    _nodes(ax, topology, plan)
+    for x, y in plan.dots:
+        ax.text(x, y, "···", ha="center", va="center", fontsize=11)
+    handles = [_handle(looks[kind], kind, count) for kind, count in kinds[: len(LOOKS)]]
+    if handles:
+        fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
+    return finish(fig, alt=_alt(topology, kinds))
+
+
+def _handle(look: Look, kind: Kind, count: int) -> Line2D:
+    ends, alpha_s, rate = kind
+    label = f"{ends}: {rate_text(rate)}, {alpha_s * 1e6:.3g} µs ({count} links)"
+    return Line2D([], [], color=look[0], linestyle=look[1], linewidth=1.8, label=label)
+
+
+# -- places ---------------------------------------------------------------------------------------
+def _ends_of(count: int, most: int) -> list[int]:
+    """Return what is drawn of so many: all, or the first and the last."""
+    return list(range(count)) if count <= most else [*range(most - 1), count - 1]
+
+
+def _planned(topology: Topology) -> _Plan:
+    plan, owner = _Plan(), _owners(topology)
+    drawn = _ends_of(len(topology.groups), MOST_SERVERS)
+    width = WIDTH_IN / len(drawn)
+    for place, server in enumerate(drawn):
+        left, right = place * width + 0.13, (place + 1) * width - 0.13
+        plan.boxes.append((left, right))
+        inside = [s for s, group in owner.items() if group == server]
+        _place_server(topology, plan, server, inside, (left, right))
+    if len(drawn) < len(topology.groups):
+        plan.dots.append(((len(drawn) - 1) * width, SERVER_IN / 2))
+    outer = [topology.size + i for i in range(len(topology.switches))]
+    _place_network(topology, plan, [s for s in outer if s not in owner])
+    return plan
+
+
+def _neighbours(topology: Topology) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for a, b in sorted(topology.between):
+        found.setdefault(a, []).append(b)
+        if (b, a) not in topology.between:
+            found.setdefault(b, []).append(a)
+    return found
+
+
+def _owners(topology: Topology) -> dict[int, int]:
+    """Return the server of every switch that devices of one server only hang on."""
+    server_of = {d: i for i, group in enumerate(topology.groups) for d in group}
+    near, found = _neighbours(topology), {}
+    for switch in range(topology.size, topology.size + len(topology.switches)):
+        servers = {server_of[n] for n in near.get(switch, []) if n in server_of}
+        if len(servers) == 1 and (len(topology.groups) > 1 or not _is_network(topology, switch)):
+            (found[switch],) = servers
+    return found
+
+
+def _is_network(topology: Topology, switch: int) -> bool:
+    return family(topology.label(switch)) in ("rail", "spine", "ethernet")
+
+
+def _place_server(
+    topology: Topology, plan: _Plan, server: int, inside: Sequence[int], sides: Point
+) -> None:
+    """Place a server's devices on circles, one for all that are linked, and its switches below."""
+    group = topology.groups[server]
+    shown = [group[i] for i in _ends_of(len(group), MOST_DEVICES)]
+    circles = _linked(topology, shown)
+    hub = len(inside) == 1 and len(circles) == 1
+    y = (SERVER_IN - (0.0 if hub or not inside else 0.55)) / 2
+    each = (sides[1] - sides[0]) / len(circles)
+    radius = min(y - 0.22, each / 2 - 0.2)
+    for i, members in enumerate(circles):
+        x, cut = sides[0] + (i + 0.5) * each, len(shown) < len(group)
+        turn = math.tau / (len(members) + cut)
+        slots: list[int | None] = [*members[:-1], *([None] if cut else []), members[-1]]
+        for j, device in enumerate(slots):
+            angle, size = turn * (j + 0.5) - math.tau / 4, radius if len(slots) > 1 else 0.0
+            at = (x + size * math.cos(angle), y + size * math.sin(angle))
+            if device is None:
+                plan.dots.append(at)
+            else:
+                plan.places[device] = at
+    near = _neighbours(topology)
+    for switch in inside:
+        xs = [plan.places[n][0] for n in near[switch] if n in shown]
+        middle = sum(xs) / len(xs) if xs else sum(sides) / 2
+        plan.places[switch] = (middle, y if hub else SERVER_IN - 0.3)
+
+
+def _linked(topology: Topology, shown: Sequence[int]) -> list[list[int]]:
+    """Return the devices in circles: each linked set one, all single devices one together."""
+    near, left, found = _neighbours(topology), list(shown), []
+    single: list[int] = []
+    while left:
+        todo, reached = [left[0]], {left[0]}
+        while todo:
+            new = {n for n in near.get(todo.pop(), []) if n in left} - reached
+            reached |= new
+            todo += new
+        if len(reached) == 1:
+            single += reached
+        else:
+            found.append(sorted(reached))
+        left = [d for d in left if d not in reached]
+    return [*found, sorted(single)] if single else found
+
+
+def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> None:
+    """Place the switches between servers in rows: those near devices or hosts, then the others."""
+    near = _neighbours(topology)
+    rows: list[list[int]] = [[], []]
+    for switch in outer:
+        is_far = all(n in outer for n in near.get(switch, []))
+        rows[int(is_far)].append(switch)
+    for row in filter(None, rows):
+        y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
+        drawn = [row[i] for i in _ends_of(len(row), MOST_SWITCHES)]
+        each = WIDTH_IN / len(drawn)
+        for i, switch in enumerate(drawn):
+            plan.places[switch] = ((i + 0.5) * each, y)
+        if len(drawn) < len(row):
+            plan.dots.append((WIDTH_IN - each, y))
+        plan.rows += 1
+
+
+# -- drawing --------------------------------------------------------------------------------------
+def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
+    drawn = _ends_of(len(topology.groups), MOST_SERVERS)
+    for server, (left, right) in zip(drawn, plan.boxes, strict=True):
+        style: dict[str, Any] = {
+            "facecolor": LIGHT,
+            "edgecolor": INK,
+            "linewidth": 0.8,
+            "zorder": 0,
+        }
+        shape = "round,pad=0,rounding_size=0.08"
+        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, **style))
+        count = len(topology.groups[server])
+        name = f"server {server}" if len(topology.groups) > 1 else topology.name
+        title = f"{name}: {count} device{'s' if count > 1 else ''}"
+        ax.text((left + right) / 2, -0.12, title, ha="center", va="center", fontsize=8)
+
+
+def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) -> None:
+    crowded = len(plan.places) > 24
+    for (a, b), link in topology.between.items():
+        if (b < a and (b, a) in topology.between) or a not in plan.places or b not in plan.places:
+            continue
+        colour, dashes = looks[kind_of(topology, link)]
+        (x0, y0), (x1, y1) = plan.places[a], plan.places[b]
+        width = 0.7 if crowded else 1.2
+        ax.plot([x0, x1], [y0, y1], color=colour, linestyle=dashes, linewidth=width, zorder=1)
+
+
+def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
+    for node, at in plan.places.items():
+        label = topology.label(node)
+        text: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "zorder": 4}
+        if node < topology.size:
+            short = label.removeprefix("npu") or label
+            ax.add_patch(Circle(at, DISC_IN, facecolor=PAPER, edgecolor=INK, zorder=3))
+            ax.text(*at, short[:6], fontsize=7 if len(short) < 4 else 5.5, **text)
+            continue
+        width, height = BOX_IN
+        corner = at[0] - width / 2, at[1] - height / 2
+        ax.add_patch(Rectangle(corner, width, height, facecolor="#FFFFFF", edgecolor=INK, zorder=3))
+        ax.text(*at, label[:10], fontsize=7, **text)
+
+
+def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
+    said = "; ".join(
+        f"{count} links {ends} of {rate_text(rate)}" for (ends, _, rate), count in kinds[:6]
+    )
+    return (
+        f"Topology {topology.name}: {topology.size} devices in {len(topology.groups)} "
+        f"servers, {len(topology.switches)} switches; {said or 'no links'}; "
+        f"{rate_text(topology.bisection_bytes_per_s())} between the halves."
+    )
+
+
+# Figures of collectives: who holds what after each round, and which algorithm wins where.
+
+
+SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", BLUE])
+MOST_PANELS = 8
+FAMILIES = {
+    "recursive-doubling": ("RD", SKY),
+    "tree": ("T", GREY),
+    "mesh": ("M", YELLOW),
+    "halving-doubling": ("HD", GREEN),
+    "nhr": ("N", PURPLE),
+    "bruck": ("B", SKY),
+    "pairwise": ("PW", ORANGE),
+    "star": ("S", PURPLE),
+    "ring": ("R", ORANGE),
+    "double-ring": ("2R", ORANGE),
+    "chain": ("C", VERMILLION),
+    "pipeline": ("P", PURPLE),
+    "hierarchical": ("H", BLUE),
+}
+"""Letters and colour of each algorithm in the map."""
+DARK = (BLUE, VERMILLION, GREEN, GREY)
+"""Colours on which letters are white."""
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+
+
+def contributions(
+    schedule: Schedule, rounds: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Return (rank, block): of how many ranks an all-reduce holds the sum after some rounds."""
+    if schedule.op != "all_reduce":
+        raise InputError("an all_reduce to count contributions of", schedule.op, "make one")
+    cut = replace(schedule, rounds=schedule.rounds[:rounds])
+    ones = [np.ones(schedule.blocks, np.int64)] * schedule.ranks
+    return np.stack(execute(cut, ones))
+
+
+@styled
+def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabFigure:
+    """Draw, after some rounds of an all-reduce, of how many ranks each block holds the sum.
+
+    One panel a round, one row a rank, one column a block. Raises `InputError` for another
+    operation, or more rounds than can be drawn.
+    """
+    shown = tuple(range(len(schedule.rounds) + 1)) if after is None else tuple(after)
+    if not 0 < len(shown) <= MOST_PANELS:
+        raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
+    fig, axes = new_figure(ncols=len(shown), height_in=1.7)
+    panels = np.atleast_1d(axes)
+    said = []
+    for number, ax in zip(shown, panels, strict=True):
+        held = contributions(schedule, number)
+        ax.imshow(held, cmap=SHADES, vmin=0, vmax=schedule.ranks, aspect="equal")
+        for (rank, block), count in np.ndenumerate(held):
+            dark = count > schedule.ranks / 2
+            ax.text(
+                block,
+                rank,
+                str(count),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="#FFFFFF" if dark else INK,
+            )
+        ax.set(title="start" if number == 0 else f"round {number}", xticks=[], yticks=[])
+        ax.tick_params(length=0)
+        said.append(f"after {number} rounds {int((held == schedule.ranks).sum())} complete")
+    panels[0].set(ylabel="rank", xlabel="block")
+    panels[0].set_yticks(range(schedule.ranks))
+    text = f"{schedule.algorithm} all-reduce of {schedule.ranks} ranks, {schedule.blocks} blocks"
+    return finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
+
+
+@styled
+def fig_best_collective(
+    kind: str = "910a-roce",
+    counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    sizes_bytes: Sequence[int] = tuple(2**k for k in range(10, 31, 2)),
+    op: str = "all_reduce",
+) -> LabFigure:
+    """Draw which algorithm is quickest for every size and number of devices of a cluster.
+
+    `kind` is a topology that takes a count. Cells bear letters; the legend names them.
+    """
+    names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in sizes_bytes] for p in counts]
+    fig, ax = new_figure(height_in=0.55 + 0.36 * len(counts))
+    for (row, column), name in np.ndenumerate(np.array(names)):
+        letters, colour = FAMILIES[name]
+        ink = "#FFFFFF" if colour in DARK else INK
+        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1))
+        ax.text(column, row, letters, ha="center", va="center", fontsize=8, color=ink)
+    ax.set(xlim=(-0.5, len(sizes_bytes) - 0.5), ylim=(-0.5, len(counts) - 0.5))
+    ax.set(xlabel="size", ylabel="devices")
+    ax.set_xticks(range(len(sizes_bytes)), [_size(n) for n in sizes_bytes])
+    ax.set_yticks(range(len(counts)), [str(p) for p in counts])
+    ax.tick_params(length=0)
+    used = [name for name in FAMILIES if any(name in line for line in names)]
+    patches = [Patch(fc=FAMILIES[n][1], ec=INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
+    fig.legend(handles=patches, loc="outside upper center", ncols=min(4, len(used)), frameon=False)
+    lines = zip(counts, names, strict=True)
+    said = "; ".join(f"{p} devices {_runs(line, sizes_bytes)}" for p, line in lines)
+    return finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
+
+
+def _winner(op: str, topology: Topology, size_bytes: int) -> str:
+    """Return the family of the quickest algorithm: its name without levels and chunks."""
+    algorithm = collective_time(op, topology, size_bytes).algorithm
+    return algorithm.partition("(")[0].partition("*")[0]
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in UNITS:
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}".replace(" ", "\n")
+    return "0"
+
+
+def _runs(line: Sequence[str], sizes_bytes: Sequence[int]) -> str:
+    """Return "ring from 1 KiB, mesh from 4 KiB" for a row of the map."""
+    found = []
+    for i, name in enumerate(line):
+        if i == 0 or name != line[i - 1]:
+            found.append(f"{name} from {_size(sizes_bytes[i])}".replace("\n", " "))
+    return ", ".join(found)

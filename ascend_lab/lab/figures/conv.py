@@ -1,0 +1,294 @@
+"""Figures of the convolution chapter: windows as rows, the stored matrix, reuse, groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap, Normalize
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip
+from ascend_lab.isa import c0_of
+from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
+from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
+from ascend_lab.sim import simulate, simulate_kernel
+
+Grid = NDArray[np.int64]
+TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", SKY, BLUE])
+NUMBERED = (26, 12)
+"""Rows and columns up to which cells carry their number."""
+
+
+def copies_of(shape: ConvShape) -> tuple[Grid, Grid]:
+    """Return the im2col matrix as pixel numbers (from 1; 0 is padding) and copies per pixel."""
+    pixels = np.arange(1, shape.h * shape.w + 1).reshape(1, 1, shape.h, shape.w)
+    matrix = im2col_reference(
+        pixels, (shape.r, shape.s), shape.strides, shape.pads, shape.dilations
+    )
+    copies = np.bincount(matrix.reshape(-1), minlength=shape.h * shape.w + 1)
+    return matrix.astype(np.int64), copies.astype(np.int64)
+
+
+def matrix_sizes(shape: ConvShape) -> dict[str, int]:
+    """Return elements of the image and of the im2col matrix as the cube reads it, by origin.
+
+    `pixels` and `blocks` (channels rounded up) make the image; `distinct`, `copies`, `padding` and
+    `fractals` (rows and channels rounded up) the matrix.
+    """
+    matrix, copies = copies_of(shape)
+    c0 = c0_of(shape.dtype)
+    wide = up(shape.c, c0) * c0
+    inside = int(copies[1:].sum())
+    distinct = int((copies[1:] > 0).sum())
+    whole = up(len(matrix), FRACTAL) * FRACTAL * shape.taps * wide
+    return {
+        "pixels": shape.c * shape.h * shape.w,
+        "blocks": (wide - shape.c) * shape.h * shape.w,
+        "distinct": shape.c * distinct,
+        "copies": shape.c * (inside - distinct),
+        "padding": shape.c * int(copies[0]),
+        "fractals": whole - shape.c * matrix.size,
+    }
+
+
+@styled
+def fig_windows(
+    side: int = 5,
+    kernel: int = 3,
+    stride: int = 1,
+    pad: int = 0,
+    dilation: int = 1,
+    channels: int = 16,
+) -> LabFigure:
+    """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied.
+
+    Below: the elements of both in multiples of the image, copies and zeros apart. One pixel and
+    its copies are framed. Raises `InputError` where the kernel does not fit.
+    """
+    shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
+    matrix, copies = copies_of(shape)
+    sizes = matrix_sizes(shape)
+    fig, axes = new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
+    image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
+    marked = int(np.argmax(copies[1:])) + 1
+    norm = Normalize(0, max(int(copies[1:].max()), 1))
+    for ax, cells in ((axes[0, 0], image), (axes[0, 1], matrix)):
+        _cells(ax, cells, copies, norm, marked)
+    axes[0, 0].set_title(f"image {side}x{side}" + (f", pad {pad}" if pad else ""))
+    axes[0, 1].set_title(f"matrix: {matrix.shape[0]} windows x {matrix.shape[1]} taps")
+    axes[0, 1].set_aspect("auto")
+    axes[0, 1].set_ylabel("window")
+    axes[0, 1].set_xlabel("tap")
+    bar = fig.colorbar(axes[0, 1].images[0], ax=axes[0, :], shrink=0.75, pad=0.02)
+    bar.set_label("copies of the pixel")
+    most = int(copies[1:].max())
+    bar.set_ticks(list(range(0, most + 1, max(1, most // 8))))
+    grid = axes[0, 0].get_gridspec()
+    for ax in axes[1]:
+        ax.remove()
+    _balance(fig.add_subplot(grid[1, :]), sizes)
+    return finish(fig, alt=_say_windows(shape, matrix, copies, sizes, marked))
+
+
+def _say_windows(
+    shape: ConvShape, matrix: Grid, copies: Grid, sizes: Mapping[str, int], marked: int
+) -> str:
+    used, zeros = sizes["distinct"] + sizes["copies"], sizes["padding"] + sizes["fractals"]
+    return (
+        f"A {shape.h}x{shape.w} image with a {shape.r}x{shape.s} kernel, stride {shape.stride}, "
+        f"pad {shape.pad}, dilation {shape.dilation} becomes a matrix of {matrix.shape[0]} rows "
+        f"and {matrix.shape[1]} columns. A pixel is copied {copies[1:].min()} to "
+        f"{copies[1:].max()} times; pixel {marked} is framed in both. With {shape.c} channels "
+        f"the matrix holds {used / sizes['pixels']:.2f} times the image and is "
+        f"{zeros / (used + zeros):.0%} zeros."
+    )
+
+
+def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> None:
+    """Draw cells by the copies of their pixel, padding grey and dotted, one pixel framed."""
+    tint = np.ma.masked_where(cells == 0, copies[cells])
+    ax.imshow(tint, cmap=TINTS, norm=norm, aspect="equal", interpolation="nearest")
+    ax.set_facecolor(LIGHT)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    rows, columns = cells.shape
+    numbers = rows <= NUMBERED[0] and columns <= NUMBERED[1]
+    for (y, x), pixel in np.ndenumerate(cells):
+        if numbers and pixel:
+            dark = norm(copies[pixel]) > 0.7
+            colour, size = ("#FFFFFF" if dark else INK), (8 if rows <= 10 else 5)
+            ax.text(x, y, str(pixel), ha="center", va="center", fontsize=size, color=colour)
+        if pixel == marked:
+            box = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=VERMILLION)
+            box.set(linewidth=2.2 if rows <= 16 else 1.0, zorder=3)
+            ax.add_patch(box)
+    if numbers:
+        ax.set_xticks(np.arange(0.5, columns - 1), minor=True)
+        ax.set_yticks(np.arange(0.5, rows - 1), minor=True)
+        ax.grid(which="minor", color="#FFFFFF", linewidth=0.8)
+        ax.tick_params(which="minor", length=0)
+
+
+def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
+    """Draw the elements of image and matrix in multiples of the image."""
+    looks = {
+        "pixels": (BLUE, "", "pixels"),
+        "distinct": (BLUE, "", None),
+        "copies": (SKY, "//", "copies"),
+        "padding": (LIGHT, "..", "zeros of the pads"),
+        "fractals": (GREY, "xx", None),
+        "blocks": (GREY, "xx", "zeros that fill 16 x C0 blocks"),
+    }
+    rows = {"image": ("pixels", "blocks"), "matrix": ("distinct", "copies", "padding", "fractals")}
+    for y, names in enumerate(rows.values()):
+        left = 0.0
+        for name in names:
+            colour, hatch, label = looks[name]
+            width = sizes[name] / sizes["pixels"]
+            ax.barh(
+                y, width, left=left, facecolor=colour, hatch=hatch, edgecolor=INK, label=label,
+                linewidth=0.6,
+            )  # fmt: skip
+            left += width
+    ax.set_yticks([0, 1], list(rows))
+    ax.invert_yaxis()
+    ax.set_xlabel("elements / elements of the image")
+    found = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    words = [label for _, _, label in looks.values() if label in found]
+    place = {"ncols": 4, "loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "fontsize": 7}
+    ax.legend([found[word] for word in words], words, **place)
+
+
+@styled
+def fig_stored(shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)) -> LabFigure:
+    """Draw bytes of device memory and time with the matrix stored and not, per kernel side.
+
+    Every bar is a program; the image keeps its size (pad = side // 2).
+    """
+    fig, (left, right) = new_figure(1, 2, 2.9)
+    said = []
+    for x, side in enumerate(kernels):
+        own = replace(shape, r=side, s=side, pad=side // 2)
+        stored, formed = simulate_kernel(explicit_conv(own, chip), chip), _timed(own, chip)
+        moved = [phase.memory_bytes / 1e6 for phase in stored.phases]
+        times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
+        once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)
+        for ax, parts, whole in ((left, moved, once[0]), (right, times, once[1])):
+            ax.bar(x - 0.2, parts[0], 0.38, **_look(VERMILLION, "xx"))
+            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **_look(ORANGE, "//"))
+            ax.bar(x + 0.2, whole, 0.38, **_look(BLUE, ""))
+        ratio = stored.cycles / formed.cycles
+        right.text(x - 0.2, sum(times), f"{ratio:.1f}x", ha="center", va="bottom")
+        said.append(
+            f"{side}x{side}: {sum(moved):.1f} against {once[0]:.1f} MB, "
+            f"{ratio:.1f} times the cycles"
+        )
+    for ax, word in ((left, "device memory, MB"), (right, "time, us")):
+        ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
+        ax.set_xlabel("kernel")
+        ax.set_ylabel(word)
+    handles = [
+        Rectangle((0, 0), 1, 1, label=label, **_look(*look))
+        for label, look in (
+            ("write the matrix", (VERMILLION, "xx")),
+            ("multiply the stored matrix", (ORANGE, "//")),
+            ("never store it", (BLUE, "")),
+        )
+    ]
+    left.legend(handles=handles, loc="upper left")
+    return finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
+
+
+def _look(colour: str, hatch: str) -> dict[str, Any]:
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+
+
+def _timed(shape: ConvShape, chip: Chip) -> Any:
+    return simulate(conv_launch(shape, chip), chip)
+
+
+@styled
+def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> LabFigure:
+    """Draw share of the cube peak and operations per byte into L1, one column per knob.
+
+    `series` maps the name of a knob to its values and their layers; every marker is a program.
+    """
+    fig, axes = new_figure(2, len(series), 3.6, sharex=False)
+    said = []
+    for column, (knob, shapes) in enumerate(series.items()):
+        share, dense = [], []
+        for shape in shapes.values():
+            run = _timed(shape, chip)
+            peak = chip.peak_ops_per_s(shape.dtype) / chip.clock_hz
+            share.append(100 * shape.ops / run.cycles / peak)
+            dense.append(shape.ops / run.path_bytes["GM", "L1"])
+        ticks = range(len(shapes))
+        for ax, values, colour, marker in (
+            (axes[0, column], share, BLUE, "o"),
+            (axes[1, column], dense, GREEN, "s"),
+        ):
+            ax.plot(ticks, values, color=colour, marker=marker, linestyle="-")
+            ax.set_xticks(list(ticks), [str(v) for v in shapes])
+        axes[1, column].set_xlabel(knob)
+        said.append(
+            f"{knob} {', '.join(map(str, shapes))}: {', '.join(f'{s:.0f}' for s in share)} % of "
+            f"peak, {', '.join(f'{d:.0f}' for d in dense)} operations a byte"
+        )
+    for row, word, top in ((0, "% of cube peak", 100), (1, "ops / byte into L1", None)):
+        high = top or 1.08 * max(line.get_ydata().max() for ax in axes[1] for line in ax.lines)
+        for column, ax in enumerate(axes[row]):
+            ax.set_ylim(0, high)
+            ax.set_yticklabels([]) if column else ax.set_ylabel(word)
+    return finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
+
+
+@styled
+def fig_groups(shape: ConvShape, chip: Chip) -> LabFigure:
+    """Draw the time of a layer against channels per group, beside what its work would cost.
+
+    The last point, one channel a group, is a depthwise convolution; the vector unit does it too.
+    """
+    widths = [w for w in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if shape.c % w == 0]
+    runs = {w: _timed(replace(shape, groups=shape.c // w), chip) for w in widths}
+    dense = _timed(shape, chip)
+    scale = 1e6 / chip.clock_hz
+    cube = [runs[w].cycles * scale for w in widths]
+    fair = [dense.cycles * scale * w / shape.c for w in widths]
+    vector = simulate(depthwise_launch(replace(shape, groups=shape.c), chip), chip).cycles * scale
+    fig, ax = new_figure(height_in=2.9)
+    ax.plot(widths, cube, color=VERMILLION, marker="o", linestyle="-", label="cube, simulated")
+    ax.plot(widths, fair, color=GREY, marker="", linestyle="--", label="in proportion to the work")
+    ax.plot([1], [vector], color=GREEN, marker="D", linestyle="", label="vector unit, simulated")
+    ax.axvline(FRACTAL, color=INK, linewidth=0.8, linestyle=":")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(widths, [str(w) for w in widths])
+    ax.set_xlabel("channels per group")
+    ax.set_ylabel("time, us")
+    ax.legend()
+    pairs = "; ".join(f"{w}: {c:.1f}" for w, c in zip(widths, cube, strict=True))
+    return finish(
+        fig,
+        alt=f"Time of a grouped layer on {chip.name} in us by channels per group: {pairs}. In "
+        f"proportion to the work, 1 channel would take {fair[0]:.2f} us. The vector unit takes "
+        f"{vector:.1f} us for 1 channel per group.",
+    )

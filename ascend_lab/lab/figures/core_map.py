@@ -1,0 +1,289 @@
+"""The map of a Da Vinci core, drawn from the chip file: units, buffers and only the legal paths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.path import Path as Outline
+from matplotlib.patheffects import Normal, Stroke
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import CapacityError, PathError
+from ascend_lab.lab.figures.style import (
+    GREY,
+    INK,
+    LIGHT,
+    PAPER,
+    PIPE_STYLE,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+
+Point = tuple[float, float]
+Hop = tuple[str, str]
+"""One path, as (source space, destination space)."""
+
+KIB = 1024
+WHITE = "#FFFFFF"
+WIDTH, HEIGHT = 100.0, 58.0
+
+BOXES: Mapping[str, tuple[float, float, float, float]] = {
+    "GM": (0.5, 0.5, 11, 57),
+    "L1": (27, 33, 12, 13),
+    "L0A": (59, 41, 12, 8),
+    "L0B": (59, 29, 12, 8),
+    "L0C": (84, 20.5, 14, 7.5),
+    "BT": (59, 25.2, 12, 3),
+    "UB": (27, 1.5, 44, 8),
+    "M": (84, 33, 14, 13),
+    "V": (84, 1, 14, 9),
+}
+"""Left, bottom, width, height of every box; the canvas is 100 wide and 58 high."""
+
+WAYS: Mapping[Hop, tuple[tuple[Point, ...], Point]] = {
+    ("GM", "L1"): (((11.5, 39), (27, 39)), (20, 39)),
+    ("GM", "L0A"): (((11.5, 47.5), (59, 47.5)), (20, 47.5)),
+    ("GM", "L0B"): (((11.5, 31), (59, 31)), (20, 31)),
+    ("GM", "UB"): (((11.5, 7.5), (27, 7.5)), (20, 7.5)),
+    ("UB", "GM"): (((27, 3.5), (11.5, 3.5)), (20, 3.5)),
+    ("L1", "L0A"): (((39, 43.5), (59, 43.5)), (48, 43.5)),
+    ("L1", "L0B"): (((39, 35), (59, 35)), (48, 35)),
+    ("L1", "UB"): (((36, 33), (36, 9.5)), (36, 22)),
+    ("UB", "L1"): (((30, 9.5), (30, 33)), (30, 15)),
+    ("L0C", "UB"): (((84, 22.5), (66, 22.5), (66, 9.5)), (66, 15)),
+    ("UB", "L0C"): (((54, 9.5), (54, 26.5), (84, 26.5)), (54, 15)),
+    ("L1", "BT"): (((37, 33), (37, 26.7), (59, 26.7)), (48, 27.6)),
+    ("L0C", "GM"): (((84, 21.5), (11.5, 21.5)), (22, 21.5)),
+    ("L0C", "L1"): (((84, 24), (31, 24), (31, 33)), (77, 24)),
+    ("UB", "UB"): (((71, 7.5), (84, 7.5)), (77.5, 5.5)),
+}
+"""Corner points of every arrow and where its label stands; an unlisted path is a straight line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A move over one path: cycles its pipe is taken, and cycles more until the data are there."""
+
+    hop: Hop
+    pipe: str
+    rate_bytes_per_cycle: float
+    startup_cycles: int
+    occupied_cycles: int
+    latency_cycles: int
+
+
+def move_over(chip: Chip, hop: Hop, size_bytes: int) -> Move:
+    """Return what moving `size_bytes` over one path costs when one core is active.
+
+        occupied = startup + ceil(size / rate)
+
+    The rate is the path's, or the memory's where that is slower; data from GM come from device
+    memory, as at a first touch. Raises `PathError`.
+    """
+    src, dst = hop
+    path = chip.path(src, dst)
+    rate, latency = path.rate_bytes_per_cycle, path.latency_cycles
+    if src == "GM":
+        rate = min(rate, chip.shared_rate_bytes_per_cycle("memory", 1))
+        latency += chip.device_memory.latency_cycles
+    elif dst == "GM":
+        rate = min(rate, chip.shared_rate_bytes_per_cycle("L2", 1))
+        latency += chip.l2.latency_cycles
+    occupied = path.startup_cycles + math.ceil(size_bytes / rate - 1e-9)
+    return Move(hop, path.pipe, rate, path.startup_cycles, occupied, latency)
+
+
+def find_route(chip: Chip, src: str, dst: str, size_bytes: int) -> list[Move]:
+    """Return the moves of the shortest chain of paths, the quickest among equals.
+
+    Raises `PathError` for a buffer the chip lacks or that no chain reaches.
+    """
+    spaces = ["GM", *chip.buffers]
+    for name in (src, dst):
+        if name not in spaces:
+            raise PathError(f"a memory of {chip.name}", name, f"use one of {', '.join(spaces)}")
+    chains: list[list[Move]] = [[]]
+    for _ in spaces:
+        grown = [
+            [*chain, move_over(chip, hop, size_bytes)]
+            for chain in chains
+            for hop in chip.paths
+            if hop[0] == (chain[-1].hop[1] if chain else src)
+        ]
+        there = [chain for chain in grown if chain[-1].hop[1] == dst]
+        if there:
+            return min(there, key=lambda chain: sum(m.occupied_cycles for m in chain))
+        # One chain per buffer is enough to go on from: the quickest of those that reach it first.
+        best: dict[str, list[Move]] = {}
+        for chain in sorted(grown, key=lambda chain: -sum(m.occupied_cycles for m in chain)):
+            best[chain[-1].hop[1]] = chain
+        chains = list(best.values())
+    raise PathError(f"a chain of paths {src}->{dst} on {chip.name}", "none", "choose other buffers")
+
+
+def unit_pipes(chip: Chip, unit: str) -> list[str]:
+    """Return the queues that the scalar unit of a core of kind `unit` feeds, in one order."""
+    used = {path.pipe for path in chip.paths.values() if path.unit == unit}
+    used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
+    return [pipe for pipe in PIPE_STYLE if pipe in used]
+
+
+def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
+    x, y, width, height = BOXES[name]
+    colour = LIGHT if name == "GM" else WHITE
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": INK, "linewidth": 1.0}
+    if pipe:
+        look = PIPE_STYLE[pipe].patch_args()
+    elif thick:
+        look["linewidth"] = 2.6
+    ax.add_patch(Rectangle((x, y), width, height, zorder=3, **look))
+    style = PIPE_STYLE[pipe].text_args() if pipe else {"color": INK, "fontsize": 8}
+    style["linespacing"] = 1.25
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", zorder=4, **style)
+
+
+def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim: bool) -> None:
+    colour = LIGHT if dim else PIPE_STYLE[pipe].colour
+    head = FancyArrowPatch(
+        path=Outline(points),
+        arrowstyle="-|>",
+        mutation_scale=9 + width_pt,
+        linewidth=width_pt,
+        color=colour,
+        joinstyle="miter",
+        capstyle="butt",
+        zorder=1.5 if dim else 2,
+    )
+    # A pale edge keeps crossing arrows apart.
+    head.set_path_effects([Stroke(linewidth=width_pt + 2.5, foreground=PAPER), Normal()])
+    ax.add_patch(head)
+
+
+def _straight(hop: Hop) -> tuple[tuple[Point, ...], Point]:
+    (x, y, w, h), (u, v, s, t) = (BOXES[name] for name in hop)
+    ends = ((x + w / 2, y + h / 2), (u + s / 2, v + t / 2))
+    return ends, ((ends[0][0] + ends[1][0]) / 2, (ends[0][1] + ends[1][1]) / 2)
+
+
+def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
+    for hop, path in chip.paths.items():
+        points, at = WAYS.get(hop) or _straight(hop)
+        dim = chosen is not None and hop not in chosen
+        width_pt = 0.9 + 0.11 * math.sqrt(path.rate_bytes_per_cycle)
+        _arrow(ax, points, path.pipe, width_pt, dim=dim)
+        if hop == ("UB", "UB"):
+            _arrow(ax, [(84, 3.5), (71, 3.5)], path.pipe, width_pt, dim=dim)
+        if not dim:
+            text = f"{path.pipe} {path.rate_bytes_per_cycle:g}"
+            box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+            ax.text(*at, text, ha="center", va="center", fontsize=8, zorder=2.5, bbox=box)
+    ends = [((71, 45), (84, 42)), ((71, 33), (84, 37)), ((88, 33), (88, 28)), ((94, 28), (94, 33))]
+    if "BT" in chip.buffers:
+        ends.append(((71, 27), (85, 33)))
+    for end in ends:
+        _arrow(ax, end, "M", 1.6, dim=chosen is not None)
+
+
+def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> None:
+    """Draw the border of one core, its scalar unit and the queues the scalar unit feeds."""
+    edge: dict[str, Any] = {"facecolor": "none", "edgecolor": GREY, "linestyle": (0, (4, 2))}
+    ax.add_patch(Rectangle((14, bottom), 85.5, top - bottom, zorder=0, linewidth=1.0, **edge))
+    row = top - 5.0
+    scalar = PIPE_STYLE["S"]
+    ax.add_patch(Rectangle((15.5, row), 9, 4, zorder=3, **scalar.patch_args()))
+    ax.text(20, row + 1.9, "scalar S", ha="center", va="center", zorder=4, **scalar.text_args())
+    ax.annotate(
+        "", (28, row + 2), (24.5, row + 2), arrowprops={"arrowstyle": "-|>", "color": INK}, zorder=2
+    )
+    for place, pipe in enumerate(unit_pipes(chip, unit)):
+        x = 28 + 8.6 * place
+        look = PIPE_STYLE[pipe]
+        ax.add_patch(Rectangle((x, row), 8, 4, zorder=3, **look.patch_args()))
+        ax.text(x + 4, row + 2, pipe, ha="center", va="center", zorder=4, **look.text_args())
+    kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
+    count = chip.cores_of(unit)
+    ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
+
+
+def _draw_core(ax: Any, chip: Chip, chosen: Collection[Hop] | None = None) -> None:
+    ax.set_xlim(0, WIDTH)
+    ax.set_ylim(0, HEIGHT)
+    ax.set_axis_off()
+    if chip.combined:
+        _draw_frame(ax, chip, "core", 0.5, 57.5)
+    else:
+        _draw_frame(ax, chip, "cube", 19, 57.5)
+        _draw_frame(ax, chip, "vector", 0.5, 17)
+    size = chip.device_memory.size_bytes
+    size_text = f"{size / 1e9:.0f} GB" if size % KIB**3 else f"{size // KIB**3} GiB"
+    text = f"GM\n\nL2\n{chip.l2.size_bytes / KIB**2:.0f} MiB\n\ndevice\nmemory\n{size_text}"
+    on_the_way = {space for hop in chosen or () for space in hop}
+    _box(ax, "GM", text, thick="GM" in on_the_way)
+    for name, size in chip.buffers.items():
+        gap = " " if name in ("BT", "UB") else "\n"
+        _box(ax, name, f"{name}{gap}{size / KIB:.0f} KiB", thick=name in on_the_way)
+    _box(ax, "M", "cube M\n" + "×".join(map(str, chip.cube["fp16"])), "M")
+    _box(ax, "V", f"vector V\n{chip.vector_bytes_per_repeat} bytes", "V")
+    _draw_paths(ax, chip, chosen)
+
+
+def _list_paths(chip: Chip) -> str:
+    paths = [f"{a} to {b} {p.pipe} {p.rate_bytes_per_cycle:g}" for (a, b), p in chip.paths.items()]
+    return ", ".join(paths)
+
+
+@styled
+def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> LabFigure:
+    """Draw the cores of chips (preset names or chip files) one below the other.
+
+    Boxes are memories with their size and the units with their width; an arrow is a path of the
+    chip file, labelled with its pipe and its rate in bytes per cycle, the thicker the faster.
+    """
+    chips = [load_chip(name) for name in chip_names]
+    fig, axes = new_figure(nrows=len(chips), height_in=3.85 * len(chips))
+    texts = []
+    for ax, chip in zip([axes] if len(chips) == 1 else axes, chips, strict=True):
+        kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
+        ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
+        _draw_core(ax, chip)
+        texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {_list_paths(chip)}.")
+    return finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
+
+
+@styled
+def fig_core_path(
+    chip_name: str = "Ascend910A", src: str = "L1", dst: str = "L0A", size_kib: int = 32
+) -> LabFigure:
+    """Answer on the map: is there a path src -> dst, by which pipe, how many cycles for n KiB?
+
+    Without a direct path the shortest chain is drawn; its moves follow one another. Raises
+    `PathError` (no such buffer, no chain) and `CapacityError` (the data do not fit on the way).
+    """
+    chip = load_chip(chip_name)
+    moves = find_route(chip, src, dst, size_kib * KIB)
+    for space in {src, *(move.hop[1] for move in moves)} - {"GM"}:
+        if size_kib * KIB > chip.buffers[space]:
+            raise CapacityError(
+                f"{size_kib} KiB of {space} for {src}->{dst}",
+                f"{chip.buffers[space] // KIB} KiB on {chip.name}",
+                "move smaller pieces",
+            )
+    direct = len(moves) == 1
+    answer = f"one path, pipe {moves[0].pipe}" if direct else f"no path, {len(moves)} moves instead"
+    lines = [f"{chip.name}, {size_kib} KiB from {src} to {dst}: {answer}"]
+    for move in moves:
+        sum_text = f"{move.startup_cycles} + {size_kib * KIB:,} / {move.rate_bytes_per_cycle:g}"
+        line = f"{move.pipe} {move.hop[0]} to {move.hop[1]}: {sum_text} = {move.occupied_cycles:,}"
+        late = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
+        lines.append(f"{line} cycles{late}")
+    fig, ax = new_figure(height_in=4.0 + 0.16 * len(moves))
+    fig.suptitle(lines[0], x=0.01, ha="left", fontweight="bold", fontsize=9)
+    ax.set_title("\n".join(lines[1:]), loc="left", fontweight="normal")
+    _draw_core(ax, chip, chosen={move.hop for move in moves})
+    return finish(fig, alt="; ".join(lines) + ".")

@@ -1,0 +1,257 @@
+"""Figures of the cube tuner: a toy landscape, a crossover, populations over the landscape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+
+from ascend_lab.aoe.cube.space import CubeSpace
+from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe.search.genetic import Person, SimpleGenetic
+from ascend_lab.aoe.space import Point, Space, completed
+from ascend_lab.errors import InputError
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+
+Floats = NDArray[np.float64]
+SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
+"""Shares of the space whose worst tiling is marked, and how they are called."""
+
+
+@styled
+def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> LabFigure:
+    """Draw cycles by tile: rows m down, columns n across, in fractals; None for what does not fit.
+
+    Raises `InputError` if nothing fits.
+    """
+    good = {tile: cost for tile, cost in cycles.items() if cost is not None}
+    if not good:
+        raise InputError("a tile that fits", "none", "use smaller ones")
+    rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
+    best, least, most = min(good, key=lambda t: good[t]), min(good.values()), max(good.values())
+    fig, ax = new_figure(height_in=2.5)
+    for (m, n), cost in cycles.items():
+        x, y = cols.index(n), rows.index(m)
+        if cost is None:
+            box: dict[str, Any] = {"fc": "none", "ec": VERMILLION, "hatch": "xx", "lw": 0.8}
+        else:
+            shade = 0.05 + 0.75 * (cost - least) / max(most - least, 1)
+            box = {"fc": BLUE, "alpha": 1 - shade, "ec": INK, "lw": 0.8}
+        ax.add_patch(Rectangle((x, y), 0.94, 0.9, **box))
+        text = "does not fit" if cost is None else f"{cost:,}"
+        dark = cost is not None and cost - least < 0.45 * (most - least)
+        paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
+        look = {"color": "#FFFFFF" if dark else INK, "weight": "bold" if (m, n) == best else None}
+        ax.text(x + 0.47, y + 0.45, text, ha="center", va="center", fontsize=8, bbox=paper, **look)
+    ax.set(xlim=(-0.05, len(cols)), ylim=(len(rows), -0.05), xlabel="n (fractals)")
+    ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
+    ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
+    ax.set_yticks([i + 0.45 for i in range(len(rows))], [str(m) for m in rows])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    said = ", ".join(
+        f"{m}x{n} {'does not fit' if c is None else f'{c:,}'}" for (m, n), c in cycles.items()
+    )
+    return finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
+
+
+@styled
+def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> LabFigure:
+    """Draw two parents, their mix (a decision of `one` where a pick is true) and the legal child.
+
+    What repair changed is hatched. Raises `InputError` for picks of another length.
+    """
+    if not len(one) == len(two) == len(picks) == len(space.names):
+        raise InputError(f"{len(space.names)} picks", str(len(picks)), "give one per decision")
+    mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
+    child = completed(space, mixed)
+    colours = [SKY if pick else ORANGE for pick in picks]
+    lines = (
+        ("one", one, [SKY] * len(one)),
+        ("two", two, [ORANGE] * len(two)),
+        ("mixed", mixed, colours),
+        ("child", child, colours),
+    )
+    fig, ax = new_figure(height_in=2.0)
+    for y, (label, values, fills) in enumerate(lines):
+        ax.text(-0.15, y + 0.42, label, ha="right", va="center")
+        for x, value in enumerate(values):
+            changed = label == "child" and value != mixed[x]
+            fill: dict[str, Any] = {"fc": fills[x], "ec": INK}
+            if changed:
+                fill = {"fc": "#FFFFFF", "ec": VERMILLION, "hatch": "////"}
+            ax.add_patch(Rectangle((x, y), 0.94, 0.84, lw=0.8, **fill))
+            box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2} if changed else None
+            ax.text(x + 0.47, y + 0.42, str(value), ha="center", va="center", fontsize=8, bbox=box)
+    ax.set(xlim=(-1.2, len(one)), ylim=(len(lines), -0.1), yticks=[])
+    ax.set_xticks([i + 0.47 for i in range(len(one))], space.names)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    repaired = [
+        f"{name} from {a} to {b}"
+        for name, a, b in zip(space.names, mixed, child, strict=True)
+        if a != b
+    ]
+    said = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
+    return finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
+
+
+@styled
+def fig_population(
+    space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]], best: float | None = None
+) -> LabFigure:
+    """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
+
+    Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
+    white is not legal. Dots are points, at random places in their cell, the star the best one.
+    Below: every point of every generation, relative to `best` (by default the least of `costs`),
+    and how many tilings of the space are cheaper. Raises `InputError` without a generation.
+    """
+    if not log:
+        raise InputError("at least one generation", "none", "give the log of a search that ran")
+    fig, _ = new_figure(height_in=4.4)
+    fig.clear()
+    grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
+    last = len(log) - 1
+    shown = (0, (last + 1) // 3, last)
+    for i, number in enumerate(shown):
+        ax = fig.add_subplot(grid[0, i])
+        _draw_map(ax, space, costs, log[number], first=i == 0)
+        ax.set_title(f"generation {number}", loc="left")
+    least = float(costs.min()) if best is None else best
+    _draw_cloud(fig.add_subplot(grid[1, :]), costs, log, least)
+    said = "; ".join(
+        f"generation {g}: best {log[g][0][0] / least:.3f}, median "
+        f"{float(np.median([c for c, _ in log[g]])) / least:.2f}, "
+        f"{len({p for _, p in log[g]})} different points"
+        for g in shown
+    )
+    marks = ", ".join(f"{name} {np.quantile(costs, s) / least:.2f}" for s, name in SHARES)
+    alt = f"Costs relative to the best of {len(costs):,} tilings. {said}. Cheapest shares of the"
+    return finish(fig, alt=f"{alt} space end at: {marks}.")
+
+
+def _draw_map(
+    ax: Any, space: CubeSpace, costs: Floats, people: Sequence[Person], *, first: bool
+) -> None:
+    """Draw the least cost for each number of cores and width of tile, and where people are."""
+    cores, wide = space.genes["rows"] * space.genes["cols"], space.genes["n"]
+    xs, x = np.unique(cores, return_inverse=True)
+    ys, y = np.unique(wide, return_inverse=True)
+    cells = np.full((len(ys), len(xs)), np.inf)
+    np.minimum.at(cells, (y, x), np.log(costs))
+    cells[np.isinf(cells)] = np.nan
+    ax.pcolormesh(cells, cmap="Blues_r", vmin=np.nanmin(cells) - 0.6, vmax=np.nanmax(cells) + 0.3)
+    rng = np.random.default_rng(0)
+    at = [space.row(point) for _, point in people]
+    shift = rng.uniform(0.2, 0.8, (2, len(at)))
+    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=15, c=ORANGE, ec=INK, lw=0.5)
+    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=80, c=VERMILLION, marker="*", ec=INK, lw=0.6)
+    step = max(1, len(xs) // 6)
+    ax.set_xticks(np.arange(len(xs))[::step] + 0.5, [str(v) for v in xs[::step]])
+    ax.set_yticks(np.arange(len(ys)) + 0.5, [str(v) if first else "" for v in ys], fontsize=6)
+    ax.set_xlabel("cores")
+    ax.tick_params(length=0)
+    if first:
+        ax.set_ylabel("n (fractals)")
+
+
+def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: float) -> None:
+    for share, name in SHARES:
+        level = float(np.quantile(costs, share)) / least
+        ax.axhline(level, color=GREY, ls=(0, (3, 2)), lw=0.8)
+        ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=INK)
+    rng, old = np.random.default_rng(0), set()
+    for number, people in enumerate(log):
+        here = [cost / least for cost, _ in people]
+        new = [point not in old for _, point in people]
+        old |= {point for _, point in people}
+        x = number + rng.uniform(-0.25, 0.25, len(here))
+        for fresh, colour in ((False, LIGHT), (True, BLUE)):
+            part = np.array(new) == fresh
+            ax.scatter(x[part], np.array(here)[part], s=11, c=colour, ec=INK, lw=0.3)
+    ax.plot(range(len(log)), [people[0][0] / least for people in log], color=GREEN, lw=1.4)
+    ax.axhline(1.0, color=INK, lw=0.8)
+    ax.set_yscale("log")
+    top = max(2.0, float(np.quantile(costs, 0.6)) / least)
+    ax.set(ylim=(0.97, top * 1.3), xlim=(-0.6, max(len(log), 4) * 1.2), xlabel="generation")
+    ticks = [t for t in (1, 1.2, 1.5, 2, 3, 5, 8, 16) if t < top * 1.3]
+    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_ylabel("cycles / best")
+
+
+@styled
+def fig_evolution(
+    space: CubeSpace,
+    costs: Floats,
+    mutation: float = 0.3,
+    keep: int = 4,
+    size: int = 20,
+    seed: int = 0,
+    budget: int = 200,
+) -> LabFigure:
+    """Run the simple genetic search on a table of costs and draw it as `fig_population`.
+
+    Raises `InputError` if as many are kept as make a generation.
+    """
+    if keep >= size:
+        raise InputError(f"fewer than {size} points kept", str(keep), "keep fewer")
+    search = SimpleGenetic(size, keep, mutation)
+    drive(search, space, lambda p: float(costs[space.row(p)]), budget, seed=seed)
+    return fig_population(space, costs, search.log)
+
+
+@styled
+def fig_anytime(
+    curves: Mapping[str, Floats], lines: Mapping[str, float] | None = None
+) -> LabFigure:
+    """Draw best cost so far over trials: median and quartiles over seeds, one row a seed.
+
+    `lines` are levels to mark. Raises `InputError` without curves.
+    """
+    if not curves:
+        raise InputError("at least one search", "none", "give its curves")
+    fig, ax = new_figure(height_in=2.9)
+    said = []
+    for (name, rows), colour, dash in zip(
+        curves.items(), (BLUE, VERMILLION, PURPLE, GREEN, ORANGE), ("-", "--", "-.", ":", "-"),
+        strict=False,
+    ):  # fmt: skip
+        low, middle, high = np.quantile(rows, (0.25, 0.5, 0.75), axis=0)
+        x = np.arange(1, rows.shape[1] + 1)
+        ax.plot(x, middle, color=colour, ls=dash, label=name)
+        ax.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        at = [i for i in (49, 99, 199) if i < len(x)] or [len(x) - 1]
+        said.append(f"{name} {', '.join(f'{middle[i]:.3f} after {i + 1}' for i in at)}")
+    for name, level in (lines or {}).items():
+        ax.axhline(level, color=GREY, lw=1, ls=(0, (3, 2)))
+        ax.text(1.01 * ax.get_xlim()[1], level, name, va="center", fontsize=8)
+        said.append(f"{name} at {level:.3f}")
+    ax.set_yscale("log")
+    top = float(max(np.quantile(rows[:, 9 % rows.shape[1]], 0.75) for rows in curves.values()))
+    ax.set(xlabel="trials", ylabel="best so far / best of all", ylim=(0.98, max(top, 1.1)))
+    ticks = [t for t in (1, 1.05, 1.1, 1.2, 1.5, 2, 3) if t < max(top, 1.1)]
+    ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    ax.minorticks_off()
+    ax.legend(loc="upper right")
+    count = len(next(iter(curves.values())))
+    return finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(said)}.")

@@ -1,0 +1,388 @@
+"""Which tensors cross which level of memory on their way to the vector unit and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Polygon, Rectangle
+from numpy.typing import NDArray
+
+from ascend_lab import dsl
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.isa import Kernel, Launch
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PIPE_STYLE,
+    PURPLE,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.sim import KernelTimeline, simulate_kernel
+from ascend_lab.sim.traffic import Traffic, analyse
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """An operand of a vector instruction, all its tiles together: up to the unit or down from it.
+
+    `tensor` is its name in GM, "" if it lives in UB only. Bytes of all cores: between UB and the
+    vector unit, between L2 and UB, between memory and L2.
+    """
+
+    tensor: str
+    up: bool
+    port_bytes: int
+    path_bytes: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A vector operation of a nest, all its tiles together: UB buffers and bytes per operand.
+
+    The last entry of both is the result.
+    """
+
+    op: str
+    buffers: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+def operations(launch: Launch) -> list[Operation]:
+    """Return the vector operations of a launch in order.
+
+    Instructions on other parts of the same buffers belong to one operation; one on the very same
+    part is the next operation.
+    """
+    found: dict[tuple[Any, ...], Operation] = {}
+    for part in launch.parts:
+        seen: Counter[str] = Counter()
+        for step, times in part.program.instructions():
+            if step.pipe != "V" or step.dst is None or not step.srcs:
+                continue
+            regions = (*step.srcs, step.dst)
+            names = tuple(r.buffer.name for r in regions)
+            sizes = tuple(r.size_bytes * times * part.core_count for r in regions)
+            place = f"{step.op} {names} {step.dst}"
+            key = (step.op, *names, seen[place])
+            seen[place] += 1
+            old = found.get(key, Operation(step.op.removeprefix("v"), names, (0,) * len(names)))
+            sums = tuple(a + b for a, b in zip(old.sizes, sizes, strict=True))
+            found[key] = replace(old, sizes=sums)
+    return list(found.values())
+
+
+def crossings(kernel: Kernel, chip: Chip) -> list[Crossing]:
+    """Return the operands and the result of every vector operation, in order."""
+    return [found for launch in kernel.phases for found in _of_launch(launch, chip)]
+
+
+def _of_launch(launch: Launch, chip: Chip) -> list[Crossing]:
+    traffic = analyse(launch, chip)
+    loads, stores = _copies(launch, "MTE2"), _copies(launch, "MTE3")
+    ops = operations(launch)
+    last = {op.buffers[-1]: number for number, op in enumerate(ops)}
+    out: list[Crossing] = []
+    for number, op in enumerate(ops):
+        for name, size in zip(op.buffers[:-1], op.sizes, strict=False):
+            out.append(_in_memory(Crossing("", True, size), loads.pop(name, None), traffic))
+        result = op.buffers[-1]
+        stored = stores.get(result) if last[result] == number else None
+        out.append(_in_memory(Crossing("", False, op.sizes[-1]), stored, traffic))
+    return out
+
+
+def _in_memory(found: Crossing, copied: tuple[str, int] | None, traffic: Traffic) -> Crossing:
+    """Add what a tile's copy from or to GM moves, if it has one."""
+    if copied is None:
+        return found
+    tensor, size = copied
+    share = traffic.fresh.get(tensor, 1.0) if found.up else float(traffic.memory_write_bytes > 0)
+    return replace(found, tensor=tensor, path_bytes=size, memory_bytes=round(share * size))
+
+
+def _copies(launch: Launch, pipe: str) -> dict[str, tuple[str, int]]:
+    """Return, by UB buffer, the GM tensor it is copied from or to, and the bytes of all cores."""
+    found: dict[str, tuple[str, int]] = {}
+    for part in launch.parts:
+        for step, times in part.program.instructions():
+            if step.pipe == pipe and step.dst is not None and step.srcs:
+                ends = (step.srcs[0].buffer.name, step.dst.buffer.name)
+                tensor, tile = ends if pipe == "MTE2" else ends[::-1]
+                before = found.get(tile, (tensor, 0))[1]
+                size = min(step.dst.size_bytes, step.srcs[0].size_bytes)
+                found[tile] = (tensor, before + size * times * part.core_count)
+    return found
+
+
+# Figures of the fusion chapter: bytes per level before and after, and what long chains gain.
+
+
+MIB = 2**20
+BANDS = {"memory": (0.0, 0.5), "L2": (1.35, 1.85), "UB": (2.7, 3.2), "V": (4.05, 4.6)}
+GAPS = {"memory": (0.5, 1.35), "L2": (1.85, 2.7), "UB": (3.2, 4.05)}
+LOOKS = ((BLUE, "o"), (GREEN, "^"), (ORANGE, "D"), (VERMILLION, "s"), (PURPLE, "v"))
+
+
+def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Kernel, Kernel]:
+    """Return a chain of elementwise operators as one phase per operator, and fused.
+
+    The first is h1 = a + b. The others are a ReLU each (`each` "relu") or add one more input
+    ("add"). Every phase has the default schedule. Raises `InputError` for another chain.
+    """
+    if length < 1 or each not in ("relu", "add"):
+        raise InputError("a chain of relu or add, length >= 1", f"{length} of {each}", "change it")
+    a, b = (dsl.placeholder((elements,), name=name) for name in "ab")
+    whole = dsl.vadd(a, b)
+    phases: list[Launch] = []
+    for number in range(1, length + 1):
+        name = f"h{number}" if number < length else "y"
+        more = dsl.placeholder((elements,), name="abcdefg"[number] if number < 7 else f"x{number}")
+        before = dsl.placeholder((elements,), name=f"h{number - 1}") if number > 1 else a
+        if each == "relu" and number > 1:
+            alone, whole = dsl.vrelu(before), dsl.vrelu(whole)
+        else:
+            alone = dsl.vadd(before, more)
+            whole = dsl.vadd(whole, more) if number > 1 else whole
+        alone = dsl.renamed(alone, name)
+        phases += dsl.lower(dsl.auto_schedule(alone, chip)).phases
+    fused = dsl.lower(dsl.auto_schedule(dsl.renamed(whole, "y"), chip))
+    return Kernel("apart", tuple(phases)), fused
+
+
+@styled
+def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> LabFigure:
+    """Draw the bytes that cross every level, before fusing and after.
+
+    Each column is a tensor that goes to the vector unit or comes from it; the width of an arrow is
+    its share of bytes. Arrows that fusing took away are dashed.
+    """
+    runs = [simulate_kernel(kernel, chip) for kernel in (before, after)]
+    ways = [crossings(kernel, chip) for kernel in (before, after)]
+    most = max(c.port_bytes for way in ways for c in way)
+    fig, axes = new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
+    axes[1, 1].sharex(axes[0, 1])
+    for row, (run, way) in enumerate(zip(runs, ways, strict=True)):
+        ghosts = ways[0] if row and len(ways[0]) == len(way) else ()
+        _draw_bands(axes[row, 0], [operations(p) for p in (before, after)[row].phases])
+        for column, crossing in enumerate(way):
+            ghost = ghosts[column] if ghosts else None
+            _draw_column(axes[row, 0], column + 0.5, crossing, ghost, most)
+        axes[row, 0].set_title(_title(run), loc="left", pad=4)
+        _draw_totals(axes[row, 1], way)
+    axes[0, 1].set_title("bytes (MiB)", loc="left", pad=4)
+    parts = [f"{_title(run)}: {_said(way)}" for run, way in zip(runs, ways, strict=True)]
+    return finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
+
+
+def _title(run: KernelTimeline) -> str:
+    count = len(run.phases)
+    what = f"{count} operators apart" if count > 1 else "one kernel"
+    worst = max(run.phases, key=lambda phase: phase.cycles).limit
+    return f"{what}: {run.cycles:,} cycles, limit {worst}"
+
+
+def _totals(way: Sequence[Crossing]) -> dict[str, int]:
+    return {
+        "UB": sum(c.port_bytes for c in way),
+        "L2": sum(c.path_bytes for c in way),
+        "memory": sum(c.memory_bytes for c in way),
+    }
+
+
+def _said(way: Sequence[Crossing]) -> str:
+    total = {level: size / MIB for level, size in _totals(way).items()}
+    return (
+        f"{total['UB']:.4g} MiB between UB and the vector unit, {total['L2']:.4g} MiB between L2 "
+        f"and UB, {total['memory']:.4g} MiB between memory and L2"
+    )
+
+
+def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
+    """Draw the levels as bands and the operations above; UB is cut where a phase ends."""
+    columns = sum(len(op.buffers) for phase in phases for op in phase)
+    ax.set(xlim=(-0.13 * max(columns, 5) - 0.3, columns), ylim=(-0.05, 4.65))
+    ax.axis("off")
+    for name, (low, high) in BANDS.items():
+        label = "vector" if name == "V" else name
+        ax.text(-0.02 * columns, (low + high) / 2, label, ha="right", va="center", fontsize=8)
+        if name in ("L2", "memory"):
+            ax.add_patch(Rectangle((0, low), columns, high - low, facecolor=LIGHT))
+    left = 0.0
+    for phase in phases:
+        first = left
+        for op in phase:
+            _draw_operation(ax, left, op)
+            left += len(op.buffers)
+        low, high = BANDS["UB"]
+        ax.add_patch(Rectangle((first + 0.06, low), left - first - 0.12, high - low, fc=LIGHT))
+
+
+def _draw_operation(ax: Any, left: float, op: Operation) -> None:
+    low, high = BANDS["V"]
+    look, width = PIPE_STYLE["V"], len(op.buffers)
+    place = (left + 0.06, low), width - 0.12, high - low
+    ax.add_patch(Rectangle(*place, **look.patch_args()))
+    middle = left + width / 2, (low + high) / 2
+    ax.text(*middle, op.op, ha="center", va="center", **look.text_args())
+
+
+def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, most: int) -> None:
+    up = crossing.up
+    _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / most, GREEN)
+    colour = BLUE if up else PURPLE
+    sizes = {"L2": crossing.path_bytes, "memory": crossing.memory_bytes}
+    old = {"L2": ghost.path_bytes, "memory": ghost.memory_bytes} if ghost else {}
+    for level, size in sizes.items():
+        if size:
+            _arrow(ax, x, GAPS[level], up, size / most, colour)
+        elif old.get(level):
+            _arrow(ax, x, GAPS[level], up, old[level] / most, "")
+    name = crossing.tensor or (ghost.tensor if ghost else "")
+    levels = ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"])
+    for level in levels:
+        ax.text(x, sum(BANDS[level]) / 2, name, ha="center", va="center", fontsize=8)
+
+
+def _arrow(
+    ax: Any, x: float, gap: tuple[float, float], up: bool, share: float, colour: str
+) -> None:
+    """Draw an arrow across a gap, as wide as its share of bytes; no colour means a ghost."""
+    low, high = gap[0] + 0.07, gap[1] - 0.07
+    half, head = 0.17 * share, 0.32
+    neck, tip, tail = (high - head, high, low) if up else (low + head, low, high)
+    wide = half + 0.13
+    corners = [(x - half, tail), (x - half, neck), (x - wide, neck), (x, tip)]
+    corners += [(2 * x - px, py) for px, py in reversed(corners[:3])]
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": INK, "linewidth": 0.6}
+    if not colour:
+        look = {"facecolor": "none", "edgecolor": GREY, "linewidth": 0.9, "linestyle": (0, (3, 2))}
+    ax.add_patch(Polygon(corners, closed=True, **look))
+
+
+def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
+    total = _totals(way)
+    colours = {"UB": GREEN, "L2": BLUE, "memory": GREY}
+    for level, size in total.items():
+        middle = sum(GAPS[level]) / 2
+        ax.barh(middle, size / MIB, height=0.5, facecolor=colours[level], edgecolor=INK)
+        text = f"{size / MIB:.4g}"
+        ax.annotate(
+            text, (size / MIB, middle), (3, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    ax.set(ylim=(-0.05, 4.65))
+    ax.margins(x=0.3)
+    ax.set_yticks([])
+    ax.set_xticks([])
+    ax.set_facecolor("none")
+    ax.spines["bottom"].set_visible(False)
+
+
+@styled
+def fig_fusion(
+    length: int = 2,
+    mib: int = 32,
+    ub_kib: int = 256,
+    each: str = "relu",
+    chip: str = "Ascend910A",
+) -> LabFigure:
+    """Draw `fig_levels` for a chain of `length` operators on tensors of `mib` MiB of fp16.
+
+    `ub_kib` replaces the size of UB. Raises `ScheduleError` or `CapacityError` where no tile fits.
+    """
+    base = load_chip(chip)
+    small = replace(base, buffers={**base.buffers, "UB": 1024 * ub_kib})
+    before, after = chain_kernels(small, length, mib * MIB // 2, each)
+    return fig_levels(before, after, small)
+
+
+@styled
+def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> LabFigure:
+    """Draw how many times faster one kernel is than a chain's operators apart, over its length.
+
+    `gains` holds one number per length under each label. Raises `InputError` for other lengths.
+    """
+    wrong = next((f"{k}: {len(v)}" for k, v in gains.items() if len(v) != len(lengths)), None)
+    if wrong:
+        raise InputError(f"{len(lengths)} numbers under each label", wrong, "one per length")
+    fig, ax = new_figure(height_in=2.9)
+    said = []
+    for (label, values), (colour, marker) in zip(gains.items(), LOOKS, strict=False):
+        ax.plot(lengths, values, color=colour, marker=marker, ms=4.5)
+        place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(label, (lengths[-1], values[-1]), color=colour, fontsize=8, **place)
+        best = max(range(len(values)), key=lambda i: values[i])
+        said.append(
+            f"{label}: {values[best]:.2f} at best, with {lengths[best]} additions, "
+            f"{values[-1]:.2f} with {lengths[-1]}"
+        )
+    ax.axhline(1.0, color=INK, linewidth=0.8)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(lengths, [str(k) for k in lengths])
+    ax.minorticks_off()
+    ax.margins(x=0.03)
+    ax.set_xlim(right=lengths[-1] * 1.5)
+    ax.set_xlabel("additions in the chain, each with an input of its own")
+    ax.set_ylabel("times faster than apart")
+    return finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
+
+
+# Which core makes which number: bands of operators that split along different axes.
+
+
+TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
+
+
+@styled
+def fig_owners(maps: Mapping[str, NDArray[Any]]) -> LabFigure:
+    """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
+
+    `maps` is what `graph.fusion.split_conflict.owner_maps` returns; points run to the right,
+    channels down, and each core has a shade. Under the pictures stands the share of the numbers
+    that stay on their core when the next operator takes them.
+    """
+    fig, axes = new_figure(ncols=len(maps), height_in=2.3)
+    names = list(maps)
+    cores = int(max(m.max() for m in maps.values())) + 1
+    said = []
+    for place, (ax, name) in enumerate(zip(axes, names, strict=True)):
+        core = maps[name]
+        ax.imshow(core.T, cmap="cividis", vmin=0, vmax=cores - 1, aspect="auto")
+        ax.set_title(TITLES.get(name, name), loc="left")
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.set_facecolor("none")
+        for spine in ax.spines.values():
+            spine.set(visible=True, color=INK, linewidth=0.6)
+        along = _along(core)
+        said.append(f"{TITLES.get(name, name)} is cut along the {along}")
+        if place + 1 < len(names) and names[place + 1] != "fused":
+            share = float(np.mean(core == maps[names[place + 1]]))
+            ax.set_xlabel(f"{share:.1%} stay")
+            said[-1] += f", {share:.1%} of its numbers stay on their core"
+        elif name == "fused":
+            ax.set_xlabel("all stay")
+    axes[0].set_ylabel("channels")
+    fig.supxlabel("points", fontsize=9)
+    return finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
+
+
+def _along(core: NDArray[Any]) -> str:
+    """Return the axis along which the owner changes."""
+    points, channels = (np.diff(core, axis=axis).any() for axis in (0, 1))
+    if points and channels:
+        return "points and channels"
+    return "points" if points else "channels" if channels else "nothing"

@@ -1,0 +1,266 @@
+"""Figures of the chapter on many cores: shares of a tensor, sawteeth, ways to fold across cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from ascend_lab import dsl as te
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.dsl import cross_core
+from ascend_lab.dsl import cross_core as memory_adds
+from ascend_lab.errors import InputError
+from ascend_lab.isa import Kernel, c0_of
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.sim import KernelTimeline, simulate_kernel
+
+WAYS: Mapping[str, tuple[str, str, str]] = {
+    "kept": (BLUE, "-", ""),
+    "two_pass": (VERMILLION, "--", "s"),
+    "tree": (GREEN, "-.", "^"),
+    "chain": (PURPLE, ":", "D"),
+    "atomic": (ORANGE, "--", "v"),
+}
+"""Colour, line and marker of the fold without a cross-core step and of those with one."""
+
+LABELS = {"kept": "kept axis cut", "two_pass": "two-pass", "atomic": "atomic add"}
+Shape = tuple[int, int]
+
+
+def unit_shares(units: int, cores: int) -> list[int]:
+    """Return the units of each core when everyone takes ceil(units / cores) until none are left."""
+    each = -(-units // cores)
+    return [max(0, min(each, units - each * core)) for core in range(cores)]
+
+
+def balance(units: int, cores: int) -> float:
+    """Return the efficiency of equal shares: units / (cores * ceil(units / cores))."""
+    return units / (cores * -(-units // cores))
+
+
+def row_sums(rows: int, columns: int) -> te.Tensor:
+    """Return y, the sums of the rows of x (rows, columns), fp16, added in fp32."""
+    x = te.placeholder((rows, columns), name="x")
+    return te.renamed(te.reduce_sum(x, axis=1), "y")
+
+
+def fold_time(chip: Chip, shape: Shape, way: str, cores: int) -> KernelTimeline:
+    """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
+    module = cross_core if hasattr(cross_core, way) else memory_adds
+    made = getattr(module, way)(row_sums(*shape), chip, cores)
+    return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
+
+
+@styled
+def fig_many_cores(
+    shapes: Sequence[Shape] = ((1000, 1024), (8, 131072)),
+    chip: Chip | None = None,
+    ways: Sequence[str] = ("kept", "two_pass", "tree", "chain"),
+) -> LabFigure:
+    """Draw the efficiency of row sums over the number of cores, one panel per shape.
+
+    efficiency = cycles on one core / (cores * cycles); every point is a simulated program. Ways
+    that cut the folded axis are drawn where the number of cores divides it and leaves each core
+    whole 32-byte blocks. The grey teeth are `balance` of blocks of results.
+    """
+    chip = chip or load_chip("Ascend910A")
+    most = cross_core.vector_cores(chip)
+    fig, axes = new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
+    panels = [axes] if len(shapes) == 1 else list(axes)
+    said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
+    panels[0].set_ylabel("efficiency")
+    panels[0].set_ylim(0, 1.09)
+    lines, names = panels[0].get_legend_handles_labels()
+    fig.legend(lines, names, loc="outside upper center", ncols=len(names), columnspacing=1.2)
+    return finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
+
+
+def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:
+    rows, columns = shape
+    units = -(-rows // c0_of("fp16")) if rows > most else rows
+    counts = range(1, most + 1)
+    alone = fold_time(chip, shape, "kept", 1).cycles
+    teeth = [balance(units, n) for n in counts]
+    ax.fill_between(counts, teeth, color=LIGHT, step=None, zorder=0)
+    ax.plot(counts, teeth, color=GREY, lw=0.9, ls="-", label="even shares")
+    ends = []
+    for way in ways:
+        colour, line, marker = WAYS[way]
+        used = counts if way == "kept" else cuttable(columns, most)
+        values = [alone / (n * fold_time(chip, shape, way, n).cycles) for n in used]
+        label = LABELS.get(way, way)
+        size = 3.2 if way == "kept" else 5.5
+        ax.plot(used, values, color=colour, ls=line, marker=marker or "o", ms=size, label=label)
+        ends.append(f"{label} {values[-1]:.2f}")
+    for n in range(max(6, most // 4), most + 1):
+        if teeth[n - 1] > max(0.95, teeth[n - 2]):
+            ax.text(n, teeth[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=INK)
+    ax.set_title(f"{rows:,} rows of {columns:,}", loc="left")
+    ax.set_xlabel("cores")
+    ax.set_xlim(0, most + 1)
+    ax.set_xticks([1, *range(8, most + 1, 8)])
+    return f"{rows:,} rows of {columns:,} on {most} cores: {', '.join(ends)}."
+
+
+def cuttable(columns: int, most: int) -> list[int]:
+    """Return the numbers of cores that cut fp16 rows into equal parts of whole 32-byte blocks."""
+    return [n for n in range(1, most + 1) if columns % n == 0 and columns // n % c0_of("fp16") == 0]
+
+
+@styled
+def fig_fold_crossover(
+    rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
+) -> LabFigure:
+    """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows.
+
+    `cycles` gives one number per entry of `rows` for each way; `floor_cycles` is what memory needs.
+    Raises `InputError` for a way not in `WAYS`, or other lengths.
+    """
+    for name, values in cycles.items():
+        if name not in WAYS or len(values) != len(rows):
+            raise InputError(
+                f"{len(rows)} numbers for each of {', '.join(WAYS)}",
+                f"{name}: {len(values)}",
+                "give one per entry of rows",
+            )
+    fig, ax = new_figure(height_in=2.9)
+    for name, values in cycles.items():
+        colour, line, marker = WAYS[name]
+        label = LABELS.get(name, name)
+        ax.plot(rows, values, color=colour, ls=line, marker=marker or "o", ms=5, label=label)
+    ax.axhline(floor_cycles, color=GREY, lw=1)
+    note = {"fontsize": 8, "color": INK, "ha": "right", "va": "bottom"}
+    ax.text(rows[-1], floor_cycles * 1.04, "memory needs this", **note)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=2)
+    ax.set_xticks(rows, [f"{r:,}" for r in rows])
+    top = max(map(max, cycles.values()))
+    ticks = [1000 * 2**k for k in range(20) if floor_cycles * 0.7 < 1000 * 2**k < 1.5 * top]
+    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel("rows (results); the number of elements stays the same")
+    ax.set_ylabel("cycles")
+    ax.legend(loc="upper center", ncols=2)
+    parts = [
+        f"{LABELS.get(name, name)} {values[0]:,.0f} to {values[-1]:,.0f}"
+        for name, values in cycles.items()
+    ]
+    alt = f"Cycles from {rows[0]:,} to {rows[-1]:,} rows: {'; '.join(parts)}. "
+    return finish(fig, alt=alt + f"Memory alone needs {floor_cycles:,.0f}.")
+
+
+@styled
+def fig_shares(
+    rows: int = 1000,
+    columns: int = 1024,
+    axis: str = "rows",
+    cores: int = 32,
+    aligned: bool = True,
+    chip: Chip | None = None,
+) -> LabFigure:
+    """Draw which core adds up which part of a matrix of fp16 numbers, and what that takes.
+
+    `axis` "rows": cores make whole results, 16 at a time if `aligned`; "columns": cores make a part
+    of every result, as many equal parts as there are cores at most, of 16 columns if `aligned`.
+    Raises `InputError` for another axis or numbers below 1.
+    """
+    if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
+        raise InputError(
+            "axis rows or columns, and at least one row, column and core",
+            f"{axis!r}, {rows}, {columns}, {cores}",
+            "choose others",
+        )
+    chip = chip or load_chip("Ascend910A")
+    extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
+    counts = _counts(extent, axis, cores, block)
+    cycles = _cut_cycles(chip, (rows, columns), axis, counts)
+    fig, (left, right) = new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
+    _bands(left, counts, axis)
+    left.set_title(f"{rows:,} rows, {columns:,} columns", loc="left")
+    busy, even = sum(n > 0 for n in counts), extent / cores
+    _work(right, counts, even, f"{axis} of a core")
+    share = even / max(counts)
+    right.set_title(f"{busy} of {cores} cores, {share:.0%} even, {cycles:,} cycles", loc="left")
+    alt = (
+        f"A matrix of {rows:,} rows and {columns:,} columns cut by {axis} for {cores} cores in "
+        f"blocks of {block}: {busy} cores work, the most loaded has {max(counts):,} {axis} where "
+        f"even shares would have {even:.4g}, an efficiency of {share:.0%}. The sums of its rows "
+        f"take {cycles:,} cycles on {chip.name}."
+    )
+    return finish(fig, alt=alt)
+
+
+def _counts(extent: int, axis: str, cores: int, block: int) -> list[int]:
+    """Return the rows or columns of each core."""
+    if axis == "columns":
+        parts = max(n for n in range(1, cores + 1) if n == 1 or extent % (n * block) == 0)
+        return [extent // parts] * parts + [0] * (cores - parts)
+    each = unit_shares(-(-extent // block), cores)[0] * block
+    return [max(0, min(each, extent - each * core)) for core in range(cores)]
+
+
+def _cut_cycles(chip: Chip, shape: Shape, axis: str, counts: Sequence[int]) -> int:
+    """Return the cycles of row sums cut as `counts` says."""
+    if axis == "columns":
+        return fold_time(chip, shape, "two_pass", sum(n > 0 for n in counts)).cycles
+    s = te.inline(te.create_schedule(row_sums(*shape), chip), "cast_to")
+    s = te.bind(te.split(s, "y", "i", counts[0]), "y", "i_o")
+    s = te.split(s, "y", "i_i", max(1, min(counts[0], 16, 2**14 // shape[1])))
+    s = te.compute_at(te.double_buffer(s, "reduce_sum"), "reduce_sum", "y", "i_i_o")
+    s = te.double_buffer(s, "y")
+    return simulate_kernel(te.lower(s), chip).cycles
+
+
+def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
+    """Draw the matrix as a square, a band per core that works."""
+    start, extent = 0.0, sum(counts)
+    for core, count in enumerate(counts):
+        if not count:
+            continue
+        size = count / extent
+        place = (0, start) if axis == "rows" else (start, 0)
+        width, height = (1.0, size) if axis == "rows" else (size, 1.0)
+        face = SKY if core % 2 else BLUE
+        ax.add_patch(Rectangle(place, width, height, facecolor=face, edgecolor="white", lw=0.5))
+        if size > 0.06:
+            at = (place[0] + width / 2, place[1] + height / 2)
+            ink = INK if core % 2 else "white"
+            ax.text(*at, str(core), ha="center", va="center", color=ink, fontsize=8)
+        start += size
+    ax.set(xlim=(-0.02, 1.02), ylim=(1.02, -0.02), aspect="equal")
+    ax.axis("off")
+
+
+def _work(ax: Any, counts: Sequence[int], even: float, label: str) -> None:
+    """Draw the work of each core and the line of even shares."""
+    colours = [SKY if core % 2 else BLUE for core in range(len(counts))]
+    ax.bar(range(len(counts)), counts, color=colours, width=0.85)
+    for core, count in enumerate(counts):
+        if not count:
+            ax.plot(core, 0, marker="x", color=VERMILLION, ms=5, clip_on=False)
+    ax.axhline(even, color=INK, lw=1, ls="--")
+    top = max(counts)
+    for line in (ax.xaxis, ax.yaxis):
+        line.set_major_locator(MaxNLocator("auto", integer=True))
+    ax.text(len(counts) - 0.5, top * 1.13, "dashed: even shares", ha="right", fontsize=8)
+    ax.set_xlim(-0.7, len(counts) - 0.3)
+    ax.set_ylim(0, top * 1.25)
+    ax.set_xlabel("core (x: idle)")
+    ax.set_ylabel(label)

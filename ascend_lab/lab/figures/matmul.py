@@ -1,0 +1,289 @@
+"""Figures of chapter 7: blocks, useful share, traffic by tile, what fits, the rule's estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.patches import Patch, Polygon
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import NDArray
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PIPE_STYLE,
+    SKY,
+    VERMILLION,
+    FigureError,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.sim import Timeline, simulate
+
+OPERANDS: Mapping[str, Mapping[str, Any]] = {
+    "A": {"facecolor": SKY, "hatch": "\\\\\\", "edgecolor": INK},
+    "B": {"facecolor": ORANGE, "hatch": "///", "edgecolor": INK},
+    "C": {"facecolor": LIGHT, "hatch": "", "edgecolor": INK},
+}
+"""How the three matrices look in every figure of the chapter."""
+
+STAYS = {"k": "C", "n": "A", "m": "B"}
+"""The operand that does not depend on a loop stays while that loop runs innermost."""
+
+LINES = ((BLUE, "-", "o"), (VERMILLION, "--", "s"), (GREEN, "-.", "^"))
+OVERFULL = {"facecolor": VERMILLION, "hatch": "xxx", "edgecolor": INK}
+FITS = {"facecolor": SKY, "hatch": "", "edgecolor": INK}
+
+
+@styled
+def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> LabFigure:
+    """Draw side^3 multiply-adds as one block, and cut into smaller cubes pulled apart.
+
+    Volume is work; the visible faces are the operands that the block reads (A, B) and sums (C).
+    """
+    fig, axes = new_figure(ncols=len(cuts), height_in=2.9)
+    facts = []
+    for ax, cut in zip(np.atleast_1d(axes), cuts, strict=True):
+        small = side // cut
+        if side % cut:
+            raise FigureError("cuts that divide the side", f"{cut} of {side}", "choose another")
+        _cubes(ax, side, cut)
+        if cut == 1:
+            for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
+                ax.text(x * side, y * side, letter, ha="right", va="top", style="italic")
+        numbers = 2 * cut**3 * small**2
+        unit = "block" if cut == 1 else "blocks"
+        ax.set_title(f"{cut**3} {unit} of {small} × {small} × {small}")
+        ax.text(
+            0.5, -0.1, f"{side**3:,} MACs, {numbers:,} numbers of A and B",
+            ha="center", va="top", transform=ax.transAxes, fontsize=8.5,
+        )  # fmt: skip
+        verb = "takes" if cut == 1 else "take"
+        facts.append(f"{cut**3} {unit} of side {small} {verb} {numbers} numbers of A and B")
+    handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
+    fig.legend(handles=handles, loc="outside right center")
+    alt = f"{side**3} multiply-adds drawn as cubes whose faces are the operands: "
+    return finish(fig, alt=alt + "; ".join(facts) + ".")
+
+
+def _cubes(ax: Any, side: int, cut: int) -> None:
+    """Draw cut^3 cubes back to front; m runs down, n to the right, k away from the reader."""
+    small, gap = side / cut, 0.0 if cut == 1 else 0.3 * side / cut
+    step = small + gap
+    for depth in range(cut - 1, -1, -1):
+        for row in range(cut - 1, -1, -1):
+            for column in range(cut):
+                _cube(ax, (column * step, row * step, depth * step), small)
+    whole = cut * step - gap
+    ax.set(xlim=(-0.3, whole * 1.5 + 0.5), ylim=(-0.5, whole * 1.5 + 0.5), aspect="equal")
+    ax.axis("off")
+
+
+def _cube(ax: Any, corner: tuple[float, float, float], size: float) -> None:
+    x, y, z = corner
+    for name, points in {
+        "C": ((0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 1, 0)),  # front: m x n
+        "B": ((0, 1, 0), (1, 1, 0), (1, 1, 1), (0, 1, 1)),  # top: k x n
+        "A": ((1, 0, 0), (1, 0, 1), (1, 1, 1), (1, 1, 0)),  # right: m x k
+    }.items():
+        flat = [_project(x + a * size, y + b * size, z + c * size) for a, b, c in points]
+        ax.add_patch(Polygon(flat, closed=True, linewidth=0.6, **OPERANDS[name]))
+
+
+def _project(x: float, y: float, z: float) -> tuple[float, float]:
+    """Cabinet projection: depth goes up and to the right."""
+    return x + 0.45 * z, y + 0.4 * z
+
+
+@styled
+def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> LabFigure:
+    """Draw the useful share of the cube's work (0 to 1) for sizes 1, 2, 3, ...; one panel each.
+
+    `panels` maps a panel's title to its curves, a curve's name to its shares.
+    """
+    fig, axes = new_figure(ncols=len(panels), height_in=2.7, sharey=True)
+    facts = []
+    for ax, (title, curves) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        looks = zip(LINES, (8, 5, 3), curves.items(), strict=False)
+        for (colour, style, marker), dot, (name, shares) in looks:
+            sizes = np.arange(1, len(shares) + 1)
+            percent = 100 * np.asarray(shares)
+            full = np.flatnonzero(percent > 100 - 1e-9)
+            ax.plot(sizes, percent, color=colour, linestyle=style, label=name, linewidth=1.4)
+            ax.plot(sizes[full], percent[full], marker, color=colour, mec=INK, mew=0.7, ms=dot)
+            told = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
+            facts.append(f"{title}, {name}: {told}; full at {', '.join(map(str, sizes[full][:4]))}")
+        ax.set(title=title, xlim=(0, len(sizes) + 1), ylim=(0, 108), xticks=range(0, 65, 16))
+        ax.grid(axis="y")
+        ax.legend(loc="lower right")
+    np.atleast_1d(axes)[0].set_ylabel("useful share of the MACs, %")
+    for ax in np.atleast_1d(axes):
+        ax.set_xlabel("size")
+    return finish(fig, alt="Useful share of multiply-adds. " + ". ".join(facts) + ".")
+
+
+@styled
+def fig_traffic(
+    by_tile: Mapping[tuple[int, int], Mapping[str, float]],
+    by_order: Mapping[str, Mapping[str, float]],
+) -> LabFigure:
+    """Draw bytes of A, B and C stacked: against the tile (m, n), and against the loop order.
+
+    `by_order` has keys like "mnk", outer to inner loop. Every bar is the bytes of "A", "B", "C".
+    """
+    tiles = {f"{m} ×\n{n}": parts for (m, n), parts in by_tile.items()}
+    orders = {f"{' '.join(o)}\n{STAYS[o[-1]]} stays": parts for o, parts in by_order.items()}
+    ratio = [len(tiles), 1.25 * len(orders)]
+    fig, (left, right) = new_figure(ncols=2, height_in=3.1, width_ratios=ratio)
+    facts = []
+    for ax, bars, label in (
+        (left, tiles, "tile of C, m × n"),
+        (right, orders, "loops, outer to inner"),
+    ):
+        totals = [_stack(ax, x, parts) for x, parts in enumerate(bars.values())]
+        ax.set_xticks(range(len(bars)), list(bars))
+        ax.set_xlabel(label)
+        ax.margins(y=0.1)
+        ax.tick_params(axis="x", length=0)
+        for name, total in zip(bars, totals, strict=True):
+            parts = ", ".join(f"{x} {1e-9 * b:.2f}" for x, b in bars[name].items())
+            facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({parts})")
+    left.set(title="the sums stay: which tile?", ylabel="GB moved")
+    right.set_title("one tile: what stays?")
+    handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
+    left.legend(handles=handles, loc="upper center", ncols=3)
+    return finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
+
+
+def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
+    """Draw one bar of A, B and C in GB with its sum on top; return the sum in bytes."""
+    bottom = 0.0
+    for name, size in parts.items():
+        ax.bar(x, 1e-9 * size, bottom=1e-9 * bottom, width=0.72, linewidth=0.6, **OPERANDS[name])
+        bottom += size
+    ax.text(x, 1e-9 * bottom, f"{1e-9 * bottom:.2f}", ha="center", va="bottom", fontsize=8)
+    return bottom
+
+
+@styled
+def fig_tile_fit(
+    tile_m: int = 128,
+    tile_n: int = 256,
+    tile_k: int = 64,
+    step_k: int = 4,
+    chip_name: str = "Ascend910A",
+    size: int = 4096,
+) -> LabFigure:
+    """Draw what a tile needs of each buffer, red and hatched beyond its size, and how it runs.
+
+    On the right a matmul of `size` cubed is simulated with the tile: share of the time that each
+    pipe of the busiest core works. Raises `InputError` for sides that are no multiples of 16.
+    """
+    chip = load_chip(chip_name)
+    shape = GemmShape(size, size, size, "fp16", "fp16")
+    schedule = GemmSchedule(tile_m, tile_k, tile_n, step_k, *_grid(chip))
+    needs = tile_bytes(shape, schedule)
+    fig, (left, right) = new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
+    over = _capacity_bars(left, chip, needs)
+    run = None
+    try:
+        run = simulate(gemm_launch(shape, chip, schedule), chip)
+    except CapacityError:
+        right.text(0.5, 0.5, f"does not fit:\n{', '.join(over)}", ha="center", va="center",
+                   transform=right.transAxes, fontsize=11, fontweight="bold")  # fmt: skip
+        right.axis("off")
+    told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
+    fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
+    full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
+    return finish(fig, alt=f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}.")
+
+
+def _grid(chip: Chip) -> tuple[int, int]:
+    """All cores in the squarest grid."""
+    rows = [r for r in range(1, chip.core_count + 1) if chip.core_count % r == 0]
+    best = max(r for r in rows if r * r <= chip.core_count)
+    return best, chip.core_count // best
+
+
+def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
+    """Draw one bar for each buffer in percent of its size; return the buffers that overflow."""
+    over = []
+    for row, (buffer, size) in enumerate(needs.items()):
+        percent = 100 * size / chip.buffers[buffer]
+        ax.barh(row, min(percent, 100), height=0.62, linewidth=0.6, **FITS)
+        if percent > 100:
+            over.append(buffer)
+            ax.barh(row, min(percent, 240) - 100, left=100, height=0.62, linewidth=0.6, **OVERFULL)
+        text = f"{size / 1024:g} of {chip.buffers[buffer] // 1024} KiB"
+        ax.text(max(105, min(percent, 240) + 5), row, text, va="center", fontsize=8)
+    ax.axvline(100, color=INK, linestyle="-", linewidth=1.4)
+    ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
+    ax.set_yticks(range(len(needs)), list(needs))
+    ax.set_xticks([0, 50, 100, 200])
+    ax.set_title("what it needs")
+    return over
+
+
+def _pipe_bars(ax: Any, run: Timeline) -> str:
+    """Draw how much of the time each pipe works; return it in words."""
+    shown = [p for p in ("M", "MTE1", "MTE2", "FIX", "V", "MTE3") if p in run.busy_cycles]
+    for row, pipe in enumerate(shown):
+        percent = 100 * run.busy[pipe]
+        ax.barh(row, percent, height=0.62, **PIPE_STYLE[pipe].patch_args())
+        ax.text(percent + 2, row, f"{percent:.0f}%", va="center", fontsize=8)
+    ax.set(xlim=(0, 118), ylim=(len(shown) - 0.4, -0.6), xlabel="% of the time at work")
+    ax.set_yticks(range(len(shown)), shown)
+    ax.set_title(f"how it runs: {run.peak_share:.0%} of the peak")
+    busy = ", ".join(f"{p} {run.busy[p]:.0%}" for p in shown)
+    return f"it reaches {run.peak_share:.0%} of the peak, pipes at work {busy}"
+
+
+@styled
+def fig_rule(
+    estimates: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.int64]]
+) -> LabFigure:
+    """Draw, per problem, the rule's estimate of every tiling against its simulated cycles.
+
+    The circle is the rule's choice (least estimate), the diamond the fastest. Cycles, log axes.
+    """
+    fig, axes = new_figure(ncols=len(estimates), height_in=3.0)
+    facts = []
+    for ax, (title, guess) in zip(np.atleast_1d(axes), estimates.items(), strict=True):
+        real = simulated[title]
+        chosen, best = int(np.argmin(guess)), int(np.argmin(real))
+        low, high = 0.85 * min(guess.min(), real.min()), 1.2 * max(guess.max(), real.max())
+        ax.plot([low, high], [low, high], color=INK, linestyle="-", linewidth=0.8)
+        ax.plot(real, guess, ".", color=GREY, markersize=3, alpha=0.6, label="a tiling")
+        look = {"mec": INK, "mew": 0.9, "linestyle": "none"}
+        ax.plot(real[best], guess[best], "D", color=GREEN, ms=8, label="fastest", **look)
+        ax.plot(
+            real[chosen], guess[chosen], "o", color=VERMILLION, ms=6, label="the rule's", **look
+        )
+        ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+        loss = real[chosen] / real[best]
+        ticks = [a * 10**b for b in range(3, 9) for a in (1, 2, 5) if low < a * 10**b < high]
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_locator(FixedLocator(ticks))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k"))
+        ax.set_title(f"{title}: {loss:.2f} × the fastest", fontsize=8.5)
+        ax.set_xlabel("simulated cycles")
+        facts.append(
+            f"{title}: {len(real)} tilings from {real.min()} to {real.max()} cycles; the rule's "
+            f"choice takes {real[chosen]}, {loss:.2f} times the fastest"
+        )
+    first = np.atleast_1d(axes)[0]
+    first.set_ylabel("estimated cycles")
+    first.legend(loc="upper left")
+    return finish(fig, alt="Estimate against simulation. " + ". ".join(facts) + ".")

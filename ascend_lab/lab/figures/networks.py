@@ -1,0 +1,361 @@
+"""Graphs of operators: a graph beside its text, and who tells the device what to run next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph.compile import compile_stages
+from ascend_lab.graph.draft import GraphBuilder, Value
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.network import TASK_S, WAYS, Dispatch, dispatch, kernel_times
+from ascend_lab.graph.passes import DEFAULT, Report, moved_bytes, run_passes
+from ascend_lab.graph.zoo import build
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PAPER,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+
+MOST_ROWS = 30
+LANE, BOX, ROW = 1.0, 0.84, 0.56
+"""Width of a lane and of a box in it, height of a box; rows are 1 apart."""
+LANE_IN, TEXT_IN, CHAR_IN = 0.84, 6.2, 0.057
+"""Inches of a lane, of lanes and text together, and of one letter of the text."""
+Place = tuple[int, int]
+
+
+# -- a graph and its text -------------------------------------------------------------------------
+def residual_block(width: int = 16, size: int = 8) -> Graph:
+    """Return the first block of a stage of ResNet-18, without batch norms: 7 nodes, 2 branches."""
+    net = GraphBuilder("block")
+    x = net.input("x", (1, width, size, size))
+    a = net.conv2d(x, net.weight((2 * width, width, 3, 3), "w1"), stride=2, pad=1, name="a")
+    b = net.relu(a, name="b")
+    c = net.conv2d(b, net.weight((2 * width, 2 * width, 3, 3), "w2"), pad=1, name="c")
+    d = net.conv2d(x, net.weight((2 * width, width, 1, 1), "w3"), stride=2, name="d")
+    net.output(net.relu(net.add(c, d, name="e"), name="y"))
+    return net.build()
+
+
+@styled
+def fig_network(graph: Graph | None = None, *, known: int | None = None) -> LabFigure:
+    """Draw a graph from top to bottom, a lane a branch, each node beside its line of the text form.
+
+    With `known`, only the types up to that node are inferred yet. The default is `residual_block`.
+    Raises `InputError` for more than 30 nodes.
+    """
+    shown = graph or residual_block()
+    rows = len(shown.nodes) + len(shown.inputs)
+    if rows > MOST_ROWS:
+        raise InputError(f"a graph of at most {MOST_ROWS} rows", str(rows), "draw a part of it")
+    limit = len(shown.nodes) if known is None else known
+    places, skips = placed(shown)
+    lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
+    fig, ax = new_figure(height_in=0.35 + 0.3 * rows)
+    ax.set_axis_off()
+    ax.set_xlim(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE)
+    ax.set_ylim(rows - 0.4, -0.6)
+    _edges(ax, shown, places, skips)
+    for name in shown.inputs:
+        _box(ax, places[name], "input", INK)
+    for i, node in enumerate(shown.nodes):
+        look = LIGHT if i >= limit else ORANGE if known is not None and i == limit - 1 else BLUE
+        _box(ax, places[node.output], node.op, look)
+    _texts(ax, shown, places, lanes, limit)
+    return finish(fig, alt=_alt(shown, limit))
+
+
+def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]]:
+    """Return (lane, row) of each tensor, and lane and row of the edges that pass other boxes."""
+    places: dict[str, Place] = {}
+    skips: dict[tuple[str, str], Place] = {}
+    taken: list[tuple[int, int, int]] = []  # lane, from row, to row
+    followed: set[str] = set()
+
+    def free(first: int, last: int) -> int:
+        busy = {lane for lane, a, b in taken if a < last and first < b}
+        return next(lane for lane in range(len(taken) + 1) if lane not in busy)
+
+    for name in graph.inputs:
+        row = len(places)
+        places[name] = (free(-1, row + 1), row)
+        taken.append((places[name][0], -1, row))
+    row = len(graph.inputs) - 1
+    for node in graph.nodes:
+        row += 1
+        reads = [n for n in dict.fromkeys(node.inputs) if n in places]
+        ends = [n for n in reads if n not in followed]
+        main = min(ends, key=lambda n: places[n][0]) if ends else None
+        first = places[main][1] if main else min((places[n][1] for n in reads), default=row - 1)
+        lane = places[main][0] if main else free(first, row + 1)
+        taken.append((lane, first, row))
+        for name in reads:
+            lane_from, row_from = places[name]
+            if name != main and lane_from == lane and row - row_from > 1:
+                skips[name, node.name] = (free(row_from, row), row_from)
+                taken.append((skips[name, node.name][0], row_from, row))
+            elif name != main:
+                taken.append((max(lane, lane_from), row_from, row))
+        followed.update([main] if main else [])
+        for out in node.outputs:
+            places[out] = (lane, row)
+    return places, skips
+
+
+def _edges(
+    ax: Any, graph: Graph, places: dict[str, Place], skips: dict[tuple[str, str], Place]
+) -> None:
+    style: dict[str, Any] = {"color": GREY, "linewidth": 1.3, "linestyle": "-"}
+    for node in graph.nodes:
+        to_lane, to_row = places[node.output]
+        for name in dict.fromkeys(node.inputs):
+            if name not in places:
+                continue
+            lane, row = places[name]
+            way = skips.get((name, node.name), (max(lane, to_lane), 0))[0]
+            xs, ys = [lane * LANE, way * LANE, way * LANE, to_lane * LANE], [row, row, to_row]
+            ax.plot(xs, [*ys, to_row], zorder=1, **style)
+
+
+def _box(ax: Any, at: Place, word: str, colour: str) -> None:
+    corner = at[0] * LANE - BOX / 2, at[1] - ROW / 2
+    ax.add_patch(Rectangle(corner, BOX, ROW, facecolor=PAPER, edgecolor=colour, linewidth=1.6,
+                           zorder=2))  # fmt: skip
+    text: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "fontsize": 6.8}
+    ax.text(at[0] * LANE, at[1], word, zorder=3, **text)
+
+
+def _texts(ax: Any, graph: Graph, places: dict[str, Place], lanes: int, limit: int) -> None:
+    """Write each row's line: what is written, its type or a question mark, what is read."""
+    left = (lanes - 0.4) * LANE
+    room = int((TEXT_IN - (lanes + 0.1) * LANE_IN) / CHAR_IN)
+    style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": 6.8, "va": "center"}
+    style["in_layout"] = False
+    for name in graph.inputs:
+        ax.text(left, places[name][1], f"{name}: {graph.types[name]}", color=INK, **style)
+    for i, node in enumerate(graph.nodes):
+        colour = INK if i < limit else GREY
+        line = shortened(graph, node, i < limit, room)
+        ax.text(left, places[node.output][1], line, color=colour, **style)
+
+
+def line_of(graph: Graph, node: Node, known: bool = True) -> str:
+    """Return the line of the text form of a node, its own name left out."""
+    outs = ", ".join(f"{n}: {graph.types[n] if known else '?'}" for n in node.outputs)
+    attrs = ", ".join(f"{key} = {value!r}" for key, value in sorted(node.attrs.items()))
+    return f"{outs} = {node.op}({', '.join(node.inputs)})" + (f" {{{attrs}}}" if attrs else "")
+
+
+def shortened(graph: Graph, node: Node, known: bool, room: int) -> str:
+    """Return the line in at most `room` letters: without its constants, then cut off."""
+    line = line_of(graph, node, known)
+    if len(line) > room:
+        kept = [n for n in node.inputs if n not in graph.constants]
+        inputs = (*kept, "…") if len(kept) < len(node.inputs) else node.inputs
+        line = line_of(graph, replace(node, inputs=inputs), known)
+    return line if len(line) <= room else f"{line[: room - 1]}…"
+
+
+def _alt(graph: Graph, limit: int) -> str:
+    lines = [line_of(graph, node, i < limit) for i, node in enumerate(graph.nodes)]
+    count = f"{len(graph.nodes)} nodes from top to bottom"
+    return f"The graph {graph.name} of {count}: {'; '.join(lines)}."
+
+
+# -- who starts the kernels -----------------------------------------------------------------------
+TITLES = {
+    "waits": "operator by operator, the host waits",
+    "ahead": "operator by operator, the host runs ahead",
+    "sink": "the whole graph at once",
+}
+
+
+@styled
+def fig_dispatch(
+    times_s: Sequence[float], launch_s: float, task_s: float = TASK_S, *, name: str = "The network"
+) -> LabFigure:
+    """Draw when host and device work, for the three ways to start the kernels of a network."""
+    runs = {way: dispatch(times_s, way, launch_s, task_s) for way in WAYS}
+    longest_us = max(run.time_s for run in runs.values()) * 1e6
+    fig, axes = new_figure(nrows=len(WAYS), height_in=3.3, sharex=True)
+    for ax, (way, run) in zip(axes, runs.items(), strict=True):
+        told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
+        ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
+        _spans(ax, run)
+        ax.set_yticks([0, 1], ["host", "device"])
+        ax.set_ylim(1.5, -0.5)
+        ax.set_xlim(0, longest_us * 1.01)
+    axes[-1].set_xlabel("time in µs")
+    fig.suptitle(name)
+    parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
+    alt = f"{name} of {len(times_s)} kernels; time and share in which the device works"
+    return finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
+
+
+def _spans(ax: Any, run: Dispatch) -> None:
+    for row, spans, colour, hatch in ((0, run.host, ORANGE, "//"), (1, run.device, VERMILLION, "")):
+        bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
+        ax.broken_barh(bars, (row - 0.36, 0.72), facecolor=colour, edgecolor=PAPER, linewidth=0.3,
+                       hatch=hatch)  # fmt: skip
+
+
+@styled
+def fig_batches(
+    model: str = "resnet18", batch: int = 1, chip: str = "Ascend910A", *, fusion: bool = False
+) -> LabFigure:
+    """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
+    there = load_chip(chip)
+    stages = compile_stages(build(model, batch), there, fusion=fusion,
+                            passes=DEFAULT if fusion else ())  # fmt: skip
+    times = list(kernel_times(stages.compiled).values())
+    name = f"{model}, batch {batch}, {'' if fusion else 'not '}fused, on the {chip}"
+    return fig_dispatch(times, there.launch_overhead_s, name=name)
+
+
+# Rewriting graphs: a model as an exporter spells it, and what each pass leaves of it.
+
+
+EXPORTED = "exported block"
+MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
+ORDERS = {"default": DEFAULT, "backwards": DEFAULT[::-1]}
+
+
+# -- a model to rewrite ---------------------------------------------------------------------------
+class _Exported(GraphBuilder):
+    """Layers spelled out in small operators, constants as tensors, as exporters write them."""
+
+    def scalar(self, number: float) -> Value:
+        return self.constant(np.array([number], np.float32), name="number")
+
+    def spelled_norm(self, x: Value, name: str) -> Value:
+        """Append a layer norm in nine nodes."""
+        mean = self.reduce_mean(x, axis=-1, keepdims=True, name=f"{name}.mean")
+        away = self.sub(x, mean, name=f"{name}.away")
+        squares = self.pow(away, self.scalar(2.0), name=f"{name}.squares")
+        spread = self.reduce_mean(squares, axis=-1, keepdims=True, name=f"{name}.variance")
+        root = self.sqrt(
+            self.add(spread, self.scalar(1e-5), name=f"{name}.eps"), name=f"{name}.root"
+        )
+        normal = self.div(away, root, name=f"{name}.normal")
+        scaled = self.mul(normal, self.weight(x.shape[-1:], f"{name}.scale"), name=f"{name}.scaled")
+        out: Value = self.add(scaled, self.weight(x.shape[-1:], f"{name}.bias"), name=name)
+        return out
+
+    def spelled_gelu(self, x: Value, name: str) -> Value:
+        """Append the tanh form of GELU in eight nodes."""
+        cube = self.mul(self.pow(x, self.scalar(3.0), name=f"{name}.cube"), self.scalar(0.044715))
+        inner = self.mul(self.add(x, cube, name=f"{name}.sum"), self.scalar(math.sqrt(2 / math.pi)))
+        one = self.add(self.tanh(inner, name=f"{name}.tanh"), self.scalar(1.0), name=f"{name}.one")
+        half = self.mul(x, self.scalar(0.5), name=f"{name}.half")
+        out: Value = self.mul(half, one, name=name)
+        return out
+
+    def spelled_linear(self, x: Value, features: int, name: str) -> Value:
+        """Append a product by weights stored transposed, and a bias."""
+        stored = self.weight((features, x.shape[-1]), f"{name}.weight")
+        weight = self.transpose(stored, perm=(1, 0), name=f"{name}.turned")
+        made = self.batch_matmul(x, weight, name=f"{name}.product")
+        out: Value = self.add(self.weight((features,), f"{name}.bias"), made, name=name)
+        return out
+
+    def split_heads(self, x: Value, heads: int, name: str) -> Value:
+        """Append (rows, width) -> (heads, rows, depth)."""
+        batch, rows, width = x.shape
+        parts = self.reshape(x, shape=(batch, rows, heads, width // heads), name=f"{name}.heads")
+        out: Value = self.transpose(parts, perm=(0, 2, 1, 3), name=f"{name}.first")
+        return out
+
+
+def exported_block(length: int = 128, width: int = 256, heads: int = 4) -> Graph:
+    """Return one block of a transformer in 61 nodes, as an exporter of models writes it."""
+    net = _Exported("exported block")
+    x = net.input("x", (1, length, width))
+    mask = net.input("mask", (length, length))
+    before = net.spelled_norm(x, "norm1")
+    q, k, v = (
+        net.split_heads(net.spelled_linear(before, width, part), heads, part) for part in "qkv"
+    )
+    scores = net.batch_matmul(q, net.transpose(k, perm=(0, 1, 3, 2), name="keys"), name="scores")
+    scaled = net.div(scores, net.scalar(math.sqrt(width // heads)), name="scaled")
+    shares = net.softmax(net.add(scaled, mask, name="masked"), name="shares")
+    kept = net.mul(shares, net.scalar(1.0), name="dropout")
+    context = net.batch_matmul(kept, v, name="context")
+    rows = net.transpose(context, perm=(0, 2, 1, 3), name="back")
+    joined = net.reshape(rows, shape=(1, length, width), name="joined")
+    x = net.add(x, net.spelled_linear(joined, width, "out"), name="add1")
+    inner = net.spelled_linear(net.spelled_norm(x, "norm2"), 4 * width, "up")
+    net.output(
+        net.add(x, net.spelled_linear(net.spelled_gelu(inner, "gelu"), width, "down"), name="y")
+    )
+    return net.build()
+
+
+def model(name: str) -> Graph:
+    """Return one of `MODELS`; raise `InputError` for another name."""
+    if name not in MODELS:
+        raise InputError(f"a model: {', '.join(MODELS)}", repr(name), "choose one")
+    return exported_block() if name == EXPORTED else build(name)
+
+
+# -- what passes leave ----------------------------------------------------------------------------
+def history(report: Report) -> list[tuple[str, int, int]]:
+    """Return (pass, nodes, bytes moved) after the start and each pass that matched."""
+    graphs = [("as imported", report.start), *((step.name, step.after) for step in report.steps)]
+    return [(name, len(graph.nodes), moved_bytes(graph)) for name, graph in graphs]
+
+
+@styled
+def fig_passes(
+    name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
+) -> LabFigure:
+    """Draw nodes and bytes moved after each pass that matched, from top to bottom.
+
+    Raises `InputError` for an unknown model or order.
+    """
+    if order not in ORDERS:
+        raise InputError(f"an order: {', '.join(ORDERS)}", repr(order), "choose one")
+    names = [one for one in ORDERS[order] if one != leave_out]
+    graph = model(name)
+    _, report = run_passes(graph, names, rounds=rounds)
+    rows = history(report)
+    fig, axes = new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
+    _bars(axes[0], [row[1] for row in rows], BLUE, "operators", "{:,.0f}")
+    _bars(axes[1], [row[2] / 2**20 for row in rows], ORANGE, "MiB read and written", "{:.1f}")
+    axes[0].set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes[0].invert_yaxis()
+    often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
+    fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
+    last = rows[-1]
+    told = "; ".join(f"{n} {nodes}" for n, nodes, _ in rows)
+    alt = (
+        f"Operators of {name} after each pass, {order} order: {told}. "
+        f"Bytes moved fall from {rows[0][2] / 2**20:.1f} to {last[2] / 2**20:.1f} MiB."
+    )
+    return finish(fig, alt=alt)
+
+
+def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
+    shrinks = [i == 0 or value != values[i - 1] for i, value in enumerate(values)]
+    fills = [colour if shrunk else GREY for shrunk in shrinks]
+    ax.barh(range(len(values)), values, color=fills, edgecolor=INK)
+    for row, value in enumerate(values):
+        ax.text(value, row, " " + form.format(value), va="center", fontsize=8)
+    ax.set_xlim(0, max(values) * 1.18)
+    ax.set_xlabel(label)

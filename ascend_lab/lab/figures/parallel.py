@@ -1,0 +1,270 @@
+"""Figures of parallel plans: the cube of devices beside its pipeline, memory, scales, places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import InputError
+from ascend_lab.lab.checks.chapter23 import sent_bytes
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    YELLOW,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+from ascend_lab.parallel.plans.pipeline import FORWARD, PipelineTime, orders, run_pipeline
+from ascend_lab.parallel.plans.plan import DeviceMemory
+from ascend_lab.parallel.plans.timing import PlanTime
+from ascend_lab.parallel.values import vanishing
+
+MOST = 4
+"""Devices along an axis, and stages of a timeline, that can still be read."""
+MOST_MICRO_BATCHES = 12
+DEPTH = (0.42, 0.34)
+"""Where a step along the data axis leads on paper."""
+AXIS_STYLE = {"tensor": (VERMILLION, "-"), "data": (BLUE, "--"), "pipeline": (GREEN, ":")}
+
+
+@styled
+def fig_plan_cube(
+    data: int = 2,
+    tensor: int = 2,
+    pipeline: int = 2,
+    micro_batches: int = 4,
+    schedule: str = "1f1b",
+    layers: int = 48,
+    width: int = 2560,
+    length: int = 512,
+) -> LabFigure:
+    """Draw the devices of a plan, what one sends along each axis, and its pipeline in time.
+
+    Micro-batches of one sequence; backward takes twice as long as forward, transfers nothing.
+    Raises `InputError` for more than can be read.
+    """
+    degrees = {"data": data, "tensor": tensor, "pipeline": pipeline}
+    if not all(1 <= n <= MOST for n in degrees.values()):
+        raise InputError(f"from 1 to {MOST} devices along an axis", str(degrees), "draw fewer")
+    if not 1 <= micro_batches <= MOST_MICRO_BATCHES:
+        what = f"from 1 to {MOST_MICRO_BATCHES} micro-batches"
+        raise InputError(what, str(micro_batches), "draw fewer")
+    batch = data * micro_batches
+    sent = sent_bytes(data, tensor, pipeline, layers, width, length, batch)
+    traffic = dict(zip(("data", "tensor", "pipeline"), sent, strict=True))
+    lists = orders(schedule, pipeline, micro_batches)
+    timed = run_pipeline(lists, [1.0] * pipeline, [2.0] * pipeline)
+    fig, (left, right) = new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.45))
+    _cube(left, degrees, traffic)
+    _timeline(right, timed)
+    devices = data * tensor * pipeline
+    said = ", ".join(f"{_amount(b)} along {axis}" for axis, b in traffic.items())
+    text = (
+        f"{devices} devices, {data} data x {tensor} tensor x {pipeline} pipeline. In a step the"
+        f" busiest sends {said}. {pipeline} stages take {micro_batches} micro-batches in"
+        f" {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
+    )
+    return finish(fig, alt=text)
+
+
+def _at(d: int, t: int, p: int) -> tuple[float, float]:
+    """Return where a device stands on paper; stages go down, as rows of the timeline do."""
+    return t + DEPTH[0] * d, DEPTH[1] * d - 1.1 * p
+
+
+def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> None:
+    names = ("data", "tensor", "pipeline")
+    counts = [degrees[name] for name in names]
+    for place in product(*(range(n) for n in counts)):
+        for i, name in enumerate(names):
+            if place[i] + 1 < counts[i]:
+                other = tuple(k + (j == i) for j, k in enumerate(place))
+                (x0, y0), (x1, y1) = _at(*place), _at(*other)
+                colour, line = AXIS_STYLE[name]
+                ax.plot((x0, x1), (y0, y1), color=colour, ls=line, lw=2.2, zorder=1)
+        number = place[1] + counts[1] * (place[0] + counts[0] * place[2])
+        ax.text(
+            *_at(*place),
+            str(number),
+            ha="center",
+            va="center",
+            fontsize=8,
+            zorder=2,
+            bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": INK},
+        )
+    last = _at(counts[0] - 1, counts[1] - 1, counts[2] - 1)
+    first, below = _at(0, 0, 0), _at(0, counts[1] - 1, counts[2] - 1)
+    labels = (
+        ("tensor", below[0] / 2, below[1] - 0.2, "center", "top", 0),
+        ("data", (below[0] + last[0]) / 2 + 0.14, (below[1] + last[1]) / 2 - 0.1, "left", "top", 0),
+        ("pipeline", first[0] - 0.2, (first[1] + below[1]) / 2, "right", "center", 90),
+    )
+    for name, x, y, ha, va, turn in labels:
+        if degrees[name] > 1:
+            text = f"{name}\n{_amount(traffic[name])}"
+            ax.text(x, y, text, ha=ha, va=va, rotation=turn, fontsize=8.5)
+    ax.set(title="sent by a device in a step", aspect="equal")
+    ax.margins(0.12)
+    ax.axis("off")
+
+
+def _timeline(ax: Any, timed: PipelineTime) -> None:
+    for job in timed.tasks:
+        forward = job.task.phase == FORWARD
+        span = job.end_s - job.start_s
+        ax.barh(
+            job.device,
+            span,
+            left=job.start_s,
+            height=0.72,
+            fc=SKY if forward else ORANGE,
+            ec=INK,
+            lw=0.5,
+        )
+        ax.text(
+            job.start_s + span / 2,
+            job.device,
+            str(job.task.micro_batch),
+            ha="center",
+            va="center",
+            fontsize=7,
+        )
+    stages = len(timed.busy_s)
+    ax.barh(range(stages), timed.end_s, height=0.72, fc=LIGHT, hatch="//", ec=GREY, lw=0, zorder=0)
+    ax.set_yticks(range(stages), [f"stage {i}" for i in range(stages)])
+    ax.set(
+        xlabel="time (forward 1, backward 2)",
+        title=f"forward, backward, and {timed.bubble:.0%} bubble",
+        ylim=(stages - 0.4, -0.6),
+        xlim=(0, timed.end_s),
+    )
+
+
+def _amount(size_bytes: float) -> str:
+    """Return bytes as a short text."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes:.0f} B"
+
+
+@styled
+def fig_plan_memory(
+    memories: Mapping[str, DeviceMemory], capacity_bytes: float | None = None
+) -> LabFigure:
+    """Draw what a device holds under each plan, by purpose, and its memory as a line."""
+    if not memories:
+        raise InputError("at least one plan to draw", "none", "name one")
+    kinds = {
+        "weights_bytes": ("weights", BLUE),
+        "gradients_bytes": ("gradients", SKY),
+        "optimizer_bytes": ("optimiser", YELLOW),
+        "activations_bytes": ("activations", PURPLE),
+    }
+    fig, ax = new_figure(height_in=0.95 + 0.27 * len(memories))
+    start = np.zeros(len(memories))
+    for key, (label, colour) in kinds.items():
+        part = np.array([getattr(memory, key) / 1e9 for memory in memories.values()])
+        ax.barh(
+            range(len(memories)), part, left=start, height=0.7, fc=colour, ec=INK, lw=0.4,
+            label=label,
+        )  # fmt: skip
+        start += part
+    for row, total in enumerate(start):
+        ax.text(total, row, f" {total:.1f}", va="center", fontsize=8)
+    if capacity_bytes is not None:
+        ax.axvline(capacity_bytes / 1e9, color=VERMILLION, ls="--", lw=1.2, label="a device has")
+    ax.set_yticks(range(len(memories)), list(memories))
+    ax.invert_yaxis()
+    ax.set(xlabel="GB a device")
+    ax.margins(x=0.09)
+    ax.legend(loc="lower right")
+    said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, start, strict=True))
+    limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
+    return finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
+
+
+@styled
+def fig_loss_scale(
+    gradients: Mapping[str, NDArray[Any]], powers: Sequence[int] = tuple(range(-32, 33, 2))
+) -> LabFigure:
+    """Draw which share of gradients fp16 loses for every scale of the loss: too small, too large.
+
+    Gradients that are rounding errors of 0 (below 1e-15 of the largest) are left out.
+    """
+    largest = max(float(np.abs(g).max()) for g in gradients.values())
+    real = {name: g[np.abs(g) > 1e-15 * largest] for name, g in gradients.items()}
+    flat = np.concatenate([g.ravel() for g in real.values()])
+    lost = [100 * vanishing(real, 2.0**k) for k in powers]
+    too_large = float(np.finfo(np.float16).max)
+    over = [100 * float(np.mean(np.abs(flat) * 2.0**k > too_large)) for k in powers]
+    fig, ax = new_figure(height_in=2.4)
+    ax.plot(powers, lost, marker="o", ms=3, label="vanish")
+    ax.plot(powers, over, marker="s", ms=3, label="overflow")
+    safe = [k for k, a, b in zip(powers, lost, over, strict=True) if a < 1 and b == 0]
+    if safe:
+        ax.axvspan(safe[0], safe[-1], color=LIGHT, zorder=0, label="< 1 % vanish, none overflow")
+    ax.set(xlabel="scale, a power of 2", ylabel="% of gradients")
+    ax.set_xticks([k for k in powers if k % 8 == 0], [f"$2^{{{k}}}$" for k in powers if k % 8 == 0])
+    ax.legend(loc="center", bbox_to_anchor=(0.44, 0.6))
+    zone = f"from 2^{safe[0]} to 2^{safe[-1]}" if safe else "for no scale shown"
+    text = (
+        f"Of {flat.size} gradients {lost[0]:.0f} % vanish at 2^{powers[0]},"
+        f" {over[-1]:.0f} % overflow at 2^{powers[-1]}; fewer than 1 % vanish and none overflow"
+        f" {zone}."
+    )
+    return finish(fig, alt=text)
+
+
+@styled
+def fig_placements(plans: Sequence[PlanTime]) -> LabFigure:
+    """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after.
+
+    Rows are named by the order of axes, the fastest counted first.
+    """
+    if not plans:
+        raise InputError("at least one plan to draw", "none", "time one")
+    fig, ax = new_figure(height_in=1.0 + 0.27 * len(plans))
+    kinds = {
+        "compute": ([t.compute_s for t in plans], SKY, ""),
+        "tensor exchanges": ([t.exchange_s for t in plans], VERMILLION, "//"),
+        "bubble and transfers": (
+            [t.pipeline_s - t.compute_s - t.exchange_s for t in plans],
+            LIGHT,
+            "",
+        ),
+        "gradients and update": ([t.exposed_s for t in plans], BLUE, "xx"),
+    }
+    start = np.zeros(len(plans))
+    for label, (seconds, colour, hatch) in kinds.items():
+        part = 1e3 * np.array(seconds)
+        ax.barh(
+            range(len(plans)), part, left=start, height=0.7, fc=colour, hatch=hatch, ec=INK,
+            lw=0.4, label=label,
+        )  # fmt: skip
+        start += part
+    for row, total in enumerate(start):
+        ax.text(total, row, f" {total:.0f}", va="center", fontsize=8)
+    names = [", ".join(t.plan.axes) for t in plans]
+    ax.set_yticks(range(len(plans)), names)
+    ax.invert_yaxis()
+    ax.margins(x=0.09)
+    ax.set(xlabel="ms a step")
+    fig.legend(loc="outside upper center", ncols=4, columnspacing=1.2)
+    said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, start, strict=True))
+    first = plans[0].plan
+    text = f"Degrees {first.data} x {first.tensor} x {first.pipeline} (data, tensor, pipeline)"
+    return finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")

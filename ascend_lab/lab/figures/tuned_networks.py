@@ -1,0 +1,220 @@
+"""Tuned networks: the waterfall from a naive compiler, credit, and where the rest of time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ascend_lab.aoe.techniques import TECHNIQUES, Times, compile_with, factor_range, factors
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Graph, simulate_graph
+from ascend_lab.graph.network import NetworkTimeline
+from ascend_lab.graph.zoo.blocks import Net
+from ascend_lab.lab.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    LIGHT,
+    ORANGE,
+    PIPE_STYLE,
+    SKY,
+    VERMILLION,
+    LabFigure,
+    finish,
+    new_figure,
+    styled,
+)
+
+Steps = Sequence[tuple[str, float]]
+"""(what was done, milliseconds after it), the first one before anything was done."""
+UNITS = {"M": "cube", "MTE1": "L1 to L0", "MTE2": "GM to core", "memory": "memory",
+         "FIX": "results", "MTE3": "results", "V": "vector", "S": "scalar",
+         "launch": "launches"}  # fmt: skip
+"""What limits a kernel, in words."""
+VISIBLE = 0.005
+"""Smaller shares are not drawn."""
+UNIT_STYLE: dict[str, dict[str, Any]] = {
+    "launches": {"facecolor": LIGHT, "hatch": ".."},
+    "memory": {"facecolor": SKY, "hatch": "//"},
+    "GM to core": {"facecolor": BLUE, "hatch": "xx"},
+    "L1 to L0": {"facecolor": ORANGE, "hatch": "--"},
+    "cube": {"facecolor": VERMILLION},
+    "vector": {"facecolor": GREEN, "hatch": "\\\\"},
+    "results": {"facecolor": GREY, "hatch": "++"},
+    "scalar": {"facecolor": INK},
+}
+
+
+@styled
+def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> LabFigure:
+    """Draw the time of each network after one technique more, and its bound, in milliseconds.
+
+    Heights are logarithmic: a bar is as tall as its factor is large. Raises `InputError` for none.
+    """
+    if not networks or any(not steps for steps, _ in networks.values()):
+        raise InputError("a network with steps", str(networks), "give some")
+    fig, axes = new_figure(nrows=len(networks), height_in=2.7 * len(networks))
+    said = []
+    panels = [axes] if len(networks) == 1 else list(axes)
+    for ax, (name, (steps, bound_ms)) in zip(panels, networks.items(), strict=True):
+        _waterfall(ax, steps, bound_ms)
+        ax.set_title(name, loc="left")
+        ax.set_ylabel("ms (model)")
+        rows = ", ".join(f"{label} {ms:.3g}" for label, ms in steps)
+        said.append(f"{name}: {rows}; bound {bound_ms:.3g}")
+    return finish(fig, alt=f"Milliseconds after each technique. {'. '.join(said)}.")
+
+
+def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
+    low, high = bound_ms / 1.3, steps[0][1] * 1.5
+    ax.set_yscale("log")
+    ax.set(ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
+    ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=GREY, edgecolor=INK)
+    for at, ((_, before), (_, after)) in enumerate(pairwise(steps), 1):
+        worse = after > before
+        colour, hatch = (VERMILLION, "xx") if worse else (SKY, "")
+        bottom, top = sorted((before, after))
+        ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=INK, hatch=hatch)
+        ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top", fontsize=8)
+    end = len(steps)
+    ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=GREEN, edgecolor=INK)
+    ax.axhline(bound_ms, color=INK, ls=(0, (3, 2)), lw=1)
+    ax.text(0.5, bound_ms * 1.03, f"bound {bound_ms:.3g}", fontsize=8, va="bottom")
+    for at, ms in ((0, steps[0][1]), (end, steps[-1][1])):
+        ax.text(at, ms * 1.04, f"{ms:.3g}", ha="center", fontsize=8, fontweight="bold")
+    labels = [*(label for label, _ in steps), "what is left"]
+    ax.set_xticks(range(end + 1), labels, rotation=25, ha="right")
+    ax.tick_params(axis="x", length=0)
+    ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if low <= t <= high]
+    ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
+
+
+@styled
+def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> LabFigure:
+    """Draw the factor each technique is credited with, and its range over all orders."""
+    found = factors(times, names)
+    fig, ax = new_figure(height_in=2.6)
+    said = []
+    for at, name in enumerate(names):
+        least, most = factor_range(times, name, names)
+        ax.plot([least, most], [at, at], color=GREY, lw=5, solid_capstyle="butt", ls="-")
+        ax.plot(found[name], at, "o", color=VERMILLION, ms=8, mec=INK)
+        ax.text(most * 1.03, at, f"{found[name]:.2f}x", va="center", fontsize=8)
+        said.append(f"{name} {found[name]:.2f} ({least:.2f} to {most:.2f})")
+    ax.axvline(1, color=INK, lw=0.8, ls=(0, (3, 2)))
+    ax.set_xscale("log")
+    ax.set_yticks(range(len(names)), names)
+    low, high = ax.get_xlim()
+    ticks = [t for t in (0.5, 0.7, 1, 1.4, 2, 3, 4, 6, 8) if low <= t <= high]
+    ax.set_xticks(ticks, [f"{t:g}x" for t in ticks], minor=False)
+    ax.minorticks_off()
+    ax.set_xlim(low, high * 1.12)
+    ax.invert_yaxis()
+    ax.set_xlabel("times faster: least and most over all orders (grey), credit (dot)")
+    return finish(fig, alt=f"Credit, and range over all orders: {', '.join(said)}.")
+
+
+@styled
+def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float]) -> LabFigure:
+    """Draw how the time of networks splits by what limits each kernel, and their bounds.
+
+    Launches stand apart; the rest of a kernel counts for the one thing that limits it.
+    """
+    fig, ax = new_figure(height_in=0.45 * len(lines) + 1.5)
+    said, used = [], []
+    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
+        left, parts = 0.0, time_by_limit(line)
+        for unit, style in UNIT_STYLE.items():
+            share = parts.get(unit, 0.0) / line.time_s
+            if share >= VISIBLE:
+                ax.barh(at, share, left=left, height=0.6, edgecolor=INK, **style)
+                left += share
+                used.append(unit)
+        bound = bound_s / line.time_s
+        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=INK, lw=2.5, ls="-")
+        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
+        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
+        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
+        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
+    ax.set_yticks(range(len(lines)), list(lines))
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+    handles = [Patch(edgecolor=INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
+    fig.legend(handles=handles, loc="outside upper center", ncols=4)
+    return finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
+
+
+def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
+    """Return the seconds of a network by what limits its kernels, the largest first.
+
+    Launches, and barriers between phases, stand apart as "launches".
+    """
+    found: dict[str, float] = {}
+    for operator in line.operators:
+        work_s = 0.0
+        for phase in operator.timeline.phases:
+            phase_s = phase.cycles / line.chip.clock_hz
+            limit = UNITS[phase.limit]
+            found[limit] = found.get(limit, 0.0) + phase_s
+            work_s += phase_s
+        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+@lru_cache(maxsize=4)
+def one_block(batch: int = 16, size: int = 112, width: int = 64) -> Graph:
+    """Return the first convolution of a ResNet, one block of two 3 x 3 ones, and a classifier."""
+    net = Net("one_block", "fp32")
+    x = net.conv_norm(net.images(batch, 3, size), width, 7, stride=2, name="stem")
+    y = net.conv_norm(x, width, 3, name="1")
+    y = net.conv_norm(y, width, 3, act="", name="2")
+    return net.finish(net.head(net.act(net.add(y, x, name="add"), "relu", name="relu"), 10))
+
+
+@styled
+def fig_switches(
+    rewriting: bool = True,
+    layouts: bool = True,
+    fusion: bool = True,
+    large_tiles: bool = True,
+    double_buffers: bool = True,
+    all_cores: bool = True,
+    chip: str = "Ascend310",
+) -> LabFigure:
+    """Draw the kernels of a small network by a compiler with these techniques, in their order."""
+    given = (rewriting, layouts, fusion, large_tiles, double_buffers, all_cores)
+    on = [name for name, is_on in zip(TECHNIQUES, given, strict=True) if is_on]
+    device = load_chip(chip)
+    line = simulate_graph(compile_with(one_block(), device, on))
+    best = simulate_graph(compile_with(one_block(), device, TECHNIQUES)).time_s
+    fig, ax = new_figure(height_in=1.9)
+    left = 0.0
+    colours = {"conv2d": VERMILLION, "trans_data": PIPE_STYLE["MTE2"].colour}
+    for operator in line.operators:
+        kind = operator.type.split("+")[0]
+        ms = operator.time_s * 1e3
+        ax.barh(0, ms, left=left, height=0.6, fc=colours.get(kind, GREEN), ec=INK)
+        left += ms
+    ax.axvline(best * 1e3, color=INK, lw=2, ls=(0, (3, 2)))
+    ax.set(yticks=[], xlabel="ms (model); dashes: all techniques on", xlim=(0, left * 1.02))
+    kinds = ("convolution", VERMILLION), ("conversion", colours["trans_data"]), ("other", GREEN)
+    handles = [Patch(fc=colour, ec=INK, label=label) for label, colour in kinds]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    factor = line.time_s / best
+    ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
+    off = ", ".join(n for n in TECHNIQUES if n not in on)
+    how = f"without {off}" if off else "with all techniques"
+    return finish(
+        fig,
+        alt=f"A network of one block on {chip} {how}: {len(line.operators)} kernels, "
+        f"{left:.2f} ms, {factor:.2f} times the {best * 1e3:.2f} ms of the default compiler.",
+    )

@@ -1,0 +1,394 @@
+"""Explicit im2col: write the matrix of windows to GM, then multiply; to compare with load3d.
+
+The matrix lies in GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r, s) and one row per
+output pixel: FRACTAL_NZ. Every image row is read once into UB and leaves it once per kernel tap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.isa import Buffer, Kernel, KernelBuilder, Launch, Program, Queue, Tile, c0_of
+from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.gemm import gemm_launch
+from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
+from ascend_lab.kernels.packing import pack_conv, unpack_conv, unpack_gemm
+from ascend_lab.kernels.planes import Place, Share, places, plane_launch, rows_per_block
+
+
+def explicit_gemm(shape: ConvShape) -> GemmShape:
+    """Return the product of the second phase: pixels x (c1 r s C0) x output channels."""
+    oh, ow = shape.out_hw
+    depth = shape.blocks[0] * c0_of(shape.dtype) * shape.taps
+    return GemmShape(shape.n * oh * ow, depth, shape.k, shape.dtype, shape.out_dtype)
+
+
+def explicit_conv(shape: ConvShape, chip: Chip) -> Kernel:
+    """Return im2col to GM followed by a matrix product, tensors x -> a, (a, b) -> c.
+
+    b is the weights in FRACTAL_Z; c is (N1, M1, 16, 16) over the pixels of all images. Raises
+    `InputError` for groups, `CapacityError` where a row does not fit UB.
+    """
+    product = gemm_launch(explicit_gemm(shape), chip)
+    name = f"explicit_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    return Kernel(name, (im2col_launch(shape, chip), product))
+
+
+def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
+    """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
+    if shape.groups > 1:
+        raise InputError(
+            "a convolution without groups", f"{shape.groups} groups", "use conv_launch"
+        )
+    name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
+    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own))
+
+
+def _program(shape: ConvShape, chip: Chip, own: Share) -> Program:
+    k, c0 = KernelBuilder("im2col", chip), c0_of(shape.dtype)
+    size = rows_per_block(own, _most_rows(shape, chip))
+    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * shape.w * c0)
+    area = explicit_gemm(shape).fractals
+    a = k.tensor("a", shape.dtype, area[0] * area[1] * FRACTAL * c0)
+    seen = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
+    rows = k.queue("rows", "UB", shape.dtype, seen * shape.w * c0, src="MTE2", dst="MTE3")
+    zeros = _zeros(k, shape, size) if max(shape.pads) else None
+    for place in places(k, shape, own, size):
+        _block(k, shape, (x, a), rows, zeros, place)
+    return k.finish()
+
+
+def _most_rows(shape: ConvShape, chip: Chip) -> int:
+    """Output rows whose image rows fit UB twice, beside the zeros."""
+    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    step, edge, zeros = shape.strides[0], max(shape.pads[2:]), _zero_pixels(shape, 1)
+    rows, room = min(shape.reach[0], shape.h), chip.buffers["UB"]
+    fixed = (2 * rows * shape.w + zeros) * pixel
+    if fixed > room:
+        raise CapacityError(
+            f"UB for {rows} image rows of {shape.w} pixels twice, and {zeros} zeros: {fixed} bytes",
+            f"{room} bytes on {chip.name}",
+            "cut the image into columns or use conv_launch",
+        )
+    return 1 + (room - fixed) // ((2 * step * shape.w + edge) * pixel)
+
+
+def _zero_pixels(shape: ConvShape, rows: int) -> int:
+    """Pixels of zeros in UB: an output row, or the widest border of a block."""
+    return max(shape.out_hw[1], rows * max(shape.pads[2:])) if max(shape.pads) else 0
+
+
+def _zeros(k: KernelBuilder, shape: ConvShape, rows: int) -> Buffer:
+    """Fill a buffer with zeros on V, for MTE3 to copy."""
+    lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
+    repeats = up(_zero_pixels(shape, rows) * c0_of(shape.dtype), lanes)
+    zeros = k.buffer("zeros", "UB", shape.dtype, repeats * lanes)
+    for first in range(0, repeats, k.chip.max_repeat):
+        count = min(k.chip.max_repeat, repeats - first)
+        k.vector("vdup", zeros.region(first * lanes, (count, lanes)), scalar=0.0)
+    k.set_flag("V", "MTE3", 0)
+    k.wait_flag("V", "MTE3", 0)
+    return zeros
+
+
+def _block(
+    k: KernelBuilder,
+    shape: ConvShape,
+    tensors: tuple[Buffer, Buffer],
+    rows: Queue,
+    zeros: Buffer | None,
+    at: Place,
+) -> None:
+    """Read the image rows of a block once, write them once per tap."""
+    block, row = at.block, shape.w * c0_of(shape.dtype)
+    held = None
+    if block.count:
+        plane = (at.image * shape.blocks[0] + at.channel) * (shape.h * row)
+        first = at.turn * (block.rows * shape.strides[0]) + block.first
+        source = tensors[0].region(plane + first * row, block.count * row)
+        k.copy(rows.alloc().region(0, block.count * row), source)
+        rows.enqueue()
+        held = rows.dequeue()
+    for i in range(shape.r):
+        for j in range(shape.s):
+            _tap(k, shape, tensors[1], held, zeros, at, (i, j))
+    if held is not None:
+        rows.free()
+
+
+def _inside(outputs: int, stride: int, zeros: int, size: int, offset: int) -> tuple[int, int]:
+    """Return the outputs first .. last-1 for which output * stride + offset - zeros is inside."""
+    first = min(max(-(-(zeros - offset) // stride), 0), outputs)
+    last = min(max((size - 1 + zeros - offset) // stride + 1, first), outputs)
+    return first, last
+
+
+def _tap(
+    k: KernelBuilder,
+    shape: ConvShape,
+    a: Buffer,
+    held: Tile | None,
+    zeros: Buffer | None,
+    at: Place,
+    tap: tuple[int, int],
+) -> None:
+    """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
+    block, c0, ow, w = at.block, c0_of(shape.dtype), shape.out_hw[1], shape.w
+    (sh, sw), offset = shape.strides, (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
+    low, high = _inside(block.rows, sh, block.before, block.count, offset[0])
+    left, right = _inside(ow, sw, shape.pads[2], w, offset[1])
+    pixel = at.image * (shape.out_hw[0] * ow) + at.turn * (block.rows * ow) + block.start * ow
+    column = at.channel * shape.taps + (tap[0] * shape.s + tap[1])
+    start = (column * (explicit_gemm(shape).fractals[0] * FRACTAL) + pixel) * c0
+    if low < high and left < right and held is not None:
+        source = (low * sh + offset[0] - block.before) * w + left * sw + offset[1] - shape.pads[2]
+        sizes, steps = (high - low, right - left, c0), (sh * w * c0, sw * c0, 1)
+        to = a.region(start + (low * ow + left) * c0, sizes, (ow * c0, c0, 1))
+        k.copy(to, held.region(source * c0, sizes, steps))
+    if zeros is None:
+        return
+    for first, last in ((0, left), (right, ow)):
+        if low < high and left < right and first < last:
+            sizes2 = (high - low, (last - first) * c0)
+            to = a.region(start + (low * ow + first) * c0, sizes2, (ow * c0, 1))
+            k.copy(to, zeros.region(0, sizes2))
+    empty = [*range(low), *range(high, block.rows)] if left < right else range(block.rows)
+    for row in empty:
+        k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
+
+
+def pack_explicit(
+    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Lay x (n, c, h, w) and weights (k, c, r, s) out under the names of the two phases."""
+    packed = pack_conv(shape, x, weight)
+    return {"x": packed["x"], "b": packed["weight"]}
+
+
+def unpack_explicit(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the output of the product as (n, k, oh, ow)."""
+    pixels = unpack_gemm(explicit_gemm(shape), tensors)
+    return pixels.reshape(shape.n, *shape.out_hw, shape.k).transpose(0, 3, 1, 2)
+
+
+# A 1x1 convolution as a plain matrix product: the image already is the im2col matrix.
+
+
+def is_plain_product(shape: ConvShape) -> bool:
+    """Return whether x (N, C1, H, W, C0) is, byte by byte, a left operand of the cube.
+
+    It is for 1x1 kernels with stride 1, no pads and no groups, one image, and H * W a multiple of
+    16: then (C1, H W, C0) = (K1, M1, 16, C0).
+    """
+    one = (shape.r, shape.s, *shape.strides) == (1, 1, 1, 1) and not any(shape.pads)
+    return one and shape.n == shape.groups == 1 and shape.h * shape.w % FRACTAL == 0
+
+
+def pointwise_launch(
+    shape: ConvShape,
+    chip: Chip,
+    schedule: GemmSchedule | None = None,
+    epilogue: Epilogue | None = None,
+) -> Launch:
+    """Return the product a (pixels x channels) @ b; raise `InputError` if im2col is not free.
+
+    Its output c is dense, (Cout1, H, W, 16); so are the tiles an `epilogue` reads.
+    """
+    if not is_plain_product(shape):
+        raise InputError(
+            "one image, a 1x1 kernel, stride 1, no pads, no groups and H*W a multiple of 16",
+            f"{shape.n} images, kernel {shape.r}x{shape.s}, stride {shape.stride}, "
+            f"pad {shape.pad}, {shape.groups} groups, H*W = {shape.h * shape.w}",
+            "use conv_launch",
+        )
+    return gemm_launch(pointwise_gemm(shape), chip, schedule, epilogue)
+
+
+def pointwise_gemm(shape: ConvShape) -> GemmShape:
+    """Return the product: pixels x (whole blocks of) input channels x output channels."""
+    depth = shape.blocks[0] * c0_of(shape.dtype)
+    return GemmShape(shape.h * shape.w, depth, shape.k, shape.dtype, shape.out_dtype)
+
+
+def pack_pointwise(
+    shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a convolution under the names of a product: nothing is moved."""
+    packed = pack_conv(shape, x, weight)
+    return {"a": packed["x"], "b": packed["weight"]}
+
+
+def unpack_pointwise(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return the output as (n, k, oh, ow)."""
+    return unpack_conv(shape, {"y": tensors["c"]})
+
+
+# What convolutions mean: NumPy references, in the precision of their operands (fp64 included).
+#
+# Direct sums over kernel taps, each a vectorised product over channels. Whole-number operands are
+# summed exactly, in int64. These functions share no code with the kernels they judge.
+
+
+Values = NDArray[Any]
+
+
+def conv2d_reference(
+    x: Values,
+    weight: Values,
+    stride: int | Pair = 1,
+    pad: int | Pair | Pads = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+) -> Values:
+    """y[n,k,i,j] = sum over c,r,s of x[n,c,i*sh+r*dh-top,j*sw+s*dw-left] * weight[k,c,r,s].
+
+    x is (n, c, h, w), weight (k, c/groups, r, s), the result (n, k, oh, ow) in float64 for floats
+    (float32 stays), int64 for whole numbers. Raises `InputError` for shapes that do not fit.
+    """
+    x, weight = _wide(x, 4), _wide(weight, 4)
+    shape = _shape_of(x, weight, stride, pad, dilation, groups)
+    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
+    top, bottom, left, last = shape.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, last)))
+    x = x.reshape(shape.n, groups, shape.c // groups, *x.shape[2:])
+    split = weight.reshape(groups, shape.k // groups, *weight.shape[1:])
+    y = np.zeros((shape.n, groups, shape.k // groups, oh, ow), np.result_type(x, weight))
+    for i in range(shape.r):
+        for j in range(shape.s):
+            rows = slice(i * down, i * down + (oh - 1) * sh + 1, sh)
+            columns = slice(j * right, j * right + (ow - 1) * sw + 1, sw)
+            y += np.einsum("ngchw,gkc->ngkhw", x[:, :, :, rows, columns], split[..., i, j])
+    return y.reshape(shape.n, shape.k, oh, ow)
+
+
+def conv_transpose2d_reference(
+    x: Values,
+    weight: Values,
+    stride: int | Pair = 1,
+    pad: int | Pair | Pads = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    output_pad: int | Pair = 0,
+) -> Values:
+    """Each input pixel adds its kernel to the output: y[i*sh+r*dh-top] += x[i] * weight[r].
+
+    x is (n, c, h, w), weight (c, k/groups, r, s); the result has (h-1)*sh - top - bottom + reach +
+    output_pad rows. This is the gradient of a convolution with respect to its input.
+    """
+    x, weight = _wide(x, 4), _wide(weight, 4)
+    c, kg, r, s = weight.shape
+    if x.shape[1] != c or groups < 1 or c % groups:
+        raise InputError(
+            f"weight (c, k/groups, r, s) with c = {x.shape[1]}, a multiple of {groups} groups",
+            str(weight.shape),
+            "swap its first two axes",
+        )
+    probe = ConvShape(1, 1, 1 << 20, 1 << 20, 1, r, s, stride, pad, dilation=dilation)
+    (sh, sw), (dh, dw), (top, bottom, left, right) = probe.strides, probe.dilations, probe.pads
+    more = output_pad if isinstance(output_pad, tuple) else (output_pad, output_pad)
+    n, _, h, w = x.shape
+    tall = (h - 1) * sh + probe.reach[0] + more[0]
+    wide = (w - 1) * sw + probe.reach[1] + more[1]
+    if tall - top - bottom < 1 or wide - left - right < 1:
+        raise InputError("an output of at least 1x1", f"{tall}x{wide} before the pads", "pad less")
+    full = np.zeros((n, groups, kg, tall, wide), np.result_type(x, weight))
+    split = x.reshape(n, groups, c // groups, h, w)
+    taps = weight.reshape(groups, c // groups, kg, r, s)
+    for i in range(r):
+        for j in range(s):
+            rows = slice(i * dh, i * dh + (h - 1) * sh + 1, sh)
+            columns = slice(j * dw, j * dw + (w - 1) * sw + 1, sw)
+            part = np.einsum("ngchw,gck->ngkhw", split, taps[..., i, j])
+            full[:, :, :, rows, columns] += part
+    y: Values = full[:, :, :, top : tall - bottom, left : wide - right]
+    return y.reshape(n, groups * kg, *y.shape[3:])
+
+
+def im2col_reference(
+    x: Values,
+    kernel: Pair,
+    stride: int | Pair = 1,
+    pad: int | Pair | Pads = 0,
+    dilation: int | Pair = 1,
+) -> Values:
+    """Return the im2col matrix (n*oh*ow, c*r*s) of x (n, c, h, w): a row holds a window.
+
+    Its columns are ordered (c, r, s), so `weight.reshape(k, -1).T` is the other factor.
+    """
+    x = np.asarray(x)
+    probe = np.zeros((1, x.shape[1], *kernel))
+    shape = _shape_of(x, probe, stride, pad, dilation, 1)
+    (oh, ow), (down, right), (sh, sw) = shape.out_hw, shape.dilations, shape.strides
+    top, bottom, left, last = shape.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, last)))
+    rows = np.arange(oh)[:, None] * sh + np.arange(shape.r)[None, :] * down
+    columns = np.arange(ow)[:, None] * sw + np.arange(shape.s)[None, :] * right
+    windows = x[:, :, rows[:, None, :, None], columns[None, :, None, :]]
+    matrix: Values = windows.transpose(0, 2, 3, 1, 4, 5).reshape(shape.n * oh * ow, -1)
+    return matrix
+
+
+WINOGRAD_B = np.array([[1, 0, 0, 0], [0, 1, -1, 1], [-1, 1, 1, 0], [0, 0, 0, -1]], np.float64)
+WINOGRAD_G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float64)
+WINOGRAD_A = np.array([[1, 0], [1, 1], [1, -1], [0, -1]], np.float64)
+"""Matrices of F(2x2, 3x3) after Lavin and Gray (2016): y = A^T [(G g G^T) * (B^T d B)] A."""
+
+
+def winograd_f2x2_3x3_reference(x: Values, weight: Values, pad: int | Pair | Pads = 0) -> Values:
+    """Convolve with 3x3 kernels, stride 1, by Winograd's F(2x2, 3x3): 16 products for 4 outputs.
+
+    x (n, c, h, w) and weight (k, c, 3, 3) give what `conv2d_reference` gives, up to rounding:
+    36 products become 16. Odd output sides are computed one larger and cut.
+    """
+    x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    shape = _shape_of(x, weight, 1, pad, 1, 1)
+    if (shape.r, shape.s) != (3, 3):
+        raise InputError("a 3x3 kernel", f"{shape.r}x{shape.s}", "F(2x2, 3x3) has no other")
+    oh, ow = shape.out_hw
+    top, bottom, left, right = shape.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom + oh % 2), (left, right + ow % 2)))
+    view = np.lib.stride_tricks.sliding_window_view(x, (4, 4), (2, 3))[:, :, ::2, ::2]
+    data = np.einsum("ia,ncpqij,jb->ncpqab", WINOGRAD_B, view, WINOGRAD_B)
+    kernel = np.einsum("ai,kcij,bj->kcab", WINOGRAD_G, weight, WINOGRAD_G)
+    product = np.einsum("ncpqab,kcab->nkpqab", data, kernel)
+    y = np.einsum("ai,nkpqab,bj->nkpiqj", WINOGRAD_A, product, WINOGRAD_A)
+    n, k, p, _, q, _ = y.shape
+    cut: Values = y.reshape(n, k, 2 * p, 2 * q)[:, :, :oh, :ow]
+    return cut
+
+
+def _wide(values: Values, rank: int) -> Values:
+    """Return the values in the format they are summed in."""
+    values = np.asarray(values)
+    if values.ndim != rank:
+        raise InputError(f"an array of rank {rank}", str(values.shape), "reshape it")
+    if values.dtype.kind in "iub":
+        return values.astype(np.int64)
+    return values if values.dtype == np.float32 else values.astype(np.float64)
+
+
+def _shape_of(
+    x: Values,
+    weight: Values,
+    stride: int | Pair,
+    pad: int | Pair | Pads,
+    dilation: int | Pair,
+    groups: int,
+) -> ConvShape:
+    """Check the operands against one another and return them as a problem."""
+    if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
+        raise InputError(
+            f"x (n, c, h, w) and weight (k, c/{groups}, r, s)",
+            f"{x.shape} and {weight.shape}",
+            "check the channels and the groups",
+        )
+    n, c, h, w = x.shape
+    k, _, r, s = weight.shape
+    return ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation, groups=groups)

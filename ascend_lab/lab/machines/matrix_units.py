@@ -1,0 +1,277 @@
+"""The cube unit: one instruction, one block of a matrix product per cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_lab.errors import MachineError
+from ascend_lab.lab.machines.lanes import Port
+from ascend_lab.lab.machines.products import as_matmul, blocking, operands, product, unfold
+from ascend_lab.lab.machines.program import (
+    Array,
+    Breakdown,
+    Kernel,
+    Line,
+    Matmul,
+    Run,
+    tiled,
+    whole,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a cube unit multiplies at once: (m x k) by (k x n) in a format, in some cycles."""
+
+    dtype: str
+    m: int
+    k: int
+    n: int
+    cycles: int = 1
+
+
+BLOCKS = (
+    Block("float16", 16, 16, 16),
+    Block("int8", 16, 32, 16),
+    Block("float32", 16, 8, 16, cycles=2),
+)
+"""Block per input format (Ascend platform files; float32 as on the 910B, pto-isa cost model)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cube:
+    """A matrix unit fed from an on-chip memory of `local_bytes`.
+
+    An instruction multiplies a tile block by block and takes `startup_cycles` more. Operands live
+    in memory as whole blocks, zeros included, as in a fractal layout; `pads_in_memory=False`
+    moves only the useful bytes and adds the zeros on the way in. Elementwise work is folded into
+    `fold` rows (see `machines.linear`).
+    """
+
+    name: str = "cube"
+    blocks: tuple[Block, ...] = BLOCKS
+    startup_cycles: int = 6
+    local_bytes: int = 1024 * 1024
+    buffers: int = 2
+    fold: int = 1
+    pads_in_memory: bool = True
+    port: Port = field(default_factory=Port)
+
+    def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
+        """Return 2 m k n operations of a block over its cycles."""
+        block = self.block(dtype)
+        return 2 * block.m * block.k * block.n / block.cycles
+
+    def block(self, dtype: str) -> Block:
+        """Return the block of a number format, or raise `MachineError`."""
+        for block in self.blocks:
+            if block.dtype == dtype:
+                return block
+        known = ", ".join(block.dtype for block in self.blocks)
+        raise MachineError(f"{self.name} multiplies {known}", dtype, "convert the inputs")
+
+
+def cube_kernel(machine: Cube, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+    """Execute an elementwise kernel or a reduction as the matmul it is equal to."""
+    matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
+    shape = Matmul(matmul.a.shape[0], matmul.a.shape[1], matmul.b.shape[1], kernel.name)
+    used = sum(np.asarray(inputs[name]).nbytes for name in inputs if np.ndim(inputs[name]))
+    run = cube_matmul(machine, shape, {"A": matmul.a, "B": matmul.b})
+    values = unfold(kernel, run.values["C"], matmul)
+    used += sum(value.nbytes for value in values.values())
+    counters = {**run.counters, "ops": kernel.ops, "bytes_used": used}
+    return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
+
+
+def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+    """Execute C = A B in whole blocks; parts of a block that hold no data cost the same."""
+    a, b, accumulate = operands(program, inputs)
+    block = machine.block(str(a.dtype))
+    m1, k1, n1 = (
+        -(-size // unit)
+        for size, unit in zip(
+            (program.m, program.k, program.n), (block.m, block.k, block.n), strict=True
+        )
+    )
+    shape = program
+    if machine.pads_in_memory:
+        shape = Matmul(m1 * block.m, k1 * block.k, n1 * block.n, program.name)
+    room = machine.local_bytes // machine.buffers
+    cut = blocking(shape, a.itemsize, accumulate.itemsize, room, max(block.m, block.n))
+    bytes_moved = cut.bytes_in + cut.bytes_out
+    steps = m1 * k1 * n1
+    compute = steps * block.cycles + machine.startup_cycles * cut.tiles
+    counts = {
+        "instructions": 4 * cut.tiles,
+        "ops": program.ops,
+        "bytes_used": a.nbytes + b.nbytes + program.m * program.n * accumulate.itemsize,
+        "bytes_moved": bytes_moved,
+        "blocks": steps,
+        "macs_issued": steps * block.m * block.k * block.n,
+        "macs_used": program.ops // 2,
+        "tiles": cut.tiles,
+    }
+    stream = (
+        Line("load A, B", 2 * cut.tiles),
+        Line(f"mmad {block.m}x{block.k}x{block.n}", steps),
+        Line("store C", cut.tiles),
+    )
+    move = bytes_moved / machine.port.rate_bytes_per_cycle
+    timed = tiled(compute, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
+    values = {"C": product(a, b, accumulate)}
+    return Run(machine.name, program.name, values, *timed, counts, stream)
+
+
+# A weight-stationary systolic array: values that really move, one step per cycle.
+#
+# Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at
+# cycle
+# m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c
+# at
+# cycle m + (R - 1) + c. A tile of M rows therefore takes M + R + C - 2 cycles, and R more to load
+# its weights.
+
+
+CHUNK_ROWS = 256
+"""Rows of A simulated in one batch; rows do not influence each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Systolic:
+    """An array of `rows` x `columns` multiply-add elements beside an on-chip memory."""
+
+    name: str = "systolic"
+    rows: int = 16
+    columns: int = 16
+    local_bytes: int = 1024 * 1024
+    fold: int = 1
+    port: Port = field(default_factory=Port)
+
+    def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
+        """Return two operations per element and cycle."""
+        return 2.0 * self.rows * self.columns
+
+
+def array_cycles(machine: Systolic, program: Matmul) -> int:
+    """Return (R + M + R + C - 2) cycles for each of ceil(k/R) * ceil(n/C) weight tiles."""
+    tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
+    return tiles * (2 * machine.rows + program.m + machine.columns - 2)
+
+
+def systolic_kernel(machine: Systolic, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+    """Execute an elementwise kernel or a reduction as the matmul it is equal to.
+
+    The long axis is streamed, so the transposed product is computed.
+    """
+    matmul = as_matmul(kernel, inputs, machine.fold, machine.name)
+    a, b = matmul.a, matmul.b
+    if not matmul.is_total:
+        a, b = b.T, a.T
+    shape = Matmul(a.shape[0], a.shape[1], b.shape[1], kernel.name)
+    run = systolic_matmul(machine, shape, {"A": a, "B": b})
+    c = run.values["C"]
+    values = unfold(kernel, c if matmul.is_total else c.T, matmul)
+    counters = {**run.counters, "ops": kernel.ops}
+    return Run(machine.name, kernel.name, values, run.cycles, run.parts, counters, run.stream)
+
+
+def systolic_matmul(machine: Systolic, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+    """Execute C = A B by moving every value through the array."""
+    a, b, accumulate = operands(program, inputs)
+    tiles = -(-program.k // machine.rows) * -(-program.n // machine.columns)
+    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes)
+    bytes_moved = cut.bytes_in + cut.bytes_out
+    busy = tiles * program.m
+    move = whole(bytes_moved / machine.port.rate_bytes_per_cycle)
+    inside = array_cycles(machine, program)
+    latency = machine.port.latency_cycles
+    parts = Breakdown(busy, move, inside - busy + latency)
+    counts = {
+        "instructions": 2 * tiles,
+        "ops": program.ops,
+        "bytes_used": a.nbytes + b.nbytes + program.m * program.n * accumulate.itemsize,
+        "bytes_moved": bytes_moved,
+        "weight_tiles": tiles,
+        "macs_issued": inside * machine.rows * machine.columns,
+        "macs_used": program.ops // 2,
+    }
+    stream = (
+        Line(f"load weights {machine.rows}x{machine.columns}", tiles),
+        Line("stream rows of A", busy),
+    )
+    values = {"C": systolic_product(a, b, machine.rows, machine.columns, accumulate)}
+    cycles = max(inside, move) + latency
+    return Run(machine.name, program.name, values, cycles, parts, counts, stream)
+
+
+def systolic_product(a: Array, b: Array, rows: int, columns: int, accumulate: np.dtype) -> Array:
+    """Return A B by stepping an array of rows x columns elements; all weight tiles in one batch.
+
+    Sums over k grow down a column, then over the weight tiles in order, in `accumulate`.
+    """
+    m, k, n = a.shape[0], a.shape[1], b.shape[1]
+    k1, n1 = -(-k // rows), -(-n // columns)
+    chunk = min(m, CHUNK_ROWS)
+    m1 = -(-m // chunk)
+    streams = np.zeros((m1 * chunk, k1 * rows), accumulate)
+    streams[:m, :k] = a
+    weights = np.zeros((k1 * rows, n1 * columns), accumulate)
+    weights[:k, :n] = b
+    streams = streams.reshape(m1, 1, chunk, k1, 1, rows).transpose(0, 1, 3, 4, 2, 5)[:, 0]
+    weights = weights.reshape(k1, rows, n1, columns).transpose(0, 2, 1, 3)[None]
+    out = np.zeros((m1, k1, n1, chunk, columns), accumulate)
+    state = zero_state((m1, k1, n1), rows, columns, accumulate)
+    for step in range(chunk + rows + columns - 2):
+        state = advance(state, weights, streams, step)
+        for_rows = step - (rows - 1) - np.arange(columns)
+        column = np.flatnonzero((for_rows >= 0) & (for_rows < chunk))
+        out[..., for_rows[column], column] = state[1][..., rows - 1, column]
+    partial = out.sum(axis=1, dtype=accumulate)
+    whole_tiles = partial.transpose(0, 2, 1, 3).reshape(m1 * chunk, n1 * columns)
+    return np.asarray(whole_tiles[:m, :n])
+
+
+def zero_state(
+    batch: tuple[int, ...], rows: int, columns: int, dtype: np.dtype
+) -> tuple[Array, Array]:
+    """Return an idle array: the values travelling right and the partial sums travelling down."""
+    return np.zeros((*batch, rows, columns), dtype), np.zeros((*batch, rows, columns), dtype)
+
+
+def advance(
+    state: tuple[Array, Array], weights: Array, streams: Array, step: int
+) -> tuple[Array, Array]:
+    """Return the array one cycle later.
+
+    `streams` has shape (..., M, R): row m of A enters array row r at step m + r.
+    """
+    values, sums = state
+    rows, length = weights.shape[-2], streams.shape[-2]
+    at = step - np.arange(rows)
+    inside = (at >= 0) & (at < length)
+    entering = np.where(inside, streams[..., np.clip(at, 0, length - 1), np.arange(rows)], 0)
+    moved = np.empty_like(values)
+    moved[..., 1:] = values[..., :-1]
+    moved[..., 0] = entering
+    down = np.zeros_like(sums)
+    down[..., 1:, :] = sums[..., :-1, :]
+    return moved, down + moved * weights
+
+
+def frames(a: Array, b: Array) -> list[tuple[Array, Array]]:
+    """Return the state of an array as large as B after each cycle, for small A and B (a figure).
+
+    Raises `MachineError` beyond 64 cycles.
+    """
+    rows, columns = b.shape
+    steps = a.shape[0] + rows + columns - 2
+    if steps > 64:
+        raise MachineError("a drawing needs at most 64 cycles", str(steps), "use smaller matrices")
+    state, result = zero_state((), rows, columns, np.dtype(np.float64)), []
+    for step in range(steps):
+        state = advance(state, b.astype(float), a.astype(float), step)
+        result.append(state)
+    return result

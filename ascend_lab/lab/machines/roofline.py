@@ -1,0 +1,175 @@
+"""The roofline, one roof per memory level, and programs as dots under each roof.
+
+A program that does `ops` operations and moves `bytes` through a level cannot be faster than
+
+    ops_per_s <= min(peak_ops_per_s, ops / bytes * rate_bytes_per_s)          (Williams et al. 2009)
+
+and every level gives such a bound with its own bytes. The lowest one binds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import MachineError
+from ascend_lab.sim import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A memory level (or a path) and the bytes per second it delivers."""
+
+    name: str
+    rate_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse a rate that is not positive."""
+        _positive(f"level {self.name}", "rate_bytes_per_s", self.rate_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One program that was run: its operations, its bytes through each level, its time."""
+
+    name: str
+    ops: float
+    bytes_per_level: Mapping[str, float]
+    time_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse empty work, and freeze the mapping."""
+        _positive(f"dot {self.name}", "ops", self.ops)
+        _positive(f"dot {self.name}", "time_s", self.time_s)
+        for level, moved in self.bytes_per_level.items():
+            if not 0 <= moved < math.inf:
+                raise MachineError(
+                    f"dot {self.name} needs bytes of at least 0 at {level}", str(moved), "check it"
+                )
+        object.__setattr__(self, "bytes_per_level", MappingProxyType(dict(self.bytes_per_level)))
+
+    @property
+    def ops_per_s(self) -> float:
+        """Return the operations per second reached."""
+        return self.ops / self.time_s
+
+    def ops_per_byte(self, level: str) -> float:
+        """Return operations per byte moved through a level; infinite where nothing moves."""
+        moved = self.bytes_per_level.get(level, 0.0)
+        return self.ops / moved if moved else math.inf
+
+
+def attainable(ops_per_byte: float, peak_ops_per_s: float, level: Level) -> float:
+    """Return min(peak, ops_per_byte * rate): the operations per second a level allows."""
+    _positive("attainable", "peak_ops_per_s", peak_ops_per_s)
+    return min(peak_ops_per_s, ops_per_byte * level.rate_bytes_per_s)
+
+
+def ridge_point(peak_ops_per_s: float, level: Level) -> float:
+    """Return the operations per byte at which a level stops limiting: peak / rate."""
+    _positive("ridge_point", "peak_ops_per_s", peak_ops_per_s)
+    return peak_ops_per_s / level.rate_bytes_per_s
+
+
+def binding_level(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> tuple[str, float]:
+    """Return the name of the lowest roof over a program ("peak" if none) and its height."""
+    roofs = {"peak": peak_ops_per_s}
+    for level in levels:
+        roofs[level.name] = attainable(dot.ops_per_byte(level.name), peak_ops_per_s, level)
+    name = min(roofs, key=lambda key: roofs[key])
+    return name, roofs[name]
+
+
+def roof_share(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> float:
+    """Return how much of its lowest roof a program reaches, 0 to 1 if model and program agree."""
+    return dot.ops_per_s / binding_level(dot, peak_ops_per_s, levels)[1]
+
+
+def _positive(who: str, what: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise MachineError(f"{who} needs {what} above 0", str(value), "check it")
+
+
+# A simulated launch under one roofline per memory level, from the bytes it counted itself.
+#
+# Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
+# device
+# memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
+
+
+INTO_L0, INTO_L1, INTO_L2 = "L1→L0", "L2→L1", "memory→L2"
+L0_PATHS = (("L1", "L0A"), ("L1", "L0B"))
+
+
+def level_dot(name: str, timeline: Timeline) -> Dot:
+    """Return the launch as a dot: its cube operations, its bytes across each level, its time."""
+    moved = timeline.path_bytes
+    return Dot(
+        name,
+        2.0 * timeline.macs,
+        {
+            INTO_L0: sum(moved.get(path, 0) for path in L0_PATHS),
+            INTO_L1: moved.get(("GM", "L1"), 0),
+            INTO_L2: timeline.memory_bytes,
+        },
+        timeline.time_s,
+    )
+
+
+def levels_of(timeline: Timeline) -> tuple[Level, Level, Level]:
+    """Return the bytes/s each level delivers to all cores of a launch together.
+
+    rate into L0 = bytes / sum(bytes_path / rate_path), since A and B take turns on one pipe;
+    rate into L1 = n * min(port, L2 / n); rate into L2 = the rate of device memory.
+    """
+    moved = [timeline.path_bytes.get(path, 0) for path in L0_PATHS]
+    if not sum(moved):
+        raise MachineError("a launch that fills L0", timeline.name, "take a matmul or convolution")
+    return chip_levels(timeline.chip, timeline.core_count, moved[0] / sum(moved))
+
+
+def chip_levels(chip: Chip, cores: int = 0, share_of_a: float = 0.5) -> tuple[Level, Level, Level]:
+    """Return the three levels of a chip with `cores` at work (0: all).
+
+    `share_of_a` is the share of the bytes into L0 that goes to L0A, between 0 and 1.
+    """
+    cores = cores or chip.core_count
+    to_a, to_b = (chip.path(*path).rate_bytes_per_cycle for path in L0_PATHS)
+    port = min(
+        chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
+    )
+    per_cycle = 1.0 / (share_of_a / to_a + (1.0 - share_of_a) / to_b)
+    return (
+        Level(INTO_L0, per_cycle * cores * chip.clock_hz),
+        Level(INTO_L1, port * cores * chip.clock_hz),
+        Level(INTO_L2, chip.device_memory.rate_bytes_per_s),
+    )
+
+
+def energy_parts(timeline: Timeline) -> dict[str, float]:
+    """Return pJ per multiply-accumulate by place: cube, each level, and what C pays to leave.
+
+    A byte between GM and a core pays for its path and for L2, a byte of device memory for that.
+    """
+    chip = timeline.chip
+    if not timeline.macs:
+        raise MachineError("a launch that multiplies", timeline.name, "take a matmul")
+    spent = {
+        path: n
+        * (
+            chip.paths[path].energy_pj_per_byte
+            + (chip.l2.energy_pj_per_byte if "GM" in path else 0.0)
+        )
+        for path, n in timeline.path_bytes.items()
+    }
+    totals = {
+        "cube": timeline.macs * chip.mac_energy_pj[timeline.dtype],
+        INTO_L0: sum(spent.pop(path, 0.0) for path in L0_PATHS),
+        INTO_L1: spent.pop(("GM", "L1"), 0.0),
+        INTO_L2: timeline.memory_bytes * chip.device_memory.energy_pj_per_byte,
+        "C out": sum(spent.values()),
+    }
+    return {place: total / timeline.macs for place, total in totals.items()}

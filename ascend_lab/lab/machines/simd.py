@@ -1,0 +1,399 @@
+"""SISD: one instruction, one element. An in-order core with a cache and a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ascend_lab.errors import MachineError
+from ascend_lab.lab.machines.lanes import Port, Timing, Trace, execute
+from ascend_lab.lab.machines.products import blocking, operands, product
+from ascend_lab.lab.machines.program import (
+    OPS,
+    Arith,
+    Array,
+    Breakdown,
+    Kernel,
+    Line,
+    Load,
+    Matmul,
+    Run,
+    Store,
+    number_format,
+    tiled,
+    walk,
+    whole,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """An in-order core that issues one instruction per cycle and stalls on a missing operand.
+
+    `arith_cycles` and `load_cycles` (a cache hit) are latencies; a cache line that is touched for
+    the first time costs the port's latency, divided by the `fetches_in_flight` that a prefetcher
+    keeps going. The cache never evicts a line that is still needed.
+    """
+
+    name: str = "scalar"
+    arith_cycles: int = 4
+    load_cycles: int = 4
+    fetches_in_flight: int = 4
+    loop_instructions: int = 2
+    local_bytes: int = 256 * 1024
+    port: Port = field(default_factory=Port)
+
+    def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
+        """Return the operations per cycle of one multiply-add after the other: 2."""
+        return 2.0
+
+
+def scalar_kernel(machine: Scalar, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+    """Execute the loop one element at a time; nothing overlaps, so cycles are the sum of parts."""
+    trace = execute(kernel, inputs, 1, machine.port, _timing(machine))
+    values = dict(trace.values)
+    loop = machine.loop_instructions * kernel.n
+    stalls = int(trace.stalls.sum())
+    if trace.summand is not None:
+        values[kernel_total(kernel)][0] = sequential_sum(trace.summand[:, 0])
+        per_element = int(trace.slots[0] + trace.stalls[0]) + machine.loop_instructions
+        stalls += kernel.n * max(0, machine.arith_cycles - per_element)
+    lines_in, lines_out = cache_lines(trace)
+    instructions = trace.count("groups") + loop
+    stream = [Line(issue.text, issue.groups) for issue in trace.issues]
+    stream.append(Line("next i, jump", kernel.n))
+    return _finish(
+        machine,
+        kernel.name,
+        values,
+        (instructions, stalls, lines_in, lines_out),
+        {"ops": trace.count("ops"), "bytes_used": trace.count("bytes_used")},
+        tuple(stream),
+    )
+
+
+def scalar_matmul(machine: Scalar, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+    """Execute three nested loops: two loads, a multiply-add and the loop per product."""
+    a, b, accumulate = operands(program, inputs)
+    steps = program.m * program.k * program.n
+    inner = Kernel("inner", 1, (Load("a", "A"), Load("b", "B"), Arith("c", "mad", ("a", "b", 0.0))))
+    one = np.ones(1, accumulate)
+    trace = execute(inner, {"A": one, "B": one}, 1, machine.port, _timing(machine))
+    slots = int(trace.slots[0]) + machine.loop_instructions
+    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes)
+    line = machine.port.line_bytes
+    work = (
+        slots * steps + program.m * program.n,
+        int(trace.stalls[0]) * steps,
+        -(-cut.bytes_in // line),
+        -(-cut.bytes_out // line),
+    )
+    used = a.nbytes + b.nbytes + cut.bytes_out
+    stream = [Line(issue.text, steps) for issue in trace.issues]
+    stream += [Line("next k, jump", steps), Line("st C[i,j], c", program.m * program.n)]
+    values = {"C": product(a, b, accumulate)}
+    counts = {"ops": program.ops, "bytes_used": used}
+    return _finish(machine, program.name, values, work, counts, tuple(stream))
+
+
+def cache_lines(trace: Trace) -> tuple[int, int]:
+    """Return the distinct lines read and written; an array read twice is fetched once."""
+    lines: dict[tuple[str, str], int] = {}
+    for issue in trace.issues:
+        key = (issue.kind, issue.array)
+        lines[key] = max(lines.get(key, 0), issue.lines)
+    read = sum(count for (kind, _), count in lines.items() if kind == "load")
+    written = sum(count for (kind, _), count in lines.items() if kind == "store")
+    return read, written
+
+
+def kernel_total(kernel: Kernel) -> str:
+    """Return the name of the array that the kernel's closing `Total` writes."""
+    return str(getattr(kernel.body[-1], "array", ""))
+
+
+def sequential_sum(values: Array) -> Array:
+    """Return the sum from left to right, rounding in the format of the values at every step."""
+    return np.cumsum(values, dtype=values.dtype)[-1]  # type: ignore[no-any-return]
+
+
+def _timing(machine: Scalar) -> Timing:
+    return Timing(machine.arith_cycles, machine.load_cycles, cache_bytes=machine.port.line_bytes)
+
+
+def _finish(
+    machine: Scalar,
+    name: str,
+    values: dict[str, Array],
+    work: tuple[int, int, int, int],
+    counts: dict[str, int],
+    stream: tuple[Line, ...],
+) -> Run:
+    instructions, stalls, lines_in, lines_out = work
+    port = machine.port
+    bytes_moved = (lines_in + lines_out) * port.line_bytes
+    misses = lines_in * port.latency_cycles / machine.fetches_in_flight
+    move = whole(bytes_moved / port.rate_bytes_per_cycle)
+    parts = Breakdown(instructions, move, whole(stalls + misses))
+    counts = {"instructions": instructions, **counts, "bytes_moved": bytes_moved}
+    counts["cache_misses"] = lines_in
+    return Run(machine.name, name, values, parts.total, parts, counts, stream)
+
+
+# One vector instruction: an operation, a mask, a repeat count and a stride, on a local buffer.
+#
+# One repeat works on up to 256 bytes, 8 blocks of 32 bytes; `mask` switches off lanes at its end;
+# the next repeat starts `stride_blocks` blocks further on; one instruction repeats at most 255
+# times
+# (Ascend C documentation, vector instructions).
+
+
+BLOCK_BYTES = 32
+REPEAT_BYTES = 256
+MAX_REPEATS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOp:
+    """`dst = op(a, b)` on `repeats` groups of `mask` elements, `stride_blocks` blocks apart.
+
+    `dst`, `a` and `b` are element offsets into the same buffer.
+    """
+
+    op: str
+    dst: int
+    a: int
+    b: int
+    mask: int
+    repeats: int = 1
+    stride_blocks: int = REPEAT_BYTES // BLOCK_BYTES
+
+
+def lanes_of(dtype: np.dtype[np.generic] | str) -> int:
+    """Return how many elements of a format one repeat holds: 64 of float32, 128 of float16."""
+    return REPEAT_BYTES // np.dtype(dtype).itemsize
+
+
+def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> Array:
+    """Return the element numbers an instruction touches, relative to an operand's start.
+
+    Shape (repeats, mask). Raises `MachineError` for a mask, repeat count or stride that the
+    instruction has no room for.
+    """
+    lanes, block = lanes_of(dtype), BLOCK_BYTES // dtype.itemsize
+    limits = {
+        "mask": (op.mask, 1, lanes),
+        "repeats": (op.repeats, 1, MAX_REPEATS),
+        "stride_blocks": (op.stride_blocks, 0, MAX_REPEATS),
+    }
+    for name, (value, low, high) in limits.items():
+        if not low <= value <= high:
+            raise MachineError(
+                f"a vector instruction needs {name} from {low} to {high}",
+                str(value),
+                "split the work over several instructions",
+            )
+    step = op.stride_blocks * block
+    return np.arange(op.repeats)[:, None] * step + np.arange(op.mask)[None, :]
+
+
+def run_vector(ops: Sequence[VectorOp], buffer: Array) -> Array:
+    """Return the buffer after the instructions; the one handed in stays as it is.
+
+    Raises `MachineError` if an operand leaves the buffer or starts off a 32-byte block.
+    """
+    result = buffer.copy()
+    for op in ops:
+        touched = elements(op, buffer.dtype)
+        for start in (op.dst, op.a, op.b):
+            _check_operand(start, int(touched.max()), result)
+        value = OPS[op.op].apply(result[op.a + touched], result[op.b + touched])
+        result[op.dst + touched] = value
+    return result
+
+
+def _check_operand(start: int, last: int, buffer: Array) -> None:
+    if start < 0 or start + last >= buffer.size:
+        raise MachineError(
+            f"an operand needs elements {start} to {start + last}",
+            f"a buffer of {buffer.size}",
+            "reduce repeats or mask, or enlarge the buffer",
+        )
+    if start * buffer.itemsize % BLOCK_BYTES:
+        raise MachineError(
+            f"an operand must start at a multiple of {BLOCK_BYTES} bytes",
+            f"byte {start * buffer.itemsize}",
+            "align it",
+        )
+
+
+def plain_ops(
+    op: str, n: int, dst: int, a: int, b: int, dtype: np.dtype[np.generic] | str
+) -> list[VectorOp]:
+    """Return the usual cover of n elements: full repeats, 255 at most, then one masked tail."""
+    lanes = lanes_of(dtype)
+    full, tail = divmod(n, lanes)
+    result = []
+    for first in range(0, full, MAX_REPEATS):
+        skip = first * lanes
+        repeats = min(MAX_REPEATS, full - first)
+        result.append(VectorOp(op, dst + skip, a + skip, b + skip, lanes, repeats))
+    if tail:
+        skip = full * lanes
+        result.append(VectorOp(op, dst + skip, a + skip, b + skip, tail))
+    return result
+
+
+def instruction_count(n: int, lanes: int) -> int:
+    """Return how many instructions `plain_ops` issues for n elements, without building them."""
+    full, tail = divmod(n, lanes)
+    return -(-full // MAX_REPEATS) + (tail > 0)
+
+
+# SIMD: one instruction, many elements. A vector unit with repeats and masks on a local buffer.
+
+
+@dataclass(frozen=True, slots=True)
+class Simd:
+    """A vector unit over a local buffer of `local_bytes`, filled and emptied by copies.
+
+    An instruction with r repeats takes `startup_cycles + cycles_per_repeat * r`, each repeat on
+    `vector_bytes` bytes. `buffers` 2 lets the next tile travel while one is computed. There are no
+    branches: both sides of an `if` are issued for all lanes, under a mask.
+    """
+
+    name: str = "SIMD"
+    vector_bytes: int = REPEAT_BYTES
+    cycles_per_repeat: int = 2
+    startup_cycles: int = 24
+    local_bytes: int = 256 * 1024
+    buffers: int = 2
+    port: Port = field(default_factory=Port)
+
+    def lanes(self, dtype: str = "float32") -> int:
+        """Return elements of a format per repeat."""
+        return self.vector_bytes // np.dtype(dtype).itemsize
+
+    def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
+        """Return two operations per lane and repeat, start-up left out."""
+        return 2 * self.lanes(dtype) / self.cycles_per_repeat
+
+
+def vector_cycles(machine: Simd, ops: list[VectorOp]) -> int:
+    """Return the cycles of a list of vector instructions, each waiting for the one before."""
+    per_op = (machine.startup_cycles + machine.cycles_per_repeat * op.repeats for op in ops)
+    return sum(per_op)
+
+
+def simd_kernel(machine: Simd, kernel: Kernel, inputs: Mapping[str, Array]) -> Run:
+    """Execute the kernel tile by tile in the local buffer."""
+    if any(isinstance(instr, Load) and instr.index for instr in walk(kernel.body)):
+        raise MachineError(
+            f"{machine.name} copies regular tiles and has no instruction to gather by index, "
+            f"which {kernel.name} needs",
+            "a load with an index register",
+            "sort the data first, or run it on a SIMT machine",
+        )
+    itemsize = number_format(kernel, inputs).itemsize
+    width = max(1, machine.vector_bytes // itemsize)
+    trace = execute(kernel, inputs, width, machine.port, Timing(1, 1, branches=False))
+    values = dict(trace.values)
+    tile = _tile(machine, kernel, itemsize, width)
+    full, rest = divmod(kernel.n, tile)
+    tiles = full + (rest > 0)
+    per_op = full * instruction_count(tile, width) + instruction_count(rest, width)
+    repeats = -(-kernel.n // width)
+    vector_ops = sum(issue.kind in ("arith", "branch", "total") for issue in trace.issues)
+    copies = sum(issue.kind in ("load", "store") for issue in trace.issues)
+    instructions, passes = vector_ops * per_op, vector_ops * repeats
+    if trace.summand is not None:
+        values[kernel_total(kernel)][0] = lane_sum(trace.summand, trace.active)
+        folds = (width - 1).bit_length()
+        instructions, passes = instructions + folds, passes + folds
+    cycles = instructions * machine.startup_cycles + passes * machine.cycles_per_repeat
+    bytes_moved = trace.count("sectors") * machine.port.sector_bytes
+    counts = {
+        "instructions": instructions + copies * tiles,
+        "ops": trace.count("ops"),
+        "bytes_used": trace.count("bytes_used"),
+        "bytes_moved": bytes_moved,
+        "lanes_issued": vector_ops * repeats * width,
+        "lanes_active": trace.count("lanes", "arith", "branch", "total"),
+        "tiles": tiles,
+    }
+    move = bytes_moved / machine.port.rate_bytes_per_cycle
+    timed = tiled(cycles, move, machine.port.latency_cycles, tiles, machine.buffers)
+    stream = _stream(trace, tiles, per_op)
+    return Run(machine.name, kernel.name, values, *timed, counts, stream)
+
+
+def simd_matmul(machine: Simd, program: Matmul, inputs: Mapping[str, Array]) -> Run:
+    """Execute C[i, :] += A[i, k] * B[k, :] with one masked instruction series per (i, k)."""
+    a, b, accumulate = operands(program, inputs)
+    width = max(1, machine.vector_bytes // accumulate.itemsize)
+    rows = program.m * program.k
+    instructions = rows * instruction_count(program.n, width)
+    repeats = rows * -(-program.n // width)
+    cut = blocking(program, a.itemsize, accumulate.itemsize, machine.local_bytes // machine.buffers)
+    bytes_moved = cut.bytes_in + cut.bytes_out
+    cycles = instructions * machine.startup_cycles + repeats * machine.cycles_per_repeat
+    counts = {
+        "instructions": instructions + 3 * cut.tiles,
+        "ops": program.ops,
+        "bytes_used": a.nbytes + b.nbytes + cut.bytes_out,
+        "bytes_moved": bytes_moved,
+        "lanes_issued": repeats * width,
+        "lanes_active": program.ops // 2,
+        "tiles": cut.tiles,
+    }
+    stream = (
+        Line("copy A, B in", cut.tiles),
+        Line(f"mad C[i,:], A[i,k], B[k,:] x{min(width, program.n)}", instructions),
+        Line("copy C out", cut.tiles),
+    )
+    move = bytes_moved / machine.port.rate_bytes_per_cycle
+    timed = tiled(cycles, move, machine.port.latency_cycles, cut.tiles, machine.buffers)
+    values = {"C": product(a, b, accumulate)}
+    return Run(machine.name, program.name, values, *timed, counts, stream)
+
+
+def lane_sum(values: Array, active: Array) -> Array:
+    """Return the sum as a vector unit makes it: down each lane first, then across by halving.
+
+    `values` and `active` have shape (repeats, lanes); rounding is in the format of the values.
+    """
+    masked = np.where(active, values, values.dtype.type(0))
+    lanes = np.cumsum(masked, axis=0, dtype=values.dtype)[-1]
+    while lanes.size > 1:
+        half = (lanes.size + 1) // 2
+        low = lanes[:half].copy()
+        low[: lanes.size - half] += lanes[half:]
+        lanes = low
+    return lanes[0]  # type: ignore[no-any-return]
+
+
+def _tile(machine: Simd, kernel: Kernel, itemsize: int, width: int) -> int:
+    """Return the elements of a tile: as many whole repeats as fit in every buffer."""
+    arrays = {i.array for i in walk(kernel.body) if isinstance(i, Load | Store)}
+    room = machine.local_bytes // (machine.buffers * itemsize * max(1, len(arrays)))
+    tile = room // width * width
+    if tile < width:
+        raise MachineError(
+            f"{machine.name} needs room for one repeat of {len(arrays)} arrays",
+            f"{room} elements",
+            "enlarge local_bytes",
+        )
+    return tile
+
+
+def _stream(trace: Trace, tiles: int, per_op: int) -> tuple[Line, ...]:
+    lines = []
+    for issue in trace.issues:
+        if issue.kind in ("load", "store"):
+            way = "in" if issue.kind == "load" else "out"
+            lines.append(Line(f"copy {issue.array} {way}", tiles))
+        else:
+            lines.append(Line(issue.text.replace("if ", "mask "), per_op))
+    return tuple(lines)

@@ -1,0 +1,236 @@
+"""Batch norm beside convolutions: sums of channels and numbers per channel stay in NC1HWC0.
+
+An image (n, c1, h, w, c0) is folded over n, h and w whatever its channels do, and what is left,
+(1, c, 1, 1), lies there as (1, c1, 1, 1, c0): it broadcasts without moving. The forward operator
+becomes what the vendor's two kernels compute, a reduction and an update,
+
+    mean, variance          y = x a + b,  a = scale / sqrt(variance + epsilon),  b = bias - mean a
+
+so that the image is read twice and written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.graph import Constant, Editor, Graph, Node, Stages, TensorType
+from ascend_lab.graph.canonical import canonical
+from ascend_lab.graph.compile import Front, finish_stages
+from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph.ir import operator_of
+from ascend_lab.graph.layout import ELEMENTWISE, _Assigner, cancel_trans_data
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.passes.rewrite import derived
+from ascend_lab.ops.convolution import geometry
+from ascend_lab.ops.expressions import Pair, reach
+from ascend_lab.ops.shapes import Shape, axes_of, pair
+from ascend_lab.train.step import TrainingGraph
+
+FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
+"""Axes of images that blocks of channels do not cut."""
+ALSO_ELEMENTWISE = frozenset(("greater", "less", "rsqrt", "select", "sign"))
+"""Lane by lane too; rsqrt follows an addition of epsilon, so that padding stays finite."""
+FOLDS = ("reduce_sum", "reduce_mean")
+
+
+def images_in_blocks(graph: Graph) -> Graph:
+    """Return the graph with layouts, as `assign_layouts`; folds over images stay in NC1HWC0."""
+    work = _Images(graph, True)
+    for node in graph.nodes:
+        work.add(node)
+    return work.finish()
+
+
+class _Images(_Assigner):
+    """Layouts as for any graph, and folds and selections of images in the layout they have."""
+
+    def followed(self, node: Node) -> str:
+        """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
+        given = [n for n in node.inputs if not self.is_constant(n)]
+        image = any("NC1HWC0" in self.layouts(n) for n in given)
+        if image and node.op in FOLDS and folds_image(self.graph, node):
+            return "NC1HWC0"
+        if image and node.op in ALSO_ELEMENTWISE - ELEMENTWISE:
+            out = self.graph.types[node.output]
+            fits = self.fits(node, "NC1HWC0", out)
+            return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
+        return super().followed(node)
+
+
+def folds_image(graph: Graph, node: Node) -> bool:
+    """Tell whether a node sums each channel of images and keeps the axes."""
+    shape = graph.types[node.inputs[0]].shape
+    if len(shape) != 4 or not node.attr("keepdims", False):
+        return False
+    return axes_of("fold", node.attr("axis"), shape) in FOLDED
+
+
+def batch_norms_apart(graph: Graph) -> Graph:
+    """Return the graph with every batch norm of images by batch statistics in its parts."""
+    edit = Editor(graph)
+    for node in edit:
+        image = len(edit.types[node.inputs[0]].shape) == 4
+        if node.op == "batch_norm_training" and image and node.attr("momentum", 0.9) == 0.0:
+            _apart(edit, node)
+    return edit.finish()
+
+
+def _apart(edit: Editor, node: Node) -> None:
+    x, scale, bias = node.inputs[:3]
+    kind, name = edit.types[x], node.name
+    channels = (kind.shape[1],)
+    epsilon = operator_of(node.op).settings(node.attrs)["epsilon"]
+
+    def put(op: str, *inputs: str, **attrs: Any) -> str:
+        return edit.insert(op, inputs, attrs, f"{name}.{op}")
+
+    wide = x if kind.dtype == "fp32" else put("cast", x, dtype="fp32")
+    mean, spread = edit.nodes[put("bn_training_reduce", x)].outputs
+    rate = put("rsqrt", put("adds", spread, number=epsilon))
+    slope = put("mul", _column(edit, scale, name), rate)
+    offset = put("sub", _column(edit, bias, name), put("mul", mean, slope))
+    y = put("add", put("mul", wide, slope), offset)
+    edit.replace(node.outputs[0], y if kind.dtype == "fp32" else put("cast", y, dtype=kind.dtype))
+    for old, new in zip(node.outputs[1:], (mean, spread), strict=True):
+        edit.replace(old, put("reshape", new, shape=channels))
+
+
+def _column(edit: Editor, name: str, norm: str) -> str:
+    """Return numbers per channel as (1, c, 1, 1); a constant stays one."""
+    shape = (1, edit.types[name].shape[0], 1, 1)
+    if name not in edit.constants:
+        return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
+    kind = replace(edit.types[name], shape=shape)
+    made = derived(kind, lambda values: values.reshape(shape), edit.constants[name])
+    return edit.constant(made, f"{name}.column")
+
+
+def casts_apart(graph: Graph) -> Graph:
+    """Return the graph with a widening cast for each of its readers: inside a kernel it is free.
+
+    Shared, it would be a kernel of its own that writes twice the bytes it reads.
+    """
+    edit = Editor(graph)
+    for node in edit:
+        readers = graph.readers[node.output]
+        wide = node.op == "cast" and node.attr("dtype") == "fp32" and len(readers) > 1
+        if not wide or node.output in graph.outputs or len(graph.types[node.output].shape) != 4:
+            continue
+        for reader in readers[1:]:
+            own = edit.insert("cast", node.inputs, node.attrs, node.name)
+            now = edit.current(reader.name)
+            edit.put(replace(now, inputs=tuple(own if n == node.output else n for n in now.inputs)))
+    return edit.finish()
+
+
+# The gradient of an image as a plain convolution, for weights that change from step to step.
+#
+# A transposed convolution's kernel has weights packed when it was compiled, one part per phase of
+# the
+# stride. With weights that are computed, it is a convolution with stride 1 of the gradient, zeros
+# between its pixels, with the weights turned upside down and inputs and outputs exchanged:
+#
+#     dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
+
+
+def as_convolutions(graph: Graph) -> Graph:
+    """Return the graph with transposed convolutions of one group and computed weights rewritten."""
+    edit = Editor(graph)
+    for node in edit:
+        if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
+            continue
+        if node.inputs[1] not in edit.constants:
+            made = _convolution(edit, node)
+            if made:
+                edit.replace(node.output, made)
+    return edit.finish()
+
+
+def _convolution(edit: Editor, node: Node) -> str:
+    """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
+    attrs = operator_of(node.op).settings(node.attrs)
+    step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
+    grad, weight = node.inputs
+    kernel = edit.types[weight].shape[2:]
+    extra = pair("output_padding", attrs["output_padding"], least=0)
+    spans = reach((kernel[0], kernel[1]), spread)
+    sides = tuple((n - 1 - low, n - 1 - high) for n, (low, high) in zip(spans, pads, strict=True))
+    if min(map(min, sides)) < 0:
+        return ""
+    turned = flipped(edit, weight, node.name)
+    if spans == (1, 1):  # zeros stay zeros: convolve first, the image is smaller
+        small = edit.insert("conv2d", (grad, turned), {}, node.name)
+        return stretched(edit, small, step, extra, node.name)
+    image = stretched(edit, grad, step, extra, node.name)
+    return edit.insert("conv2d", (image, turned), {"pad": sides, "dilation": spread}, node.name)
+
+
+def stretched(edit: Editor, x: str, step: Pair, extra: Pair, name: str) -> str:
+    """Append zeros between pixels: the gradient of reading every stride-th one."""
+    high, wide = edit.types[x].shape[2:]
+    size = ((high - 1) * step[0] + 1 + extra[0], (wide - 1) * step[1] + 1 + extra[1])
+    if size == (high, wide):
+        return x
+    # a stride is at most the size: both axes then read each pixel once
+    attrs = {"kernel": 1, "stride": step, "size": size}
+    return edit.insert("avg_pool2d_grad", (x,), attrs, f"{name}.stretched")
+
+
+def flipped(edit: Editor, weight: str, name: str) -> str:
+    """Append weights (k, c, r, s) as (c, k, r, s), the last two axes turned around."""
+    kind = edit.types[weight]
+    k, c, r, s = kind.shape
+    if (r, s) == (1, 1):
+        return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
+    title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
+    indices = edit.constant(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
+    rows = _reshaped(edit, edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title),
+                     (r * s, c * k), title)  # fmt: skip
+    back = edit.insert("gather", (rows, indices), {"axis": 0}, title)
+    shaped = _reshaped(edit, back, (r, s, c, k), title)
+    return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
+
+
+def _reshaped(edit: Editor, x: str, shape: Shape, name: str) -> str:
+    return edit.insert("reshape", (x,), {"shape": shape}, name)
+
+
+# A training graph on a chip: the stages of any graph, without those that undo what training
+# wants.
+#
+# The number formats are already those of the step, so no conversion runs: it would make the fp32
+# masters fp16 too. Merging equal expressions would merge recomputed activations with the first
+# ones
+# and keep them in memory after all, so it is left out where something is recomputed.
+
+
+MERGING = "CommonSubexpressionEliminationPass"
+
+
+def compile_training(
+    step: TrainingGraph, chip: Chip | str, *, passes: Sequence[str] = DEFAULT, fusion: bool = True
+) -> Stages:
+    """Return a training graph after every stage on a chip, given as a `Chip` or by name.
+
+    Raises as `graph.compile_stages`; a step in fp32 has matrix products that no cube computes.
+    """
+    chip = load_chip(chip) if isinstance(chip, str) else chip
+    again = "recompute" in step.phases.values()
+    names = [name for name in passes if not (again and name == MERGING)]
+    rewritten, report = run_passes(step.graph, names)
+    laid_out = training_layouts(rewritten, chip)
+    front = Front(report.matches, rewritten, stay_in_fractals(laid_out, chip))
+    return finish_stages(front, chip, fusion=fusion)
+
+
+def training_layouts(graph: Graph, chip: Chip) -> Graph:
+    """Return a graph of a step after passes, in operators that have kernels, with layouts."""
+    for rewrite in (batch_norms_apart, as_convolutions, casts_apart):
+        graph = rewrite(graph)
+    plain = canonical(graph, chip)
+    return cancel_trans_data(images_in_blocks(plain))
