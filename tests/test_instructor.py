@@ -85,7 +85,7 @@ def test_cycles_are_graded_exactly() -> None:
 
 ENDLESS = """
 import os
-from ascend_lab.checks.chapter02 import largest_k as ex_02_3
+from ascend_lab.lab.checks.chapter01_02 import largest_k as ex_02_3
 def ex_01_3(mask, then, other):
     while True: pass
 def ex_01_4(stride, offset): os._exit(0)
