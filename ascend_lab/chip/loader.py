@@ -193,12 +193,14 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
     return paths
 
 
-def _record(reader: Reader, kind: type[Record], key: str, **given: str) -> Record:
+def _record(reader: Reader, kind: type[Record], key: str, **given: Any) -> Record:
     """Read a dataclass whose fields are the entries of the table at `key`."""
     own = {field.name: field.type for field in fields(kind)}
     reader.table(key, set(own))
     read = {"int": reader.integer, "float": reader.number}
-    numbers = {n: read[str(t)](f"{key}.{n}") for n, t in own.items() if n not in given}
+    numbers: dict[str, Any] = {
+        n: read[str(t)](f"{key}.{n}") for n, t in own.items() if n not in given
+    }
     return kind(**given, **numbers)
 
 

@@ -247,7 +247,7 @@ def _check_transpose(dst: Region, src: Region) -> None:
             )
 
 
-# -- computing: mmad on the cube, everything on the vector unit ---------------------------------------
+# -- computing: mmad on the cube, everything on the vector unit ------------------------------------
 def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
     """Raise unless the operands are fractal tiles of matching sizes in the cube's formats."""
     a, b = instruction.srcs[:2]
