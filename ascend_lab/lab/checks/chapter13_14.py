@@ -37,8 +37,8 @@ def check_ex_13_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
         if found.shape != expected.shape:
             return f"of shape {found.shape}, expected {expected.shape}"
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-            got, wanted = (ex.show(values.ravel()[:3]) for values in (found, expected))
-            return f"which computes {got}, expected {wanted}"
+            shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
+            return f"which computes {shown[0]}, expected {shown[1]}"
         return None
 
     edges: list[ex.Case] = [
