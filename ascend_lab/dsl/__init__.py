@@ -66,28 +66,27 @@ from ascend_lab.dsl.operations import (
     vsqrt,
     vsub,
 )
-from ascend_lab.dsl.run import interpret, run
-from ascend_lab.dsl.schedule import (
-    Schedule,
-    Step,
+from ascend_lab.dsl.primitives_loops import (
     bind,
-    cache_read,
-    cache_write,
-    compute_at,
-    create_schedule,
-    double_buffer,
     fuse,
-    inline,
-    materialise,
     reorder,
-    replay,
     rfactor,
     split,
-    storage_align,
     tensorize,
     tile,
     vectorise,
 )
+from ascend_lab.dsl.primitives_tiles import (
+    cache_read,
+    cache_write,
+    compute_at,
+    double_buffer,
+    inline,
+    materialise,
+    storage_align,
+)
+from ascend_lab.dsl.run import interpret, run
+from ascend_lab.dsl.schedule import Schedule, Step, create_schedule, replay
 from ascend_lab.dsl.tensor import Axis, Tensor, renamed
 
 __all__ = [

@@ -8,7 +8,18 @@ from itertools import pairwise
 
 from ascend_lab.dsl.fractals import is_fractal
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Fixed, Input, Leaf, Stage, State, bare, fresh, identity, redirect
+from ascend_lab.dsl.stages import (
+    Fixed,
+    Input,
+    Leaf,
+    Stage,
+    State,
+    bare,
+    copy_of,
+    fresh,
+    identity,
+    redirect,
+)
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, Shape, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine
@@ -176,7 +187,9 @@ def _loaded_through_tiles(state: State, stage: Stage) -> State:
         served = [t for t in served if _same_pipe(state, stage, t)]
         tile = next((t for t in served if _walks_alike(state, stage.name, t.name, read)), None)
         if tile is None:
-            tile = _tile(state, read, attach, stage.depth)
+            name = state.new_name(f"{read.source}_ub")
+            tile = copy_of(name, state.find(read.source), read.view)
+            tile = replace(tile, attach=attach, depth=stage.depth)
             state = state.insert(tile, before=stage.name)
         current = state.stage(stage.name)
         through = replace(read, source=tile.name, view=())
@@ -228,17 +241,6 @@ def _serves(stage: Stage | Fixed, read: Read, attach: tuple[str, str]) -> bool:
         return False
     own = bare(stage.expr)
     return own is not None and own.source == read.source and own.view == read.view
-
-
-def _tile(state: State, read: Read, attach: tuple[str, str], depth: int) -> Stage:
-    shape = read.view or state.find(read.source).shape
-    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(shape))
-    inner = Read(read.source, read.format, identity(axes), read.view)
-    name = state.new_name(f"{read.source}_ub")
-    copy = Call("vcopy", (inner,), read.format)
-    return Stage(
-        name, read.format, axes, copy, loops=fresh(axes), scope="UB", attach=attach, depth=depth
-    )
 
 
 # Print the loop nests of a schedule, as written down and as completed for the chip.

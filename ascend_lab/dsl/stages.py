@@ -8,6 +8,7 @@ from typing import Any
 
 from ascend_lab.dsl.tensor import (
     Axis,
+    Call,
     Compute,
     Expr,
     Load,
@@ -169,6 +170,11 @@ class State:
         """Return the stages that read a tensor."""
         return tuple(s for s in self.stages if name in s.sources)
 
+    def guests(self, host: str) -> tuple[Stage, ...]:
+        """Return the stages computed in the nest of another one."""
+        stages = (s for s in self.stages if isinstance(s, Stage))
+        return tuple(s for s in stages if s.attach and s.attach[0] == host)
+
     def put(self, stage: Stage | Fixed) -> State:
         """Return the state with a stage replaced by one of the same name."""
         stages = tuple(stage if s.name == stage.name else s for s in self.stages)
@@ -246,6 +252,13 @@ def _padded(axes: tuple[Axis, ...], unit: int = FRACTAL) -> tuple[Axis, ...]:
 def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
     """Return one loop per axis."""
     return tuple(Leaf(a.name, a.name, a.extent, 1, a.reduce) for a in (*axes, *reduce))
+
+
+def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage:
+    """Return a tile in UB that copies a tensor, under the shape `view` if one is given."""
+    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(view or source.shape))
+    copy = Call("vcopy", (Read(source.name, source.dtype, identity(axes), view),), source.dtype)
+    return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
 
 
 def redirect(stage: Stage, old: str, new: str) -> Stage:
