@@ -30,7 +30,7 @@ def primitive(
     PRIMITIVES[name] = change, Signature(own)
 
     @wraps(change)
-    def step(s: Schedule, *args: P.args, **kwargs: P.kwargs) -> Schedule:
+    def step(s: Schedule, /, *args: P.args, **kwargs: P.kwargs) -> Schedule:
         given = PRIMITIVES[name][1].bind(*args, **kwargs)
         given.apply_defaults()
         return s.then(name, *given.arguments.values())
@@ -54,7 +54,7 @@ class Step:
         change, own = PRIMITIVES[self.primitive]
         try:
             flat = Signature([Parameter(name, POSITIONAL) for name in own.parameters])
-            call = BoundArguments(own, flat.bind(*self.arguments).arguments)  # type: ignore[arg-type]
+            call = BoundArguments(own, flat.bind(*self.arguments).arguments)
             return change(state, *call.args, **call.kwargs)
         except (TypeError, ValueError, AttributeError) as error:
             raise ScheduleError(
