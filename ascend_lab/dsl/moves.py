@@ -117,10 +117,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     first = tensors[0]
     at = one_axis(axis, len(first.shape), "concat")
     for other in tensors[1:]:
-        same = len(other.shape) == len(first.shape) and all(
-            x == y for d, (x, y) in enumerate(zip(first.shape, other.shape, strict=True)) if d != at
-        )
-        if not same:
+        if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
             raise ShapeError(
                 f"concat: equal sizes outside axis {at}", f"{first.shape} and {other.shape}", "pad"
             )
