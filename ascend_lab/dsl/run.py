@@ -189,8 +189,7 @@ class _Walk:
 
     def produce(self, host: Stage, places: Sequence[str]) -> None:
         """Compute what is attached to a place of the nest, outputs last."""
-        guests = [s for s in self.state.guests(host.name) if s.attach and s.attach[1] in places]
-        for stage in sorted(guests, key=lambda s: s.scope == "GM"):
+        for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
             if stage.scope != "GM":
                 self.memory[stage.name] = poisoned(stage, box)

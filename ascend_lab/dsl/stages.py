@@ -170,10 +170,14 @@ class State:
         """Return the stages that read a tensor."""
         return tuple(s for s in self.stages if name in s.sources)
 
-    def guests(self, host: str) -> tuple[Stage, ...]:
-        """Return the stages computed in the nest of another one."""
-        stages = (s for s in self.stages if isinstance(s, Stage))
-        return tuple(s for s in stages if s.attach and s.attach[0] == host)
+    def guests(self, host: str, *places: str) -> tuple[Stage, ...]:
+        """Return the stages computed in the nest of another one: anywhere, or at some loops."""
+        found = []
+        for s in self.stages:
+            at, place = getattr(s, "attach", None) or ("", "")
+            if isinstance(s, Stage) and at == host and (not places or place in places):
+                found.append(s)
+        return tuple(found)
 
     def put(self, stage: Stage | Fixed) -> State:
         """Return the state with a stage replaced by one of the same name."""
