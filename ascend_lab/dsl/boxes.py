@@ -137,8 +137,8 @@ def ub_bytes(state: State, root: str, chip: Chip) -> int:
 
 def _slots(state: State, stage: Stage) -> int:
     """Return the slots of a tile: one where only the vector unit touches it."""
-    loaded = stage.is_copy and getattr(state.find(stage.sources[0]), "scope", "GM") == "GM"
-    stored = any(getattr(r, "scope", "GM") == "GM" for r in state.readers(stage.name))
+    loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
+    stored = any(r.scope == "GM" for r in state.readers(stage.name))
     return stage.depth if loaded or stored else 1
 
 

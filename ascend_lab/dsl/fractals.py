@@ -236,6 +236,6 @@ def matrices(state: State) -> dict[str, Matrix]:
 
 def _origin(state: State, name: str) -> str:
     """Return the GM tensor behind on-chip copies."""
-    while getattr(state.find(name), "scope", "GM") != "GM":
+    while state.find(name).scope != "GM":
         name = state.stage(name).sources[0]
     return name

@@ -98,7 +98,7 @@ def _loads(state: State, stage: Stage) -> bool:
 
 
 def _in_gm(state: State, name: str) -> bool:
-    return getattr(state.find(name), "scope", "GM") == "GM"
+    return state.find(name).scope == "GM"
 
 
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
@@ -172,7 +172,7 @@ def _serves(
     own = bare(tile.expr)
     if own is None or (own.source, own.view) != (read.source, read.view):
         return False
-    stored = {getattr(r, "scope", "GM") == "GM" for r in state.readers(tile.name)}
+    stored = {r.scope == "GM" for r in state.readers(tile.name)}
     walks = {_walk(r) for r in stage.reads if r.source == tile.name}
     return stored <= {stage.scope == "GM"} and walks <= {_walk(read)}
 

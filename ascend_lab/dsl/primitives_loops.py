@@ -123,7 +123,7 @@ def _merged(state: State, stage: str, read: Read, first: str, second: str, size:
     index, view = read.index, read.view or source.shape
     a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
     b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
-    if a is not None and b == a + 1 and getattr(source, "scope", "GM") == "GM":
+    if a is not None and b == a + 1 and source.scope == "GM":
         index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
         view = (*view[:a], view[a] * view[b], *view[b + 1 :])
     one: list[Affine] = []
@@ -280,7 +280,7 @@ def rfactor(state: State, stage: str, axis: str) -> State:
 def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
     """Refuse to change a loop that something already hangs on."""
     here = (stage.name, leaf.name)
-    guest = next((s.name for s in state.stages if getattr(s, "attach", None) == here), None)
+    guest = next((s.name for s in state.stages if s.attach == here), None)
     if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
         why = f"{guest} is computed at it" if guest else "it is bound or vectorised"
         raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")

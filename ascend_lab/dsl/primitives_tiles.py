@@ -23,8 +23,8 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     _check_scope(scope)
     entry = state.find(tensor)
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
-    there = getattr(entry, "scope", "GM")
-    if there not in origins or (there == "GM" and getattr(entry, "attach", None)):
+    there = entry.scope
+    if there not in origins or (there == "GM" and entry.attach):
         raise ScheduleError(
             f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}",
             f"one in {there}" if there != "GM" else "one computed inside another nest",
@@ -89,7 +89,7 @@ def materialise(state: State, stage: str, number: int = 0) -> State:
         )
     read = s.reads[number]
     entry = state.find(read.source)
-    if getattr(entry, "scope", "GM") != "GM" or getattr(entry, "attach", None):
+    if entry.scope != "GM" or entry.attach:
         what = f"the tile {read.source}"
         raise ScheduleError(f"materialise {stage}: a tensor in GM", what, "do this step earlier")
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
@@ -141,7 +141,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
 def _depends(state: State, source: str, stage: str) -> bool:
     """True if `stage` reads `source`, directly or through other stages."""
     entry = state.find(stage)
-    below = getattr(entry, "sources", ())
+    below = entry.sources
     return source in below or any(_depends(state, source, name) for name in below)
 
 

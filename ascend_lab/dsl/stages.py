@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ascend_lab.dsl.tensor import (
     Axis,
@@ -126,6 +126,8 @@ class Fixed:
     shapes: tuple[Shape, ...]
     attrs: tuple[tuple[str, Any], ...]
     output: bool = False
+    scope: ClassVar[str] = "GM"
+    attach: ClassVar[tuple[str, str] | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ class Input:
     name: str
     dtype: str
     shape: Shape
+    scope: ClassVar[str] = "GM"
+    attach: ClassVar[tuple[str, str] | None] = None
+    sources: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class State:
         """Return the stages computed in the nest of another one: anywhere, or at some loops."""
         found = []
         for s in self.stages:
-            at, place = getattr(s, "attach", None) or ("", "")
+            at, place = s.attach or ("", "")
             if isinstance(s, Stage) and at == host and (not places or place in places):
                 found.append(s)
         return tuple(found)

@@ -181,7 +181,7 @@ class Tiles:
 
     def scope_of(self, name: str) -> str:
         """Return the memory a tensor is kept in."""
-        return getattr(self.state.find(name), "scope", "GM")
+        return self.state.find(name).scope
 
     def fill(self, name: str) -> Group | None:
         """Note that a tile is full; return its group when all of the group are."""
