@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from ascend_lab.dsl.fractals import is_fractal
+from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import (
     Fixed,
@@ -83,7 +83,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
-        if stage.scope == "GM" and not is_fractal(state, stage) and (inside or not stage.is_copy):
+        if stage.scope == "GM" and not role_of(state, stage) and (inside or not stage.is_copy):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)

@@ -171,6 +171,11 @@ class State:
                 return entry
         return self.stage(name)
 
+    @property
+    def cubes(self) -> tuple[Stage, ...]:
+        """The sums of products for the cube."""
+        return tuple(s for s in self.stages if isinstance(s, Stage) and s.is_cube)
+
     def readers(self, name: str) -> tuple[Stage | Fixed, ...]:
         """Return the stages that read a tensor."""
         return tuple(s for s in self.stages if name in s.sources)
