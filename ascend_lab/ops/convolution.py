@@ -149,8 +149,8 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
             "change groups or the weights",
         )
     check_bias(bias, weight[0])
-    sizes = (x[2], x[3]), (weight[2], weight[3])
-    return (x[0], weight[0], *out_size("conv2d", *sizes, *geometry(**attrs)))
+    size, kernel = (x[2], x[3]), (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", size, kernel, *geometry(**attrs)))
 
 
 # -- NumPy ----------------------------------------------------------------------------------------

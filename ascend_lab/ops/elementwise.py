@@ -104,7 +104,7 @@ def _whole(rounding: Callable[[te.Tensor], te.Tensor]) -> Callable[[te.Tensor], 
     return lambda x: te.cast_to(rounding(x), x.dtype)
 
 
-def _sign(x: te.Tensor) -> te.Tensor:
+def _signs(x: te.Tensor) -> te.Tensor:
     zero = te.vmuls(te.vmaxs(te.vmins(x, 0.0), 0.0), 0.0)
     return te.vsub(te.vcmp(x, zero, "gt"), te.vcmp(x, zero, "lt"))
 
@@ -131,7 +131,7 @@ unary("square", "x^2", np.square, lambda x: te.vmul(x, x),
 unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED)
 unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED)
 unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED)
-unary("sign", "1, 0 or -1", np.sign, _sign, flat, tolerances=MOVED)
+unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED)
 unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED)
 # fmt: on
 
@@ -256,20 +256,7 @@ binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",)
 # fmt: on
 
 
-def _comparison(name: str, sign: str, op: str, compare: Callable[..., Any]) -> None:
-    binary(
-        name,
-        f"1 where x {sign} y, else 0, in the operands' format",
-        lambda x, y: compare(x, y).astype(x.dtype),
-        lambda x, y: te.vcmp(x, y, op),
-        lambda s: (None, None),
-        types=FLOATS,
-        domains={"x": TIES, "y": TIES},
-        tolerances=MOVED,
-    )
-
-
-for _row in (
+for _name, _sign, _op, _compare in (
     ("equal", "=", "eq", np.equal),
     ("not_equal", "!=", "ne", np.not_equal),
     ("greater", ">", "gt", np.greater),
@@ -277,7 +264,16 @@ for _row in (
     ("less", "<", "lt", np.less),
     ("less_equal", "<=", "le", np.less_equal),
 ):
-    _comparison(*_row)
+    binary(
+        _name,
+        f"1 where x {_sign} y, else 0, in the operands' format",
+        lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
+        lambda x, y, op=_op: te.vcmp(x, y, op),
+        lambda s: (None, None),
+        types=FLOATS,
+        domains={"x": TIES, "y": TIES},
+        tolerances=MOVED,
+    )
 
 
 def _select_slopes(s: Site) -> Grads:
