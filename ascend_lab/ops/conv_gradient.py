@@ -38,7 +38,7 @@ from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, g
 from ascend_lab.ops.expressions import narrow, out_size, wide
 from ascend_lab.ops.formats import TypeRule, numpy_type
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import REQUIRED, Call, Example, Operator, Template, register
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Template, define
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
@@ -216,23 +216,17 @@ _EXAMPLES = (
     Example(((1, 4, 9, 8), (1, 6, 9, 8)), {"kernel": 3, "groups": 2, "dilation": 2, "pad": 2}),
     Example(((3, 7, 6, 6), (3, 7, 6, 6)), {"kernel": 3, "groups": 7, "pad": 1}),
 )
-register(
-    Operator(
-        "conv2d_grad_weight",
-        ("x", "grad"),
-        _values,
-        _expression,
-        "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
-        outputs=("dw",),
-        attrs=_ATTRS,
-        shape_rule=_shape,
-        types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
-        slicing=_slices,
-        template=Template(
-            lambda call, chip: weight_kernel(weight_shape(call), chip), _feed, _fetch, _applies
-        ),
-        layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
-        examples=_EXAMPLES,
-        tolerances=SUMS,
-    )
-)
+define(
+    "conv2d_grad_weight", ("x", "grad"), _values, _expression,
+    "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
+    outputs=("dw",),
+    attrs=_ATTRS,
+    shape_rule=_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
+    slicing=_slices,
+    template=Template(
+        lambda call, chip: weight_kernel(weight_shape(call), chip), _feed, _fetch, _applies,
+    ),
+    layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
+    tolerances=SUMS,
+    examples=_EXAMPLES,
+)  # fmt: skip

@@ -36,7 +36,7 @@ from ascend_lab.ops.expressions import (
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Call, Example, Grads, Operator, Template, get, register
+from ascend_lab.ops.operator import Call, Example, Grads, Template, define, get
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, is_whole, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
@@ -307,25 +307,16 @@ _EXAMPLES = (
     Example(((1, 7, 6, 6), (7, 1, 3, 3)), {"groups": 7, "pad": 1}),
     Example(((1, 8, 5, 5), (4, 8, 3, 3), (4,)), {"stride": 2}),
 )
-register(
-    Operator(
-        "conv2d",
-        ("x", "weight", "bias"),
-        _values,
-        _expression,
-        "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
-        attrs=ATTRS,
-        optional=1,
-        shape_rule=_shape,
-        types=CONV_TYPES,
-        slicing=_slices,
-        backward=conv_slopes,
-        template=KERNEL,
-        layouts=LAYOUTS,
-        examples=_EXAMPLES,
-        tolerances=SUMS,
-    )
-)
+define(
+    "conv2d", ("x", "weight", "bias"), _values, _expression,
+    "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
+    attrs=ATTRS, optional=1,
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
+    backward=conv_slopes,
+    template=KERNEL, layouts=LAYOUTS,
+    tolerances=SUMS,
+    examples=_EXAMPLES,
+)  # fmt: skip
 
 
 # Depthwise convolution on the vector unit: every channel has a kernel of its own.
@@ -385,27 +376,19 @@ def _depthwise(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
     return y
 
 
-register(
-    Operator(
-        "depthwise_conv2d",
-        ("x", "weight"),
-        lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)),
-        _depthwise,
-        "each channel convolved with its own kernel, on the vector unit in fp16",
-        attrs={"stride": 1, "pad": 0, "dilation": 1},
-        shape_rule=_depthwise_shape,
-        types=TypeRule(("fp16",)),
-        slicing=_depthwise_slices,
-        backward=conv_slopes,
-        template=DEPTHWISE_KERNEL,
-        layouts=LAYOUTS,
-        examples=(
-            Example(((1, 1, 1, 1), (1, 1, 1, 1))),
-            Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
-            Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
-            Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
-        ),
-        # 9 products and sums in fp16, each off by half an ulp of a number below 32
-        tolerances=rounded(ulps=4.0, atol=2.0**-4),
-    )
-)
+define(
+    "depthwise_conv2d", ("x", "weight"),
+    lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)), _depthwise,
+    "each channel convolved with its own kernel, on the vector unit in fp16",
+    attrs={"stride": 1, "pad": 0, "dilation": 1},
+    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_depthwise_slices,
+    backward=conv_slopes,
+    template=DEPTHWISE_KERNEL, layouts=LAYOUTS,
+    # 9 products and sums in fp16, each off by half an ulp of a number below 32
+    tolerances=rounded(ulps=4.0, atol=2.0**-4),
+    examples=(
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))), Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
+        Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
+        Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
+    ),
+)  # fmt: skip

@@ -23,7 +23,16 @@ from ascend_lab.ops.formats import (
     rounded,
 )
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Operator, plain, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Domain,
+    Example,
+    Grads,
+    Operator,
+    define,
+    plain,
+    register,
+)
 from ascend_lab.ops.shapes import NOT_NAN, Range
 
 Values = NDArray[Any]
@@ -282,27 +291,18 @@ def _select_slopes(s: Site) -> Grads:
     return None, net.summed_to(left, s.shape(1)), net.summed_to(right, s.shape(2))
 
 
-register(
-    Operator(
-        "select",
-        ("condition", "x", "y"),
-        lambda condition, x, y: np.where(condition != 0, x, y),
-        in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
-        "x where the condition is not 0, else y (ONNX Where)",
-        outputs=("z",),
-        types=TypeRule(FLOATS),
-        backward=_select_slopes,
-        examples=(
-            Example(((1,), (1,), (1,))),
-            Example(((129,), (129,), (129,))),
-            Example(((3, 1), (1, 7), (3, 7))),
-            Example(((31, 17), (31, 17), (1,))),
-        ),
-        domains={"condition": TIES},
-        tolerances=MOVED,
-        allows_empty=True,
-    )
-)
+define(
+    "select", ("condition", "x", "y"), lambda condition, x, y: np.where(condition != 0, x, y),
+    in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
+    "x where the condition is not 0, else y (ONNX Where)", outputs=("z",),
+    types=TypeRule(FLOATS),
+    backward=_select_slopes,
+    domains={"condition": TIES}, tolerances=MOVED, allows_empty=True,
+    examples=(
+        Example(((1,), (1,), (1,))), Example(((129,), (129,), (129,))),
+        Example(((3, 1), (1, 7), (3, 7))), Example(((31, 17), (31, 17), (1,))),
+    ),
+)  # fmt: skip
 
 
 # -- casts, with the rounding the vector unit's vconv offers --------------------------------------
@@ -381,28 +381,20 @@ _CASTS = (
     ("fp32", ""), ("fp16", ""), ("int32", ""), ("int32", "floor"), ("int8", ""),
     ("int32", "ceil"), ("int32", "trunc"), ("fp32", ""), ("fp16", ""), ("fp16", ""),
 )  # fmt: skip
-register(
-    Operator(
-        "cast",
-        ("x",),
-        _cast_values,
-        _cast,
-        "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
-        attrs={"dtype": REQUIRED, "round": "rint"},
-        types=TypeRule(tuple(DIRECT), result=_cast_result),
-        backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
-        template=plain(
-            lambda call, chip: reshape_launch(
-                chip, call.shapes[0], call.outputs[0], call.dtypes[0]
-            ),
-            applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
-        ),
-        domains={"x": Domain(-300.0, 300.0)},
-        examples=tuple(
-            Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
-            for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
-        ),
-        tolerances=exact("a cast rounds once, as the reference does"),
-        allows_empty=True,
-    )
-)
+define(
+    "cast", ("x",), _cast_values, _cast,
+    "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
+    attrs={"dtype": REQUIRED, "round": "rint"},
+    types=TypeRule(tuple(DIRECT), result=_cast_result),
+    backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
+    template=plain(
+        lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
+        applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
+    ),
+    domains={"x": Domain(-300.0, 300.0)},
+    tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
+    examples=tuple(
+        Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
+        for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
+    ),
+)  # fmt: skip

@@ -26,10 +26,9 @@ from ascend_lab.ops.operator import (
     Call,
     Example,
     Grads,
-    Operator,
     Template,
+    define,
     plain,
-    register,
     results,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
@@ -100,30 +99,19 @@ def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
     return x[axis_of("axis", axis, x)]
 
 
-register(
-    Operator(
-        "gather",
-        ("x", "indices"),
-        lambda x, indices, *, axis: np.take(x, indices, axis),
-        _gather,
-        "the slices of x along an axis that indices name, in their order",
-        attrs={"axis": 0},
-        shape_rule=_gather_shape,
-        types=TypeRule(ANY, INDICES),
-        slicing=_gather_slices,
-        backward=_gather_slope,
-        template=GATHER,
-        index_bounds={"indices": row_limit},
-        examples=(
-            Example(((1, 1), (1,))),
-            Example(((17, 16), (5,))),
-            Example(((7, 33), (2, 3))),
-            Example(((3, 11, 8), (4,)), {"axis": 1}),
-            Example(((129, 32), (31,))),
-        ),
-        tolerances=exact(),
-    )
-)
+define(
+    "gather", ("x", "indices"), lambda x, indices, *, axis: np.take(x, indices, axis), _gather,
+    "the slices of x along an axis that indices name, in their order",
+    attrs={"axis": 0},
+    shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
+    backward=_gather_slope,
+    template=GATHER,
+    index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(
+        Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
+        Example(((3, 11, 8), (4,)), {"axis": 1}), Example(((129, 32), (31,))),
+    ),
+)  # fmt: skip
 
 
 def _embedding_shape(table: Shape, indices: Shape) -> Shape:
@@ -132,27 +120,17 @@ def _embedding_shape(table: Shape, indices: Shape) -> Shape:
     return (*indices, table[1])
 
 
-register(
-    Operator(
-        "embedding",
-        ("table", "indices"),
-        lambda table, indices: table[indices],
-        lambda table, indices: te.gather(table, indices, 0),
-        "rows of a (words, width) table; gather on axis 0",
-        shape_rule=_embedding_shape,
-        types=TypeRule(FLOATS, INDICES),
-        slicing=lambda shapes: _gather_slices(shapes, axis=0),
-        backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
-        template=GATHER,
-        index_bounds={"indices": row_limit},
-        examples=(
-            Example(((5, 16), (1,))),
-            Example(((100, 33), (2, 7))),
-            Example(((31, 128), (17,))),
-        ),
-        tolerances=exact(),
-    )
-)
+define(
+    "embedding", ("table", "indices"), lambda table, indices: table[indices],
+    lambda table, indices: te.gather(table, indices, 0),
+    "rows of a (words, width) table; gather on axis 0",
+    shape_rule=_embedding_shape, types=TypeRule(FLOATS, INDICES),
+    slicing=lambda shapes: _gather_slices(shapes, axis=0),
+    backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
+    template=GATHER,
+    index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
+)  # fmt: skip
 
 
 # -- one hot --------------------------------------------------------------------------------------
@@ -183,40 +161,33 @@ def _one_hot_kernel(call: Call, chip: Chip) -> Kernel:
     return Kernel("one_hot", (renamed(marks, {"y": "hot"}), *phases))
 
 
-register(
-    Operator(
-        "one_hot",
-        ("indices",),
-        _one_hot_values,
-        None,
-        "on_value where the last axis equals the index, else off_value",
-        attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
-        ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
-        shape_rule=_one_hot_shape,
-        types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
-        slicing=lambda shapes, **attrs: SliceRules(
-            "Broadcast",
-            (
-                *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
-                AxisRule(
-                    len(shapes[0]),
-                    "whole",
-                    reason="classes are counted from 0",
-                    joins=(len(shapes[0]),),
-                ),
+define(
+    "one_hot", ("indices",), _one_hot_values, None,
+    "on_value where the last axis equals the index, else off_value",
+    attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
+    ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
+    shape_rule=_one_hot_shape,
+    types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
+    slicing=lambda shapes, **attrs: SliceRules(
+        "Broadcast",
+        (
+            *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
+            AxisRule(
+                len(shapes[0]),
+                "whole",
+                reason="classes are counted from 0",
+                joins=(len(shapes[0]),),
             ),
         ),
-        template=plain(_one_hot_kernel, feed=("index",)),
-        index_bounds={"indices": lambda indices, *, depth, **attrs: depth},
-        examples=(
-            Example(((1,),), {"depth": 1}),
-            Example(((7,),), {"depth": 10}),
-            Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
-            Example(((33,),), {"depth": 16, "dtype": "fp32"}),
-        ),
-        tolerances=exact(),
-    )
-)
+    ),
+    template=plain(_one_hot_kernel, feed=("index",)),
+    index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
+    examples=(
+        Example(((1,),), {"depth": 1}), Example(((7,),), {"depth": 10}),
+        Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
+        Example(((33,),), {"depth": 16, "dtype": "fp32"}),
+    ),
+)  # fmt: skip
 
 
 # Scatter: rows written where run-time indices say, replaced or added to.
@@ -282,28 +253,21 @@ def _scatter_template(mode: str) -> Template:
 
 
 def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
-    register(
-        Operator(
-            f"scatter_{mode}",
-            ("x", "indices", "updates"),
-            formula,
-            lambda x, indices, updates: _scatter(mode, x, indices, updates),
-            summary,
-            shape_rule=_scatter_shape,
-            slicing=_scatter_slices,
-            backward=backward,
-            template=_scatter_template(mode),
-            index_bounds={"indices": row_limit},
-            examples=(
-                Example(((1, 1), (1,), (1, 1))),
-                Example(((17, 16), (5,), (5, 16))),
-                Example(((7, 33), (2, 3), (2, 3, 33))),
-                Example(((3, 4, 5), (8,), (8, 4, 5))),
-                Example(((129, 32), (31,), (31, 32))),
-            ),
-            **more,
-        )
-    )
+    define(
+        f"scatter_{mode}", ("x", "indices", "updates"), formula,
+        lambda x, indices, updates: _scatter(mode, x, indices, updates),
+        summary,
+        shape_rule=_scatter_shape, slicing=_scatter_slices,
+        backward=backward,
+        template=_scatter_template(mode),
+        index_bounds={"indices": row_limit},
+        examples=(
+            Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),
+            Example(((7, 33), (2, 3), (2, 3, 33))), Example(((3, 4, 5), (8,), (8, 4, 5))),
+            Example(((129, 32), (31,), (31, 32))),
+        ),
+        **more,
+    )  # fmt: skip
 
 
 _register_scatter(

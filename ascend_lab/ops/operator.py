@@ -371,6 +371,11 @@ def get(name: str) -> Operator:
     raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
 
 
+def define(*given: Any, **fields: Any) -> Operator:
+    """Register an operator of these fields and return it."""
+    return register(Operator(*given, **fields))
+
+
 def resolve(operator: Operator | str) -> Operator:
     """Return an operator given itself or its name."""
     return get(operator) if isinstance(operator, str) else operator

@@ -38,7 +38,14 @@ from ascend_lab.ops.expressions import (
     windows,
 )
 from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
-from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Operator, Template, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Call,
+    Domain,
+    Example,
+    Template,
+    define,
+)
 from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
@@ -245,46 +252,30 @@ _CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
 )
 _STEPS = Domain(-1.0, 1.0, step=0.5)
 """Few values, so that many windows hold their y, and some hold it twice."""
-register(
-    Operator(
-        "max_pool2d_grad",
-        ("x", "y", "grad"),
-        _max_values,
-        _max_expression,
-        "each window's gradient at its first largest element",
-        outputs=("dx",),
-        attrs=_ATTRS,
-        shape_rule=_max_shape,
-        types=TypeRule(FLOATS),
-        slicing=_slices,
-        template=Template(_max_launch, _max_feed, _fetch, _applies(_max_launch)),
-        layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"),
-        domains={"x": _STEPS, "y": _STEPS},
-        examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
-        # up to four windows share an element; a kernel in fp16 rounds after each addition
-        tolerances=rounded(ulps=2.0, atol=2.0**-9),
-    )
-)
-register(
-    Operator(
-        "avg_pool2d_grad",
-        ("grad",),
-        _average_values,
-        _average_expression,
-        "each window's gradient, divided by what it averaged, at all its elements",
-        outputs=("dx",),
-        attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
-        shape_rule=_average_shape,
-        types=TypeRule(FLOATS),
-        slicing=_slices,
-        template=Template(_average_launch, _average_feed, _fetch, _applies(_average_launch)),
-        layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"},
-        examples=tuple(
-            Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
-            for include in (False, True)
-            for x, o, a in _CASES[2 * include :]
-        ),
-        # a kernel in fp16 rounds the rate, and after each of up to 9 additions
-        tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
-    )
-)
+define(
+    "max_pool2d_grad", ("x", "y", "grad"), _max_values, _max_expression,
+    "each window's gradient at its first largest element", outputs=("dx",),
+    attrs=_ATTRS,
+    shape_rule=_max_shape, types=TypeRule(FLOATS), slicing=_slices,
+    template=Template(_max_launch, _max_feed, _fetch, _applies(_max_launch)),
+    layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"),
+    domains={"x": _STEPS, "y": _STEPS},
+    # up to four windows share an element; a kernel in fp16 rounds after each addition
+    tolerances=rounded(ulps=2.0, atol=2.0**-9),
+    examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
+)  # fmt: skip
+define(
+    "avg_pool2d_grad", ("grad",), _average_values, _average_expression,
+    "each window's gradient, divided by what it averaged, at all its elements", outputs=("dx",),
+    attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
+    shape_rule=_average_shape, types=TypeRule(FLOATS), slicing=_slices,
+    template=Template(_average_launch, _average_feed, _fetch, _applies(_average_launch)),
+    layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"},
+    # a kernel in fp16 rounds the rate, and after each of up to 9 additions
+    tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
+    examples=tuple(
+        Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
+        for include in (False, True)
+        for x, o, a in _CASES[2 * include :]
+    ),
+)  # fmt: skip

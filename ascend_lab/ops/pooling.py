@@ -29,7 +29,14 @@ from ascend_lab.ops.expressions import (
     window_rule,
 )
 from ascend_lab.ops.formats import FLOATS, Tolerances, TypeRule, exact, numpy_type, rounded
-from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Operator, Template, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Call,
+    Domain,
+    Example,
+    Template,
+    define,
+)
 from ascend_lab.ops.reduction import shared
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
@@ -259,19 +266,14 @@ _LAYOUT = {"x": "NC1HWC0", "y": "NC1HWC0"}
 
 def _pool(name: str, summary: str, formula: Any, compute: Any, backward: Any, **more: Any) -> None:
     base: dict[str, Any] = {"attrs": _ATTRS, "shape_rule": _shape, "slicing": _slices}
-    register(
-        Operator(
-            name,
-            ("x",),
-            formula,
-            compute,
-            summary,
-            types=TypeRule(FLOATS),
-            backward=backward,
-            layouts=_LAYOUT,
-            **{**base, "examples": _EXAMPLES, **more},
-        )
-    )
+    define(
+        name, ("x",), formula, compute,
+        summary,
+        types=TypeRule(FLOATS),
+        backward=backward,
+        layouts=_LAYOUT,
+        **{**base, "examples": _EXAMPLES, **more},
+    )  # fmt: skip
 
 
 _SUMS: Tolerances = rounded(fp32_ulps=16, atol=2.0**-18)
