@@ -8,16 +8,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.ops.elementwise import inside, unary
 from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain
 
-Values = NDArray[Any]
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBE = 0.044715
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -24,7 +22,7 @@ from ascend_lab.kernels.flash_split import split_kernel, widest
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
-from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
@@ -41,7 +39,6 @@ from ascend_lab.ops.operator import (
 from ascend_lab.ops.shapes import FINITE, Shape, broadcast_shape
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
 
-Values = NDArray[Any]
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
 LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -21,7 +20,7 @@ from ascend_lab.isa import Kernel
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops.expressions import along, narrow, wide
-from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import (
     Call,
@@ -34,7 +33,6 @@ from ascend_lab.ops.operator import (
 from ascend_lab.ops.shapes import EPSILON, Shape, check_rank, elements
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
 
-Values = NDArray[Any]
 PARAMETERS = ("scale", "bias", "mean", "variance")
 FIXED = tuple((name, "fp32") for name in PARAMETERS)
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -36,13 +35,12 @@ from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.expressions import narrow, out_size, wide
-from ascend_lab.ops.formats import TypeRule, numpy_type
+from ascend_lab.ops.formats import TypeRule, Values, numpy_type
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import REQUIRED, Call, Example, Template, define
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-Values = NDArray[Any]
 GRADIENT_INPUTS = ("fp16", "bf16")
 """Formats of x and grad: whole numbers have no gradients."""
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -33,14 +32,13 @@ from ascend_lab.ops.expressions import (
     window_rule,
     windows,
 )
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, Template, define, get
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, is_whole, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-Values = NDArray[Any]
 Feed = Callable[[Call, Sequence[Values]], dict[str, Values]]
 Fetch = Callable[[Call, Mapping[str, Values]], tuple[Values, ...]]
 Build = Callable[[Call, Chip], Any]

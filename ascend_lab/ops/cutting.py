@@ -7,7 +7,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -29,7 +28,6 @@ from ascend_lab.ops.operator import (
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
 
-Values = NDArray[Any]
 _EXACT = exact()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
@@ -24,13 +23,12 @@ from ascend_lab.ops.convolution import (
     with_bias,
 )
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, reach
+from ascend_lab.ops.formats import Values
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
 from ascend_lab.ops.operator import Call, Example, Grads, define
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
-
-Values = NDArray[Any]
 
 
 def _extra(output_padding: Any) -> Pair:

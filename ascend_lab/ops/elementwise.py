@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, TypeMismatchError
@@ -17,6 +16,7 @@ from ascend_lab.ops.formats import (
     NUMBERS,
     Tolerances,
     TypeRule,
+    Values,
     exact,
     is_float,
     numpy_type,
@@ -35,7 +35,6 @@ from ascend_lab.ops.operator import (
 )
 from ascend_lab.ops.shapes import NOT_NAN, Range
 
-Values = NDArray[Any]
 EXAMPLES = tuple(
     Example((shape,))
     for shape in ((1,), (7,), (16,), (31,), (127,), (129,), (2, 3, 5), (33, 17), (4, 1000), (0,))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -18,7 +17,7 @@ from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.gather_scatter import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float, rounded
+from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import (
@@ -34,7 +33,6 @@ from ascend_lab.ops.operator import (
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import AxisRule, Kind, SliceRules, Source
 
-Values = NDArray[Any]
 INDICES = (("indices", "int32"),)
 
 

@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 
-Values = NDArray[Any]
 LAYOUTS = {"a": "FRACTAL_NZ", "b": "FRACTAL_NZ", "c": "FRACTAL_NZ"}
 SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 """fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -28,7 +27,6 @@ from ascend_lab.ops.operator import (
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
 
-Values = NDArray[Any]
 ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
 _EXACT = exact()
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.expressions import in_fp32
-from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
 from ascend_lab.ops.shapes import EPSILON, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules
 
-Values = NDArray[Any]
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
 """exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
@@ -23,6 +22,7 @@ from ascend_lab.ops.formats import (
     Attrs,
     Tolerances,
     TypeRule,
+    Values,
     check_chip,
     check_types,
     format_of,
@@ -39,7 +39,6 @@ from ascend_lab.ops.shapes import (
 )
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 
-Values = NDArray[Any]
 Memory = Mapping[str, Values]
 
 

@@ -17,7 +17,6 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -37,7 +36,7 @@ from ascend_lab.ops.expressions import (
     wide,
     windows,
 )
-from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
+from ascend_lab.ops.formats import FLOATS, TypeRule, Values, rounded
 from ascend_lab.ops.operator import (
     REQUIRED,
     Call,
@@ -50,7 +49,6 @@ from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
 
-Values = NDArray[Any]
 LANES = 16
 """Channels of a block in fp16."""
 

@@ -10,7 +10,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -28,7 +27,7 @@ from ascend_lab.ops.expressions import (
     wide,
     window_rule,
 )
-from ascend_lab.ops.formats import FLOATS, Tolerances, TypeRule, exact, numpy_type, rounded
+from ascend_lab.ops.formats import FLOATS, Tolerances, TypeRule, Values, exact, numpy_type, rounded
 from ascend_lab.ops.operator import (
     REQUIRED,
     Call,
@@ -122,7 +121,6 @@ def average_kernel(geometry: Geometry, counts: Callable[[Call], Values]) -> Temp
 # Pooling of (n, c, h, w) images: maximum, average, and both over the whole image.
 
 
-Values = NDArray[Any]
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
 
