@@ -118,6 +118,7 @@ define(
     "softmax of scores + mask along the last axis",
     shape_rule=_masked_shape, slicing=_masked_slices,
     backward=_masked_slopes, wide=True,
+    traits=("reduction",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 3, 17), (3, 17))),
@@ -315,7 +316,7 @@ def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     return (unpack(where, memory["y"].reshape(-1)).reshape(out),)
 
 
-KERNEL = Template(_build, _feed, _fetch, applies)
+KERNEL = Template(_build, ("q", "k", "v", "mask"), applies=applies, feed=_feed, fetch=_fetch)
 
 register(
     replace(

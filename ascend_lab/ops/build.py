@@ -119,7 +119,7 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
     call, template = op.call(shapes, dtypes, attrs), op.template
     if template is not None and template.applies(call, chip):
         kernel = template.kernel(call, chip)
-        return Prepared(kernel, template.feed(call, arrays), partial(template.fetch, call))
+        return Prepared(kernel, template.tensors(call, arrays), partial(template.outputs, call))
     schedule = te.auto_schedule(express(op, shapes, dtypes, **attrs), chip)
     return _scheduled(op, schedule, arrays, call)
 

@@ -16,7 +16,7 @@ with conv2d's attributes and, where the stride does not divide h + pads - reach,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
-from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.layout import address_map, unpack
 from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.expressions import narrow, out_size, wide
@@ -183,12 +183,8 @@ def _diagonals(shape: ConvShape, chip: Chip) -> tuple[Launch, ...]:
     return (*taken, renamed(maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
 
 
-def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    tensors = {
-        name: pack(address_map("NC1HWC0", a.shape, call.dtypes[0]), a)
-        for name, a in zip(("x", "grad"), arrays, strict=True)
-    }
-    tensors["zeros"] = np.zeros(ZEROS, numpy_type(call.dtypes[0]))
+def _extra(call: Call) -> dict[str, Values]:
+    tensors = {"zeros": np.zeros(ZEROS, numpy_type(call.dtypes[0]))}
     if call.attrs["groups"] > 1:
         tensors["eye"] = np.eye(FRACTAL, dtype=np.float32)
     return tensors
@@ -222,7 +218,8 @@ define(
     shape_rule=_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
     slicing=_slices,
     template=Template(
-        lambda call, chip: weight_kernel(weight_shape(call), chip), _feed, _fetch, _applies,
+        lambda call, chip: weight_kernel(weight_shape(call), chip), ("x", "grad"), "NC1HWC0",
+        extra=_extra, applies=_applies, fetch=_fetch,
     ),
     layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
     tolerances=SUMS,

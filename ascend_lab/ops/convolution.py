@@ -74,7 +74,7 @@ def with_bias(build: Build, feed: Feed, fetch: Fetch, result: Callable[..., str]
     def outputs(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
         return fetch(_without_bias(call), memory)
 
-    return Template(kernel, tensors, outputs, has_kernel)
+    return Template(kernel, applies=has_kernel, feed=tensors, fetch=outputs)
 
 
 def _without_bias(call: Call, out_dtype: str | None = None) -> Call:
@@ -311,7 +311,7 @@ define(
     attrs=ATTRS, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=conv_slopes,
-    template=KERNEL, layouts=LAYOUTS,
+    template=KERNEL, layouts=LAYOUTS, traits=("convolution",),
     tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -364,8 +364,8 @@ def _depthwise_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
 
 DEPTHWISE_KERNEL = Template(
     lambda call, chip: depthwise_launch(conv_shape(_conv_call(call)), chip),
-    _depthwise_feed,
-    lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
+    feed=_depthwise_feed,
+    fetch=lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
 )
 
 
@@ -381,7 +381,7 @@ define(
     attrs={"stride": 1, "pad": 0, "dilation": 1},
     shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_depthwise_slices,
     backward=conv_slopes,
-    template=DEPTHWISE_KERNEL, layouts=LAYOUTS,
+    template=DEPTHWISE_KERNEL, layouts=LAYOUTS, traits=("convolution",),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),
     examples=(

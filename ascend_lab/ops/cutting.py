@@ -22,8 +22,8 @@ from ascend_lab.ops.operator import (
     Call,
     Example,
     Grads,
+    Template,
     define,
-    plain,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
@@ -108,7 +108,7 @@ define(
     shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)), types=TypeRule(ANY),
     slicing=_slice_slices,
     backward=_slice_slope,
-    template=plain(_slice_kernel),
+    template=Template(_slice_kernel), traits=("moves",),
     tolerances=_EXACT,
     examples=(
         Example(((1,),), {"begin": (0,), "end": (1,)}),
@@ -159,7 +159,7 @@ define(
     attrs={"pads": REQUIRED, "value": 0}, ranges={"value": NOT_NAN},
     shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices,
     backward=_pad_slope,
-    template=plain(
+    template=Template(
         lambda call, chip: pad_launch(
             chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
         ),
@@ -228,10 +228,11 @@ define(
     attrs={"axis": 0}, variadic=True,
     shape_rule=_concat_shape, types=TypeRule(ANY), slicing=_concat_slices,
     backward=_concat_slopes,
-    template=plain(
+    template=Template(
         lambda call, chip: concat_launch(chip, call.shapes, call.attrs["axis"], call.dtypes[0]),
-        feed=(),
+        reads=(),
     ),
+    traits=("moves",),
     tolerances=_EXACT,
     examples=(
         Example(((1,),)), Example(((7,), (16,), (1,))), Example(((3, 17), (3, 16)), {"axis": 1}),
@@ -301,7 +302,7 @@ define(
     attrs={"sizes": REQUIRED, "axis": 0},
     shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices,
     backward=_split_slope,
-    template=plain(
+    template=Template(
         lambda call, chip: split_launch(
             chip,
             call.shapes[0],
@@ -310,6 +311,7 @@ define(
             call.dtypes[0],
         ),
     ),
+    traits=("moves",),
     tolerances=_EXACT,
     examples=(
         Example(((1,),), {"sizes": 1}), Example(((24,),), {"sizes": (7, 16, 1)}),

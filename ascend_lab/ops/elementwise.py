@@ -29,8 +29,8 @@ from ascend_lab.ops.operator import (
     Example,
     Grads,
     Operator,
+    Template,
     define,
-    plain,
     register,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Range
@@ -55,6 +55,7 @@ PAIRS = tuple(
 POSITIVE = Domain(0.05, 4.0)
 DIVISORS = Domain(0.25, 3.0)
 TIES = Domain(-2.0, 2.0, step=0.5)
+LANES = ("lanes", "pointwise")
 MOVED = exact("one selection or sign change, no rounding")
 
 
@@ -71,6 +72,7 @@ def unary(
     tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
     ranges: Mapping[str, Range] | None = None,
+    traits: tuple[str, ...] = LANES,
     **attrs: Any,
 ) -> Operator:
     """Register y = formula(x, **attrs); `slope(site)` is the gradient of x.
@@ -89,6 +91,7 @@ def unary(
             types=TypeRule(types),
             backward=(lambda s: (slope(s),)) if slope else None,
             wide=wide,
+            traits=traits,
             domains={"x": domain} if domain else {},
             examples=EXAMPLES,
             tolerances=tolerances or rounded(),
@@ -118,29 +121,34 @@ def _signs(x: te.Tensor) -> te.Tensor:
 
 
 # fmt: off
-unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED)
+unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED,
+      traits=(*LANES, "nonnegative", "even"))
 unary("neg", "-x", np.negative, lambda x: te.vmuls(x, -1), lambda s: s.net.muls(s.g, number=-1.0),
       types=NUMBERS, tolerances=MOVED)
 unary("relu", "max(x, 0)", lambda x: np.maximum(x, 0), te.vrelu, lambda s: s.net.where(s.y(), s.g),
-      types=NUMBERS, tolerances=MOVED)
-unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True)
+      types=NUMBERS, tolerances=MOVED, traits=(*LANES, "nonnegative"))
+unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True,
+      traits=(*LANES, "nonnegative", "busy"))
 unary("log", "ln x, x > 0", np.log, te.vlog, lambda s: s.net.div(s.g, s.x()),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("sqrt", "x^(1/2)", np.sqrt, te.vsqrt,
-      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domain=POSITIVE)
+      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domain=POSITIVE,
+      traits=("pointwise", "nonnegative"))
 unary("rsqrt", "x^(-1/2)", lambda x: 1 / np.sqrt(x), te.vrsqrt,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.div(s.y(), s.x())), number=-0.5),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("rec", "1 / x", lambda x: 1 / x, te.vrec,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.square(s.y())), number=-1.0),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("square", "x^2", np.square, lambda x: te.vmul(x, x),
-      lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True)
-unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED)
-unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED)
-unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED)
-unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED)
-unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED)
+      lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True, traits=(*LANES, "even"))
+unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED, traits=())
+unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED, traits=())
+unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED,
+      traits=())
+unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED, traits=())
+unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED,
+      traits=())
 # fmt: on
 
 
@@ -169,7 +177,7 @@ unary("clip", "x limited to [low, high]", lambda x, *, low, high: np.clip(x, low
 unary("relu6", "min(max(x, 0), 6)", lambda x: np.clip(x, 0, 6),
       lambda x: te.vmins(te.vrelu(x), 6.0),
       lambda s: s.net.where(inside(s, s.y(), 0.0, 6.0), s.g),
-      domain=Domain(-9.0, 9.0), tolerances=MOVED)
+      domain=Domain(-9.0, 9.0), tolerances=MOVED, traits=(*LANES, "nonnegative"))
 unary("leaky_relu", "x where x > 0, else alpha * x",
       lambda x, *, alpha: np.where(x > 0, x, alpha * x), _leaky, _leaky_slope,
       lift=NARROW, alpha=0.01)
@@ -189,6 +197,7 @@ def binary(
     domains: dict[str, Domain] | None = None,
     tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
+    traits: tuple[str, ...] = (),
 ) -> Operator:
     """Register z = formula(x, y), both operands broadcast."""
     return register(
@@ -202,6 +211,7 @@ def binary(
             types=TypeRule(types),
             backward=backward,
             wide=wide,
+            traits=traits,
             domains=domains or {},
             examples=PAIRS,
             tolerances=tolerances or rounded(fp32_ulps=1),
@@ -245,19 +255,23 @@ def _pow(s: Site) -> Grads:
 
 
 # fmt: off
-binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g))
-binary("sub", "x - y", np.subtract, te.vsub, _sub)
-binary("mul", "x y", np.multiply, te.vmul, _mul)
-binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=FLOATS, domains={"y": DIVISORS})
+binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g),
+      traits=("lanes", "commutes", "broadcasts"))
+binary("sub", "x - y", np.subtract, te.vsub, _sub, traits=("lanes", "broadcasts"))
+binary("mul", "x y", np.multiply, te.vmul, _mul, traits=("lanes", "commutes", "broadcasts"))
+binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=FLOATS, domains={"y": DIVISORS},
+      traits=("broadcasts",))
 binary("max", "the larger of x and y", np.maximum, te.vmax,
-       lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED)
+       lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED,
+      traits=("lanes", "commutes", "broadcasts"))
 binary("min", "the smaller of x and y", np.minimum, te.vmin,
-       lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED)
+       lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED,
+      traits=("lanes", "commutes", "broadcasts"))
 binary("pow", "x^y = e^(y ln x) for x > 0", np.power,
        lambda x, y: te.vexp(te.vmul(y, te.vlog(x))), _pow, wide=True,
        types=FLOATS, domains={"x": DIVISORS}, lift=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
-       tolerances=rounded(fp32_ulps=16))
+       tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))
 binary("and", "bits set in both", np.bitwise_and, te.vand, None,
        types=("int32",), tolerances=MOVED)
 binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",), tolerances=MOVED)
@@ -386,10 +400,11 @@ define(
     attrs={"dtype": REQUIRED, "round": "rint"},
     types=TypeRule(tuple(DIRECT), result=_cast_result),
     backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
-    template=plain(
+    template=Template(
         lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
         applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
     ),
+    traits=LANES,
     domains={"x": Domain(-300.0, 300.0)},
     tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
     examples=tuple(

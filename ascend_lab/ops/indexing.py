@@ -5,7 +5,6 @@ Indices are int32 and count from 0; one outside its tensor is an error, not a wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ from ascend_lab.ops.operator import (
     Grads,
     Template,
     define,
-    plain,
-    results,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import AxisRule, Kind, SliceRules, Source
@@ -56,7 +53,7 @@ def _gather_kernel(call: Call, chip: Chip) -> Kernel:
     return Kernel("gather", phases)
 
 
-GATHER = plain(_gather_kernel, feed=("x", "index"))
+GATHER = Template(_gather_kernel, ("x", "index"))
 
 
 # -- gather ---------------------------------------------------------------------------------------
@@ -103,7 +100,7 @@ define(
     attrs={"axis": 0},
     shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
     backward=_gather_slope,
-    template=GATHER,
+    template=GATHER, traits=("moves",),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
         Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
@@ -178,7 +175,7 @@ define(
             ),
         ),
     ),
-    template=plain(_one_hot_kernel, feed=("index",)),
+    template=Template(_one_hot_kernel, ("index",)),
     index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
     examples=(
         Example(((1,),), {"depth": 1}), Example(((7,),), {"depth": 10}),
@@ -236,18 +233,13 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
     return result
 
 
-def _scatter_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    """Return the tensors of the kernel, which changes y in place: y starts as x."""
-    return {"y": arrays[0], "index": arrays[1], "u": arrays[2]}
-
-
 def _scatter_template(mode: str) -> Template:
     def build(call: Call, chip: Chip) -> Launch:
         x, indices, _ = call.shapes
         columns, picks = elements(x[1:]), elements(indices)
         return scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
 
-    return Template(build, _scatter_feed, results)
+    return Template(build, ("y", "index", "u"))  # changes y in place: it starts as x
 
 
 def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
@@ -257,7 +249,7 @@ def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **mo
         summary,
         shape_rule=_scatter_shape, slicing=_scatter_slices,
         backward=backward,
-        template=_scatter_template(mode),
+        template=_scatter_template(mode), traits=("in place",),
         index_bounds={"indices": row_limit},
         examples=(
             Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),

@@ -21,8 +21,8 @@ from ascend_lab.ops.operator import (
     Call,
     Example,
     Grads,
+    Template,
     define,
-    plain,
 )
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
@@ -65,11 +65,12 @@ define(
     shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
     slicing=_transpose_slices,
     backward=_transpose_slope,
-    template=plain(
+    template=Template(
         lambda call, chip: transpose_launch(
             chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
     ),
+    traits=("moves",),
     tolerances=_EXACT,
     examples=(
         Example(((1,),)), Example(((16, 16),)), Example(((17, 33),), {"perm": (1, 0)}),
@@ -156,9 +157,10 @@ define(
     attrs={"shape": REQUIRED},
     shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
     backward=lambda s: (s.net.shaped(s.g, s.shape()),),
-    template=plain(
+    template=Template(
         lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
     ),
+    traits=("moves", "renames"),
     tolerances=_EXACT,
     examples=(
         Example(((1,),), {"shape": (1, 1)}), Example(((6, 35),), {"shape": (7, 30)}),
@@ -205,7 +207,7 @@ define(
     shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
     types=TypeRule(("fp16", "fp32", "bf16", "int32")), slicing=_expand_slices,
     backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
-    template=plain(_expand_kernel),
+    template=Template(_expand_kernel), traits=("moves",),
     tolerances=_EXACT,
     examples=(
         Example(((1,),), {"shape": (17,)}), Example(((3, 1),), {"shape": (3, 33)}),

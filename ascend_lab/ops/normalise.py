@@ -95,6 +95,7 @@ define(
     attrs={"axis": -1},
     shape_rule=_same_shape, slicing=_keep_axis,
     backward=_softmax_slope, wide=True,
+    traits=("reduction", "nonnegative", "busy"),
     domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -104,6 +105,7 @@ define(
     attrs={"axis": -1},
     shape_rule=_same_shape, slicing=_keep_axis,
     backward=_log_softmax_slope, wide=True,
+    traits=("reduction",),
     domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -230,6 +232,7 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_layer_norm_slopes, wide=True,
+    traits=("reduction", "busy"),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
@@ -239,6 +242,7 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_rms_norm_slopes, wide=True,
+    traits=("reduction",),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip

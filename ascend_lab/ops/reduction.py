@@ -102,7 +102,7 @@ def _reduction(
         attrs={"axis": None, "keepdims": False},
         shape_rule=reduced_shape if identity else _not_empty,
         slicing=partial(_slices, combine=combine),
-        backward=backward,
+        backward=backward, traits=("reduction",),
         allows_empty=True,
         examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
         **{**base, **more},
