@@ -15,7 +15,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
-from ascend_lab.isa import Kernel, as_kernel
+from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.maps import Piece as Digits
@@ -40,22 +40,23 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     """Return the kernel of a single operator's template on stored shapes; None if it has none."""
     (node,) = piece.graph.nodes
     operator = operator_of(node.op)
-    types = [piece.type(n) for n in node.inputs]
-    if operator.template is None:
+    types, template = [piece.type(n) for n in node.inputs], operator.template
+    if template is None:
         return None
     settings, shapes = blocked(node, types, operator.settings(node.attrs))
     out_shapes = tuple(operator.infer(*shapes, **settings))
     call = Call(tuple(shapes), tuple(t.dtype for t in types), settings, out_shapes)
-    if not operator.template.applies(call, chip):
+    if not template.applies(call, chip):
         return None
-    kernel = as_kernel(operator.template.build(call, chip))
-    names = template_names(node, kernel)
+    kernel = template.kernel(call, chip)
+    names = template_names(node, template, kernel)
     forms = {
-        new: partial(_fed, operator.template, call, node.inputs.index(new), old)
+        new: partial(_fed, template, call, node.inputs.index(new), old)
         for old, new in names.items()
-        if new in piece.constants and node.op in FEEDS
+        if new in piece.constants and template.reads not in ((), ("x",))
     }
-    return Lowered(named(kernel, names), forms, extras(operator, call, kernel))
+    extra = {name: values.reshape(-1) for name, values in sorted(template.extra(call).items())}
+    return Lowered(named(kernel, names), forms, extra)
 
 
 def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
@@ -75,7 +76,7 @@ def _fed(template: Template, call: Call, place: int, name: str, array: Values) -
     """Return a constant as the template feeds it; the other inputs do not matter."""
     arrays = [np.zeros(s, array.dtype) for s in call.shapes]
     arrays[place] = array.reshape(call.shapes[place])
-    return template.feed(call, arrays)[name].reshape(-1)
+    return template.tensors(call, arrays)[name].reshape(-1)
 
 
 def blocked(
@@ -117,43 +118,12 @@ def _blocked_slice(
     return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
 
-def extras(operator: Any, call: Call, kernel: Kernel) -> dict[str, Values]:
-    """Return the small tensors of a template's own, such as the reciprocals of pooling counts."""
-    own = {"rate", "zeros", "eye"} & {t.name for t in kernel.tensors}
-    if not own:
-        return {}
-    empty = [np.zeros(s, np.float16) for s in call.shapes]
-    fed = operator.template.feed(call, empty)
-    return {name: fed[name].reshape(-1) for name in sorted(own)}
-
-
-def template_names(node: Node, kernel: Kernel) -> dict[str, str]:
-    """Return canonical names for a template's tensors: inputs by its feed, outputs y or y0, y1."""
-    known = {t.name for t in kernel.tensors}
+def template_names(node: Node, template: Template, kernel: Kernel) -> dict[str, str]:
+    """Return canonical names for a template's tensors: inputs, and outputs y or y0, y1."""
+    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
     outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
-    many = tuple(f"x{i}" for i in range(len(node.inputs)))
-    reads = (
-        many
-        if node.op == "concat" and "x0" in known
-        else FEEDS.get(node.op, ("x",))[: len(node.inputs)]
-    )
     names = dict(zip(outs, node.outputs, strict=True))
     return {**names, **dict(zip(reads, node.inputs, strict=True))}
-
-
-FEEDS = {
-    "conv2d_grad_weight": ("x", "grad"),
-    "bn_training_update_grad": ("grad", "x", "mean", "variance"),
-    "max_pool2d_grad": ("x", "top", "grad"),
-    "avg_pool2d_grad": ("grad",),
-    "gather": ("x", "index"),
-    "embedding": ("x", "index"),
-    "one_hot": ("index",),
-    "flash_attention": ("q", "k", "v", "mask"),
-    "scatter_add": ("x", "index", "u"),
-    "scatter_update": ("x", "index", "u"),
-}
-"""Kernel tensors in the order of the operator's inputs, where there is more than one."""
 
 
 def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
