@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from ascend_lab.chip import DTYPE_BYTES
@@ -98,16 +99,13 @@ def aliases(graph: Graph, views: Collection[str]) -> Mapping[str, Alias]:
     return found
 
 
+@lru_cache(8)
 def view_nodes(graph: Graph) -> Collection[str]:
-    """Return the names of the nodes that are views; remembered with the graph."""
-    memory = vars(graph)
-    if "_view_nodes" not in memory:
-        work = _Aliases(graph)
-        for node in graph.nodes:
-            work.add(node)
-        memory["_view_nodes"] = frozenset(work.views)
-    found: frozenset[str] = memory["_view_nodes"]
-    return found
+    """Return the names of the nodes that are views."""
+    work = _Aliases(graph)
+    for node in graph.nodes:
+        work.add(node)
+    return frozenset(work.views)
 
 
 # -- bytes that stay where they are ---------------------------------------------------------------

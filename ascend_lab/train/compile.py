@@ -19,12 +19,10 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import Front, finish_stages
-from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph.compile import Road, finish_stages, front_stages
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.layout import ELEMENTWISE, Assigner, cancel_trans_data
-from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.layout import ELEMENTWISE, Assigner
+from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import Pair, reach
@@ -206,6 +204,10 @@ def _reshaped(edit: Draft, x: str, shape: Shape, name: str) -> str:
 
 
 MERGING = "CommonSubexpressionEliminationPass"
+TRAINING = Road(
+    dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks
+)
+"""The road of a step: number formats are its own, and sums of channels stay with the images."""
 
 
 def compile_training(
@@ -218,15 +220,5 @@ def compile_training(
     chip = load_chip(chip) if isinstance(chip, str) else chip
     again = "recompute" in step.phases.values()
     names = [name for name in passes if not (again and name == MERGING)]
-    rewritten, report = run_passes(step.graph, names)
-    laid_out = training_layouts(rewritten, chip)
-    front = Front(report.matches, rewritten, stay_in_fractals(laid_out, chip))
-    return finish_stages(front, chip, fusion=fusion)
-
-
-def training_layouts(graph: Graph, chip: Chip) -> Graph:
-    """Return a graph of a step after passes, in operators that have kernels, with layouts."""
-    for rewrite in (batch_norms_apart, as_convolutions, casts_apart):
-        graph = rewrite(graph)
-    plain = canonical(graph, chip)
-    return cancel_trans_data(images_in_blocks(plain))
+    road = replace(TRAINING, passes=names, fusion=fusion)
+    return finish_stages(front_stages(step.graph, chip, road), chip, road)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.counts import MODES, moved_bytes, peak_live_bytes, topological_order
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.passes import clean, formats, images, recognise, simplify
@@ -19,7 +18,6 @@ from ascend_lab.graph.passes.rewrite import Pass, derived, match, rewrites, sett
 
 __all__ = [
     "DEFAULT",
-    "MODES",
     "PASSES",
     "Draft",
     "Pass",
@@ -30,15 +28,12 @@ __all__ = [
     "get_pass",
     "match",
     "measured_scales",
-    "moved_bytes",
-    "peak_live_bytes",
     "quantise",
     "register_pass",
     "rewrites",
     "run_passes",
     "settings",
     "sweep",
-    "topological_order",
 ]
 
 PASSES: dict[str, Pass] = {

@@ -1,6 +1,6 @@
 """Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
 
-int8: y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, a scale per tensor, sx = max|x| / 127.
+int8: y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, one scale each, sx = max|x| / 127.
 """
 
 from __future__ import annotations
