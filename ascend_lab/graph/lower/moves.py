@@ -21,7 +21,7 @@ from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
-from ascend_lab.isa import Kernel, as_kernel
+from ascend_lab.isa import Kernel
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.layout.maps import Piece as Digits
@@ -30,19 +30,6 @@ from ascend_lab.ops.operator import Call, Template
 
 MOVES = ("trans_data", "reshape", "transpose")
 BLOCK = 16
-FEEDS = {
-    "conv2d_grad_weight": ("x", "grad"),
-    "bn_training_update_grad": ("grad", "x", "mean", "variance"),
-    "max_pool2d_grad": ("x", "top", "grad"),
-    "avg_pool2d_grad": ("grad",),
-    "gather": ("x", "index"),
-    "embedding": ("x", "index"),
-    "one_hot": ("index",),
-    "flash_attention": ("q", "k", "v", "mask"),
-    "scatter_add": ("x", "index", "u"),
-    "scatter_update": ("x", "index", "u"),
-}
-"""Kernel tensors in the order of the operator's inputs, where there is more than one."""
 
 
 def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
@@ -66,37 +53,24 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     call = Call(tuple(shapes), tuple(t.dtype for t in types), settings, out_shapes)
     if not template.applies(call, chip):
         return None
-    kernel = as_kernel(template.build(call, chip))
-    names = _names(node, kernel)
+    kernel = template.kernel(call, chip)
+    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
+    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
+    names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
     forms = {
         new: partial(_fed, template, call, node.inputs.index(new), old)
         for old, new in names.items()
-        if new in piece.constants and node.op in FEEDS
+        if new in piece.constants and template.reads not in ((), ("x",))
     }
-    extra: dict[str, Values] = {}
-    own = {"rate", "zeros", "eye"} & {t.name for t in kernel.tensors}
-    if own:  # small tensors of the template's own, such as the reciprocals of pooling counts
-        fed = template.feed(call, [np.zeros(s, np.float16) for s in call.shapes])
-        extra = {name: fed[name].reshape(-1) for name in sorted(own)}
+    extra = {name: values.reshape(-1) for name, values in sorted(template.extra(call).items())}
     return Lowered(named(kernel, names), forms, extra)
-
-
-def _names(node: Node, kernel: Kernel) -> dict[str, str]:
-    """Return canonical names for a template's tensors: inputs by its feed, outputs y or y0, y1."""
-    known = {t.name for t in kernel.tensors}
-    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
-    reads = FEEDS.get(node.op, ("x",))[: len(node.inputs)]
-    if node.op == "concat" and "x0" in known:
-        reads = tuple(f"x{i}" for i in range(len(node.inputs)))
-    names = dict(zip(outs, node.outputs, strict=True))
-    return {**names, **dict(zip(reads, node.inputs, strict=True))}
 
 
 def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
     """Return a constant as the template feeds it; the other inputs do not matter."""
     arrays = [np.zeros(s, array.dtype) for s in call.shapes]
     arrays[place] = array.reshape(call.shapes[place])
-    return template.feed(call, arrays)[name].reshape(-1)
+    return template.tensors(call, arrays)[name].reshape(-1)
 
 
 def blocked(
