@@ -1,4 +1,8 @@
-"""What a search did: every trial in order, so that curves, reports and grading read one object."""
+"""Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
+
+Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
+measured them, so that a seed fixes the result for any number of workers.
+"""
 
 from __future__ import annotations
 
@@ -71,13 +75,6 @@ class Trace:
             for t in self.trials
         ]
         return {"end": self.end, "seed": self.seed, "trials": rows}
-
-
-# Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
-#
-# Budgets count unique candidates. A search sees costs in the order it proposed the points,
-# whoever
-# measured them, so that a seed fixes the result for any number of workers.
 
 
 Steps = Generator[list[Point], list[float], None]

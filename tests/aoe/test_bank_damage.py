@@ -22,7 +22,7 @@ GOOD = [entry(str(i), schedule=["x" * 100 * (i % 5)]) for i in range(60)]
 def made(file: Path, entries: list[BankEntry] = GOOD) -> bytes:
     """Write a bank and return its bytes."""
     with Store(file) as store:
-        store._take(entries)
+        store.take(entries)
         store.save_trials("run", [Trial(0, (1,), 2.0)])
     return file.read_bytes()
 

@@ -11,11 +11,9 @@ from cube_cases import CHIPS, LAYERS, Case, cases, conv_shapes, epilogue_for, ge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe.cube.conv_space import canonical_row as conv_row
-from ascend_lab.aoe.cube.conv_space import conv_space
+from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
 from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, schedule_of, small_space
-from ascend_lab.aoe.cube.space import SLOTS, CubeSpace, evens, gemm_space, sides, word_of
-from ascend_lab.aoe.cube.space import canonical_row as gemm_row
+from ascend_lab.aoe.cube.space import SLOTS, CubeSpace, evens, gemm_row, gemm_space, sides, word_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch

@@ -102,7 +102,7 @@ def wrong_kernels(monkeypatch, other):
     """Let choices of a wrong job lower to the kernel of another piece."""
 
     def lowered(piece, chip, choice=None):
-        return lower(other.piece if choice == "wrong" else piece, chip)
+        return lower(other.piece, chip) if choice == "wrong" else lower(piece, chip, choice)
 
     monkeypatch.setattr(values_module, "lower", lowered)
     monkeypatch.setattr("ascend_lab.aoe.tuning.job_of", lambda op: Wrong(job_of(op)))

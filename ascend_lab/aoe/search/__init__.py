@@ -14,9 +14,7 @@ from ascend_lab.aoe.search.plain import (
     Annealing,
     BranchAndBound,
     IteratedLocal,
-    branch_and_bound,
     exhaustive,
-    no_bound,
     random_order,
 )
 from ascend_lab.aoe.search.surrogate import Surrogate
@@ -29,7 +27,7 @@ SEARCHES: dict[str, Search] = {
     "genetic": Genetic(),
     "iterated-local": IteratedLocal(),
     "mcts": Mcts(),
-    "branch-and-bound": branch_and_bound(no_bound),
+    "branch-and-bound": BranchAndBound(),
 }
 """Searches by name; branch and bound without a bound of its own enumerates the space."""
 ALIASES = {
@@ -69,9 +67,7 @@ __all__ = [
     "Mcts",
     "Node",
     "Surrogate",
-    "branch_and_bound",
     "exhaustive",
-    "no_bound",
     "paced",
     "random_order",
     "search_named",

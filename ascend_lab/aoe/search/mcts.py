@@ -208,7 +208,7 @@ class _Run:
         return completed(space, point, prefix)
 
     def _holds(self, point: Point) -> bool:
-        """Return whether the tree has a point."""
+        """Tell whether the tree has a point."""
         node: Node | None = self.root
         for value in point:
             node = node.children.get(value) if node else None

@@ -1,4 +1,4 @@
-"""Which stages of an expression share a nest: the ways to fuse, and folds cut into partial ones."""
+"""The first decisions: which stages share a nest, and folds cut into partial ones."""
 
 from __future__ import annotations
 
@@ -150,9 +150,6 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
         stage = _own_fold(s, each)
         counts |= dict.fromkeys(part_counts(s, stage) if stage is not None else ())
     return tuple(counts)
-
-
-# The first decisions: how every group of stages is split into nests, and its folds into parts.
 
 
 AS_DEFAULT = "default"
