@@ -1,39 +1,88 @@
-"""Tuners: spaces of schedules, searches over them, and how far from optimal they end."""
+"""Tuners: spaces of schedules, searches over them, and how far from optimal they end.
 
-from ascend_lab.aoe.bank import Knowledge, open_knowledge
+What needs the compiler is imported when it is asked for: processes that measure begin without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ascend_lab.aoe.drive import Trace, Trial, drive
-from ascend_lab.aoe.engine import Tuning, tune
-from ascend_lab.aoe.network import NetworkResult, tune_network
-from ascend_lab.aoe.operators import Operator, operators_of
-from ascend_lab.aoe.report import Report
-from ascend_lab.aoe.search import SEARCHES, search_named
 from ascend_lab.aoe.settings import Bars, Settings
-from ascend_lab.aoe.space import Point, Space, TableSpace
-from ascend_lab.aoe.tuning import Result, tune_operator
+from ascend_lab.aoe.space import (
+    Point,
+    Space,
+    TableSpace,
+    completed,
+    crossed,
+    mutated,
+    nearest,
+    random_completion,
+)
 from ascend_lab.aoe.workers import Workers, workers_of
+
+if TYPE_CHECKING:
+    from ascend_lab.aoe.bank import Knowledge, open_knowledge
+    from ascend_lab.aoe.cube.job import CubeJob
+    from ascend_lab.aoe.engine import Tuning, tune
+    from ascend_lab.aoe.network import NetworkResult, tune_network
+    from ascend_lab.aoe.operators import Tunable, operators_of
+    from ascend_lab.aoe.report import Report
+    from ascend_lab.aoe.search import SEARCHES, Annealing, Genetic, Mcts, random_order, search_named
+    from ascend_lab.aoe.search.genetic import SimpleGenetic
+    from ascend_lab.aoe.tuning import Result, tune_operator
+    from ascend_lab.aoe.vector.job import NestCosts, VectorJob, VectorMeasure, optimum
+
+_ROOMS = ("search", "bank", "search.genetic", "operators", "cube.job", "vector.job", "tuning",
+          "network", "engine", "report")  # fmt: skip
 
 __all__ = [
     "SEARCHES",
+    "Annealing",
     "Bars",
+    "CubeJob",
+    "Genetic",
     "Knowledge",
+    "Mcts",
+    "NestCosts",
     "NetworkResult",
-    "Operator",
     "Point",
     "Report",
     "Result",
     "Settings",
+    "SimpleGenetic",
     "Space",
     "TableSpace",
     "Trace",
     "Trial",
+    "Tunable",
     "Tuning",
+    "VectorJob",
+    "VectorMeasure",
     "Workers",
+    "completed",
+    "crossed",
     "drive",
+    "mutated",
+    "nearest",
     "open_knowledge",
     "operators_of",
+    "optimum",
+    "random_completion",
+    "random_order",
     "search_named",
     "tune",
     "tune_network",
     "tune_operator",
     "workers_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a word of the facade from the first room that has it."""
+    for room in _ROOMS if name in __all__ else ():
+        module = import_module(f"{__name__}.{room}")
+        if name in vars(module):
+            return vars(module)[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

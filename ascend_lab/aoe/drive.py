@@ -85,7 +85,7 @@ IDLE_BATCHES = 200
 
 
 @dataclass
-class _Run:
+class _Driven:
     """One run: what it asks of whom and how long, its trials so far, and costs by candidate."""
 
     space: Space
@@ -201,7 +201,7 @@ def drive(
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     deadline = Deadline.of(time_limit_s)
     limits = deadline, trial_limit_s, early_stop
-    run = _Run(space, measure, budget, workers, *limits, known or {}, on_trial)
+    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial)
     steps = search(space, np.random.default_rng(seed), start)
     try:
         end = run.loop(steps, is_proven)

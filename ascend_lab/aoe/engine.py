@@ -121,12 +121,12 @@ def tune(
         if not isinstance(knowledge, Knowledge):
             knowledge = own.enter_context(Knowledge(knowledge))
         told = progress or (lambda *_: None)
-        run = _Run(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
+        run = _Jobs(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
         return run.tune(graph, dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Jobs:
     """Everything but the graph."""
 
     chip: Chip

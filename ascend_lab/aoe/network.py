@@ -24,7 +24,7 @@ from ascend_lab.aoe.bank import (
     settle,
 )
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, operators_of
+from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings
 from ascend_lab.aoe.subgraph.tune import bound_parts
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
@@ -35,7 +35,7 @@ from ascend_lab.graph import Compiled, NetworkTimeline, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
 
-Chosen = Callable[[Operator], bool]
+Chosen = Callable[[Tunable], bool]
 """Whether the user wants an operator tuned."""
 LEAST_S = 1.0
 """Seconds of a limited time that the search of an operator gets at least."""
@@ -90,7 +90,7 @@ def tune_network(
     """
     settings, knowledge = settings or Settings(), knowledge or Knowledge(None, None)
     deadline = deadline or Deadline.of(settings.time_limit_s)
-    run = _Run(settings, knowledge, workers, progress or (lambda *_: None), deadline)
+    run = _Operators(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
     asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
@@ -108,7 +108,7 @@ def tune_network(
 
 
 @dataclass
-class _Run:
+class _Operators:
     """The operators of one network, as far as they are tuned."""
 
     settings: Settings
@@ -123,7 +123,7 @@ class _Run:
         self.interrupted = False
         self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
 
-    def tune(self, operators: Sequence[Operator], sizes: Mapping[str, int]) -> None:
+    def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
         """Take each from the bank or search, the one with most to gain first.
 
         `sizes` are instructions of the default kernels by piece. With a limited time, an operator
@@ -155,7 +155,7 @@ class _Run:
             if limit_s is None or limit_s > 0:
                 self._search(operator, limit_s, place)
 
-    def _known(self, operator: Operator) -> bool:
+    def _known(self, operator: Tunable) -> bool:
         """Take an operator from the bank if that is what the settings ask for."""
         decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
         if decision.tune:
@@ -169,10 +169,10 @@ class _Run:
         self.outcomes.append(settle(self.knowledge, decision))
         return True
 
-    def _run_id(self, operator: Operator) -> str:
+    def _run_id(self, operator: Tunable) -> str:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
-    def _search(self, operator: Operator, limit_s: float | None, place: str) -> None:
+    def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
         run_id = self._run_id(operator)
         known = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"
@@ -200,7 +200,7 @@ class _Run:
                 self.knowledge.forget_trials(run_id)
 
 
-def potential(operator: Operator) -> float:
+def potential(operator: Tunable) -> float:
     """Return the cycles an operator could still gain in the network, at most."""
     try:
         bound, _ = job_of(operator).bound(())
@@ -209,7 +209,7 @@ def potential(operator: Operator) -> float:
     return float(operator.count * max(operator.default_cycles - bound, 0))
 
 
-def estimated(operator: Operator) -> float:
+def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
     chip, graph = operator.chip, operator.piece.graph
     parts = bound_parts(graph, chip)
@@ -262,14 +262,14 @@ def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) 
 # -- between tuning and the bank ------------------------------------------------------------------
 
 
-def key_of(operator: Operator) -> BankKey:
+def key_of(operator: Tunable) -> BankKey:
     """Return the bank's key of an operator."""
     chip = operator.chip
     chip_is = chip.name, chip_digest(chip), chip.core_count
     return BankKey(*chip_is, "op", operator.op, operator.problem)
 
 
-def features_of(operator: Operator) -> tuple[float, ...]:
+def features_of(operator: Tunable) -> tuple[float, ...]:
     """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
     graph = operator.piece.graph
     types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
@@ -289,7 +289,7 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
     )  # fmt: skip
 
 
-def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
+def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
     """Return a bank's entry as a result, timed again on this operator.
 
     A schedule that no longer lowers, or is no longer faster, is not used, and the result says so.
@@ -308,7 +308,7 @@ def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
     return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
 
 
-def suggestions(operator: Operator, knowledge: Knowledge) -> list[Choice]:
+def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
     """Return the schedules of the nearest shapes that a bank knows."""
     found = []
     for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
@@ -317,7 +317,7 @@ def suggestions(operator: Operator, knowledge: Knowledge) -> list[Choice]:
     return found
 
 
-def _choice(entry: BankEntry, operator: Operator) -> Choice:
+def _choice(entry: BankEntry, operator: Tunable) -> Choice:
     """Return the choice an entry keeps; raise `InputError` if it is none."""
     choice = choice_of(entry.schedule, operator.chip.name)
     numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []

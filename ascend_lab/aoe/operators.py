@@ -46,8 +46,8 @@ NO_PARAMETERS = "it has no kernel and runs on the AI CPU, without parameters"
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """A kernel that occurs `count` times: its piece, and the tensors L2 holds at its start.
+class Tunable:
+    """An operator as a task: a kernel that occurs `count` times, and what L2 holds at its start.
 
     `unit` is "cube", "product" (a batch of them), "vector", or "" where there is nothing to tune,
     for the `reason` given.
@@ -91,7 +91,7 @@ def base_name(buffer: Buffer) -> str:
     return buffer.name.partition(".")[0]
 
 
-def operators_of(compiled: Compiled) -> tuple[Operator, ...]:
+def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network, in order of their first occurrence."""
     groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
     for task, shares in zip(compiled.tasks, residency(compiled), strict=True):
@@ -101,7 +101,7 @@ def operators_of(compiled: Compiled) -> tuple[Operator, ...]:
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 
 
-def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
+def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     task = group[0][0]
     assert task.lowered is not None
     warm = Counter(held for _, held in group).most_common(1)[0][0]
@@ -111,7 +111,7 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
     else:
         unit, reason = unit_of(task.piece, chip)
         cycles = warm_cycles(kernel, chip, warm)
-    return Operator(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
+    return Tunable(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
 
 
 def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
@@ -143,7 +143,7 @@ TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}
 """Share of the largest value by which results may differ: sums in another order, then rounded."""
 
 
-def agree(operator: Operator, choice: Choice, seed: int = 0) -> str:
+def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
     """Return "" if the chosen kernel gives the default's values, else what differs.
 
     Both get the same random inputs. The operators' definitions are computed first, which is
@@ -201,7 +201,7 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
 
 
 def run(
-    lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Operator
+    lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
     """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
     tensors = dict(lowered.extra)

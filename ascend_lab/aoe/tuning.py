@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ascend_lab.aoe.cube.job import CubeJob, CubeMeasure, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Trace, Trial, drive
-from ascend_lab.aoe.operators import Operator, agree
+from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point, Space
@@ -25,7 +25,7 @@ class Job(Protocol):
     """An operator with its space of schedules: what a search needs."""
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> Tunable:
         """The operator to tune."""
 
     @property
@@ -53,14 +53,14 @@ class Job(Protocol):
         """Return cycles that no schedule of the space can beat, and whether the best is proven."""
 
 
-_JOBS: Mapping[str, Callable[[Operator], Job]] = {
+_JOBS: Mapping[str, Callable[[Tunable], Job]] = {
     "vector": VectorJob,
     "cube": CubeJob,
     "product": ProductJob,
 }
 
 
-def job_of(operator: Operator) -> Job:
+def job_of(operator: Tunable) -> Job:
     """Return the job of an operator; raise `UnsupportedError` with the reason if it has none."""
     if operator.unit not in _JOBS:
         raise UnsupportedError("an operator with a schedule", operator.op, operator.reason)
@@ -85,7 +85,7 @@ class Result:
     vector operator's choice teaches a policy.
     """
 
-    operator: Operator
+    operator: Tunable
     choice: Choice | None
     before_cycles: int
     after_cycles: int
@@ -121,14 +121,14 @@ class Result:
         return CERTAINTIES[known.index(True)]
 
 
-def untuned(operator: Operator, note: str, source: str = "none") -> Result:
+def untuned(operator: Tunable, note: str, source: str = "none") -> Result:
     """Return the result of an operator that keeps its default."""
     cycles = operator.default_cycles
     return Result(operator, None, cycles, cycles, source=source, note=note)
 
 
 def tune_operator(
-    operator: Operator,
+    operator: Tunable,
     settings: Settings | None = None,
     *,
     workers: Workers | None = None,

@@ -25,7 +25,7 @@ from ascend_lab.aoe.cube.space import (
     word_of,
 )
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, base_name, warm_cycles
+from ascend_lab.aoe.operators import Tunable, base_name, warm_cycles
 from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.aoe.workers import Deadline, attempt
 from ascend_lab.chip import Chip
@@ -157,7 +157,7 @@ class SharedMeasure(CubeMeasure):
     it for them.
     """
 
-    operator: Operator | None = None
+    operator: Tunable | None = None
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
@@ -170,7 +170,7 @@ class CubeJob:
 
     search = "genetic"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take an operator of the cube; raises what its space raises."""
         self.operator = operator
         piece, chip = operator.piece, operator.chip
@@ -325,7 +325,7 @@ TILING_NAMES = tuple(f.name for f in fields(Tilings))
 class ProductMeasure:
     """Point -> cycles of the whole batch, launch included."""
 
-    operator: Operator
+    operator: Tunable
     shape: GemmShape
 
     def __call__(self, point: Point) -> float:
@@ -338,7 +338,7 @@ class ProductJob:
 
     search = "genetic"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take a batch of products; raises what its space raises."""
         self.operator = operator
         node, piece = operator.piece.graph.nodes[0], operator.piece

@@ -2,6 +2,6 @@
 
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.job import VectorMeasure
-from ascend_lab.aoe.vector.space import VectorSpace, build, vector_space
+from ascend_lab.aoe.vector.space import VectorSpace, vector_space
 
-__all__ = ["VectorMeasure", "VectorSpace", "build", "vector_bound", "vector_space"]
+__all__ = ["VectorMeasure", "VectorSpace", "vector_bound", "vector_space"]

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, warm_cycles
+from ascend_lab.aoe.operators import Tunable, warm_cycles
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.layout import Layout, lay
@@ -71,7 +71,7 @@ class VectorJob:
 
     search = "mcts"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take an operator of the vector unit; raises what its space raises."""
         self.operator = operator
         self.outputs = tuple(vector_outputs(operator.piece)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -13,7 +13,7 @@ from ascend_lab.dsl.auto_tile import attach_tiles, fold_loops
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.nests import complete
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Leaf, Stage, State
+from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.kernels.gemm_schedule import up
 
 
@@ -85,25 +85,16 @@ def read_layout(state: State, phase: Phase) -> Layout:
     for axis in root.axes:
         outer = [x for x in root.loops if x.root == axis.name]
         share = next((x.width for x in outer if x.name in root.bound), axis.extent)
-        cuts.append((axis.name, share, min(share, _inner(outer, root.bound, share))))
-    folded = [state.stage(n) for n in (*phase.tiles, phase.root)]
-    folds = [f for stage in folded if stage.fold for f in _folds(stage)]
+        # the last loop over parts of an axis says the width of a tile
+        widths = [x.width for x in outer[:-1] if x.name not in root.bound]
+        cuts.append((axis.name, share, min([share, *widths[-1:]])))
+    folds = []
+    for stage in (state.stage(n) for n in (*phase.tiles, phase.root)):
+        for fold in stage.reduce if stage.fold else ():
+            leaves = [x for x in stage.loops if x.root == fold.name]
+            if len(leaves) > 1:
+                folds.append((f"{stage.name}.{fold.name}", leaves[0].width))
     return Layout(tuple(cuts), tuple(folds), root.depth)
-
-
-def _inner(leaves: Sequence[Leaf], bound: Sequence[str], share: int) -> int:
-    """Return the width of a tile: the last loop over parts of an axis says it."""
-    widths = [x.width for x in leaves[:-1] if x.name not in bound]
-    return widths[-1] if widths else share
-
-
-def _folds(stage: Stage) -> list[tuple[str, int]]:
-    found = []
-    for axis in stage.reduce:
-        leaves = [x for x in stage.loops if x.root == axis.name]
-        if len(leaves) > 1:
-            found.append((f"{stage.name}.{axis.name}", leaves[0].width))
-    return found
 
 
 # -- what a nest takes of a core before its program is written -------------------------------------
