@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.aoe.drive import Trace, Trial, drive
 from ascend_lab.aoe.settings import Bars, Settings
-from ascend_lab.aoe.space import (
-    Point,
-    Space,
-    TableSpace,
-    completed,
-    crossed,
-    mutated,
-    nearest,
-    random_completion,
-)
+from ascend_lab.aoe.space import Point, Space, TableSpace
 from ascend_lab.aoe.workers import Workers, workers_of
 
 if TYPE_CHECKING:
@@ -29,48 +20,34 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.network import NetworkResult, tune_network
     from ascend_lab.aoe.operators import Tunable, operators_of
     from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.search import SEARCHES, Annealing, Genetic, Mcts, random_order, search_named
-    from ascend_lab.aoe.search.genetic import SimpleGenetic
+    from ascend_lab.aoe.search import SEARCHES, search_named
+    from ascend_lab.aoe.subgraph import network_bound
     from ascend_lab.aoe.tuning import Result, tune_operator
-    from ascend_lab.aoe.vector.job import NestCosts, VectorJob, VectorMeasure, optimum
 
-_ROOMS = ("search", "bank", "search.genetic", "operators", "cube.job", "vector.job", "tuning",
-          "network", "engine", "report")  # fmt: skip
+_ROOMS = ("search", "bank", "operators", "cube.job", "subgraph", "tuning", "network", "engine",
+          "report")  # fmt: skip
 
 __all__ = [
     "SEARCHES",
-    "Annealing",
     "Bars",
     "CubeJob",
-    "Genetic",
     "Knowledge",
-    "Mcts",
-    "NestCosts",
     "NetworkResult",
     "Point",
     "Report",
     "Result",
     "Settings",
-    "SimpleGenetic",
     "Space",
     "TableSpace",
     "Trace",
     "Trial",
     "Tunable",
     "Tuning",
-    "VectorJob",
-    "VectorMeasure",
     "Workers",
-    "completed",
-    "crossed",
     "drive",
-    "mutated",
-    "nearest",
+    "network_bound",
     "open_knowledge",
     "operators_of",
-    "optimum",
-    "random_completion",
-    "random_order",
     "search_named",
     "tune",
     "tune_network",

@@ -17,7 +17,8 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, compile_graph
 from ascend_lab.graph.lower import lower
 
-CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
+CHIPS = ("Ascend910A", "Ascend910B2")
+"""A coupled and a split chip; what names none is tuned for Ascend310."""
 
 
 class Net(GraphBuilder):

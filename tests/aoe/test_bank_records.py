@@ -110,7 +110,7 @@ def test_better_means_newer_model_then_cycles_then_proof_then_bound() -> None:
 
 
 @given(st.tuples(entries(), entries(), entries()))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_the_better_of_several_is_the_same_in_any_order(three: tuple[BankEntry, ...]) -> None:
     a, b, c = (replace(e, key=KEY) for e in three)
     assert better(a, b) == better(b, a)
@@ -120,7 +120,7 @@ def test_the_better_of_several_is_the_same_in_any_order(three: tuple[BankEntry, 
 
 
 @given(entries())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_a_line_gives_the_entry_back(one: BankEntry) -> None:
     line = to_line(one)
     assert "\n" not in line

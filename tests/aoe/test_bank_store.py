@@ -86,7 +86,7 @@ def filled(folder: str, name: str, entries: list[BankEntry]) -> Store:
 
 
 @given(banks, banks)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_merge_keeps_the_better_one_and_commutes(a: list[BankEntry], b: list[BankEntry]) -> None:
     with (
         TemporaryDirectory() as folder,
@@ -123,7 +123,7 @@ def test_merge_takes_everything_or_nothing(
 
 
 @given(banks)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_an_export_gives_the_bank_back(entries: list[BankEntry]) -> None:
     with TemporaryDirectory() as folder, filled(folder, "a", entries) as one:
         lines, again = Path(folder) / "bank.jsonl", Path(folder) / "again.jsonl"

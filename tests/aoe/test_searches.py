@@ -83,7 +83,7 @@ def test_costs_that_are_all_equal_or_zero_or_no_numbers(name):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_small_table_is_searched_to_its_end(data):
     points = data.draw(
         st.lists(st.tuples(*[st.integers(0, 3)] * 3), unique=True, min_size=1, max_size=12)

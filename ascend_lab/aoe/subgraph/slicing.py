@@ -90,7 +90,10 @@ def _axes(
     along: dict[str, int] = {}
     whole: dict[str, str] = {}
     for node in reversed(part.nodes):
-        place, name = next((i, n) for i, n in enumerate(node.outputs) if n in found)
+        cut_up = [(i, n) for i, n in enumerate(node.outputs) if n in found]
+        if not cut_up:  # somebody needs it whole
+            break
+        place, name = cut_up[0]
         axes = [(axis, rule) for axis, rule in enumerate(rules[node.name].axes)
                 if rule.joins[place] == found[name]]  # fmt: skip
         splits = [(axis, rule) for axis, rule in axes if rule.splits]
