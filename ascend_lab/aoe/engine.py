@@ -28,15 +28,8 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
-from ascend_lab.aoe.subgraph import (
-    SlicePlan,
-    SubgraphResult,
-    network_bound,
-    tune_subgraph,
-)
-from ascend_lab.aoe.subgraph import (
-    compiled as compiled_slices,
-)
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, network_bound, tune_subgraph
+from ascend_lab.aoe.subgraph import compiled as compiled_slices
 from ascend_lab.aoe.subgraph.slicing import sliced
 from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.aoe.workers import Deadline, Workers, workers_of

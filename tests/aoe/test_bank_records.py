@@ -158,9 +158,6 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_the_model_version_stands_for_these_cycles() -> None:
     """If this fails the model or a default has changed: raise MODEL_VERSION and correct this."""
     chip = load_chip("Ascend310")
-    launches = (
-        gemm_launch(GemmShape(256, 256, 256), chip),
-        elementwise_launch(chip, 65536),
-    )
+    launches = (gemm_launch(GemmShape(256, 256, 256), chip), elementwise_launch(chip, 65536))
     cycles = [simulate(launch, chip).cycles for launch in launches]
     assert {MODEL_VERSION: cycles} == {1: [6041, 3858]}

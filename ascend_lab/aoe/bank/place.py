@@ -105,8 +105,8 @@ class Knowledge:
 
     def entries(self) -> list[BankEntry]:
         """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
-        stored = self._asked(Store.entries, ())
-        known = {entry.key: entry for entry in stored}
+        none: tuple[BankEntry, ...] = ()
+        known = {entry.key: entry for entry in self._asked(Store.entries, none)}
         for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
             known[key] = entry if entry.better_than(known.get(key)) else known[key]
         found = [*known.values(), *self._builtin_besides(known)]

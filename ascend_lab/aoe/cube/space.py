@@ -116,12 +116,7 @@ class CubeSpace(TableSpace):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        chip: Chip,
-        demand: Demand | None,
-        names: Sequence[str],
-        table: Columns,
+        self, shape: Shape, chip: Chip, demand: Demand | None, names: Sequence[str], table: Columns
     ) -> None:
         """Sort the rows and drop those that are there twice; raise `InputError` without any."""
         if not len(table[names[0]]):

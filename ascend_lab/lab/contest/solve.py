@@ -128,10 +128,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
-    seconds: float | None = 10.0,
-    evaluations: int | None = None,
-    seed: int = 0,
+    problem: Problem, seconds: float | None = 10.0, evaluations: int | None = None, seed: int = 0
 ) -> Solution:
     """Return the best schedule found within the seconds or the group evaluations.
 
