@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
-from ascend_lab.graph.passes import PASSES, convert, moved_bytes, run_passes
+from ascend_lab.graph.passes import PASSES, convert, run_passes
 from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
 from ascend_lab.lab.checks.chapter13_14 import (
@@ -16,6 +16,7 @@ from ascend_lab.lab.checks.chapter13_14 import (
     rewritten,
 )
 from ascend_lab.lab.figures.networks import ORDERS, exported_block
+from ascend_lab.lab.orders import moved_bytes
 
 FOLD = "ConvBatchnormFusionPass"
 

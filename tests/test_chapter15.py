@@ -23,7 +23,6 @@ from ascend_lab.graph.memory import (
     verify,
 )
 from ascend_lab.graph.memory.buffers import read_csv
-from ascend_lab.graph.passes import topological_order
 from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
@@ -38,6 +37,7 @@ from ascend_lab.lab.checks.chapter15 import (
     trap,
 )
 from ascend_lab.lab.figures.packing import network
+from ascend_lab.lab.orders import topological_order
 
 MiB = 2**20
 TOY = [

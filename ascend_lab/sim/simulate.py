@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from ascend_lab.chip import Chip
@@ -24,6 +25,8 @@ from ascend_lab.sim.timeline import KernelTimeline, Timeline
 from ascend_lab.sim.traffic import Traffic, analyse
 
 Engine = Literal["fast", "reference"]
+REMEMBERED = 4096
+"""Launches whose traffic and time are remembered: more than a large network has."""
 
 
 def simulate(
@@ -122,8 +125,26 @@ def simulate_kernel(
         return KernelTimeline(whole.name, chip, phases)
     addresses, timed = memory.addresses(whole.tensors), list[Timeline]()
     for phase in whole.phases:
-        traffic = analyse(phase, chip)
-        outcome = memory.l2.touch(accesses_of(phase, traffic, addresses))
-        warmed = traffic.warmed(outcome.hits, outcome.write_back_bytes)
-        timed.append(time_launch(phase, chip, warmed, engine))
+        outcome = memory.l2.touch(accesses_of(phase, traffic_of(phase, chip), addresses))
+        hits = tuple(outcome.hits.items())
+        timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
     return KernelTimeline(whole.name, chip, tuple(timed))
+
+
+@lru_cache(REMEMBERED)
+def traffic_of(launch: Launch, chip: Chip) -> Traffic:
+    """Return the traffic of a launch, from memory if an equal one was analysed before."""
+    return analyse(launch, chip)
+
+
+@lru_cache(REMEMBERED)
+def _warm(
+    launch: Launch,
+    chip: Chip,
+    hits: tuple[tuple[str, float], ...],
+    write_back_bytes: int,
+    engine: Engine,
+) -> Timeline:
+    """Equal blocks of a network are one launch, and meet L2 in the same state again and again."""
+    warmed = traffic_of(launch, chip).warmed(dict(hits), write_back_bytes)
+    return time_launch(launch, chip, warmed, engine)
