@@ -1,4 +1,4 @@
-"""Operators that move no element: reshape and its kin, casts, constants; known tensors stay known."""
+"""Operators that move no element: reshape, casts, constants; what is known stays known."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _shape(ctx: Context) -> Tensor:
 
 @converter("Range", "NonZero", result="int64")
 def _of_unknown_size(ctx: Context) -> Tensor:
-    """Refuse: those of known operands are folded, the size of others depends on what is computed."""
+    """Refuse: known operands are folded, the size of others depends on what is computed."""
     for i, tensor in enumerate(ctx.inputs):
         if tensor and tensor.known is None:
             ctx.needs(i)
