@@ -20,8 +20,7 @@ import numpy as np
 
 from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make, together
 from ascend_lab.cluster.choice import servers_of
-from ascend_lab.cluster.timing import Plan as Prepared
-from ascend_lab.cluster.timing import pattern_of, plan_of
+from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
 from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
 from ascend_lab.parallel.plans.plan import (
     HALF_BYTES,
@@ -358,17 +357,16 @@ class TopologyCosts:
         key = (op, groups, first.algorithm)
         ranks = len(groups[0])
         if key not in self._prepared:
-            servers = servers_of(self.topology, np.array(groups[0]))
+            servers = servers_of(self.topology, groups[0])
             one = make(op, first.algorithm, ranks, groups=servers)
-            self._prepared[key] = plan_of(
-                side_by_side(one, len(groups)), self.topology, np.array(groups).reshape(-1)
-            )
+            places = tuple(device for group in groups for device in group)
+            self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)
         blocks_per_part = ranks if op == "all_to_all" else 1
         return self._prepared[key].time_s(size_bytes * blocks_per_part)
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
         pairs = np.array(groups)
-        everyone = np.arange(self.topology.size)
+        everyone = tuple(range(self.topology.size))
         times = []
         for stage in range(pairs.shape[1] - 1):
             rows = np.zeros((len(pairs), 1), np.int64)
