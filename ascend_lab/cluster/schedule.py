@@ -215,4 +215,5 @@ def _result(
         flat = flat[: max(0, length - rank * len(flat))]
     else:
         flat = flat[:length]
-    return flat.reshape(-1).copy()
+    found: Values = flat.reshape(-1).copy()
+    return found
