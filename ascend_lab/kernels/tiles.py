@@ -10,6 +10,9 @@ from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 
+Span = tuple[Affine, int]
+"""(start, size) of a stretch along one axis."""
+
 
 def chunks(total: int, tile: int, cores: int) -> list[int]:
     """Sizes in fractals per core: whole tiles, equal except for the last core."""
