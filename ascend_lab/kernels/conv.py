@@ -32,13 +32,15 @@ from ascend_lab.isa import (
     c0_of,
     load3d,
 )
-from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import (
+    BundleShare,
     Placement,
     RowShare,
     Run,
     Window,
     area_of,
+    bundle_shares,
     plain_placement,
     row_shares,
     runs_of,
@@ -96,7 +98,7 @@ def conv_launch(
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
     parts: list[Part] = []
     writers: dict[int, _Writer] = {}
-    for share, share_ids in _shares(bundles_of(shape), schedule).items():
+    for share, share_ids in bundle_shares(shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
         for piece in pieces:
             for size, ids in by_size(cols).items():
@@ -131,35 +133,6 @@ class _Job:
     def tile(self) -> int:
         """Fractals of pixels of a tile."""
         return self.schedule.base_m // FRACTAL
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
-
-    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
-    """
-
-    full: int
-    tail: bool
-    n1: int
-    columns: int
-    pitch: int
-
-
-def _shares(bundle: Bundles, schedule: GemmSchedule) -> dict[_Share, list[int]]:
-    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
-    sizes = chunks(bundle.count, 1, min(schedule.grid_cols, bundle.count))
-    columns = max(1, schedule.grid_cols // len(sizes))
-    pitch = sizes[0] if len(sizes) > 1 else 0
-    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
-    shares: dict[_Share, list[int]] = {}
-    for index, size in enumerate(sizes):
-        tail = uneven and index == len(sizes) - 1
-        full = size - tail
-        n1 = bundle.n1 if full else bundle.last_n1
-        shares.setdefault(_Share(full, tail, n1, columns, pitch), []).append(index)
-    return shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +207,7 @@ class _Writer:
 
     # -- loops ------------------------------------------------------------------------------------
     def program(
-        self, piece: RowShare, share: _Share, col_pitch: int, counts: tuple[int, int]
+        self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
     ) -> Program:
         """Return the program of the cores with these pixel tiles and bundles."""
         k, bundle = self.k, self.bundle
