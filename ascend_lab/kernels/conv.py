@@ -64,10 +64,11 @@ from ascend_lab.kernels.epilogue_emit import (
 )
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import (
+    Fractals,
     Span,
     by_size,
     chunks,
-    load_b,
+    feed_b,
     out_queue,
     repeat,
     segments,
@@ -309,12 +310,13 @@ class _Writer:
         """Add the products of a stage, `sizes` (output blocks, first channel block, blocks)."""
         k, c0, taps, (x, w), (n, c_at, c_size) = self.k, self.c0, self.shape.taps, sources, sizes
         m = window.fractals
+        weights = Fractals(w, Affine(), n * self.area)
         view = x.region(0, (c_size, window.rows.count, window.columns.count, c0))
         for k_at, depth in segments(k, "k", c_size * taps, self.tile_k):
             to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
             self._load3d(to, view, window, k_at * c0)
             self.left.enqueue()
-            load_b(k, self.right.alloc(), w, n, depth, k_at)
+            feed_b(k, self.right.alloc(), weights.down(k_at), n, depth)
             self.right.enqueue()
             a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
             b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))

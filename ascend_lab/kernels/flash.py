@@ -147,7 +147,7 @@ class _Writer:
         self._load(Tile(self.values, tile.slot), "v", matrix, keys)
         self.keys.enqueue()
         tile = self.keys.dequeue()
-        load_a(k, self.left.alloc(), q, rows[1], self.depth, Affine())
+        load_a(k, self.left.alloc(), q, rows[1], self.depth)
         self.left.enqueue()
         fractals = (self.depth * keys[1], AREA)
         k.load2d(self.right.alloc().region(0, fractals), tile.region(0, fractals))
@@ -173,7 +173,7 @@ class _Writer:
 
     def _product(self, rows: int, keys: int, block: Affine) -> None:
         """P V of one block: both to L0, multiply, add to the running output."""
-        load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys, Affine())
+        load_a(self.k, self.left.alloc(), self.weights.dequeue(), rows, keys)
         self.weights.free()
         self.left.enqueue()
         values, right = Tile(self.values, self.keys.counts["free"]), self.right.alloc()

@@ -192,7 +192,7 @@ class _Cube:
         """Bring a left operand (depth, m) from GM through L1 to L0A."""
         self.k.copy(self.left.alloc().region(0, src.sizes), src)
         self.left.enqueue()
-        load_a(self.k, self.a.alloc(), self.left.dequeue(), m, depth, Affine())
+        load_a(self.k, self.a.alloc(), self.left.dequeue(), m, depth)
         self.left.free()
         self.a.enqueue()
 
