@@ -280,11 +280,8 @@ def conv_transpose2d_reference(
     x, weight = _wide(x, 4), _wide(weight, 4)
     c, kg, r, s = weight.shape
     if x.shape[1] != c or groups < 1 or c % groups:
-        raise InputError(
-            f"weight (c, k/groups, r, s) with c = {x.shape[1]}, a multiple of {groups} groups",
-            str(weight.shape),
-            "swap its first two axes",
-        )
+        needed = f"weight (c, k/groups, r, s) with c = {x.shape[1]}, a multiple of {groups} groups"
+        raise InputError(needed, str(weight.shape), "swap its first two axes")
     probe = ConvShape(1, 1, 1 << 20, 1 << 20, 1, r, s, stride, pad, dilation=dilation)
     (sh, sw), (dh, dw), (top, bottom, left, right) = probe.strides, probe.dilations, probe.pads
     more = output_pad if isinstance(output_pad, tuple) else (output_pad, output_pad)
@@ -379,11 +376,9 @@ def _shape_of(
 ) -> ConvShape:
     """Check the operands against one another and return them as a problem."""
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
-        raise InputError(
-            f"x (n, c, h, w) and weight (k, c/{groups}, r, s)",
-            f"{x.shape} and {weight.shape}",
-            "check the channels and the groups",
-        )
+        needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
+        got = f"{x.shape} and {weight.shape}"
+        raise InputError(needed, got, "check the channels and the groups")
     n, c, h, w = x.shape
     k, _, r, s = weight.shape
     return ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation, groups=groups)
