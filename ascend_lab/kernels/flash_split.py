@@ -253,53 +253,67 @@ def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
         cube.drain(c.piece(out, matrix, rows, (Affine(), wide)))
 
 
-def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+class _Weights:
     """p = exp(s - max(s)) and l: all keys pass twice, for the maximum and for the weights."""
-    all_keys, block = c.shape.fractals[1], side * VECTOR_KEYS * AREA
-    size = {"": 0, "rows": VECTOR_KEYS * FRACTAL, "full": block}[c.shape.mask]
-    gm, s = c.tensors(k, "mask"), c.space(k, "s", "fp32", all_keys)
-    p, l16 = c.space(k, "p", "fp16", all_keys), c.space(k, "l", "fp32", 1)
-    scores = k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V")
-    out = k.queue("out", "UB", "fp16", block, src="V", dst="MTE3")
-    totals = k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1)
-    mask = k.queue("mask_ub", "UB", "fp16", size, src="MTE2", dst="V") if size else None
-    state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
 
-    def take(matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
-        """Load a block of scores, add the mask, drop padding; return the state with them."""
-        src = c.piece(s, matrix, rows, keys)
-        k.copy(scores.alloc().region(0, src.sizes), src)
-        scores.enqueue()
-        if mask is not None:
-            far = gm.mask(*c.moved(matrix, rows), keys)
-            k.copy(mask.alloc().region(0, far.sizes), far)
-            mask.enqueue()
-        held = replace(state, scores=scores.dequeue())
-        if mask is not None:
-            one_row = c.shape.mask == "rows"
-            soft.add_mask(held, mask.dequeue(), rows[1], keys[1], one_row=one_row)
-            mask.free()
-        if ragged:
-            soft.drop_padding(held, rows[1], keys[1], ragged)
-        return held
+    def __init__(self, c: Chunk, k: KernelBuilder, side: int) -> None:
+        keys, block = c.shape.fractals[1], side * VECTOR_KEYS * AREA
+        mask = {"": 0, "rows": VECTOR_KEYS * FRACTAL, "full": block}[c.shape.mask]
+        self.c, self.k, self.gm = c, k, c.tensors(k, "mask")
+        self.s, self.p = c.space(k, "s", "fp32", keys), c.space(k, "p", "fp16", keys)
+        self.l16 = c.space(k, "l", "fp32", 1)
+        self.scores = k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V")
+        self.out = k.queue("out", "UB", "fp16", block, src="V", dst="MTE3")
+        self.total = k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1)
+        self.mask: Queue | None = None
+        if mask:
+            self.mask = k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V")
+        self.state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
 
-    for matrix, rows in blocks:
-        height = rows[1]
+    def write(self, matrix: Affine, rows: Span) -> None:
+        """Write the program of one block of rows."""
+        c, k, state, height = self.c, self.k, self.state, rows[1]
         peak = soft.lanes(state.peak, height)
         k.vector("vdup", soft.lanes(state.work, height), scalar=soft.LEAST)
         for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            held = take(matrix, rows, keys, ragged)
+            held = self._take(matrix, rows, keys, ragged)
             soft.largest(held, soft.lanes(held.work, height), height, keys[1])
-            scores.free()
+            self.scores.free()
         soft.across(state, "max", height, peak)
-        total = totals.alloc()
+        total = self.total.alloc()
         k.vector("vdup", soft.lanes(total, height), scalar=0.0)
         for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            held = replace(take(matrix, rows, keys, ragged), total=total)
-            soft.weigh(held, out.alloc(), height, keys[1], peak)
-            scores.free()
-            _put(k, out, c.piece(p, matrix, rows, keys))
-        _put(k, totals, c.piece(l16, matrix, rows, (Affine(), 1)))
+            held = replace(self._take(matrix, rows, keys, ragged), total=total)
+            soft.weigh(held, self.out.alloc(), height, keys[1], peak)
+            self.scores.free()
+            _put(k, self.out, c.piece(self.p, matrix, rows, keys))
+        _put(k, self.total, c.piece(self.l16, matrix, rows, (Affine(), 1)))
+
+    def _take(self, matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
+        """Load a block of scores, add the mask, drop padding; return the state with them."""
+        c, k = self.c, self.k
+        src = c.piece(self.s, matrix, rows, keys)
+        k.copy(self.scores.alloc().region(0, src.sizes), src)
+        self.scores.enqueue()
+        if self.mask is not None:
+            far = self.gm.mask(*c.moved(matrix, rows), keys)
+            k.copy(self.mask.alloc().region(0, far.sizes), far)
+            self.mask.enqueue()
+        state = replace(self.state, scores=self.scores.dequeue())
+        if self.mask is not None:
+            one_row = c.shape.mask == "rows"
+            soft.add_mask(state, self.mask.dequeue(), rows[1], keys[1], one_row=one_row)
+            self.mask.free()
+        if ragged:
+            soft.drop_padding(state, rows[1], keys[1], ragged)
+        return state
+
+
+def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """Write the weights of all blocks."""
+    writer = _Weights(c, k, side)
+    for matrix, rows in blocks:
+        writer.write(matrix, rows)
 
 
 def _put(k: KernelBuilder, queue: Queue, to: Region) -> None:
