@@ -124,11 +124,11 @@ class _Writer:
         sums = ACCUMULATOR[shape.dtype]
         a, b = (k.tensor(x, shape.dtype, k1 * y * self.area) for x, y in (("a", m1), ("b", n1)))
         self.c = k.tensor("c", out_dtype, n1 * m1 * 256)
-        l1 = [self._l1(tensor, side) for tensor, side in ((a, m), (b, n))]
-        l0 = [self._l0(tensor, side) for tensor, side in ((a, m), (b, n))]
-        self.operands = tuple(
-            _Operand(tensor, whole, *queues, schedule.keep == tensor.name)
-            for tensor, whole, *queues in zip((a, b), (m1, n1), l1, l0, strict=True)
+        a_l1, b_l1 = self._l1(a, m), self._l1(b, n)
+        a_l0, b_l0 = self._l0(a, m), self._l0(b, n)
+        self.operands = (
+            _Operand(a, m1, a_l1, a_l0, schedule.keep == "a"),
+            _Operand(b, n1, b_l1, b_l0, schedule.keep == "b"),
         )
         self.acc = sum_queue(k, "c_l0", sums, m, n, schedule.c_l0_slots)
         plain = chip.combined and not epilogue
@@ -140,19 +140,17 @@ class _Writer:
         name, s = tensor.name, self.schedule
         if name in s.bypass:
             return None
-        slots = {"a": s.a_l1_slots, "b": s.b_l1_slots}[name]
         size = (self.k1 if s.keep == name else self.stage_k) * side * self.area
-        return self.k.queue(
-            f"{name}_l1", "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots
-        )
+        slots, name = s.a_l1_slots if name == "a" else s.b_l1_slots, f"{name}_l1"
+        return self.k.queue(name, "L1", tensor.dtype, size, src="MTE2", dst="MTE1", depth=slots)
 
     def _l0(self, tensor: Buffer, side: int) -> Queue:
         """Allocate slots of tensor a or b in L0A or L0B."""
         name, s = tensor.name, self.schedule
-        slots = {"a": s.a_l0_slots, "b": s.b_l0_slots}[name]
-        size, space = side * self.tile_k * self.area, "L0" + name.upper()
-        pipe = "MTE2" if name in s.bypass else "MTE1"
-        return self.k.queue(f"{name}_l0", space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
+        pipe, space = "MTE2" if name in s.bypass else "MTE1", "L0" + name.upper()
+        slots, name = s.a_l0_slots if name == "a" else s.b_l0_slots, f"{name}_l0"
+        size = side * self.tile_k * self.area
+        return self.k.queue(name, space, tensor.dtype, size, src=pipe, dst="M", depth=slots)
 
     def program(self) -> Program:
         """Walk the tiles of C in the order of the schedule."""

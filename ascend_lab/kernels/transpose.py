@@ -98,8 +98,9 @@ def transpose_launch(
         return block_launch(chip, dtype, plan, total)
     views = ([d.count for d in plan.dims], [d.source for d in plan.dims])
     steps = [d.target for d in plan.dims]
-    lengths = {"source_elements": total, "target_elements": total}
-    return copy_launch(chip, dtype, *views, steps, **lengths, name="transpose")
+    return copy_launch(
+        chip, dtype, *views, steps, source_elements=total, target_elements=total, name="transpose"
+    )
 
 
 def block_launch(

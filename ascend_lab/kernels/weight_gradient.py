@@ -200,11 +200,11 @@ class _Writer:
         self.l1[0].enqueue()
         plane, (oh, ow) = grad_plane(shape, stage), shape.out_hw
         row = (band[0] + band[1]) * stage.rows
-        start = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
+        at = ((image * shape.blocks[1] + m_at) * oh + row) * (ow * C0)
         sizes = (m, stage.images, stage.rows, ow * C0)
         steps = (oh * ow * C0, shape.blocks[1] * oh * ow * C0, ow * C0, 1)
         here = (plane.pixels * C0, plane.image_pitch * C0, plane.pitch * C0, 1)
-        self.k.copy(grad.region(0, sizes, here), self.grad.region(start, sizes, steps))
+        self.k.copy(grad.region(0, sizes, here), self.grad.region(at, sizes, steps))
         self.l1[1].enqueue()
 
     def _load_phase(
