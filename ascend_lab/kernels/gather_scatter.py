@@ -186,7 +186,7 @@ def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: Share) -> Prog
         feed.open(first + at, some)
         with k.loop("r", some) as r:
             place = writer.gm["y"].region((first + at + r) * classes, 1)
-            at_row = {"index": feed.take(r), "pitch": 1, "bound": classes}
-            k.scalar(place, one.region(0, 1), **at_row, steps=steps)
+            row = feed.take(r)
+            k.scalar(place, one.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
         feed.close()
     return k.finish()
