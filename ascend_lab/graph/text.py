@@ -164,7 +164,7 @@ class Table:
     def __str__(self) -> str:
         """Return aligned columns, at most `limit` nodes; zeros are left empty."""
         shown = self.rows if self.limit is None else self.rows[: self.limit]
-        lines = [HEAD]
+        lines: list[tuple[str, ...]] = [HEAD]
         for row in shown:
             counts = (f"{n:,}" if n else "" for n in (row.weights, row.macs))
             lines.append((row.name, row.op, row.writes, *counts))
