@@ -19,7 +19,6 @@ from ascend_lab.aoe.subgraph.regions import Region, SlicePlan, axis_number
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, infer, pruned, verify
 from ascend_lab.graph.draft import given_attrs
-from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import hull, part_of, rules_of
 from ascend_lab.ops.slicing import Cut, Range, SliceRules, cut
 
@@ -261,6 +260,6 @@ def _steps(part: Graph, region: Region) -> Iterator[tuple[Node, int]]:
         yield from ((node, i) for i in order for node in part.nodes)
         return
     for place, node in enumerate(part.nodes):
-        if place and node.op not in ELEMENTWISE:
+        if place and not node.has("lanes"):
             order = order[::-1]
         yield from ((node, i) for i in order)
