@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.graph import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
 from ascend_lab.graph.compile import finish_stages, front_stages

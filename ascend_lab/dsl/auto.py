@@ -6,10 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
 from ascend_lab.dsl.auto_tile import schedule_phase
 from ascend_lab.dsl.lower import lower_stage
+from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
+from ascend_lab.dsl.primitives_tiles import (
+    cache_read,
+    cache_write,
+    compute_at,
+    double_buffer,
+    materialise,
+)
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import AscendLabError, ProgramError, ScheduleError
@@ -30,14 +37,14 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     tiling = tiling or default_schedule(shape, share_of(s.chip, count))
     drained = name
     if s.chip.combined:
-        s = steps.cache_write(s, name, "UB")
+        s = cache_write(s, name, "UB")
         drained = f"{name}_ub"
-    s = steps.cache_write(s, drained, "L0C")
+    s = cache_write(s, drained, "L0C")
     sums = f"{drained}_l0c"
     left = _operand(s, a, "L0A", sums)
     right = _operand(left[0], b, "L0B", sums)
     s = _outer(right[0], name, sizes, tiling, [x.name for x in batch])
-    s = steps.compute_at(s, sums, name, "n_i_o")
+    s = compute_at(s, sums, name, "n_i_o")
     if s.chip.combined:
         s = _through_ub(s, name, drained, tiling, sizes)
     return _inner(s, sums, sizes, tiling, left[1:], right[1:])
@@ -59,9 +66,9 @@ def share_of(chip: Chip, batch: int) -> Chip:
 
 
 def _operand(s: Schedule, name: str, scope: str, reader: str) -> tuple[Schedule, str, str]:
-    s = steps.cache_read(s, name, "L1", reader)
+    s = cache_read(s, name, "L1", reader)
     staged = s.state.stage(reader).reads[0 if scope == "L0A" else 1].source
-    s = steps.cache_read(s, staged, scope, reader)
+    s = cache_read(s, staged, scope, reader)
     return s, staged, s.state.stage(reader).reads[0 if scope == "L0A" else 1].source
 
 
@@ -72,20 +79,20 @@ def _outer(
     for axis, tile, cores in (("m", t.base_m, t.grid_rows), ("n", t.base_n, t.grid_cols)):
         side = min(tile, sizes[axis])
         share = min(up(up(sizes[axis], side), cores) * side, sizes[axis])
-        s = steps.split(s, name, axis, share)
-        s = steps.split(s, name, f"{axis}_i", min(side, share))
+        s = split(s, name, axis, share)
+        s = split(s, name, f"{axis}_i", min(side, share))
     order = [*batch, "m_o", "n_o", "m_i_o", "n_i_o", "m_i_i", "n_i_i"]
-    s = steps.reorder(s, name, *order)
+    s = reorder(s, name, *order)
     left = s.chip.core_count // (t.grid_rows * t.grid_cols)
     for axis in batch:
         extent = s.state.stage(name).loop(axis).extent
         share = -(-extent // max(min(left, extent), 1))
-        s = steps.split(s, name, axis, share)
+        s = split(s, name, axis, share)
         left //= -(-extent // share)
     outer = [f"{axis}_o" for axis in batch]
-    s = steps.reorder(s, name, *outer, "m_o", "n_o", *(f"{axis}_i" for axis in batch), *order[-4:])
+    s = reorder(s, name, *outer, "m_o", "n_o", *(f"{axis}_i" for axis in batch), *order[-4:])
     for loop in (*outer, "m_o", "n_o"):
-        s = steps.bind(s, name, loop)
+        s = bind(s, name, loop)
     return s
 
 
@@ -99,11 +106,11 @@ def _through_ub(
     count = max(1, min(columns // FRACTAL, s.chip.buffers["UB"] // (2 * column)))
     loop = "n_i_o"
     if count * FRACTAL < columns:
-        s = steps.split(s, name, "n_i_i", count * FRACTAL)
-        s = steps.reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
+        s = split(s, name, "n_i_i", count * FRACTAL)
+        s = reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
         loop = "n_i_i_o"
-    s = steps.compute_at(s, drained, name, loop)
-    return steps.double_buffer(s, drained)
+    s = compute_at(s, drained, name, loop)
+    return double_buffer(s, drained)
 
 
 def _inner(
@@ -116,19 +123,19 @@ def _inner(
 ) -> Schedule:
     """Stage k in L1 and in L0, two slots everywhere they fit."""
     stage = min(t.base_k * t.step_k, sizes["k"])
-    s = steps.split(s, sums, "k", stage)
-    s = steps.split(s, sums, "k_i", min(t.base_k, stage))
+    s = split(s, sums, "k", stage)
+    s = split(s, sums, "k_i", min(t.base_k, stage))
     batch = [x.name for x in s.state.stage(sums).axes if x.name not in ("m", "n")]
-    s = steps.reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
+    s = reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
     for tile in (left[0], right[0]):
-        s = steps.compute_at(s, tile, sums, "k_o")
+        s = compute_at(s, tile, sums, "k_o")
     for tile in (left[1], right[1]):
-        s = steps.compute_at(s, tile, sums, "k_i_o")
-    s = steps.tensorize(s, sums, "m")
+        s = compute_at(s, tile, sums, "k_i_o")
+    s = tensorize(s, sums, "m")
     for tile in (*left, *right):
-        s = steps.double_buffer(s, tile)
+        s = double_buffer(s, tile)
     area = min(t.base_m, sizes["m"]) * min(t.base_n, sizes["n"]) * 4
-    return steps.double_buffer(s, sums) if 2 * area <= s.chip.buffers["L0C"] else s
+    return double_buffer(s, sums) if 2 * area <= s.chip.buffers["L0C"] else s
 
 
 # The default schedule: the rule a good engineer would write down, without a search.
@@ -205,5 +212,5 @@ def _in_order(s: Schedule, phase: Phase) -> Schedule:
     """Copy every operand into the order in which the stage walks it, then schedule the stage."""
     reads = s.state.stage(phase.root).reads
     for number in range(len(reads)):
-        s = steps.materialise(s, phase.root, number)
+        s = materialise(s, phase.root, number)
     return schedule_phase(s, phase)

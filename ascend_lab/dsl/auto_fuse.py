@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.boxes import Range, needed, whole
+from ascend_lab.dsl.primitives_loops import fuse
+from ascend_lab.dsl.primitives_tiles import inline
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
 from ascend_lab.dsl.tensor import Call, Expr
@@ -28,7 +29,7 @@ def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     for stage in s.state.stages:
         if _inlines(s.state, stage):
             with suppress(ScheduleError):  # a reshape of a reshape stays a copy
-                s = steps.inline(s, stage.name)
+                s = inline(s, stage.name)
     groups: dict[str, str] = {}
     for stage in reversed(s.state.stages):
         groups[stage.name] = _root(s.state, stage, groups)
@@ -132,7 +133,7 @@ def _fuse_folds(s: Schedule, name: str) -> Schedule:
     while place >= 0:
         pair = [a.name for a in s.state.stage(name).reduce[place : place + 2]]
         with suppress(ScheduleError):
-            s = steps.fuse(s, name, pair[0], pair[1])
+            s = fuse(s, name, pair[0], pair[1])
         place -= 1
     return s
 
@@ -144,7 +145,7 @@ def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> 
         for name in names:
             own = [a.name for a in trial.state.stage(name).axes]
             if first in own and second in own:
-                trial = steps.fuse(trial, name, first, second)
+                trial = fuse(trial, name, first, second)
             elif first in own or second in own:
                 return s
     except ScheduleError:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.nests import complete, moves_only
+from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
+from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.errors import ScheduleError
@@ -151,7 +152,7 @@ def _apart(s: Schedule, phase: Phase) -> Schedule:
         if stage.fold:
             roots.append(name)
         else:
-            s = steps.inline(s, name)
+            s = inline(s, name)
     for name in (*roots, *phase.outputs, phase.root):
         s = schedule_phase(s, Phase(name))
     return s
@@ -165,8 +166,8 @@ def _split_folds(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
         if not axis or len(phase.tiles) > 1:
             continue
         extent = next(a.extent for a in stage.reduce if a.name == axis)
-        s = steps.split(s, name, axis, extent // _parts(s, extent))
-        s = steps.rfactor(s, name, f"{axis}_o")
+        s = split(s, name, axis, extent // _parts(s, extent))
+        s = rfactor(s, name, f"{axis}_o")
         s = schedule_phase(s, Phase(f"{name}_rf"))
     return s, phase
 
@@ -259,15 +260,15 @@ def arrange(
     name = phase.root
     s, bound, loops, tiles = _cut_axes(s, phase, rows, widths, folds, plain)
     s, inner, rest = fold_loops(s, name, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    s = reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
     for loop in bound:
-        s = steps.bind(s, name, loop)
-    s = steps.vectorise(s, name, tiles[0])
+        s = bind(s, name, loop)
+    s = vectorise(s, name, tiles[0])
     host = [*bound, *loops]
     if phase.tiles or phase.outputs:
         s = attach_tiles(s, phase, host, folds)
     for each in (name, *phase.outputs):
-        s = steps.double_buffer(s, each)
+        s = double_buffer(s, each)
     return s
 
 
@@ -299,11 +300,11 @@ def _cut_axes(
             share = whole_tiles(axis.extent, share, width)
             left = up(left, up(share, width))
         if share < axis.extent:
-            s = steps.split(s, name, leaf, share)
+            s = split(s, name, leaf, share)
             bound.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
         if width < share or (width == 1 and axis.name in rows):
-            s = steps.split(s, name, leaf, width)
+            s = split(s, name, leaf, width)
             loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
         tiles.append(leaf)
@@ -318,7 +319,7 @@ def fold_loops(
     for axis in s.state.stage(name).reduce:
         width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
         if width < axis.extent:
-            s = steps.split(s, name, leaf, width)
+            s = split(s, name, leaf, width)
             loops.append(f"{leaf}_o")
             leaf = f"{leaf}_i"
         tiles.append(leaf)
@@ -334,15 +335,15 @@ def attach_tiles(
         s = replace_vector(s, phase.root, leaf)
         host = [f"{leaf}_o"]
     for name in reversed(phase.outputs):
-        s = steps.compute_at(s, name, phase.root, host[-1])
+        s = compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
         s, loops, tiles = fold_loops(s, name, folds)
         if loops:
             data = [a.name for a in s.state.stage(name).axes]
-            s = steps.reorder(s, name, *loops, *data, *tiles)
-            s = steps.vectorise(s, name, data[0])
-        s = steps.double_buffer(s, name, depth)
-        s = steps.compute_at(s, name, phase.root, host[-1])
+            s = reorder(s, name, *loops, *data, *tiles)
+            s = vectorise(s, name, data[0])
+        s = double_buffer(s, name, depth)
+        s = compute_at(s, name, phase.root, host[-1])
     return s
 
 
@@ -353,5 +354,5 @@ def replace_vector(s: Schedule, name: str, leaf: str) -> Schedule:
     steps_before = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
     s = replace(s, steps=steps_before)
     extent = s.state.stage(name).loop(leaf).extent
-    s = steps.split(s, name, leaf, extent)
-    return steps.vectorise(s, name, f"{leaf}_i")
+    s = split(s, name, leaf, extent)
+    return vectorise(s, name, f"{leaf}_i")

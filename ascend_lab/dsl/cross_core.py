@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.primitives_loops import rfactor, split
+from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError
@@ -100,7 +100,7 @@ def core_limit(chip: Chip, cores: int | None) -> int:
 
 def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
     """Return the fused schedule of an output, the name of its only fold, and its phase."""
-    s, phases = fuse_stages(steps.create_schedule(output, chip))
+    s, phases = fuse_stages(create_schedule(output, chip))
     folds = [x.name for x in s.state.stages if isinstance(x, Stage) and x.fold]
     if len(folds) != 1 or len(phases) != 1:
         raise ScheduleError(
@@ -145,8 +145,8 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
             "use fewer cores, or pad the axis",
         )
     before = {x.name for x in s.state.stages}
-    s = steps.split(s, fold, axis.name, axis.extent // parts)
-    s = steps.rfactor(s, fold, f"{axis.name}_o")
+    s = split(s, fold, axis.name, axis.extent // parts)
+    s = rfactor(s, fold, f"{axis.name}_o")
     return s, next(x.name for x in s.state.stages if x.name not in before)
 
 

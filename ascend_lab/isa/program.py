@@ -124,11 +124,9 @@ class Program:
         _check_nodes(self.name, self.body)
         names = [name for name, _ in self.params]
         if len(set(names)) < len(names) or any(count < 1 for _, count in self.params):
-            raise ProgramError(
-                f"{self.name}: params with different names and counts >= 1",
-                str(self.params),
-                "declare each once, for at least one core",
-            )
+            needed = f"{self.name}: params with different names and counts >= 1"
+            got = str(self.params)
+            raise ProgramError(needed, got, "declare each once, for at least one core")
 
     def __hash__(self) -> int:
         """Hash by name, buffers, params and length; equality compares every instruction."""
@@ -216,11 +214,8 @@ class Part:
             same = values.keys() == counts.keys()
             if not same or any(not 0 <= v < counts[name] for name, v in values.items()):
                 ranges = ", ".join(f"{name} in 0..{n - 1}" for name, n in counts.items())
-                raise ProgramError(
-                    f"{self.program.name}: a binding of {ranges or 'no params'}",
-                    str(values),
-                    "bind each param once per core",
-                )
+                needed = f"{self.program.name}: a binding of {ranges or 'no params'}"
+                raise ProgramError(needed, str(values), "bind each param once per core")
         if not self.bindings:
             raise ProgramError(f"{self.program.name}: a binding per core", "no core", "add one")
 

@@ -163,11 +163,8 @@ def sanitize(
     """
     kernel = as_kernel(program)
     if kernel.event_count > limit_events:
-        raise SimulationError(
-            f"at most {limit_events} instructions to check",
-            str(kernel.event_count),
-            "use smaller shapes",
-        )
+        needed = f"at most {limit_events} instructions to check"
+        raise SimulationError(needed, str(kernel.event_count), "use smaller shapes")
     report = _Report()
     for phase in kernel.phases:
         for part in phase.parts:

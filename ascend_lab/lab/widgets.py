@@ -63,11 +63,8 @@ def _is_number(value: object) -> bool:
 def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]) -> Any:
     low, high, step = spec
     if not low < high or step <= 0:
-        raise WidgetError(
-            f"slider {name!r} needs low < high and step > 0",
-            f"low {low}, high {high}, step {step}",
-            "correct the range",
-        )
+        needed = f"slider {name!r} needs low < high and step > 0"
+        raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
     inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
     whole = all(isinstance(part, int) for part in spec)
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider

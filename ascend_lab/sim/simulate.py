@@ -51,11 +51,8 @@ def _check(launch: Launch, chip: Chip, engine: str) -> None:
         raise SimulationError("a launch of at least one core", "none", "add a part")
     unit = program_unit(chip, launch.parts[0].program)
     if launch.core_count > chip.cores_of(unit):
-        raise SimulationError(
-            f"at most {chip.cores_of(unit)} {unit} cores on {chip.name}",
-            str(launch.core_count),
-            "launch fewer blocks",
-        )
+        needed = f"at most {chip.cores_of(unit)} {unit} cores on {chip.name}"
+        raise SimulationError(needed, str(launch.core_count), "launch fewer blocks")
 
 
 def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "fast") -> Timeline:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_contest_cost import EXAMPLE_3, NATIVE
 from test_contest_problem import FOLDER
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.contest import Problem, Step, read_problem, schedule_latencies, solve
 from ascend_lab.lab.contest.merge import intervals, merge, resident_tensors

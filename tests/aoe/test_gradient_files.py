@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import by_size, forms_of, mindspore, split_by_size
 from ascend_lab.aoe.gradient.readers import read_profile
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
 
 CSV = "name,ready_us,bytes\nfc,0,1000\nconv,2.5,300\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology, router_of
 from ascend_lab.cluster.presets import ETHERNET_ALPHA_S, usage
 from ascend_lab.errors import ClusterError

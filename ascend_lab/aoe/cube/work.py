@@ -122,7 +122,7 @@ class CubeWork:
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
     """Return the cost of loads if `reads` bytes in all are read and `once` different ones exist.
 
-    The mix of L2 and memory of `sim.cost`, where each byte comes from memory once.
+    The mix of L2 and memory of `sim.compiled`, where each byte comes from memory once.
     """
     path, n = chip.path("GM", "L1"), cores.astype(np.float64)
     fresh = np.minimum(1.0, once / np.maximum(reads, 1))

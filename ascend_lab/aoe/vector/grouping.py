@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from ascend_lab import dsl as steps
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.layout import Nest, read_layout
 from ascend_lab.aoe.vector.nest import NestSpace
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import core_count
 from ascend_lab.dsl.nests import moves_only

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ascend_lab import dsl as steps
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.auto_tile import attach_tiles, fold_loops
 from ascend_lab.dsl.boxes import ub_bytes

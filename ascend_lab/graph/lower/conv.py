@@ -30,7 +30,7 @@ from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
 from ascend_lab.kernels.packing import bundle_weights
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
-from ascend_lab.layout.conversion import maps_launch
+from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.deconvolution import deconv_shape
 from ascend_lab.ops.expressions import narrow

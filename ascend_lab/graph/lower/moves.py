@@ -18,8 +18,8 @@ from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.layout import AddressMap
-from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.layout.maps import Piece as Digits
+from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.operator import Call, Template
 

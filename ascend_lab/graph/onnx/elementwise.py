@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, table
 from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.quantised import divided, modulo
 from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS
@@ -75,25 +74,6 @@ def _selu(ctx: Context) -> Value:
     return ctx.emit("muls", body, number=ctx.attr("gamma"))
 
 
-@converter("Celu", types=(FLOATS,))
-def _celu(ctx: Context) -> Value:
-    """Return alpha elu(x / alpha)."""
-    alpha = ctx.attr("alpha")
-    if not alpha > 0:
-        ctx.unsupported("alpha above 0", str(alpha))
-    if alpha == 1:
-        return ctx.emit("elu", ctx.input(0))
-    body = ctx.emit("elu", ctx.emit("muls", ctx.input(0), number=1 / alpha))
-    return ctx.emit("muls", body, number=alpha)
-
-
-@converter("ThresholdedRelu", types=(FLOATS,))
-def _thresholded(ctx: Context) -> Value:
-    x = ctx.input(0)
-    above = ctx.emit("greater", x, ctx.number(ctx.attr("alpha"), x.type.dtype))
-    return ctx.emit("select", above, x, ctx.number(0, x.type.dtype))
-
-
 @converter("HardSigmoid", types=(FLOATS,), since=6)
 def _hard_sigmoid(ctx: Context) -> Value:
     alpha, beta = ctx.attr("alpha"), ctx.attr("beta")
@@ -101,18 +81,6 @@ def _hard_sigmoid(ctx: Context) -> Value:
         return ctx.emit("hard_sigmoid", ctx.input(0))
     line = ctx.emit("adds", ctx.emit("muls", ctx.input(0), number=alpha), number=beta)
     return ctx.emit("clip", line, low=0.0, high=1.0)
-
-
-@converter("Softsign", types=(FLOATS,))
-def _softsign(ctx: Context) -> Value:
-    x = ctx.input(0)
-    return ctx.emit("div", x, ctx.emit("adds", ctx.emit("abs", x), number=1.0))
-
-
-@converter("Mish", types=(FLOATS,))
-def _mish(ctx: Context) -> Value:
-    x = ctx.input(0)
-    return ctx.emit("mul", x, ctx.emit("tanh", ctx.emit("softplus", x)))
 
 
 @converter("Swish", types=(FLOATS,))
@@ -351,26 +319,11 @@ def _hyperbolic(ctx: Context) -> Value:
     return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
 
 
-@converter("Shrink", types=(FLOATS,), since=9)
-def _shrink(ctx: Context) -> Value:
-    """x + bias below -lambd, x - bias above lambd, 0 between."""
-    x, bias = ctx.input(0), ctx.attr("bias")
-    dtype = x.type.dtype
-    low, high = (table(ctx, n * ctx.attr("lambd"), dtype, "bound") for n in (-1, 1))
-    above = chosen(
-        ctx,
-        ctx.emit("greater", x, high),
-        ctx.emit("adds", x, number=-bias),
-        table(ctx, 0, dtype, "zero"),
-    )
-    return chosen(ctx, ctx.emit("less", x, low), ctx.emit("adds", x, number=bias), above)
-
-
 @converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
 def _running(ctx: Context) -> Value:
     """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
     x, first = ctx.input(0), ctx.op == "CumSum"
-    axis = axis_in(ctx, int(ctx.scalar(1)), len(x.shape))
+    axis = ctx.axis(int(ctx.scalar(1)), len(x.shape))
     if not x.type.elements:
         ctx.unsupported("elements", str(x.shape))
     if ctx.attr("exclusive"):
@@ -390,6 +343,6 @@ def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
     sides = [(0, 0)] * len(x.shape)
     sides[axis] = (0, step) if back else (step, 0)
     if step >= size:
-        return ctx.emit("expand", table(ctx, fill, x.type.dtype, "fill"), shape=x.shape)
+        return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
     kept = ctx.emit("slice", x, begin=tuple(low), end=tuple(high))
     return ctx.emit("pad", kept, pads=tuple(sides), value=fill)

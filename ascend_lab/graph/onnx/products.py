@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import chosen, part, reshaped_to, table, typed
 from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, FORMATS, Shape, Values
 from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
@@ -71,7 +70,7 @@ def _batch_norm(ctx: Context) -> Sequence[Result]:
     momentum = ctx.attr("momentum")
     out, *averages = ctx.emit_all("batch_norm_training", *given, epsilon=epsilon, momentum=momentum)
     elem = ctx.elem(3)
-    return out, *(typed(ctx, ctx.cast(value, FORMATS[elem]), elem) for value in averages)
+    return out, *(ctx.typed(ctx.cast(value, FORMATS[elem]), elem) for value in averages)
 
 
 @converter("LRN", types=(FLOATS,))
@@ -189,7 +188,7 @@ def _joined(
     y = _matrices(ctx, y, b, (batch, inner, columns), sizes)
     out = ctx.emit("batch_matmul", x, y)
     names = batch + rows + columns
-    return reshaped_to(ctx, out, tuple(sizes[name] for name in names)), names
+    return ctx.reshape(out, tuple(sizes[name] for name in names)), names
 
 
 def _matrices(
@@ -199,7 +198,7 @@ def _matrices(
     wide = tuple(sizes[name] for name in names)
     x = x if wide == x.shape else ctx.emit("expand", x, shape=wide)
     x = _turned(ctx, x, names, "".join(groups))
-    return reshaped_to(ctx, x, tuple(math.prod(sizes[n] for n in group) for group in groups))
+    return ctx.reshape(x, tuple(math.prod(sizes[n] for n in group) for group in groups))
 
 
 # Attention as one ONNX node, and the rotary embedding that turns its queries and keys.
@@ -248,7 +247,7 @@ def _attention(ctx: Context) -> Sequence[Value]:
     if flat:
         n, h, s, d = out.shape
         out = ctx.emit("transpose", out, perm=(0, 2, 1, 3))
-        out = reshaped_to(ctx, out, (n, s, h * d))
+        out = ctx.reshape(out, (n, s, h * d))
     return (out, *present) if scores is None else (out, *present, scores)
 
 
@@ -259,16 +258,14 @@ def _heads(ctx: Context, x: Value, heads: int) -> Value:
     if len(x.shape) != 3 or heads < 1 or x.shape[2] % heads:
         ctx.unsupported("q_num_heads and kv_num_heads that divide the width", f"{heads}, {x.shape}")
     n, s, width = x.shape
-    return ctx.emit(
-        "transpose", reshaped_to(ctx, x, (n, s, heads, width // heads)), perm=(0, 2, 1, 3)
-    )
+    return ctx.emit("transpose", ctx.reshape(x, (n, s, heads, width // heads)), perm=(0, 2, 1, 3))
 
 
 def _repeated(ctx: Context, x: Value, times: int) -> Value:
     """Return each head `times` times in a row."""
     n, h, s, d = x.shape
-    wide = ctx.emit("expand", reshaped_to(ctx, x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
-    return reshaped_to(ctx, wide, (n, h * times, s, d))
+    wide = ctx.emit("expand", ctx.reshape(x, (n, h, 1, s, d)), shape=(n, h, times, s, d))
+    return ctx.reshape(wide, (n, h * times, s, d))
 
 
 def _allowed(ctx: Context, q: Shape, keys: int, past: int) -> Values | None:
@@ -300,8 +297,8 @@ def _bias(ctx: Context, q: Shape, keys: int, past: int) -> _Bias:
     if not mask.shape or mask.shape[-1] > keys:
         ctx.unsupported(f"a mask over at most {keys} keys", str(mask.shape))
     if ctx.elem(3) == "bool":
-        zero, drop = table(ctx, 0, dtype, "zero"), table(ctx, -math.inf, dtype, "drop")
-        mask = chosen(ctx, mask, zero, drop)
+        zero, drop = ctx.table(0, dtype, "zero"), ctx.table(-math.inf, dtype, "drop")
+        mask = ctx.choose(mask, zero, drop)
     if mask.shape[-1] < keys:
         pads = (*((0, 0) for _ in mask.shape[:-1]), (0, keys - mask.shape[-1]))
         mask = ctx.emit("pad", mask, pads=pads, value=-math.inf)
@@ -315,7 +312,7 @@ def _attended(
     dtype, cap, scale = q.type.dtype, ctx.attr("softcap"), ctx.attr("scale")
     wanted = ctx.out_count > 3
     mode = ctx.attr("qk_matmul_output_mode")
-    added = None if bias.known is None else table(ctx, bias.known, dtype, "allowed")
+    added = None if bias.known is None else ctx.table(bias.known, dtype, "allowed")
     if not (cap or wanted or bias.may_drop_rows):
         given = (q, k, v) if added is None else (q, k, v, added)
         return ctx.emit("attention", *given, scale=scale), None
@@ -332,51 +329,9 @@ def _attended(
     shares = ctx.emit("softmax", biased, axis=-1)
     if added is not None and bias.may_drop_rows:
         most = ctx.emit("reduce_max", added, axis=-1, keepdims=True)
-        none = ctx.emit("equal", most, table(ctx, -math.inf, dtype, "none"))
-        shares = ctx.emit("select", none, table(ctx, 0, dtype, "zero"), shares)
+        none = ctx.emit("equal", most, ctx.table(-math.inf, dtype, "none"))
+        shares = ctx.emit("select", none, ctx.table(0, dtype, "zero"), shares)
     stages.append(shares)
     if not 0 <= mode < len(stages):
         ctx.unsupported("qk_matmul_output_mode 0 to 3", str(mode))
     return ctx.emit("attention_context", shares, v), stages[mode] if wanted else None
-
-
-@converter("RotaryEmbedding", types=(FLOATS, FLOATS, FLOATS, ("int64",)), since=23)
-def _rotary(ctx: Context) -> Value:
-    """Turn pairs (a, b) by the position's angle: (a cos - b sin, a sin + b cos)."""
-    x, shape = _heads(ctx, ctx.input(0), ctx.attr("num_heads") or 0), ctx.shape(0)
-    n, h, s, d = x.shape
-    turned = ctx.attr("rotary_embedding_dim") or d
-    if turned % 2 or turned > d:
-        ctx.unsupported(f"an even rotary_embedding_dim up to {d}", str(turned))
-    cos, sin = (_angles(ctx, i, (n, s, turned // 2)) for i in (1, 2))
-    front = part(ctx, x, -1, 0, turned)
-    if ctx.attr("interleaved"):
-        pairs = reshaped_to(ctx, front, (n, h, s, turned // 2, 2))
-        a, b = (
-            reshaped_to(ctx, part(ctx, pairs, -1, i, i + 1), (n, h, s, turned // 2)) for i in (0, 1)
-        )
-    else:
-        a, b = part(ctx, front, -1, 0, turned // 2), part(ctx, front, -1, turned // 2, turned)
-    real = ctx.emit("sub", ctx.emit("mul", a, cos), ctx.emit("mul", b, sin))
-    imaginary = ctx.emit("add", ctx.emit("mul", a, sin), ctx.emit("mul", b, cos))
-    if ctx.attr("interleaved"):
-        parts = [reshaped_to(ctx, p, (n, h, s, turned // 2, 1)) for p in (real, imaginary)]
-        out = reshaped_to(ctx, ctx.emit("concat", *parts, axis=-1), (n, h, s, turned))
-    else:
-        out = ctx.emit("concat", real, imaginary, axis=-1)
-    if turned < d:
-        out = ctx.emit("concat", out, part(ctx, x, -1, turned, d), axis=-1)
-    if len(shape) == 3:
-        out = reshaped_to(ctx, ctx.emit("transpose", out, perm=(0, 2, 1, 3)), shape)
-    return out
-
-
-def _angles(ctx: Context, i: int, wanted: Shape) -> Value:
-    """Return the cosines or sines (n, 1, s, half): rows of a cache, or given for each step."""
-    given = ctx.input(i)
-    if ctx.has(3):
-        given = ctx.emit("gather", given, ctx.input(3, "int32"), axis=0)
-    if given.shape != wanted:
-        ctx.unsupported(f"cosines and sines {wanted}", str(given.shape))
-    n, s, half = wanted
-    return reshaped_to(ctx, given, (n, 1, s, half))

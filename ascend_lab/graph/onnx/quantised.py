@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, reshaped_to, table, typed
-from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.converter import Context, converter
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
 from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
@@ -28,7 +27,7 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the nearest quotient is one too far from zero where the rest points the other way than x
     beyond = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, x)),
-                      table(ctx, 0, "int32", "zero"))  # fmt: skip
+                      ctx.table(0, "int32", "zero"))  # fmt: skip
     way = ctx.emit("mul", _signs(ctx, x), _signs(ctx, y))
     quotient = ctx.emit("sub", nearest, ctx.emit("mul", beyond, way))
     back = ctx.emit("mul", ctx.emit("mul", beyond, way), y)
@@ -40,15 +39,15 @@ def modulo(ctx: Context, x: Value, y: Value) -> Value:
     rest = divided(ctx, x, y)[1]
     y = ctx.cast(y, "int32")
     other = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, y)),
-                     table(ctx, 0, "int32", "zero"))  # fmt: skip
-    return chosen(ctx, other, ctx.emit("add", rest, y), rest)
+                     ctx.table(0, "int32", "zero"))  # fmt: skip
+    return ctx.choose(other, ctx.emit("add", rest, y), rest)
 
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
     """Return the last eight bits of whole numbers as int8 or uint8, as the standard casts."""
-    half = table(ctx, 128 if dtype == "int8" else 0, "int32", "half")
+    half = ctx.table(128 if dtype == "int8" else 0, "int32", "half")
     raised = ctx.emit("add", ctx.cast(x, "int32"), half)
-    low = ctx.emit("and", raised, table(ctx, 255, "int32", "byte"))
+    low = ctx.emit("and", raised, ctx.table(255, "int32", "byte"))
     return ctx.cast(ctx.emit("sub", low, half), dtype)
 
 
@@ -69,15 +68,15 @@ def _shift(ctx: Context) -> Value:
     most = (32 if dtype == "int32" else 8) - (1 if left or dtype != "int32" else 2)
     powers = (2 ** np.arange(most + 1, dtype=np.int64)).astype(np.int32)
     places = ctx.emit("clip", y, low=0, high=most)
-    power = ctx.emit("gather", table(ctx, powers, "int32", "powers"), places, axis=0)
-    zero = table(ctx, 0, "int32", "zero")
+    power = ctx.emit("gather", ctx.table(powers, "int32", "powers"), places, axis=0)
+    zero = ctx.table(0, "int32", "zero")
     if left:
         moved, sign = ctx.emit("mul", x, power), zero
     else:
         moved = ctx.emit("div", ctx.emit("sub", x, modulo(ctx, x, power)), power)
         sign = ctx.emit("neg", ctx.emit("less", x, zero))
     inside = ctx.emit("equal", y, places)
-    found = chosen(ctx, inside, moved, sign)
+    found = ctx.choose(inside, moved, sign)
     return found if dtype == "int32" else wrapped(ctx, found, dtype)
 
 
@@ -92,17 +91,17 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
     given = ctx.input(i)
     if given.type.elements == 1 and not ctx.attr("block_size"):
-        return reshaped_to(ctx, given, ())
-    axis = axis_in(ctx, ctx.attr("axis"), len(shape))
+        return ctx.reshape(given, ())
+    axis = ctx.axis(ctx.attr("axis"), len(shape))
     block = ctx.attr("block_size")
     if not block:
         if given.shape != (shape[axis],):
             ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(given.shape))
-        return reshaped_to(ctx, given, (shape[axis], *(1,) * (len(shape) - axis - 1)))
+        return ctx.reshape(given, (shape[axis], *(1,) * (len(shape) - axis - 1)))
     wanted = tuple(-(-n // block) if d == axis else n for d, n in enumerate(shape))
     if given.shape != wanted:
         ctx.unsupported(f"scales {wanted} for blocks of {block}", str(given.shape))
-    rows = table(ctx, np.arange(shape[axis]) // block, "int32", "blocks")
+    rows = ctx.table(np.arange(shape[axis]) // block, "int32", "blocks")
     return ctx.emit("gather", given, rows, axis=axis)
 
 
@@ -137,21 +136,6 @@ def _dequantize(ctx: Context) -> Value:
     return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
 
 
-@converter("DynamicQuantizeLinear", types=(("float32",),), result="uint8", since=11)
-def _dynamic(ctx: Context) -> Sequence[Result]:
-    """Choose scale and zero point so that the extremes and 0 fit in 0 ... 255."""
-    x = ctx.input(0)
-    zero = table(ctx, 0, "fp32", "zero")
-    high = ctx.emit("max", ctx.emit("reduce_max", x), zero)
-    low = ctx.emit("min", ctx.emit("reduce_min", x), zero)
-    steps = table(ctx, 255, "fp32", "steps")
-    scale = ctx.emit("div", ctx.emit("sub", high, low), steps)
-    point = ctx.emit("neg", ctx.emit("div", low, scale))
-    point = ctx.emit("round", ctx.emit("clip", point, low=0.0, high=255.0))
-    whole = ctx.emit("add", ctx.emit("round", ctx.emit("div", x, scale)), point)
-    return ctx.cast(whole, "uint8"), typed(ctx, scale, "float32"), ctx.cast(point, "uint8")
-
-
 def _shifted(ctx: Context, i: int, zero: int, column: bool = False) -> Value:
     """Return whole numbers less their zero point in int32; int8 as they are where it is 0."""
     x = ctx.input(i)
@@ -162,9 +146,9 @@ def _shifted(ctx: Context, i: int, zero: int, column: bool = False) -> Value:
         return x
     point = ctx.input(zero, "int32")
     if point.type.elements == 1:
-        point = reshaped_to(ctx, point, ())
+        point = ctx.reshape(point, ())
     elif column and len(point.shape) == 1:
-        point = reshaped_to(ctx, point, (*point.shape, *(1,) * (len(x.shape) - 1 if i else 1)))
+        point = ctx.reshape(point, (*point.shape, *(1,) * (len(x.shape) - 1 if i else 1)))
     return ctx.emit("sub", ctx.cast(x, "int32"), point)
 
 
@@ -204,7 +188,7 @@ def _rescaled(ctx: Context, total: Value, scales: Sequence[Value], zero: int) ->
     a, b, y = scales
     ratio = ctx.emit("div", ctx.emit("mul", a, b), y)
     whole = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
-    point = reshaped_to(ctx, ctx.input(zero, "fp32"), ())
+    point = ctx.reshape(ctx.input(zero, "fp32"), ())
     ctx.result = ctx.elem(zero)
     return ctx.cast(ctx.emit("add", whole, point), ctx.result)
 
@@ -213,8 +197,8 @@ def _scale(ctx: Context, i: int, axes_behind: int = 0) -> Value:
     """Return a scale in fp32: a scalar, or one a row or channel with axes behind it."""
     given = ctx.input(i, "fp32")
     if given.type.elements == 1:
-        return reshaped_to(ctx, given, ())
-    return reshaped_to(ctx, given, (*given.shape, *(1,) * axes_behind))
+        return ctx.reshape(given, ())
+    return ctx.reshape(given, (*given.shape, *(1,) * axes_behind))
 
 
 @converter(

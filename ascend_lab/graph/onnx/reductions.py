@@ -9,7 +9,6 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
-from ascend_lab.graph.onnx.composed.parts import axis_in, chosen, reshaped_to, table, typed
 from ascend_lab.graph.onnx.converter import Context, Convert, Result, converter
 from ascend_lab.graph.onnx.shapes import axes_given, axes_of
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, NUMBERS, NUMPY, Shape, Tensor
@@ -133,7 +132,7 @@ def _statistics(ctx: Context, count: int) -> tuple[Tensor, Tensor]:
     squares = ctx.emit("square", ctx.emit("sub", wide, mean))
     variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
     rate = ctx.emit("rsqrt", ctx.emit("adds", variance, number=ctx.attr("epsilon")))
-    return typed(ctx, mean, "float32"), typed(ctx, rate, "float32")
+    return ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
 @converter("RMSNormalization", types=(FLOATS,))
@@ -215,89 +214,14 @@ def _group_norm(ctx: Context) -> Value:
 # Normalisation over any axes and by a norm; gated activations.
 
 
-@converter("MeanVarianceNormalization", types=(FLOATS,), since=9)
-def _mean_variance(ctx: Context) -> Value:
-    """Subtract the mean, divide by the standard deviation + 1e-9, as the standard's function."""
-    x = ctx.input(0)
-    axes = tuple(axis_in(ctx, a, len(x.shape)) for a in ctx.attr("axes"))
-    centred = ctx.emit("sub", x, ctx.emit("reduce_mean", x, axis=axes, keepdims=True))
-    variance = ctx.emit("reduce_mean", ctx.emit("square", centred), axis=axes, keepdims=True)
-    spread = ctx.emit("adds", ctx.emit("sqrt", variance), number=1e-9)
-    return ctx.emit("div", centred, spread)
-
-
 @converter("LpNormalization", types=(FLOATS,))
 def _lp_norm(ctx: Context) -> Value:
     """Divide by the norm along an axis; zeros stay zeros."""
     x, p = ctx.input(0), ctx.attr("p")
-    axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     if p not in (1, 2):
         ctx.unsupported("p of 1 or 2", str(p))
     powers = ctx.emit("abs" if p == 1 else "square", x)
     norm = ctx.emit("reduce_sum", powers, axis=axis, keepdims=True)
     norm = norm if p == 1 else ctx.emit("sqrt", norm)
-    return chosen(ctx, norm, ctx.emit("div", x, norm), table(ctx, 0, x.type.dtype, "zero"))
-
-
-@converter("SwiGLU", types=(FLOATS,), since=28)
-def _swiglu(ctx: Context) -> Value:
-    gate, value = ctx.input(0), ctx.input(1)
-    if gate.shape != value.shape:
-        ctx.unsupported("two inputs of one shape", f"{gate.shape} and {value.shape}")
-    alpha = ctx.attr("alpha")
-    open_ = ctx.emit("sigmoid", gate if alpha == 1 else ctx.emit("muls", gate, number=alpha))
-    return ctx.emit("mul", ctx.emit("mul", gate, open_), value)
-
-
-# Losses over classes: negative log likelihood and softmax cross entropy.
-
-
-_LOSS_ATTRS = {"ignore_index": None, "reduction": "mean"}
-_TYPES = (FLOATS, INTEGERS, FLOATS)
-
-
-@converter("NegativeLogLikelihoodLoss", types=_TYPES)
-def _nll(ctx: Context) -> Value:
-    return _loss(ctx, ctx.input(0))
-
-
-@converter("SoftmaxCrossEntropyLoss", types=_TYPES)
-def _cross_entropy(ctx: Context) -> Sequence[Value]:
-    logs = ctx.emit("log_softmax", ctx.input(0), axis=1)
-    return _loss(ctx, logs), logs
-
-
-def _hits(ctx: Context, shape: Shape) -> Value:
-    """Return 1 where the class on axis 1 is the target, else 0; ignored targets hit none."""
-    n, classes, *rest = shape
-    if ctx.shape(1) != (n, *rest):
-        ctx.unsupported(f"targets {(n, *rest)}", str(ctx.shape(1)))
-    names = np.arange(classes)
-    ignored = ctx.attr("ignore_index")
-    if ignored is not None and 0 <= ignored < classes:
-        names[ignored] = np.iinfo(np.int32).min
-    column = table(ctx, names.reshape(1, classes, *(1 for _ in rest)), "int32", "classes")
-    target = reshaped_to(ctx, ctx.input(1, "int32"), (n, 1, *rest))
-    return ctx.emit("equal", column, target)
-
-
-def _loss(ctx: Context, logs: Value) -> Value:
-    """Return -log p of each target, weighted by its class, and the mean or sum of them."""
-    dtype, reduction = logs.type.dtype, ctx.attr("reduction")
-    if reduction not in ("none", "sum", "mean"):
-        ctx.unsupported("reduction none, sum or mean", str(reduction))
-    hits, zero = _hits(ctx, logs.shape), table(ctx, 0, dtype, "zero")
-    picked = chosen(ctx, hits, ctx.emit("neg", logs), zero)
-    weighted = ctx.has(2)
-    if weighted:
-        classes = logs.shape[1]
-        weight = reshaped_to(ctx, ctx.input(2), (1, classes, *(1,) * (len(logs.shape) - 2)))
-        picked = ctx.emit("mul", picked, weight)
-    losses = ctx.emit("reduce_sum", picked, axis=1)
-    if reduction == "none":
-        return losses
-    total = ctx.emit("reduce_sum", losses)
-    if reduction == "sum":
-        return total
-    shares = chosen(ctx, hits, weight, zero) if weighted else ctx.cast(hits, dtype)
-    return ctx.emit("div", total, ctx.emit("reduce_sum", shares))
+    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.table(0, x.type.dtype, "zero"))

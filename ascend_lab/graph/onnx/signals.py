@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, reshaped_to, table
 from ascend_lab.graph.onnx.converter import Context, converter
-from ascend_lab.graph.onnx.tensors import (
-    ANY,
-    ELEMENTS,
-    FLOATS,
-    INTEGERS,
-    Tensor,
-    Values,
-    check_size,
-)
+from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
 CROP = "tf_crop_and_resize"
 ROWS, WEIGHTS = 2**16, 2**26
 """Rows and elements of the matrix that interpolates along one axis, at most."""
+
+
+def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
+    """Return x with one axis multiplied by a matrix (out, size)."""
+    order = [*(i for i in range(len(x.shape)) if i != axis), axis]
+    turned = ctx.transpose(x, order)
+    lead = turned.shape[:-1]
+    flat = ctx.reshape(turned, (math.prod(lead), turned.shape[-1]))
+    mixed = ctx.emit("matmul", flat, ctx.table(weights.T, x.type.dtype, "weights"))
+    return ctx.transpose(ctx.reshape(mixed, (*lead, len(weights))), np.argsort(order).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _scaled(size: int, scale: float, **more: float) -> _Axis:
 def _axes(ctx: Context) -> dict[int, _Axis]:
     """Return the axes to change, from `scales` or `sizes`."""
     shape, rank = ctx.shape(0), len(ctx.shape(0))
-    axes = [axis_in(ctx, a, rank) for a in ctx.attr("axes") or range(rank)]
+    axes = [ctx.axis(a, rank) for a in ctx.attr("axes") or range(rank)]
     crop = ctx.attr("coordinate_transformation_mode") == CROP
     roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
     if crop and len(roi) != 2 * len(axes):
@@ -158,14 +159,14 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
             beyond = (at < 0) | (at > change.length - 1)
             outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
         if mixes:
-            x = axis_mixed(ctx, x, axis, _weights(at, change, attrs))
+            x = _mixed(ctx, x, axis, _weights(at, change, attrs))
         else:
             rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.length - 1)
-            x = ctx.emit("gather", x, table(ctx, rows, "int32", "rows"), axis=axis)
+            x = ctx.emit("gather", x, ctx.table(rows, "int32", "rows"), axis=axis)
     if not outside.any():
         return x
-    fill = table(ctx, attrs["extrapolation_value"], x.type.dtype, "fill")
-    return ctx.emit("select", table(ctx, outside, x.type.dtype, "outside"), fill, x)
+    fill = ctx.table(attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", ctx.table(outside, x.type.dtype, "outside"), fill, x)
 
 
 def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
@@ -222,8 +223,6 @@ def _cubic(t: Values, a: float) -> Values:
 
 
 _MOST = 2048
-_COSINES = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46),
-            "BlackmanWindow": (0.42, 0.5, 0.08)}  # fmt: skip
 
 
 @converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
@@ -231,7 +230,7 @@ def _dft(ctx: Context) -> Value:
     """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
     x, rank = ctx.input(0), len(ctx.shape(0))
     asked = int(ctx.scalar(2)) if ctx.has(2) else -2
-    axis = axis_in(ctx, asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
+    axis = ctx.axis(asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
     parts, n = x.shape[-1], x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
@@ -243,9 +242,9 @@ def _dft(ctx: Context) -> Value:
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
     turned = x if order == tuple(range(rank)) else ctx.emit("transpose", x, perm=order)
     lead = turned.shape[:-2]
-    mixed = axis_mixed(ctx, reshaped_to(ctx, turned, (*lead, n * parts)), len(lead), matrix)
+    mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
-    out = reshaped_to(ctx, mixed, (*lead, len(matrix) // wide, wide))
+    out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
     if order == tuple(range(rank)):
         return out
     return ctx.emit("transpose", out, perm=tuple(int(i) for i in np.argsort(order)))
@@ -271,17 +270,6 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     return full.reshape(outs * pairs.shape[1], n * parts)
 
 
-@converter(*_COSINES, types=(INTEGERS,), since=17)
-def _cosine_window(ctx: Context) -> Tensor:
-    """Return a0 - a1 cos(x) + a2 cos(2 x) over one period."""
-    size, number = int(ctx.scalar(0)), ctx.attr("output_datatype")
-    if not 1 < size <= 2**20 or number not in ELEMENTS:
-        ctx.unsupported("a window of 2 to 2^20 numbers", f"{size} of type {number}")
-    angle = 2 * np.pi * np.arange(size) / (size if ctx.attr("periodic") else size - 1)
-    terms = (a * (-1) ** i * np.cos(i * angle) for i, a in enumerate(_COSINES[ctx.op]))
-    return ctx.known(sum(terms, np.zeros(size)), ELEMENTS[number][0])
-
-
 @converter("LpPool", types=(FLOATS,), since=2)
 def _lp_pool(ctx: Context) -> Value:
     """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
@@ -291,7 +279,7 @@ def _lp_pool(ctx: Context) -> Value:
     window = window_of(ctx, ctx.attr("kernel_shape"), size)
     powers = as_image(ctx, _powered(ctx, x))
     channels = powers.shape[1]
-    ones = table(ctx, np.ones((channels, 1, *window.kernel)), x.type.dtype, "ones")
+    ones = ctx.table(np.ones((channels, 1, *window.kernel)), x.type.dtype, "ones")
     how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
     settings = {key: plain(value) for key, value in how.items()}
     total = ctx.emit("conv2d", powers, ones, groups=channels, **settings)

@@ -22,31 +22,17 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
-    check_against,
+    Rng,
+    against,
     check_property,
     equal_to,
+    judged,
+    rows,
 )
 from ascend_lab.sim import Traffic, analyse, execute, simulate
 
 STEP = 16
 DEPTH = 64
-
-
-def check_ex_03_1(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
-
-    def make_case(rng: np.random.Generator) -> Case:
-        to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
-        to_l1 = float(rng.uniform(50, 400))
-        return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
-
-    edge_cases = [
-        _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
-        _rates(256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
-        _rates(512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
-        _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
-    ]
-    return check_property("ex_03_1", fn, _judge_tile, make_case, edge_cases=edge_cases, seed=seed)
 
 
 def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> Case:
@@ -105,22 +91,6 @@ def _missing(chip: Chip, side: int) -> str | None:
     return None
 
 
-def check_ex_03_2(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
-
-    def make_case(rng: np.random.Generator) -> Case:
-        m, k, n = (int(side) for side in rng.integers(1, 300, 3))
-        tile_m, tile_n = (16 * int(side) for side in rng.integers(1, 9, 2))
-        return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
-
-    edge_cases = [
-        {"m": 256, "k": 128, "n": 256, "tile_m": 64, "tile_n": 128},
-        {"m": 16, "k": 16, "n": 16, "tile_m": 64, "tile_n": 64},
-        {"m": 100, "k": 50, "n": 70, "tile_m": 48, "tile_n": 32},
-    ]
-    return check_against("ex_03_2", fn, _counted, make_case, edge_cases=edge_cases, seed=seed)
-
-
 def _traffic(shape: GemmShape, tile_m: int, tile_n: int, chip: Chip) -> Traffic:
     """Count what the program on one core moves."""
     return analyse(gemm_launch(shape, chip, GemmSchedule(tile_m, STEP, tile_n, 4, 1, 1)), chip)
@@ -161,16 +131,6 @@ def _judge_passes(got: Any, case: Case) -> str | None:
     return equal_to(weights // (2 * k * n))(got)
 
 
-def check_ex_03_4(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
-
-    def make_case(rng: np.random.Generator) -> Case:
-        return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
-
-    edge_cases = [{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 17, 300)]
-    return check_against("ex_03_4", fn, _worst_side, make_case, edge_cases=edge_cases, seed=seed)
-
-
 def _worst_side(limit: int, dtype: str) -> int:
     return max(side for side in range(1, limit + 1) if useful_share(side, dtype) < 0.5)
 
@@ -193,36 +153,6 @@ TILE = 1024
 
 SLACK = 1.05
 """A repaired kernel may take this many times the cycles of ours, not more."""
-
-
-def check_ex_04_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
-
-    No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
-    barriers everywhere are no repair.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"pairs": int(rng.integers(1, 7))}
-
-    return check_property("ex_04_2", fn, _judge_ping_pong, draw, cases=6, seed=seed)
-
-
-def check_ex_04_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
-
-    At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))
-        return {"product": _counting(max_plus_product), "a": _matrix(rng), "n": n}
-
-    small = np.array([[3.0, -np.inf], [5.0, 4.0]])
-    edges = [
-        {"product": _counting(max_plus_product), "a": small, "n": n} for n in (1, 2, 3, 64, 127)
-    ]
-    return check_property("ex_04_3", fn, _judge_power, draw, edge_cases=edges, seed=seed)
 
 
 def max_plus_product(a: Matrix, b: Matrix) -> Matrix:
@@ -325,3 +255,71 @@ def _ping_pong(pairs: int) -> Program:
     for s in (0, 1):
         k.wait_flag("MTE3", "MTE2", s)
     return k.finish()
+
+
+@judged(
+    _judge_tile,
+    edges=[
+        _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
+        _rates(256.0, 128.0, 80.5, 131072),  # a tile of 208 would not fit
+        _rates(512.0, 256.0, 128.0, 65536),  # exactly on the ridge, and it just fits
+        _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
+    ],
+)
+def check_ex_03_1(rng: Rng) -> Case:
+    """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
+    to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
+    to_l1 = float(rng.uniform(50, 400))
+    return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
+
+
+@against(
+    _counted,
+    edges=rows(
+        "m k n tile_m tile_n", (256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)
+    ),
+)
+def check_ex_03_2(rng: Rng) -> Case:
+    """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
+    m, k, n = (int(side) for side in rng.integers(1, 300, 3))
+    tile_m, tile_n = (16 * int(side) for side in rng.integers(1, 9, 2))
+    return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
+
+
+@against(
+    _worst_side,
+    edges=[{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 17, 300)],
+)
+def check_ex_03_4(rng: Rng) -> Case:
+    """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
+    return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
+
+
+@judged(_judge_ping_pong, cases=6)
+def check_ex_04_2(rng: Rng) -> Case:
+    """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
+
+    No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
+    barriers everywhere are no repair.
+    """
+    return {"pairs": int(rng.integers(1, 7))}
+
+
+@judged(
+    _judge_power,
+    edges=[
+        {
+            "product": _counting(max_plus_product),
+            "a": np.array([[3.0, -np.inf], [5.0, 4.0]]),
+            "n": n,
+        }
+        for n in (1, 2, 3, 64, 127)
+    ],
+)
+def check_ex_04_3(rng: Rng) -> Case:
+    """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
+
+    At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.
+    """
+    n = int(rng.integers(1, 2 ** int(rng.integers(2, 12))))
+    return {"product": _counting(max_plus_product), "a": _matrix(rng), "n": n}

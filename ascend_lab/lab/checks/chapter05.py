@@ -13,7 +13,15 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
-from ascend_lab.lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property, equal_to
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    Rng,
+    check_property,
+    equal_to,
+    judged,
+)
 from ascend_lab.lab.figures.expressions import moved_bytes
 from ascend_lab.lab.figures.nests import EXPRESSIONS, per_operation
 from ascend_lab.sim import simulate_kernel
@@ -63,17 +71,6 @@ def _wrong_values(
 
 
 # -- exercise 1: layer norm ----
-
-
-def check_ex_05_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(x, gamma, beta)`: the layer norm of fp16 rows, on rows near 0 and far from it."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 400))
-        return _norm_case(rows, columns)
-
-    edges = [_norm_case(1, 2), _norm_case(16, 1024)]
-    return check_property("ex_05_1", fn, _judge_norm, draw, edge_cases=edges, cases=4, seed=seed)
 
 
 def _norm_case(rows: int, columns: int) -> Case:
@@ -208,16 +205,6 @@ def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> 
 # -- exercise 3: softplus that does not overflow ----
 
 
-def check_ex_05_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(x)`: log(1 + exp(x)) in fp16 for every finite x, large and small."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        shape = int(rng.integers(1, 20)), int(rng.integers(1, 200))
-        return {"x": te.placeholder(shape, name="x")}
-
-    return check_property("ex_05_3", fn, _judge_softplus, draw, cases=5, seed=seed)
-
-
 def _judge_softplus(got: Any, case: Case) -> str | None:
     shape = case["x"].shape
     wrong = _wrong_tensor(got, shape, "fp16")
@@ -236,21 +223,6 @@ def _judge_softplus(got: Any, case: Case) -> str | None:
 # -- exercise 4: bytes from the graph ----
 
 
-def check_ex_05_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(y)`: bytes between GM and UB of a nest per operation, as the simulator counts."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        x = te.placeholder(tuple(16 * int(n) for n in rng.integers(1, 60, 2)), name="x")
-        made = [make(x) for name, make in EXPRESSIONS.items() if name != "sum of columns"]
-        made += [te.renamed(te.vmul(x, x), "square"), _centred(x)]
-        return {"y": made[int(rng.integers(0, len(made)))]}
-
-    first = EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))
-    return check_property(
-        "ex_05_4", fn, _judge_bytes, draw, edge_cases=[{"y": first}], cases=8, seed=seed
-    )
-
-
 def _centred(x: Tensor) -> Tensor:
     middle = te.broadcast(te.reduce_max(x, -1, keepdims=True), x.shape)
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")
@@ -259,3 +231,30 @@ def _centred(x: Tensor) -> Tensor:
 def _judge_bytes(got: Any, case: Case) -> str | None:
     run = simulate_kernel(te.lower(per_operation(case["y"], CHIP)), load_chip(CHIP))
     return equal_to(moved_bytes(run))(got)
+
+
+@judged(_judge_norm, edges=[_norm_case(1, 2), _norm_case(16, 1024)], cases=4)
+def check_ex_05_1(rng: Rng) -> Case:
+    """Check `fn(x, gamma, beta)`: the layer norm of fp16 rows, on rows near 0 and far from it."""
+    rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 400))
+    return _norm_case(rows, columns)
+
+
+@judged(_judge_softplus, cases=5)
+def check_ex_05_3(rng: Rng) -> Case:
+    """Check `fn(x)`: log(1 + exp(x)) in fp16 for every finite x, large and small."""
+    shape = int(rng.integers(1, 20)), int(rng.integers(1, 200))
+    return {"x": te.placeholder(shape, name="x")}
+
+
+@judged(
+    _judge_bytes,
+    edges=[{"y": EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))}],
+    cases=8,
+)
+def check_ex_05_4(rng: Rng) -> Case:
+    """Check `fn(y)`: bytes between GM and UB of a nest per operation, as the simulator counts."""
+    x = te.placeholder(tuple(16 * int(n) for n in rng.integers(1, 60, 2)), name="x")
+    made = [make(x) for name, make in EXPRESSIONS.items() if name != "sum of columns"]
+    made += [te.renamed(te.vmul(x, x), "square"), _centred(x)]
+    return {"y": made[int(rng.integers(0, len(made)))]}

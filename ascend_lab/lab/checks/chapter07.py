@@ -18,7 +18,15 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Affine, KernelBuilder, Program, Region, c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.lab.checks.core import DEFAULT_SEED, Case, CheckResult, check_property, equal_to
+from ascend_lab.lab.checks.core import (
+    DEFAULT_SEED,
+    Case,
+    CheckResult,
+    Rng,
+    check_property,
+    equal_to,
+    judged,
+)
 from ascend_lab.sim import simulate
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
@@ -29,17 +37,6 @@ DEEP = GemmShape(64, 65536, 64)
 
 SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
-
-
-def check_ex_07_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        macs = 2 ** int(rng.integers(0, 19))
-        return _block(macs, int(rng.choice([1, 2, 4])), int(rng.choice([0, 1, 2, 4, 8])))
-
-    edges = [_block(4096, 2, 4), _block(4096, 2, 0), _block(64, 2, 4), _block(1, 2, 4)]
-    return check_property("ex_07_1", fn, _judge_block, draw, edge_cases=edges, seed=seed)
 
 
 def _block(macs: int, in_bytes: int, sum_bytes: int) -> Case:
@@ -144,20 +141,6 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Pro
     return k.finish()
 
 
-def check_ex_07_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "chip_name": str(rng.choice(CHIPS)),
-            "dtype": str(rng.choice(["fp16", "int8"])),
-            "slots": int(rng.integers(1, 5)),
-        }
-
-    edges: list[Case] = [{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)]
-    return check_property("ex_07_3", fn, _judge_tile, draw, edge_cases=edges, cases=12, seed=seed)
-
-
 def _judge_tile(got: Any, case: Case) -> str | None:
     chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
     c0, sides = c0_of(dtype), _three_sides(got)
@@ -203,13 +186,6 @@ def _feed(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
     return DTYPE_BYTES[dtype] * (1 / (a * n) + 1 / (b * m))
 
 
-def check_ex_07_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn()`: a `GemmSchedule` for 64 x 65536 x 64 on the Ascend910A near the best."""
-    return check_property(
-        "ex_07_5", fn, _judge_schedule, lambda _: {}, edge_cases=[{}], cases=0, seed=seed
-    )
-
-
 def _judge_schedule(got: Any, _case: Case) -> str | None:
     if not isinstance(got, GemmSchedule):
         return "expected a GemmSchedule"
@@ -234,3 +210,32 @@ def _best_cycles() -> int:
     ]
     fits = [s for s in tried if 4 * (s.base_m + s.base_n) * s.base_k * s.step_k <= 1 << 20]
     return int(time_tilings(DEEP, load_chip("Ascend910A"), fits).min())
+
+
+@judged(
+    _judge_block, edges=[_block(4096, 2, 4), _block(4096, 2, 0), _block(64, 2, 4), _block(1, 2, 4)]
+)
+def check_ex_07_1(rng: Rng) -> Case:
+    """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
+    macs = 2 ** int(rng.integers(0, 19))
+    return _block(macs, int(rng.choice([1, 2, 4])), int(rng.choice([0, 1, 2, 4, 8])))
+
+
+@judged(
+    _judge_tile,
+    edges=[{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)],
+    cases=12,
+)
+def check_ex_07_3(rng: Rng) -> Case:
+    """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
+    return {
+        "chip_name": str(rng.choice(CHIPS)),
+        "dtype": str(rng.choice(["fp16", "int8"])),
+        "slots": int(rng.integers(1, 5)),
+    }
+
+
+@judged(_judge_schedule, edges=[{}], cases=0)
+def check_ex_07_5(_: Rng) -> Case:
+    """Check `fn()`: a `GemmSchedule` for 64 x 65536 x 64 on the Ascend910A near the best."""
+    return {}

@@ -12,9 +12,12 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
+    Rng,
+    against,
     check_against,
     check_property,
     equal_to,
+    judged,
 )
 from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, im2col_reference
 from ascend_lab.layout import address, address_map, pack
@@ -96,25 +99,6 @@ def _matrix(
     return matrix
 
 
-def check_ex_08_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check Winograd's F(2x2, 3x3): `fn(data, kernel, multiply)` on a 4x4 tile and a 3x3 kernel.
-
-    Products of data with kernel go through `multiply`, which counts them: 16 are enough for the
-    2x2 outputs, the definition takes 36.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        data, kernel = rng.integers(-9, 10, (4, 4)), 2 * rng.integers(-4, 5, (3, 3))
-        return _tile_case(data, kernel)
-
-    edges = [
-        _tile_case(np.eye(4), np.ones((3, 3))),
-        _tile_case(np.zeros((4, 4)), np.ones((3, 3))),
-        _tile_case(np.arange(16).reshape(4, 4), np.arange(9).reshape(3, 3)),
-    ]
-    return check_property("ex_08_3", fn, _judge_tile, draw, edge_cases=edges, seed=seed)
-
-
 def _tile_case(data: Values, kernel: Values) -> Case:
     return {
         "data": np.asarray(data, np.float64),
@@ -145,25 +129,6 @@ def _judge_tile(got: Any, case: Case) -> str | None:
             return None
         return f"with {made} products through multiply, expected 1 to 16"
     return equal_to(expected)(got)
-
-
-def check_ex_08_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels.
-
-    The result is (k, 4c, ceil(r/2), ceil(s/2)); with `folded` images, stride 1 must give what
-    stride 2 gave.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
-        return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
-
-    edges = [
-        {"weight": np.arange(9.0).reshape(1, 1, 3, 3)},
-        {"weight": np.ones((1, 1, 1, 1))},
-        {"weight": np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7)},
-    ]
-    return check_property("ex_08_4", fn, _judge_fold, draw, edge_cases=edges, cases=25, seed=seed)
 
 
 def folded(x: Values) -> Values:
@@ -223,35 +188,6 @@ def check_ex_09_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     return check_property("ex_09_2", fn, judge, _draw_array, edge_cases=edges, cases=20, seed=seed)
 
 
-def check_ex_09_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(stored, shape)`: FRACTAL_NZ back to an array of `shape`; padding holds garbage."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return _stored(_draw_array(rng)["x"])
-
-    def judge(got: Any, case: Case) -> str | None:
-        dtype = _name(case["stored"])
-        return equal_to(_numbers(case["shape"], dtype))(got)
-
-    edges = [_stored(_numbers((8, 100, 30), dtype)) for dtype in ("fp16", "int8")]
-    return check_property("ex_09_3", fn, judge, draw, edge_cases=edges, cases=20, seed=seed)
-
-
-def check_ex_09_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
-
-    def reference(index: tuple[int, ...], shape: tuple[int, ...], c0: int) -> int:
-        return int(address(address_map("FRACTAL_Z", shape, "fp16", c0=c0), index))
-
-    def draw(rng: np.random.Generator) -> Case:
-        sides = (1, 70), (1, 70), (1, 8), (1, 8)
-        shape = tuple(int(rng.integers(low, high)) for low, high in sides)
-        index = tuple(int(rng.integers(0, n)) for n in shape)
-        return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}
-
-    return check_against("ex_09_4", fn, reference, draw, seed=seed)
-
-
 def _name(x: NDArray[Any]) -> str:
     return next(name for name, dtype in TYPES.items() if x.dtype == dtype)
 
@@ -270,3 +206,68 @@ def _draw_array(rng: np.random.Generator) -> Case:
 def _stored(x: NDArray[Any]) -> Case:
     stored = pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
     return {"stored": np.where(stored == 0, stored.dtype.type(GARBAGE), stored), "shape": x.shape}
+
+
+@judged(
+    _judge_tile,
+    edges=[
+        _tile_case(np.eye(4), np.ones((3, 3))),
+        _tile_case(np.zeros((4, 4)), np.ones((3, 3))),
+        _tile_case(np.arange(16).reshape(4, 4), np.arange(9).reshape(3, 3)),
+    ],
+)
+def check_ex_08_3(rng: Rng) -> Case:
+    """Check Winograd's F(2x2, 3x3): `fn(data, kernel, multiply)` on a 4x4 tile and a 3x3 kernel.
+
+    Products of data with kernel go through `multiply`, which counts them: 16 are enough for the
+    2x2 outputs, the definition takes 36.
+    """
+    data, kernel = rng.integers(-9, 10, (4, 4)), 2 * rng.integers(-4, 5, (3, 3))
+    return _tile_case(data, kernel)
+
+
+@judged(
+    _judge_fold,
+    edges=[
+        {"weight": np.arange(9.0).reshape(1, 1, 3, 3)},
+        {"weight": np.ones((1, 1, 1, 1))},
+        {"weight": np.arange(2.0 * 3 * 7 * 7).reshape(2, 3, 7, 7)},
+    ],
+    cases=25,
+)
+def check_ex_08_4(rng: Rng) -> Case:
+    """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels.
+
+    The result is (k, 4c, ceil(r/2), ceil(s/2)); with `folded` images, stride 1 must give what
+    stride 2 gave.
+    """
+    sizes = [int(v) for v in rng.integers(1, (4, 4, 8, 8))]
+    return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
+
+
+def _judge_09_3(got: Any, case: Case) -> str | None:
+    dtype = _name(case["stored"])
+    return equal_to(_numbers(case["shape"], dtype))(got)
+
+
+@judged(
+    _judge_09_3,
+    edges=[_stored(_numbers((8, 100, 30), dtype)) for dtype in ("fp16", "int8")],
+    cases=20,
+)
+def check_ex_09_3(rng: Rng) -> Case:
+    """Check `fn(stored, shape)`: FRACTAL_NZ back to an array of `shape`; padding holds garbage."""
+    return _stored(_draw_array(rng)["x"])
+
+
+def _answer_09_4(index: tuple[int, ...], shape: tuple[int, ...], c0: int) -> int:
+    return int(address(address_map("FRACTAL_Z", shape, "fp16", c0=c0), index))
+
+
+@against(_answer_09_4)
+def check_ex_09_4(rng: Rng) -> Case:
+    """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
+    sides = (1, 70), (1, 70), (1, 8), (1, 8)
+    shape = tuple(int(rng.integers(low, high)) for low, high in sides)
+    index = tuple(int(rng.integers(0, n)) for n in shape)
+    return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}

@@ -16,8 +16,11 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
+    Rng,
+    against,
     check_against,
     check_property,
+    rows,
     show,
 )
 
@@ -60,30 +63,6 @@ def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     result = check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
                             seed=seed)  # fmt: skip
     return replace(result, subject=fn)
-
-
-def check_ex_13_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
-
-    def reference(graph: Graph) -> str | None:
-        ready = {*graph.inputs, *graph.constants}
-        for node in graph.nodes:
-            if not ready.issuperset(node.inputs):
-                return node.name
-            ready.update(node.outputs)
-        return None
-
-    sound = _chain(5)
-    swapped = replace(sound, nodes=(sound.nodes[1], sound.nodes[0], *sound.nodes[2:]))
-    nobody = replace(sound.nodes[-1], inputs=("nobody", "w"))
-    own = replace(sound.nodes[2], inputs=(*sound.nodes[2].inputs[:1], sound.nodes[2].output))
-    edges = [
-        {"graph": sound},
-        {"graph": swapped},
-        {"graph": replace(sound, nodes=(*sound.nodes[:-1], nobody))},
-        {"graph": replace(sound, nodes=(*sound.nodes[:2], own, *sound.nodes[3:]))},
-    ]
-    return check_against("ex_13_3", fn, reference, _draw_graph, edge_cases=edges, seed=seed)
 
 
 def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
@@ -261,32 +240,6 @@ def needed(
     return kept[::-1]
 
 
-def check_ex_14_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        ops = ("add", "relu", "scatter", "print", "exp")
-        names, nodes = ["x"], []
-        for i in range(int(rng.integers(1, 12))):
-            inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
-            nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
-            names.append(f"n{i}")
-        outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
-        return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
-
-    chain = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
-    edges: list[Case] = [
-        {"nodes": chain, "outputs": ["n2"], "effects": set()},
-        {"nodes": chain, "outputs": ["x"], "effects": set()},
-        {
-            "nodes": [("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))],
-            "outputs": ["c"],
-            "effects": {"print"},
-        },
-    ]
-    return check_against("ex_14_3", fn, needed, draw, edge_cases=edges, cases=30, seed=seed)
-
-
 # -- a chain of scales and shifts -----------------------------------------------------------------
 def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, Values]:
     """Return weights and bias of one convolution that computes the convolution and the steps."""
@@ -331,3 +284,71 @@ def check_ex_14_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     return check_against(
         "ex_14_4", fn, fold, draw_steps, rel_tol=1e-9, edge_cases=edges, cases=20, seed=seed
     )
+
+
+def _answer_13_3(graph: Graph) -> str | None:
+    ready = {*graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        if not ready.issuperset(node.inputs):
+            return node.name
+        ready.update(node.outputs)
+    return None
+
+
+SOUND_3 = _chain(5)
+
+
+@against(
+    _answer_13_3,
+    edges=[
+        {"graph": SOUND_3},
+        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
+            )
+        },
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(
+                    *SOUND_3.nodes[:2],
+                    replace(
+                        SOUND_3.nodes[2],
+                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
+                    ),
+                    *SOUND_3.nodes[3:],
+                ),
+            )
+        },
+    ],
+)
+def check_ex_13_3(rng: Rng) -> Case:
+    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
+    return _draw_graph(rng)
+
+
+CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
+
+
+@against(
+    needed,
+    edges=rows(
+        "nodes outputs effects",
+        (CHAIN_3, ["n2"], set()),
+        (CHAIN_3, ["x"], set()),
+        ([("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))], ["c"], {"print"}),
+    ),
+    cases=30,
+)
+def check_ex_14_3(rng: Rng) -> Case:
+    """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
+    ops = ("add", "relu", "scatter", "print", "exp")
+    names, nodes = ["x"], []
+    for i in range(int(rng.integers(1, 12))):
+        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
+        nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
+        names.append(f"n{i}")
+    outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
+    return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}

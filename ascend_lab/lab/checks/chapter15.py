@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.graph.memory import Buffer, plan
 from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
     Case,
-    CheckResult,
-    check_against,
-    check_property,
+    Rng,
+    against,
+    judged,
+    rows,
 )
 
 Life = tuple[int, int, int]
@@ -43,16 +43,6 @@ def draw_lives(rng: np.random.Generator) -> Case:
     return {"lives": lives}
 
 
-def check_ex_15_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(lives)`: the most bytes alive at one time."""
-    edges: list[Case] = [
-        {"lives": []},
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
-    ]
-    return check_against("ex_15_1", fn, peak, draw_lives, edge_cases=edges, seed=seed)
-
-
 # -- greedy by size -------------------------------------------------------------------------------
 def by_size(lives: Sequence[Life]) -> list[int]:
     """Return offsets: the largest first, equal ones in order, at the lowest place with room."""
@@ -70,17 +60,6 @@ def by_size(lives: Sequence[Life]) -> list[int]:
             at = max(at, end)
         offsets[i] = at
     return [offsets[i] for i in range(len(lives))]
-
-
-def check_ex_15_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
-    edges: list[Case] = [
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
-        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
-        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
-    ]
-    return check_against("ex_15_2", fn, by_size, draw_lives, edge_cases=edges, seed=seed)
 
 
 # -- in place, where it is safe -------------------------------------------------------------------
@@ -171,36 +150,6 @@ def _pairs_judge(got: Any, case: Case) -> str | None:
     return f"expected {missing} more, such as {best}" if missing > 0 else None
 
 
-def check_ex_15_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
-    size8 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
-    edges: list[Case] = [
-        {"nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))], "sizes": size8, "outputs": ["b"]},
-        {"nodes": [("a", "neg", ("x",)), ("b", "shift", ("a",))], "sizes": size8, "outputs": ["b"]},
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))],
-            "sizes": size8,
-            "outputs": ["c"],
-        },
-        {
-            "nodes": [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
-            "sizes": {"x": 8, "row": 2, "a": 2, "b": 8},
-            "outputs": ["b"],
-        },
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))],
-            "sizes": size8,
-            "outputs": ["a", "b"],
-        },
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "add", ("a", "a"))],
-            "sizes": size8,
-            "outputs": ["b"],
-        },
-    ]
-    return check_property("ex_15_3", fn, _pairs_judge, draw_nodes, edge_cases=edges, seed=seed)
-
-
 # -- a trap for greedy by start -------------------------------------------------------------------
 def trap(ratio: float) -> list[Life]:
     """Return three buffers for which greedy by start needs `ratio` times the least; 1 < ratio < 2.
@@ -211,28 +160,76 @@ def trap(ratio: float) -> list[Life]:
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 
 
-def check_ex_15_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+@against(
+    peak,
+    edges=[
+        {"lives": []},
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
+    ],
+)
+def check_ex_15_1(rng: Rng) -> Case:
+    """Check `fn(lives)`: the most bytes alive at one time."""
+    return draw_lives(rng)
+
+
+@against(
+    by_size,
+    edges=[
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
+        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
+        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
+    ],
+)
+def check_ex_15_2(rng: Rng) -> Case:
+    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
+    return draw_lives(rng)
+
+
+SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
+
+
+@judged(
+    _pairs_judge,
+    edges=rows(
+        "nodes sizes outputs",
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["b"]),
+        ([("a", "neg", ("x",)), ("b", "shift", ("a",))], SIZE8_3, ["b"]),
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))], SIZE8_3, ["c"]),
+        (
+            [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
+            {"x": 8, "row": 2, "a": 2, "b": 8},
+            ["b"],
+        ),
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["a", "b"]),
+        ([("a", "neg", ("x",)), ("b", "add", ("a", "a"))], SIZE8_3, ["b"]),
+    ),
+)
+def check_ex_15_3(rng: Rng) -> Case:
+    """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
+    return draw_nodes(rng)
+
+
+def _judge_15_4(got: Any, case: Case) -> str | None:
+    try:
+        buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
+    except (TypeError, ValueError):
+        return "expected a list of (born, dead, size)"
+    if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
+        return f"expected 1 to {MOST_LIVES} buffers of moderate size"
+    high, low = (
+        plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
+    )
+    bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
+    if low > bound:
+        return f"where greedy by size needs {low}, expected the bound, {bound}"
+    if high < case["ratio"] * bound:
+        return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
+    return None
+
+
+@judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
+def check_ex_15_4(rng: Rng) -> Case:
     """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
-
-    def judge(got: Any, case: Case) -> str | None:
-        try:
-            buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
-        except (TypeError, ValueError):
-            return "expected a list of (born, dead, size)"
-        if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
-            return f"expected 1 to {MOST_LIVES} buffers of moderate size"
-        high, low = (
-            plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
-        )
-        bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
-        if low > bound:
-            return f"where greedy by size needs {low}, expected the bound, {bound}"
-        if high < case["ratio"] * bound:
-            return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
-        return None
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
-
-    edges: list[Case] = [{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}]
-    return check_property("ex_15_4", fn, judge, draw, edge_cases=edges, cases=15, seed=seed)
+    return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}

@@ -25,9 +25,11 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
-    check_against,
+    Rng,
+    against,
     check_behind_wall,
     check_property,
+    judged,
     raised,
     show,
 )
@@ -39,19 +41,6 @@ REMOVED = 0.75
 """Share of the schedules that the rule has to remove."""
 Tree = dict[Point, tuple[int, float]]
 """Prefix -> (visits, least cost below)."""
-
-
-def check_ex_19_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
-
-    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
-    enter with one visit.
-    """
-    first: Case = {"tree": {}, "point": ("A", 1), "cost": 9.0}
-    worse: Case = {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0}
-    return check_against(
-        "ex_19_2", fn, _backed_up, _draw_tree, edge_cases=[first, worse], seed=seed
-    )
 
 
 def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
@@ -136,36 +125,6 @@ FORCED = ((3, 16), (4, 64))
 """Options of which one must be chosen for 8: the larger is closer in ratio, then the smaller."""
 STUDENT_95 = 2.045
 """97.5 % point of Student's t with 29 degrees of freedom."""
-
-
-def check_ex_20_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
-
-    Decisions are taken in order; where the value is no option, the one of closest ratio is.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        space = _space(rng)
-        return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
-
-    return check_property("ex_20_1", fn, _judge_repair, draw, cases=60, seed=seed)
-
-
-def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
-
-    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
-    no option the value of the other parent, and if neither is, the option closest to the first.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        space = _space(rng)
-        mother, father = space.sample(rng), space.sample(rng)
-        coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
-        return {"tilings": space, "mother": mother, "father": father, "coins": coins}
-
-    edges = [_forced(row) for row in FORCED]
-    return check_property("ex_20_2", fn, _judge_child, draw, edge_cases=edges, cases=60, seed=seed)
 
 
 def _forced(last: Sequence[int]) -> Case:
@@ -290,3 +249,42 @@ def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         return high < 0, said + ("" if high < 0 else ", expected an interval below 1"), SEEDS
 
     return check_behind_wall("ex_20_3", fn, run, seed)
+
+
+@against(
+    _backed_up,
+    edges=[
+        {"tree": {}, "point": ("A", 1), "cost": 9.0},
+        {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0},
+    ],
+)
+def check_ex_19_2(rng: Rng) -> Case:
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
+
+    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
+    enter with one visit.
+    """
+    return _draw_tree(rng)
+
+
+@judged(_judge_repair, cases=60)
+def check_ex_20_1(rng: Rng) -> Case:
+    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
+
+    Decisions are taken in order; where the value is no option, the one of closest ratio is.
+    """
+    space = _space(rng)
+    return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
+
+
+@judged(_judge_child, edges=[_forced(row) for row in FORCED], cases=60)
+def check_ex_20_2(rng: Rng) -> Case:
+    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
+
+    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
+    no option the value of the other parent, and if neither is, the option closest to the first.
+    """
+    space = _space(rng)
+    mother, father = space.sample(rng), space.sample(rng)
+    coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
+    return {"tilings": space, "mother": mother, "father": father, "coins": coins}

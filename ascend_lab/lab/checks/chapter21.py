@@ -18,37 +18,17 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
-    check_against,
+    Rng,
+    against,
     check_property,
+    judged,
+    rows,
 )
 
 Costs = Mapping[tuple[int, int], float]
 """Cost of units first .. stop-1 as one segment."""
 UNITS = 6
 EYES_CHIP = "Ascend310P3"
-
-
-def check_ex_21_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits.
-
-    A slice of n has at most ceil(rows / n) rows and needs `halo` more, but never more than all;
-    `row_bytes` are alive for each row, beside the weights. 0 if single rows do not fit.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
-        weights = int(rng.integers(0, 200))
-        room = weights + int(rng.integers(0, 2 * rows * row_bytes))
-        return _fit(rows, int(rng.integers(0, 7)), row_bytes, weights, room)
-
-    edges = [
-        _fit(16, 0, 10, 0, 160),
-        _fit(16, 4, 10, 0, 159),
-        _fit(7, 0, 10, 5, 45),
-        _fit(8, 4, 10, 0, 40),
-        _fit(8, 0, 10, 5, 10),
-    ]
-    return check_against("ex_21_1", fn, least_slices, draw, edge_cases=edges, seed=seed)
 
 
 def _fit(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> Case:
@@ -64,42 +44,12 @@ def least_slices(rows: int, halo: int, row_bytes: int, weights: int, capacity: i
     return 0
 
 
-def check_ex_21_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last.
-
-    `layers` are pairs (window, stride), the first layer first; padding is not counted.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        count = int(rng.integers(1, 6))
-        layers = [(int(rng.integers(1, 8)), int(rng.integers(1, 4))) for _ in range(count)]
-        return {"layers": layers, "rows": int(rng.integers(1, 30))}
-
-    edges = [{"layers": [(1, 1)], "rows": 3}, {"layers": [(3, 1), (4, 4)], "rows": 14}]
-    return check_against("ex_21_2", fn, chain_rows, draw, edge_cases=edges, seed=seed)
-
-
 def chain_rows(layers: Sequence[tuple[int, int]], rows: int) -> list[int]:
     """Return the rows each tensor of a chain needs, the input first."""
     found = [rows]
     for window, stride in reversed(layers):
         found.insert(0, (found[0] - 1) * stride + window)
     return found
-
-
-def check_ex_21_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost.
-
-    `cost[i, j]` is the cost of units i .. j-1 together; all 32 chains of six units are tried.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        ends = combinations(range(UNITS + 1), 2)
-        return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}
-
-    falling = {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}
-    edges = [{"count": 1, "cost": {(0, 1): 4.0}}, {"count": UNITS, "cost": falling}]
-    return check_property("ex_21_3", fn, _judge_chain, draw, edge_cases=edges, cases=60, seed=seed)
 
 
 def every_chain(count: int) -> Iterator[tuple[int, ...]]:
@@ -164,3 +114,54 @@ def _opponent() -> tuple[Graph, float]:
     names = [node.name for node in graph.nodes]
     plan = SlicePlan((Region(names[0], names[-1], "batch", (4, 3)),))
     return graph, plan_time(graph, plan, chip)
+
+
+@against(
+    least_slices,
+    edges=[
+        _fit(16, 0, 10, 0, 160),
+        _fit(16, 4, 10, 0, 159),
+        _fit(7, 0, 10, 5, 45),
+        _fit(8, 4, 10, 0, 40),
+        _fit(8, 0, 10, 5, 10),
+    ],
+)
+def check_ex_21_1(rng: Rng) -> Case:
+    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits.
+
+    A slice of n has at most ceil(rows / n) rows and needs `halo` more, but never more than all;
+    `row_bytes` are alive for each row, beside the weights. 0 if single rows do not fit.
+    """
+    rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
+    weights = int(rng.integers(0, 200))
+    room = weights + int(rng.integers(0, 2 * rows * row_bytes))
+    return _fit(rows, int(rng.integers(0, 7)), row_bytes, weights, room)
+
+
+@against(chain_rows, edges=rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
+def check_ex_21_2(rng: Rng) -> Case:
+    """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last.
+
+    `layers` are pairs (window, stride), the first layer first; padding is not counted.
+    """
+    count = int(rng.integers(1, 6))
+    layers = [(int(rng.integers(1, 8)), int(rng.integers(1, 4))) for _ in range(count)]
+    return {"layers": layers, "rows": int(rng.integers(1, 30))}
+
+
+@judged(
+    _judge_chain,
+    edges=rows(
+        "count cost",
+        (1, {(0, 1): 4.0}),
+        (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}),
+    ),
+    cases=60,
+)
+def check_ex_21_3(rng: Rng) -> Case:
+    """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost.
+
+    `cost[i, j]` is the cost of units i .. j-1 together; all 32 chains of six units are tried.
+    """
+    ends = combinations(range(UNITS + 1), 2)
+    return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}

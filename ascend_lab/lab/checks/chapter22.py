@@ -14,32 +14,13 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
-    check_against,
+    Rng,
+    against,
     check_property,
+    judged,
+    rows,
     show,
 )
-
-
-def check_ex_22_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster.
-
-    Against recursive doubling, for powers of two; infinite where that always wins.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "ranks": 2 ** int(rng.integers(1, 9)),
-            "alpha_s": float(rng.uniform(1e-6, 1e-4)),
-            "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
-        }
-
-    edges = [
-        {"ranks": 2, "alpha_s": 1e-6, "beta_s_per_byte": 1e-10},
-        {"ranks": 4, "alpha_s": 1e-6, "beta_s_per_byte": 1e-10},
-    ]
-    return check_against(
-        "ex_22_1", fn, crossover_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed
-    )
 
 
 def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
@@ -95,37 +76,6 @@ def _round(step: Sequence[Sequence[int]]) -> Round:
     return Round.of(sources, targets, [[b] for b in blocks], True)
 
 
-def check_ex_22_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain.
-
-    A broadcast along a chain of p ranks in k chunks takes (p - 2 + k) (a + n b / k). Any count
-    whose time is the least passes.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "ranks": int(rng.integers(2, 40)),
-            "size_bytes": int(2 ** rng.uniform(8, 28)),
-            "alpha_s": float(rng.uniform(1e-6, 2e-5)),
-            "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
-        }
-
-    def judge(got: Any, case: Case) -> str | None:
-        if not isinstance(got, int | np.integer) or got < 1:
-            return "expected a whole number (int) of at least 1"
-        best = best_chunks(**case)
-        least, time = chain_s(best, **case), chain_s(int(got), **case)
-        if time > least * (1 + 1e-9):
-            return f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
-        return None
-
-    edges = [
-        {"ranks": 2, "size_bytes": 2**20, "alpha_s": 1e-6, "beta_s_per_byte": 1e-10},
-        {"ranks": 9, "size_bytes": 8, "alpha_s": 1e-6, "beta_s_per_byte": 1e-10},
-    ]
-    return check_property("ex_22_3", fn, judge, draw, edge_cases=edges, seed=seed)
-
-
 def chain_s(
     chunks: int, ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float
 ) -> float:
@@ -141,30 +91,6 @@ def best_chunks(ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: 
     return min(near, key=lambda k: chain_s(k, *given))
 
 
-def check_ex_22_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce.
-
-    `inner` and `outer` are (alpha_s, beta_s_per_byte); rings at both levels, one rail for each
-    device of a server.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        pairs = rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2))
-        return {
-            "servers": int(rng.integers(1, 65)),
-            "each": int(rng.integers(1, 17)),
-            "size_bytes": int(2 ** rng.uniform(10, 30)),
-            "inner": tuple(map(float, pairs[0])),
-            "outer": tuple(map(float, pairs[1])),
-        }
-
-    edge = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
-    edges = [{"servers": 1, "each": 8, **edge}, {"servers": 16, "each": 1, **edge}]
-    return check_against(
-        "ex_22_4", fn, two_levels_s, draw, rel_tol=1e-9, edge_cases=edges, seed=seed
-    )
-
-
 def two_levels_s(
     servers: int,
     each: int,
@@ -176,3 +102,74 @@ def two_levels_s(
     inside = 2 * (each - 1) * (inner[0] + size_bytes / each * inner[1])
     between = 2 * (servers - 1) * (outer[0] + size_bytes / each / servers * outer[1])
     return inside + between
+
+
+@against(
+    crossover_bytes,
+    edges=rows("ranks alpha_s beta_s_per_byte", (2, 1e-6, 1e-10), (4, 1e-6, 1e-10)),
+    rel_tol=1e-9,
+)
+def check_ex_22_1(rng: Rng) -> Case:
+    """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster.
+
+    Against recursive doubling, for powers of two; infinite where that always wins.
+    """
+    return {
+        "ranks": 2 ** int(rng.integers(1, 9)),
+        "alpha_s": float(rng.uniform(1e-6, 1e-4)),
+        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
+    }
+
+
+def _judge_22_3(got: Any, case: Case) -> str | None:
+    if not isinstance(got, int | np.integer) or got < 1:
+        return "expected a whole number (int) of at least 1"
+    best = best_chunks(**case)
+    least, time = chain_s(best, **case), chain_s(int(got), **case)
+    if time > least * (1 + 1e-9):
+        return f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
+    return None
+
+
+@judged(
+    _judge_22_3,
+    edges=rows(
+        "ranks size_bytes alpha_s beta_s_per_byte", (2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)
+    ),
+)
+def check_ex_22_3(rng: Rng) -> Case:
+    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain.
+
+    A broadcast along a chain of p ranks in k chunks takes (p - 2 + k) (a + n b / k). Any count
+    whose time is the least passes.
+    """
+    return {
+        "ranks": int(rng.integers(2, 40)),
+        "size_bytes": int(2 ** rng.uniform(8, 28)),
+        "alpha_s": float(rng.uniform(1e-6, 2e-5)),
+        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
+    }
+
+
+EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
+
+
+@against(
+    two_levels_s,
+    edges=[{"servers": 1, "each": 8, **EDGE_4}, {"servers": 16, "each": 1, **EDGE_4}],
+    rel_tol=1e-9,
+)
+def check_ex_22_4(rng: Rng) -> Case:
+    """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce.
+
+    `inner` and `outer` are (alpha_s, beta_s_per_byte); rings at both levels, one rail for each
+    device of a server.
+    """
+    pairs = rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2))
+    return {
+        "servers": int(rng.integers(1, 65)),
+        "each": int(rng.integers(1, 17)),
+        "size_bytes": int(2 ** rng.uniform(10, 30)),
+        "inner": tuple(map(float, pairs[0])),
+        "outer": tuple(map(float, pairs[1])),
+    }

@@ -14,8 +14,11 @@ from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
     CheckResult,
-    check_against,
+    Rng,
+    against,
     check_property,
+    judged,
+    rows,
     show,
 )
 from ascend_lab.parallel.plans.pipeline import bubble_share
@@ -26,25 +29,6 @@ Pass = tuple[Values, Values, Values, Values]
 """Output, and the slopes of input, first and second matrix."""
 
 
-def check_ex_23_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
-
-    def judge(got: Any, case: Case) -> str | None:
-        if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
-            return "expected a whole number of at least 1"
-        best = least_micro_batches(**case)
-        if int(got) != best:
-            share = bubble_share(case["stages"], int(got))
-            return f"with a bubble of {share:.4f}, expected {best}"
-        return None
-
-    edges = [{"stages": 1, "bubble": 0.5}, {"stages": 2, "bubble": 0.9}]
-    return check_property("ex_23_1", fn, judge, draw, edge_cases=edges, seed=seed)
-
-
 def least_micro_batches(stages: int, bubble: float) -> int:
     """Return the least m >= 1 with (P - 1) / (m + P - 1) <= bubble, by counting up."""
     m = max(1, math.floor((stages - 1) * (1 / bubble - 1)) - 1)
@@ -53,53 +37,9 @@ def least_micro_batches(stages: int, bubble: float) -> int:
     return m
 
 
-def check_ex_23_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
-
-    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "parameters": int(rng.integers(1, 10**10)),
-            "ranks": int(rng.integers(1, 1025)),
-            "stage": int(rng.integers(0, 4)),
-        }
-
-    edges = [{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)]
-    return check_against("ex_23_2", fn, zero_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
-
-
 def zero_bytes(parameters: int, ranks: int, stage: int) -> float:
     """Return what one of `ranks` devices holds at a ZeRO stage, without activations."""
     return sum(state_bytes(parameters, ranks, stage))
-
-
-def check_ex_23_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
-
-    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
-    a layer, layers a multiple of the stages.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
-        return {
-            "data": data,
-            "tensor": tensor,
-            "pipeline": pipeline,
-            "layers": pipeline * int(rng.integers(1, 9)),
-            "width": 64 * int(rng.integers(1, 65)),
-            "length": int(2 ** rng.integers(7, 12)),
-            "batch": data * int(rng.integers(1, 33)),
-        }
-
-    size = {"layers": 8, "width": 64, "length": 128, "batch": 16}
-    edges = [
-        {"data": d, "tensor": t, "pipeline": p, **size}
-        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
-    ]
-    return check_against("ex_23_3", fn, sent_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
 
 
 def sent_bytes(
@@ -190,35 +130,6 @@ def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     return None
 
 
-def check_ex_23_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
-
-    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
-            "heads": int(rng.choice([1, 12, 16, 25, 40])),
-            "layers": int(rng.choice([1, 12, 24, 48])),
-            "batch": int(rng.choice([1, 8, 32, 96, 256])),
-        }
-
-    def judge(got: Any, case: Case) -> str | None:
-        try:
-            found = [tuple(int(n) for n in plan) for plan in got]
-        except (TypeError, ValueError):
-            return "expected triples (data, tensor, pipeline)"
-        return _judge_plans(found, degrees(**case))
-
-    edges = [
-        {"devices": 1, "heads": 1, "layers": 1, "batch": 1},
-        {"devices": 8, "heads": 1, "layers": 1, "batch": 1},
-        {"devices": 64, "heads": 40, "layers": 48, "batch": 256},
-    ]
-    return check_property("ex_23_5", fn, judge, draw, edge_cases=edges, seed=seed)
-
-
 def _judge_plans(found: list[tuple[int, ...]], wanted: Iterable[tuple[int, ...]]) -> str | None:
     right = set(wanted)
     if missing := sorted(right - set(found)):
@@ -239,3 +150,95 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
         and heads % tensor == 0
         and layers % (devices // data // tensor) == 0
     ]
+
+
+def _judge_23_1(got: Any, case: Case) -> str | None:
+    if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
+        return "expected a whole number of at least 1"
+    best = least_micro_batches(**case)
+    if int(got) != best:
+        share = bubble_share(case["stages"], int(got))
+        return f"with a bubble of {share:.4f}, expected {best}"
+    return None
+
+
+@judged(_judge_23_1, edges=rows("stages bubble", (1, 0.5), (2, 0.9)))
+def check_ex_23_1(rng: Rng) -> Case:
+    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
+    return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
+
+
+@against(
+    zero_bytes,
+    edges=[{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)],
+    rel_tol=1e-9,
+)
+def check_ex_23_2(rng: Rng) -> Case:
+    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
+
+    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
+    """
+    return {
+        "parameters": int(rng.integers(1, 10**10)),
+        "ranks": int(rng.integers(1, 1025)),
+        "stage": int(rng.integers(0, 4)),
+    }
+
+
+@against(
+    sent_bytes,
+    edges=[
+        {
+            "data": d,
+            "tensor": t,
+            "pipeline": p,
+            "layers": 8,
+            "width": 64,
+            "length": 128,
+            "batch": 16,
+        }
+        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
+    ],
+    rel_tol=1e-9,
+)
+def check_ex_23_3(rng: Rng) -> Case:
+    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
+
+    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
+    a layer, layers a multiple of the stages.
+    """
+    data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
+    return {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "layers": pipeline * int(rng.integers(1, 9)),
+        "width": 64 * int(rng.integers(1, 65)),
+        "length": int(2 ** rng.integers(7, 12)),
+        "batch": data * int(rng.integers(1, 33)),
+    }
+
+
+def _judge_23_5(got: Any, case: Case) -> str | None:
+    try:
+        found = [tuple(int(n) for n in plan) for plan in got]
+    except (TypeError, ValueError):
+        return "expected triples (data, tensor, pipeline)"
+    return _judge_plans(found, degrees(**case))
+
+
+@judged(
+    _judge_23_5,
+    edges=rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
+)
+def check_ex_23_5(rng: Rng) -> Case:
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
+
+    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
+    """
+    return {
+        "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
+        "heads": int(rng.choice([1, 12, 16, 25, 40])),
+        "layers": int(rng.choice([1, 12, 24, 48])),
+        "batch": int(rng.choice([1, 8, 32, 96, 256])),
+    }

@@ -45,17 +45,13 @@ class Port:
     def __post_init__(self) -> None:
         """Refuse rates and sizes that no memory has."""
         if self.rate_bytes_per_cycle <= 0 or self.latency_cycles < 0:
-            raise MachineError(
-                "a port needs a positive rate and a latency of at least 0",
-                f"{self.rate_bytes_per_cycle} bytes/cycle, {self.latency_cycles} cycles",
-                "correct them",
-            )
+            needed = "a port needs a positive rate and a latency of at least 0"
+            got = f"{self.rate_bytes_per_cycle} bytes/cycle, {self.latency_cycles} cycles"
+            raise MachineError(needed, got, "correct them")
         if self.sector_bytes < 1 or self.line_bytes % self.sector_bytes:
-            raise MachineError(
-                "a line must be a whole number of sectors",
-                f"{self.line_bytes} and {self.sector_bytes} bytes",
-                "use 128 and 32, for example",
-            )
+            needed = "a line must be a whole number of sectors"
+            got = f"{self.line_bytes} and {self.sector_bytes} bytes"
+            raise MachineError(needed, got, "use 128 and 32, for example")
 
 
 def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:

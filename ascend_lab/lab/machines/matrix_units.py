@@ -48,7 +48,7 @@ class Cube:
     An instruction multiplies a tile block by block and takes `startup_cycles` more. Operands live
     in memory as whole blocks, zeros included, as in a fractal layout; `pads_in_memory=False`
     moves only the useful bytes and adds the zeros on the way in. Elementwise work is folded into
-    `fold` rows (see `machines.linear`).
+    `fold` rows (see `machines.products`).
     """
 
     name: str = "cube"

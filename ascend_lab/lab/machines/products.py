@@ -88,11 +88,8 @@ def operands(program: Matmul, inputs: Mapping[str, Array]) -> tuple[Array, Array
             )
     a, b = np.asarray(inputs["A"]), np.asarray(inputs["B"])
     if a.dtype != b.dtype or str(a.dtype) not in ACCUMULATE:
-        raise MachineError(
-            f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}",
-            f"{a.dtype} and {b.dtype}",
-            "convert them",
-        )
+        needed = f"{program.name} needs A and B in one format of {', '.join(ACCUMULATE)}"
+        raise MachineError(needed, f"{a.dtype} and {b.dtype}", "convert them")
     return a, b, np.dtype(ACCUMULATE[str(a.dtype)])
 
 
