@@ -12,7 +12,6 @@ from ascend_lab.aoe.search import Mcts, tree_of
 from ascend_lab.aoe.search.mcts import Node
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorMeasure
-from ascend_lab.aoe.vector.job import NestCosts
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import (
     broadcast,
@@ -29,6 +28,7 @@ from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
 from ascend_lab.lab.figures import fig_before_after, fig_grown_tree, fig_search_tree, fig_toy_tree
+from ascend_lab.lab.nest_costs import NestCosts
 from ascend_lab.sim import simulate_kernel
 
 TOY = load_chip("Toy")

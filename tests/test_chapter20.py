@@ -9,7 +9,6 @@ from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import SEARCHES, random_order
-from ascend_lab.aoe.search.genetic import SimpleGenetic
 from ascend_lab.aoe.space import completed, crossed, mutated, nearest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
@@ -26,6 +25,7 @@ from ascend_lab.lab.figures import (
     fig_population,
     fig_toy_tiles,
 )
+from ascend_lab.lab.simple_genetic import SimpleGenetic
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")
