@@ -7,7 +7,7 @@ import pytest
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
-from ascend_lab.graph.passes import PASSES, convert, moved_bytes, run_passes
+from ascend_lab.graph.passes import PASSES, convert, run_passes
 from ascend_lab.graph.zoo import build, macs
 from ascend_lab.lab.checks import check_ex_14_2, check_ex_14_3, check_ex_14_4
 from ascend_lab.lab.checks.chapter13_14 import (
@@ -19,6 +19,7 @@ from ascend_lab.lab.checks.chapter13_14 import (
 )
 from ascend_lab.lab.figures import fig_passes
 from ascend_lab.lab.figures.networks import MODELS, ORDERS, exported_block, history, model
+from ascend_lab.lab.orders import moved_bytes
 
 FOLD = "ConvBatchnormFusionPass"
 

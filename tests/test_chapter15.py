@@ -24,7 +24,6 @@ from ascend_lab.graph.memory import (
     verify,
 )
 from ascend_lab.graph.memory.buffers import read_csv
-from ascend_lab.graph.passes import topological_order
 from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
@@ -40,6 +39,7 @@ from ascend_lab.lab.checks.chapter15 import (
 )
 from ascend_lab.lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
 from ascend_lab.lab.figures.packing import network
+from ascend_lab.lab.orders import topological_order
 
 MiB = 2**20
 TOY = [

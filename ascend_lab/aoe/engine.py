@@ -37,7 +37,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import Front, finish_stages, front_stages
+from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
 from ascend_lab.graph.lower import piece_of
 
 TAIL = 0.5
@@ -164,7 +164,7 @@ class _Jobs:
         """Return the network as it is and its seconds."""
         self.progress(OVERALL, 0, 3, "")
         self.progress("compile", 0, 3, "")
-        front = front_stages(graph, self.chip, dtype=dtype)
+        front = front_stages(graph, self.chip, Road(dtype=dtype))
         self.progress("compile", 1, 3, "")
         baseline = finish_stages(front, self.chip).compiled
         self.progress("compile", 2, 3, "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from math import comb, exp, log
 
@@ -20,17 +21,14 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.ai_cpu import CpuKernel
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import in_format
-from ascend_lab.graph.decide import stay_in_fractals
-from ascend_lab.graph.fusion import fuse, unfused
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import batched_output, product_job
 from ascend_lab.graph.lower.vector import vector_outputs
-from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.tasks import compile_tasks, lowered_once
+from ascend_lab.graph.passes import DEFAULT
+from ascend_lab.graph.tasks import lowered_once
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 
@@ -52,14 +50,15 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
     if unknown := sorted(on - set(TECHNIQUES)):
         raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
     believed = believed_chip(chip, "all cores" in on, "large tiles" in on)
-    rewritten = run_passes(graph, DEFAULT)[0] if "rewriting" in on else graph
-    typed = canonical(in_format(rewritten, dtype), believed)
-    if "layouts" in on:
-        laid = stay_in_fractals(cancel_trans_data(assign_layouts(typed)), believed)
-    else:
-        laid = assign_layouts(typed, follow=False)
-    groups = (fuse(laid, believed) if "fusion" in on else unfused(laid)).groups
-    compiled = compile_tasks(laid, believed, groups)
+    follow = "layouts" in on
+    road = Road(
+        passes=DEFAULT if "rewriting" in on else (),
+        dtype=dtype,
+        layouts=partial(assign_layouts, follow=follow),
+        joined=follow,
+        fusion="fusion" in on,
+    )
+    compiled = finish_stages(front_stages(graph, believed, road), believed, road).compiled
     if "double buffers" not in on:
         compiled = single_buffered(compiled)
     return replace(compiled, chip=chip)

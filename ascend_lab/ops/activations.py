@@ -8,16 +8,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
-from ascend_lab.ops.elementwise import inside, unary
+from ascend_lab.ops.elementwise import LANES, inside, unary
 from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain
 
-Values = NDArray[Any]
 GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 GELU_CUBE = 0.044715
 
@@ -120,15 +118,18 @@ def _hard_swish_slope(s: Site) -> Any:
 
 # fmt: off
 _activation("sigmoid", "1 / (1 + e^-x)", sigmoid_values, sigmoid,
-            lambda s: s.net.mul(s.g, s.net.mul(s.y(), s.net.one_minus(s.y()))))
+            lambda s: s.net.mul(s.g, s.net.mul(s.y(), s.net.one_minus(s.y()))),
+            traits=(*LANES, "nonnegative", "busy"))
 _activation("tanh", "(e^x - e^-x) / (e^x + e^-x)", np.tanh, _tanh,
-            lambda s: s.net.mul(s.g, s.net.one_minus(s.net.square(s.y()))))
+            lambda s: s.net.mul(s.g, s.net.one_minus(s.net.square(s.y()))),
+            traits=(*LANES, "busy"))
 _activation("gelu", "x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), the tanh form",
             lambda x: x * sigmoid_values(GELU_SCALE * (x + GELU_CUBE * x * x * x)),
-            _gelu, _gelu_slope)
+            _gelu, _gelu_slope, traits=(*LANES, "busy"))
 _activation("silu", "x sigmoid(x), also called swish", lambda x: x * sigmoid_values(x),
             lambda x: te.vmul(x, sigmoid(x)),
-            lambda s: s.net.mul(s.g, _swish_slope(s, s.x(), s.net.sigmoid(s.x()))))
+            lambda s: s.net.mul(s.g, _swish_slope(s, s.x(), s.net.sigmoid(s.x()))),
+            traits=(*LANES, "busy"))
 _activation("softplus", "ln(1 + e^x)",
             lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))), _softplus,
             lambda s: s.net.mul(s.g, s.net.sigmoid(s.x())))
@@ -138,9 +139,9 @@ _activation("elu", "x where x > 0, else alpha (e^x - 1)",
 _activation("hard_sigmoid", "x / 6 + 1/2 limited to [0, 1]",
             lambda x: np.clip(x / 6 + 0.5, 0, 1), _hard_sigmoid,
             lambda s: s.net.where(inside(s, s.y(), 0.0, 1.0), s.net.muls(s.g, number=1.0 / 6.0)),
-            wide=False)
+            wide=False, traits=(*LANES, "nonnegative"))
 _activation("hard_swish", "x hard_sigmoid(x)", lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
-            lambda x: te.vmul(x, _hard_sigmoid(x)), _hard_swish_slope)
+            lambda x: te.vmul(x, _hard_sigmoid(x)), _hard_swish_slope, traits=(*LANES, "busy"))
 # fmt: on
 
 
@@ -208,4 +209,4 @@ def _erf_slope(s: Site) -> Any:
 
 
 _activation("erf", "2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x", erf_values, _erf,
-            _erf_slope, reach=4.0)  # fmt: skip
+            _erf_slope, reach=4.0, traits=())  # fmt: skip

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -24,15 +22,23 @@ from ascend_lab.kernels.flash_split import split_kernel, widest
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.expressions import in_fp32, narrow, stretch, wide
-from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
-from ascend_lab.ops.operator import Call, Domain, Example, Grads, Operator, Template, get, register
+from ascend_lab.ops.operator import (
+    Call,
+    Domain,
+    Example,
+    Grads,
+    Template,
+    define,
+    get,
+    register,
+)
 from ascend_lab.ops.shapes import FINITE, Shape, broadcast_shape
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
 
-Values = NDArray[Any]
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
 LOOSE = rounded(ulps=2.0, fp32_ulps=64, atol=2.0**-8)
@@ -70,33 +76,22 @@ def _scores_values(q: Values, k: Values, *, scale: float | None) -> Values:
     return result
 
 
-register(
-    Operator(
-        "attention_scores",
-        ("q", "k"),
-        _scores_values,
-        _scores,
-        "scale * q k^T, scale 1 / sqrt(d) unless given",
-        outputs=("scores",),
-        attrs={"scale": None},
-        ranges={"scale": FINITE},
-        shape_rule=_scores_shape,
-        types=TYPES,
-        slicing=lambda shapes, *, scale: SliceRules(
-            "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
-        ),
-        backward=lambda s: slopes(
-            s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True
-        ),
-        layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
-        examples=(
-            Example(((1, 1), (1, 1))),
-            Example(((2, 17, 16), (2, 33, 16))),
-            Example(((2, 3, 7, 32), (2, 3, 16, 32)), {"scale": 0.25}),
-        ),
-        tolerances=SUMS,
-    )
-)
+define(
+    "attention_scores", ("q", "k"), _scores_values, _scores,
+    "scale * q k^T, scale 1 / sqrt(d) unless given", outputs=("scores",),
+    attrs={"scale": None}, ranges={"scale": FINITE},
+    shape_rule=_scores_shape, types=TYPES,
+    slicing=lambda shapes, *, scale: SliceRules(
+        "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
+    ),
+    backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
+    layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
+    tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16))),
+        Example(((2, 3, 7, 32), (2, 3, 16, 32)), {"scale": 0.25}),
+    ),
+)  # fmt: skip
 
 
 # -- masked softmax -------------------------------------------------------------------------------
@@ -116,25 +111,20 @@ def _masked_slopes(s: Site) -> Grads:
     return slope, s.net.summed_to(slope, s.shape(1)) if s.wanted[1] else None
 
 
-register(
-    Operator(
-        "masked_softmax",
-        ("scores", "mask"),
-        lambda scores, mask: softmax_values(scores + mask, axis=-1),
-        in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
-        "softmax of scores + mask along the last axis",
-        shape_rule=_masked_shape,
-        slicing=_masked_slices,
-        backward=_masked_slopes,
-        wide=True,
-        examples=(
-            Example(((1, 1), (1, 1))),
-            Example(((2, 3, 17), (3, 17))),
-            Example(((2, 1, 5, 33), (2, 1, 1, 33))),
-        ),
-        tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
-    )
-)
+define(
+    "masked_softmax", ("scores", "mask"),
+    lambda scores, mask: softmax_values(scores + mask, axis=-1),
+    in_fp32(lambda scores, mask: softmax(te.vadd(*stretch(scores, mask)), axis=-1)),
+    "softmax of scores + mask along the last axis",
+    shape_rule=_masked_shape, slicing=_masked_slices,
+    backward=_masked_slopes, wide=True,
+    traits=("reduction",),
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 3, 17), (3, 17))),
+        Example(((2, 1, 5, 33), (2, 1, 1, 33))),
+    ),
+)  # fmt: skip
 
 
 # -- weighted sum ---------------------------------------------------------------------------------
@@ -143,28 +133,20 @@ def _context_shape(p: Shape, v: Shape) -> Shape:
     return product_shape(p, v, False, False)
 
 
-register(
-    Operator(
-        "attention_context",
-        ("probabilities", "v"),
-        lambda probabilities, v: probabilities @ v,
-        lambda p, v: batched(p, v, False, False, None),
-        "probabilities v: the weighted sum of the values",
-        outputs=("context",),
-        shape_rule=_context_shape,
-        types=TYPES,
-        slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
-        backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
-        layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
-        domains={"probabilities": Domain(0.0, 1.0)},
-        examples=(
-            Example(((1, 1), (1, 1))),
-            Example(((2, 17, 33), (2, 33, 16))),
-            Example(((2, 3, 7, 16), (2, 3, 16, 32))),
-        ),
-        tolerances=SUMS,
-    )
-)
+define(
+    "attention_context", ("probabilities", "v"), lambda probabilities, v: probabilities @ v,
+    lambda p, v: batched(p, v, False, False, None),
+    "probabilities v: the weighted sum of the values", outputs=("context",),
+    shape_rule=_context_shape, types=TYPES,
+    slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
+    backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
+    layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
+    domains={"probabilities": Domain(0.0, 1.0)}, tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1))), Example(((2, 17, 33), (2, 33, 16))),
+        Example(((2, 3, 7, 16), (2, 3, 16, 32))),
+    ),
+)  # fmt: skip
 
 
 # -- attention ------------------------------------------------------------------------------------
@@ -223,29 +205,19 @@ def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> Slic
     return SliceRules("CubeMatmul", axes) if last else SliceRules("CubeMatmul", ())
 
 
-register(
-    Operator(
-        "attention",
-        ("q", "k", "v", "mask"),
-        lambda q, k, v, *mask, scale: _weights(q, k, mask, scale) @ v,
-        _attention,
-        "softmax(scale q k^T + mask) v",
-        outputs=("context",),
-        attrs={"scale": None},
-        ranges={"scale": FINITE},
-        optional=1,
-        shape_rule=_attention_shape,
-        types=TYPES,
-        slicing=_attention_slices,
-        backward=_attention_slopes,
-        examples=(
-            Example(((1, 1), (1, 1), (1, 1))),
-            Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
-            Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
-        ),
-        tolerances=LOOSE,
-    )
-)
+define(
+    "attention", ("q", "k", "v", "mask"),
+    lambda q, k, v, *mask, scale: _weights(q, k, mask, scale) @ v, _attention,
+    "softmax(scale q k^T + mask) v", outputs=("context",),
+    attrs={"scale": None}, ranges={"scale": FINITE}, optional=1,
+    shape_rule=_attention_shape, types=TYPES, slicing=_attention_slices,
+    backward=_attention_slopes,
+    tolerances=LOOSE,
+    examples=(
+        Example(((1, 1), (1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
+        Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
+    ),
+)  # fmt: skip
 
 
 # FlashAttention: attention with a kernel that never stores the scores in device memory.
@@ -344,7 +316,7 @@ def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     return (unpack(where, memory["y"].reshape(-1)).reshape(out),)
 
 
-KERNEL = Template(_build, _feed, _fetch, applies)
+KERNEL = Template(_build, ("q", "k", "v", "mask"), applies=applies, feed=_feed, fetch=_fetch)
 
 register(
     replace(

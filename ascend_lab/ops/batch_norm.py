@@ -7,27 +7,30 @@ keep them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
-from ascend_lab.layout import address_map, pack
 from ascend_lab.ops.expressions import along, narrow, wide
-from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import Call, Domain, Example, Grads, Operator, Template, register
+from ascend_lab.ops.operator import (
+    Call,
+    Domain,
+    Example,
+    Grads,
+    Template,
+    define,
+)
 from ascend_lab.ops.shapes import EPSILON, Shape, check_rank, elements
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
 
-Values = NDArray[Any]
 PARAMETERS = ("scale", "bias", "mean", "variance")
 FIXED = tuple((name, "fp32") for name in PARAMETERS)
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
@@ -193,49 +196,31 @@ def _inference_slopes(s: Site) -> Grads:
 # -- registration ---------------------------------------------------------------------------------
 _POSITIVE = {"variance": Domain(0.5, 2.0)}
 
-register(
-    Operator(
-        "batch_norm",
-        ("x", *PARAMETERS),
-        _inference_values,
-        _inference,
-        "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
-        attrs={"epsilon": 1e-5},
-        ranges=EPSILON,
-        shape_rule=_inference_shape,
-        types=TypeRule(fixed=FIXED),
-        slicing=_inference_slices,
-        backward=_inference_slopes,
-        wide=True,
-        layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
-        domains=_POSITIVE,
-        examples=EXAMPLES,
-        tolerances=_LOOSE,
-    )
-)
-register(
-    Operator(
-        "batch_norm_training",
-        ("x", *PARAMETERS),
-        _training_values,
-        _training,
-        "batch norm with the batch's own mean and (biased) variance; returns new running averages "
-        "momentum * old + (1 - momentum) * batch",
-        outputs=("y", "running_mean", "running_variance"),
-        attrs={"epsilon": 1e-5, "momentum": 0.9},
-        ranges=EPSILON,
-        shape_rule=_training_shape,
-        types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
-        slicing=_training_slices,
-        backward=_training_slopes,
-        wide=True,
-        layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
-        domains=_POSITIVE,
-        # one value per channel has variance 0, and y hangs on rounding alone
-        examples=EXAMPLES[1:],
-        tolerances=_LOOSE,
-    )
-)
+define(
+    "batch_norm", ("x", *PARAMETERS), _inference_values, _inference,
+    "(x - mean) / sqrt(variance + epsilon) * scale + bias per channel, statistics given",
+    attrs={"epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_inference_shape, types=TypeRule(fixed=FIXED), slicing=_inference_slices,
+    backward=_inference_slopes, wide=True,
+    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
+    domains=_POSITIVE, tolerances=_LOOSE,
+    examples=EXAMPLES,
+)  # fmt: skip
+define(
+    "batch_norm_training", ("x", *PARAMETERS), _training_values, _training,
+    "batch norm with the batch's own mean and (biased) variance; returns new running averages "
+    "momentum * old + (1 - momentum) * batch",
+    outputs=("y", "running_mean", "running_variance"),
+    attrs={"epsilon": 1e-5, "momentum": 0.9}, ranges=EPSILON,
+    shape_rule=_training_shape,
+    types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
+    slicing=_training_slices,
+    backward=_training_slopes, wide=True,
+    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
+    domains=_POSITIVE, tolerances=_LOOSE,
+    # one value per channel has variance 0, and y hangs on rounding alone
+    examples=EXAMPLES[1:],
+)  # fmt: skip
 
 
 # The sums behind a batch norm that is trained: statistics of the batch, gradients of its numbers.
@@ -328,22 +313,6 @@ def _kernel(call: Call, chip: Chip) -> Kernel:
     return channel_sums_kernel(job, chip)
 
 
-def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    names = ("grad", "x", "mean", "variance") if len(arrays) > 1 else ("x",)
-    tensors = {}
-    for name, a, dtype in zip(names, arrays, call.dtypes, strict=True):
-        tensors[name] = pack(address_map("NC1HWC0", a.shape, dtype, c0=LANES), a).reshape(-1)
-    return tensors
-
-
-def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
-    """Return the channels without the padding of the last block."""
-    return tuple(
-        memory[name].reshape(-1)[: shape[1]].reshape(shape)
-        for name, shape in zip(("y0", "y1"), call.outputs, strict=True)
-    )
-
-
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     why = "sums over every image and pixel"
     sources = tuple(Source(i, 1) for i in range(len(shapes)))
@@ -354,42 +323,29 @@ def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
 
 # -- registration ---------------------------------------------------------------------------------
 _IMAGES = ((1, 1, 1, 2), (2, 16, 3, 5), (2, 17, 4, 4), (3, 40, 7, 7))
-_TEMPLATE = Template(_kernel, _feed, _fetch, _applies)
 _STATISTICS = (("mean", "fp32"), ("variance", "fp32"))
-register(
-    Operator(
-        "bn_training_reduce",
-        ("x",),
-        _reduce_values,
-        _reduce,
-        "mean and biased variance of each channel over images and pixels",
-        outputs=("mean", "variance"),
-        shape_rule=_reduce_shape,
-        types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
-        slicing=_slices,
-        template=_TEMPLATE,
-        layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"),
-        examples=tuple(Example((x,)) for x in _IMAGES),
-        tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
-    )
-)
-register(
-    Operator(
-        "bn_training_update_grad",
-        ("grad", "x", "mean", "variance"),
-        _grad_values,
-        _grad,
-        "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
-        outputs=("dscale", "dbias"),
-        attrs={"epsilon": 1e-5},
-        ranges=EPSILON,
-        shape_rule=_grad_shape,
-        types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")),
-        slicing=_slices,
-        template=_TEMPLATE,
-        layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
-        domains={"variance": Domain(0.5, 2.0)},
-        examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
-        tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
-    )
-)
+define(
+    "bn_training_reduce", ("x",), _reduce_values, _reduce,
+    "mean and biased variance of each channel over images and pixels", outputs=("mean", "variance"),
+    shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
+    slicing=_slices,
+    template=Template(_kernel, ("x",), "NC1HWC0:16", "NC1HWC0:16", applies=_applies),
+    layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"), traits=("channel sums",),
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
+    examples=tuple(Example((x,)) for x in _IMAGES),
+)  # fmt: skip
+define(
+    "bn_training_update_grad", ("grad", "x", "mean", "variance"), _grad_values, _grad,
+    "gradients of a batch norm's scale and bias: sum(grad normalised x), sum(grad)",
+    outputs=("dscale", "dbias"),
+    attrs={"epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_grad_shape,
+    types=TypeRule(fixed=_STATISTICS, result=lambda main, attrs: ("fp32", "fp32")), slicing=_slices,
+    template=Template(
+        _kernel, ("grad", "x", "mean", "variance"), "NC1HWC0:16", "NC1HWC0:16", applies=_applies
+    ),
+    layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
+    traits=("channel sums",),
+    domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
+    examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),
+)  # fmt: skip

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -17,12 +16,10 @@ from ascend_lab.dsl.moves import axis_names, copied
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import Kernel, var
 from ascend_lab.layout import pack, unpack
-from ascend_lab.ops.formats import format_of
+from ascend_lab.ops.formats import Values, format_of
 from ascend_lab.ops.operator import Call, Operator, resolve
 from ascend_lab.ops.shapes import Shape, elements
 from ascend_lab.sim import KernelTimeline, execute, simulate_kernel
-
-Values = NDArray[Any]
 
 
 def check(
@@ -122,7 +119,7 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
     call, template = op.call(shapes, dtypes, attrs), op.template
     if template is not None and template.applies(call, chip):
         kernel = template.kernel(call, chip)
-        return Prepared(kernel, template.feed(call, arrays), partial(template.fetch, call))
+        return Prepared(kernel, template.tensors(call, arrays), partial(template.outputs, call))
     schedule = te.auto_schedule(express(op, shapes, dtypes, **attrs), chip)
     return _scheduled(op, schedule, arrays, call)
 

@@ -16,12 +16,11 @@ with conv2d's attributes and, where the stride does not divide h + pads - reach,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -32,17 +31,17 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
-from ascend_lab.layout import address_map, pack, unpack
+from ascend_lab.layout import address_map
+from ascend_lab.layout import unpack
 from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.expressions import narrow, out_size, wide
-from ascend_lab.ops.formats import TypeRule, numpy_type
+from ascend_lab.ops.formats import TypeRule, Values, numpy_type
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import REQUIRED, Call, Example, Operator, Template, register
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Template, define
 from ascend_lab.ops.shapes import Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-Values = NDArray[Any]
 GRADIENT_INPUTS = ("fp16", "bf16")
 """Formats of x and grad: whole numbers have no gradients."""
 
@@ -185,12 +184,8 @@ def _diagonals(shape: ConvShape, chip: Chip) -> tuple[Launch, ...]:
     return (*taken, renamed(maps_launch(*maps, chip, "unpack"), {"x": "lanes"}))
 
 
-def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    tensors = {
-        name: pack(address_map("NC1HWC0", a.shape, call.dtypes[0]), a)
-        for name, a in zip(("x", "grad"), arrays, strict=True)
-    }
-    tensors["zeros"] = np.zeros(ZEROS, numpy_type(call.dtypes[0]))
+def _extra(call: Call) -> dict[str, Values]:
+    tensors = {"zeros": np.zeros(ZEROS, numpy_type(call.dtypes[0]))}
     if call.attrs["groups"] > 1:
         tensors["eye"] = np.eye(FRACTAL, dtype=np.float32)
     return tensors
@@ -216,23 +211,18 @@ _EXAMPLES = (
     Example(((1, 4, 9, 8), (1, 6, 9, 8)), {"kernel": 3, "groups": 2, "dilation": 2, "pad": 2}),
     Example(((3, 7, 6, 6), (3, 7, 6, 6)), {"kernel": 3, "groups": 7, "pad": 1}),
 )
-register(
-    Operator(
-        "conv2d_grad_weight",
-        ("x", "grad"),
-        _values,
-        _expression,
-        "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
-        outputs=("dw",),
-        attrs=_ATTRS,
-        shape_rule=_shape,
-        types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
-        slicing=_slices,
-        template=Template(
-            lambda call, chip: weight_kernel(weight_shape(call), chip), _feed, _fetch, _applies
-        ),
-        layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
-        examples=_EXAMPLES,
-        tolerances=SUMS,
-    )
-)
+define(
+    "conv2d_grad_weight", ("x", "grad"), _values, _expression,
+    "dw[k,c,r,s] = sum over n, i, j of grad[n,k,i,j] x[n, c, i stride + r dilation - pad, ...]",
+    outputs=("dw",),
+    attrs=_ATTRS,
+    shape_rule=_shape, types=TypeRule(GRADIENT_INPUTS, result=cube_result, unit="cube"),
+    slicing=_slices,
+    template=Template(
+        lambda call, chip: weight_kernel(weight_shape(call), chip), ("x", "grad"), "NC1HWC0",
+        extra=_extra, applies=_applies, fetch=_fetch,
+    ),
+    layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
+    tolerances=SUMS,
+    examples=_EXAMPLES,
+)  # fmt: skip

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -33,14 +32,13 @@ from ascend_lab.ops.expressions import (
     window_rule,
     windows,
 )
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Call, Example, Grads, Operator, Template, get, register
+from ascend_lab.ops.operator import Call, Example, Grads, Template, define, get
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, is_whole, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
 
-Values = NDArray[Any]
 Feed = Callable[[Call, Sequence[Values]], dict[str, Values]]
 Fetch = Callable[[Call, Mapping[str, Values]], tuple[Values, ...]]
 Build = Callable[[Call, Chip], Any]
@@ -76,7 +74,7 @@ def with_bias(build: Build, feed: Feed, fetch: Fetch, result: Callable[..., str]
     def outputs(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
         return fetch(_without_bias(call), memory)
 
-    return Template(kernel, tensors, outputs, has_kernel)
+    return Template(kernel, applies=has_kernel, feed=tensors, fetch=outputs)
 
 
 def _without_bias(call: Call, out_dtype: str | None = None) -> Call:
@@ -149,8 +147,8 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
             "change groups or the weights",
         )
     check_bias(bias, weight[0])
-    sizes = (x[2], x[3]), (weight[2], weight[3])
-    return (x[0], weight[0], *out_size("conv2d", *sizes, *geometry(**attrs)))
+    size, kernel = (x[2], x[3]), (weight[2], weight[3])
+    return (x[0], weight[0], *out_size("conv2d", size, kernel, *geometry(**attrs)))
 
 
 # -- NumPy ----------------------------------------------------------------------------------------
@@ -307,25 +305,16 @@ _EXAMPLES = (
     Example(((1, 7, 6, 6), (7, 1, 3, 3)), {"groups": 7, "pad": 1}),
     Example(((1, 8, 5, 5), (4, 8, 3, 3), (4,)), {"stride": 2}),
 )
-register(
-    Operator(
-        "conv2d",
-        ("x", "weight", "bias"),
-        _values,
-        _expression,
-        "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
-        attrs=ATTRS,
-        optional=1,
-        shape_rule=_shape,
-        types=CONV_TYPES,
-        slicing=_slices,
-        backward=conv_slopes,
-        template=KERNEL,
-        layouts=LAYOUTS,
-        examples=_EXAMPLES,
-        tolerances=SUMS,
-    )
-)
+define(
+    "conv2d", ("x", "weight", "bias"), _values, _expression,
+    "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
+    attrs=ATTRS, optional=1,
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
+    backward=conv_slopes,
+    template=KERNEL, layouts=LAYOUTS, traits=("convolution",),
+    tolerances=SUMS,
+    examples=_EXAMPLES,
+)  # fmt: skip
 
 
 # Depthwise convolution on the vector unit: every channel has a kernel of its own.
@@ -375,8 +364,8 @@ def _depthwise_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
 
 DEPTHWISE_KERNEL = Template(
     lambda call, chip: depthwise_launch(conv_shape(_conv_call(call)), chip),
-    _depthwise_feed,
-    lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
+    feed=_depthwise_feed,
+    fetch=lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
 )
 
 
@@ -385,27 +374,19 @@ def _depthwise(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
     return y
 
 
-register(
-    Operator(
-        "depthwise_conv2d",
-        ("x", "weight"),
-        lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)),
-        _depthwise,
-        "each channel convolved with its own kernel, on the vector unit in fp16",
-        attrs={"stride": 1, "pad": 0, "dilation": 1},
-        shape_rule=_depthwise_shape,
-        types=TypeRule(("fp16",)),
-        slicing=_depthwise_slices,
-        backward=conv_slopes,
-        template=DEPTHWISE_KERNEL,
-        layouts=LAYOUTS,
-        examples=(
-            Example(((1, 1, 1, 1), (1, 1, 1, 1))),
-            Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
-            Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
-            Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
-        ),
-        # 9 products and sums in fp16, each off by half an ulp of a number below 32
-        tolerances=rounded(ulps=4.0, atol=2.0**-4),
-    )
-)
+define(
+    "depthwise_conv2d", ("x", "weight"),
+    lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)), _depthwise,
+    "each channel convolved with its own kernel, on the vector unit in fp16",
+    attrs={"stride": 1, "pad": 0, "dilation": 1},
+    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_depthwise_slices,
+    backward=conv_slopes,
+    template=DEPTHWISE_KERNEL, layouts=LAYOUTS, traits=("convolution",),
+    # 9 products and sums in fp16, each off by half an ulp of a number below 32
+    tolerances=rounded(ulps=4.0, atol=2.0**-4),
+    examples=(
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))), Example(((1, 16, 8, 8), (16, 1, 3, 3)), {"pad": 1}),
+        Example(((2, 17, 7, 9), (17, 1, 3, 2)), {"stride": (2, 1), "pad": ((1, 0), (0, 1))}),
+        Example(((1, 7, 9, 9), (7, 1, 3, 3)), {"dilation": 2}),
+    ),
+)  # fmt: skip

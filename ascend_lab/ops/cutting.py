@@ -7,7 +7,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -18,11 +17,17 @@ from ascend_lab.limits import shown
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Operator, plain, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Call,
+    Example,
+    Grads,
+    Template,
+    define,
+)
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
 
-Values = NDArray[Any]
 _EXACT = exact()
 
 
@@ -96,29 +101,23 @@ def _slice_slope(s: Site) -> Grads:
     return (s.net.pad(grad, pads=pads) if any(map(any, pads)) else grad,)
 
 
-register(
-    Operator(
-        "slice",
-        ("x",),
-        lambda x, **attrs: x[_taken(x.shape, **attrs)],
-        _slice,
-        "x[begin:end:step] on every axis; negative bounds count from the end",
-        attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
-        shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)),
-        types=TypeRule(ANY),
-        slicing=_slice_slices,
-        backward=_slice_slope,
-        template=plain(_slice_kernel),
-        examples=(
-            Example(((1,),), {"begin": (0,), "end": (1,)}),
-            Example(((33,),), {"begin": (1,), "end": (-1,)}),
-            Example(((7, 32),), {"begin": (0, 16), "end": (7, 32)}),
-            Example(((9, 31),), {"begin": (1, 2), "end": (9, 30), "step": (3, 2)}),
-            Example(((3, 4, 17),), {"begin": (0, -3, 0), "end": (3, 99, 17)}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+define(
+    "slice", ("x",), lambda x, **attrs: x[_taken(x.shape, **attrs)], _slice,
+    "x[begin:end:step] on every axis; negative bounds count from the end",
+    attrs={"begin": REQUIRED, "end": REQUIRED, "step": None},
+    shape_rule=lambda x, **attrs: tuple(n for _, n, _ in _steps(x, **attrs)), types=TypeRule(ANY),
+    slicing=_slice_slices,
+    backward=_slice_slope,
+    template=Template(_slice_kernel), traits=("moves",),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"begin": (0,), "end": (1,)}),
+        Example(((33,),), {"begin": (1,), "end": (-1,)}),
+        Example(((7, 32),), {"begin": (0, 16), "end": (7, 32)}),
+        Example(((9, 31),), {"begin": (1, 2), "end": (9, 30), "step": (3, 2)}),
+        Example(((3, 4, 17),), {"begin": (0, -3, 0), "end": (3, 99, 17)}),
+    ),
+)  # fmt: skip
 
 
 # -- pad ------------------------------------------------------------------------------------------
@@ -153,33 +152,25 @@ def _pad_slope(s: Site) -> Grads:
     return (s.net.slice(s.g, begin=begin, end=end),)
 
 
-register(
-    Operator(
-        "pad",
-        ("x",),
-        lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
-        lambda x, *, pads, value: te.pad(x, pads, value),
-        "x with (before, after) elements of one value added along each axis",
-        attrs={"pads": REQUIRED, "value": 0},
-        ranges={"value": NOT_NAN},
-        shape_rule=_padded,
-        types=TypeRule(ANY),
-        slicing=_pad_slices,
-        backward=_pad_slope,
-        template=plain(
-            lambda call, chip: pad_launch(
-                chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
-            )
+define(
+    "pad", ("x",), lambda x, *, pads, value: np.pad(x, pads, constant_values=value),
+    lambda x, *, pads, value: te.pad(x, pads, value),
+    "x with (before, after) elements of one value added along each axis",
+    attrs={"pads": REQUIRED, "value": 0}, ranges={"value": NOT_NAN},
+    shape_rule=_padded, types=TypeRule(ANY), slicing=_pad_slices,
+    backward=_pad_slope,
+    template=Template(
+        lambda call, chip: pad_launch(
+            chip, call.shapes[0], call.attrs["pads"], call.dtypes[0], value=call.attrs["value"]
         ),
-        examples=(
-            Example(((1,),), {"pads": ((0, 0),)}),
-            Example(((17,),), {"pads": ((3, 12),), "value": 1}),
-            Example(((3, 16),), {"pads": ((1, 0), (0, 16))}),
-            Example(((2, 3, 5),), {"pads": ((0, 0), (1, 2), (3, 3)), "value": -1}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+    ),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"pads": ((0, 0),)}), Example(((17,),), {"pads": ((3, 12),), "value": 1}),
+        Example(((3, 16),), {"pads": ((1, 0), (0, 16))}),
+        Example(((2, 3, 5),), {"pads": ((0, 0), (1, 2), (3, 3)), "value": -1}),
+    ),
+)  # fmt: skip
 
 
 # Operators that take tensors apart and put them together: concat and split.
@@ -230,33 +221,24 @@ def _concat_slopes(s: Site) -> Grads:
     return found
 
 
-register(
-    Operator(
-        "concat",
-        ("x",),
-        lambda *x, axis: np.concatenate(x, axis),
-        lambda *x, axis: te.concat(list(x), axis),
-        "the inputs one behind the other along an axis",
-        attrs={"axis": 0},
-        variadic=True,
-        shape_rule=_concat_shape,
-        types=TypeRule(ANY),
-        slicing=_concat_slices,
-        backward=_concat_slopes,
-        template=plain(
-            lambda call, chip: concat_launch(chip, call.shapes, call.attrs["axis"], call.dtypes[0]),
-            feed=(),
-        ),
-        examples=(
-            Example(((1,),)),
-            Example(((7,), (16,), (1,))),
-            Example(((3, 17), (3, 16)), {"axis": 1}),
-            Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}),
-            Example(((16, 32), (16, 32)), {"axis": 1}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+define(
+    "concat", ("x",), lambda *x, axis: np.concatenate(x, axis),
+    lambda *x, axis: te.concat(list(x), axis),
+    "the inputs one behind the other along an axis",
+    attrs={"axis": 0}, variadic=True,
+    shape_rule=_concat_shape, types=TypeRule(ANY), slicing=_concat_slices,
+    backward=_concat_slopes,
+    template=Template(
+        lambda call, chip: concat_launch(chip, call.shapes, call.attrs["axis"], call.dtypes[0]),
+        reads=(),
+    ),
+    traits=("moves",),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),)), Example(((7,), (16,), (1,))), Example(((3, 17), (3, 16)), {"axis": 1}),
+        Example(((2, 5, 4), (1, 5, 4)), {"axis": -3}), Example(((16, 32), (16, 32)), {"axis": 1}),
+    ),
+)  # fmt: skip
 
 
 def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
@@ -312,35 +294,28 @@ def _split_slope(s: Site) -> Grads:
     return (s.net.concat(*parts, axis=s.attrs["axis"]) if len(parts) > 1 else parts[0],)
 
 
-register(
-    Operator(
-        "split",
-        ("x",),
-        lambda x, *, sizes, axis: tuple(
-            np.split(x, _bounds(_split_sizes(x.shape, sizes, axis)), axis)
+define(
+    "split", ("x",),
+    lambda x, *, sizes, axis: tuple(np.split(x, _bounds(_split_sizes(x.shape, sizes, axis)), axis)),
+    _split,
+    "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
+    attrs={"sizes": REQUIRED, "axis": 0},
+    shape_rule=_split_shapes, types=TypeRule(ANY), slicing=_split_slices,
+    backward=_split_slope,
+    template=Template(
+        lambda call, chip: split_launch(
+            chip,
+            call.shapes[0],
+            _split_sizes(call.shapes[0], **call.attrs),
+            call.attrs["axis"],
+            call.dtypes[0],
         ),
-        _split,
-        "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
-        attrs={"sizes": REQUIRED, "axis": 0},
-        shape_rule=_split_shapes,
-        types=TypeRule(ANY),
-        slicing=_split_slices,
-        backward=_split_slope,
-        template=plain(
-            lambda call, chip: split_launch(
-                chip,
-                call.shapes[0],
-                _split_sizes(call.shapes[0], **call.attrs),
-                call.attrs["axis"],
-                call.dtypes[0],
-            )
-        ),
-        examples=(
-            Example(((1,),), {"sizes": 1}),
-            Example(((24,),), {"sizes": (7, 16, 1)}),
-            Example(((3, 32),), {"sizes": 2, "axis": 1}),
-            Example(((5, 3, 4),), {"sizes": (2, 3), "axis": -3}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+    ),
+    traits=("moves",),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"sizes": 1}), Example(((24,),), {"sizes": (7, 16, 1)}),
+        Example(((3, 32),), {"sizes": 2, "axis": 1}),
+        Example(((5, 3, 4),), {"sizes": (2, 3), "axis": -3}),
+    ),
+)  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
@@ -24,13 +23,12 @@ from ascend_lab.ops.convolution import (
     with_bias,
 )
 from ascend_lab.ops.expressions import Pair, add_windows, cropped, reach
+from ascend_lab.ops.formats import Values
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Call, Example, Grads, Operator, register
+from ascend_lab.ops.operator import Call, Example, Grads, define
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
-
-Values = NDArray[Any]
 
 
 def _extra(output_padding: Any) -> Pair:
@@ -232,28 +230,19 @@ KERNEL = with_bias(
     lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
     cube_result,
 )
-register(
-    Operator(
-        "conv_transpose2d",
-        ("x", "weight", "bias"),
-        _values,
-        _expression,
-        "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
-        attrs={**ATTRS, "output_padding": 0},
-        optional=1,
-        shape_rule=_shape,
-        types=CONV_TYPES,
-        slicing=_slices,
-        backward=_slopes,
-        template=KERNEL,
-        layouts=LAYOUTS,
-        examples=(
-            Example(((1, 1, 1, 1), (1, 1, 1, 1))),
-            Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
-            Example(((2, 3, 5, 4), (3, 5, 2, 3)), {"stride": (3, 1), "pad": ((0, 1), (1, 0))}),
-            Example(((1, 4, 5, 5), (4, 3, 3, 3)), {"groups": 2, "dilation": 2}),
-            Example(((1, 2, 3, 3), (2, 5, 3, 3), (5,)), {"stride": 2}),
-        ),
-        tolerances=SUMS,
-    )
-)
+define(
+    "conv_transpose2d", ("x", "weight", "bias"), _values, _expression,
+    "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
+    attrs={**ATTRS, "output_padding": 0}, optional=1,
+    shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
+    backward=_slopes,
+    template=KERNEL, layouts=LAYOUTS,
+    tolerances=SUMS,
+    examples=(
+        Example(((1, 1, 1, 1), (1, 1, 1, 1))),
+        Example(((1, 16, 4, 4), (16, 8, 3, 3)), {"stride": 2, "pad": 1, "output_padding": 1}),
+        Example(((2, 3, 5, 4), (3, 5, 2, 3)), {"stride": (3, 1), "pad": ((0, 1), (1, 0))}),
+        Example(((1, 4, 5, 5), (4, 3, 3, 3)), {"groups": 2, "dilation": 2}),
+        Example(((1, 2, 3, 3), (2, 5, 3, 3), (5,)), {"stride": 2}),
+    ),
+)  # fmt: skip

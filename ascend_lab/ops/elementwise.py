@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, TypeMismatchError
@@ -17,16 +16,25 @@ from ascend_lab.ops.formats import (
     NUMBERS,
     Tolerances,
     TypeRule,
+    Values,
     exact,
     is_float,
     numpy_type,
     rounded,
 )
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Operator, plain, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Domain,
+    Example,
+    Grads,
+    Operator,
+    Template,
+    define,
+    register,
+)
 from ascend_lab.ops.shapes import NOT_NAN, Range
 
-Values = NDArray[Any]
 EXAMPLES = tuple(
     Example((shape,))
     for shape in ((1,), (7,), (16,), (31,), (127,), (129,), (2, 3, 5), (33, 17), (4, 1000), (0,))
@@ -47,6 +55,7 @@ PAIRS = tuple(
 POSITIVE = Domain(0.05, 4.0)
 DIVISORS = Domain(0.25, 3.0)
 TIES = Domain(-2.0, 2.0, step=0.5)
+LANES = ("lanes", "pointwise")
 MOVED = exact("one selection or sign change, no rounding")
 
 
@@ -63,6 +72,7 @@ def unary(
     tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
     ranges: Mapping[str, Range] | None = None,
+    traits: tuple[str, ...] = LANES,
     **attrs: Any,
 ) -> Operator:
     """Register y = formula(x, **attrs); `slope(site)` is the gradient of x.
@@ -81,6 +91,7 @@ def unary(
             types=TypeRule(types),
             backward=(lambda s: (slope(s),)) if slope else None,
             wide=wide,
+            traits=traits,
             domains={"x": domain} if domain else {},
             examples=EXAMPLES,
             tolerances=tolerances or rounded(),
@@ -104,35 +115,40 @@ def _whole(rounding: Callable[[te.Tensor], te.Tensor]) -> Callable[[te.Tensor], 
     return lambda x: te.cast_to(rounding(x), x.dtype)
 
 
-def _sign(x: te.Tensor) -> te.Tensor:
+def _signs(x: te.Tensor) -> te.Tensor:
     zero = te.vmuls(te.vmaxs(te.vmins(x, 0.0), 0.0), 0.0)
     return te.vsub(te.vcmp(x, zero, "gt"), te.vcmp(x, zero, "lt"))
 
 
 # fmt: off
-unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED)
+unary("abs", "|x|", np.abs, te.vabs, lambda s: s.net.mul(s.g, s.net.sign(s.x())), tolerances=MOVED,
+      traits=(*LANES, "nonnegative", "even"))
 unary("neg", "-x", np.negative, lambda x: te.vmuls(x, -1), lambda s: s.net.muls(s.g, number=-1.0),
       types=NUMBERS, tolerances=MOVED)
 unary("relu", "max(x, 0)", lambda x: np.maximum(x, 0), te.vrelu, lambda s: s.net.where(s.y(), s.g),
-      types=NUMBERS, tolerances=MOVED)
-unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True)
+      types=NUMBERS, tolerances=MOVED, traits=(*LANES, "nonnegative"))
+unary("exp", "e^x", np.exp, te.vexp, lambda s: s.net.mul(s.g, s.y()), wide=True,
+      traits=(*LANES, "nonnegative", "busy"))
 unary("log", "ln x, x > 0", np.log, te.vlog, lambda s: s.net.div(s.g, s.x()),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("sqrt", "x^(1/2)", np.sqrt, te.vsqrt,
-      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domain=POSITIVE)
+      lambda s: s.net.div(s.net.muls(s.g, number=0.5), s.y()), wide=True, domain=POSITIVE,
+      traits=("pointwise", "nonnegative"))
 unary("rsqrt", "x^(-1/2)", lambda x: 1 / np.sqrt(x), te.vrsqrt,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.div(s.y(), s.x())), number=-0.5),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("rec", "1 / x", lambda x: 1 / x, te.vrec,
       lambda s: s.net.muls(s.net.mul(s.g, s.net.square(s.y())), number=-1.0),
-      wide=True, domain=POSITIVE)
+      wide=True, domain=POSITIVE, traits=())
 unary("square", "x^2", np.square, lambda x: te.vmul(x, x),
-      lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True)
-unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED)
-unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED)
-unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED)
-unary("sign", "1, 0 or -1", np.sign, _sign, flat, tolerances=MOVED)
-unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED)
+      lambda s: s.net.mul(s.net.muls(s.g, number=2.0), s.x()), wide=True, traits=(*LANES, "even"))
+unary("ceil", "smallest whole >= x", np.ceil, _whole(te.ceil), flat, tolerances=MOVED, traits=())
+unary("floor", "largest whole <= x", np.floor, _whole(te.floor), flat, tolerances=MOVED, traits=())
+unary("round", "nearest whole, halves to even", np.rint, _whole(te.round), flat, tolerances=MOVED,
+      traits=())
+unary("sign", "1, 0 or -1", np.sign, _signs, flat, tolerances=MOVED, traits=())
+unary("not", "every bit turned", np.invert, te.vnot, None, types=("int32",), tolerances=MOVED,
+      traits=())
 # fmt: on
 
 
@@ -161,7 +177,7 @@ unary("clip", "x limited to [low, high]", lambda x, *, low, high: np.clip(x, low
 unary("relu6", "min(max(x, 0), 6)", lambda x: np.clip(x, 0, 6),
       lambda x: te.vmins(te.vrelu(x), 6.0),
       lambda s: s.net.where(inside(s, s.y(), 0.0, 6.0), s.g),
-      domain=Domain(-9.0, 9.0), tolerances=MOVED)
+      domain=Domain(-9.0, 9.0), tolerances=MOVED, traits=(*LANES, "nonnegative"))
 unary("leaky_relu", "x where x > 0, else alpha * x",
       lambda x, *, alpha: np.where(x > 0, x, alpha * x), _leaky, _leaky_slope,
       lift=NARROW, alpha=0.01)
@@ -181,6 +197,7 @@ def binary(
     domains: dict[str, Domain] | None = None,
     tolerances: Tolerances | None = None,
     lift: tuple[str, ...] = ("bf16",),
+    traits: tuple[str, ...] = (),
 ) -> Operator:
     """Register z = formula(x, y), both operands broadcast."""
     return register(
@@ -194,6 +211,7 @@ def binary(
             types=TypeRule(types),
             backward=backward,
             wide=wide,
+            traits=traits,
             domains=domains or {},
             examples=PAIRS,
             tolerances=tolerances or rounded(fp32_ulps=1),
@@ -237,39 +255,30 @@ def _pow(s: Site) -> Grads:
 
 
 # fmt: off
-binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g))
-binary("sub", "x - y", np.subtract, te.vsub, _sub)
-binary("mul", "x y", np.multiply, te.vmul, _mul)
-binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=FLOATS, domains={"y": DIVISORS})
+binary("add", "x + y", np.add, te.vadd, lambda s: _back(s, s.g, s.g),
+      traits=("lanes", "commutes", "broadcasts"))
+binary("sub", "x - y", np.subtract, te.vsub, _sub, traits=("lanes", "broadcasts"))
+binary("mul", "x y", np.multiply, te.vmul, _mul, traits=("lanes", "commutes", "broadcasts"))
+binary("div", "x / y", np.divide, te.vdiv, _div, wide=True, types=FLOATS, domains={"y": DIVISORS},
+      traits=("broadcasts",))
 binary("max", "the larger of x and y", np.maximum, te.vmax,
-       lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED)
+       lambda s: _chosen(s, s.net.greater(s.x(0), s.x(1))), tolerances=MOVED,
+      traits=("lanes", "commutes", "broadcasts"))
 binary("min", "the smaller of x and y", np.minimum, te.vmin,
-       lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED)
+       lambda s: _chosen(s, s.net.less(s.x(0), s.x(1))), tolerances=MOVED,
+      traits=("lanes", "commutes", "broadcasts"))
 binary("pow", "x^y = e^(y ln x) for x > 0", np.power,
        lambda x, y: te.vexp(te.vmul(y, te.vlog(x))), _pow, wide=True,
        types=FLOATS, domains={"x": DIVISORS}, lift=NARROW,
        # an error of one ulp in y ln x is |y ln x| ulps of the result
-       tolerances=rounded(fp32_ulps=16))
+       tolerances=rounded(fp32_ulps=16), traits=("broadcasts",))
 binary("and", "bits set in both", np.bitwise_and, te.vand, None,
        types=("int32",), tolerances=MOVED)
 binary("or", "bits set in either", np.bitwise_or, te.vor, None, types=("int32",), tolerances=MOVED)
 # fmt: on
 
 
-def _comparison(name: str, sign: str, op: str, compare: Callable[..., Any]) -> None:
-    binary(
-        name,
-        f"1 where x {sign} y, else 0, in the operands' format",
-        lambda x, y: compare(x, y).astype(x.dtype),
-        lambda x, y: te.vcmp(x, y, op),
-        lambda s: (None, None),
-        types=FLOATS,
-        domains={"x": TIES, "y": TIES},
-        tolerances=MOVED,
-    )
-
-
-for _row in (
+for _name, _sign, _op, _compare in (
     ("equal", "=", "eq", np.equal),
     ("not_equal", "!=", "ne", np.not_equal),
     ("greater", ">", "gt", np.greater),
@@ -277,7 +286,16 @@ for _row in (
     ("less", "<", "lt", np.less),
     ("less_equal", "<=", "le", np.less_equal),
 ):
-    _comparison(*_row)
+    binary(
+        _name,
+        f"1 where x {_sign} y, else 0, in the operands' format",
+        lambda x, y, compare=_compare: compare(x, y).astype(x.dtype),
+        lambda x, y, op=_op: te.vcmp(x, y, op),
+        lambda s: (None, None),
+        types=FLOATS,
+        domains={"x": TIES, "y": TIES},
+        tolerances=MOVED,
+    )
 
 
 def _select_slopes(s: Site) -> Grads:
@@ -286,27 +304,18 @@ def _select_slopes(s: Site) -> Grads:
     return None, net.summed_to(left, s.shape(1)), net.summed_to(right, s.shape(2))
 
 
-register(
-    Operator(
-        "select",
-        ("condition", "x", "y"),
-        lambda condition, x, y: np.where(condition != 0, x, y),
-        in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
-        "x where the condition is not 0, else y (ONNX Where)",
-        outputs=("z",),
-        types=TypeRule(FLOATS),
-        backward=_select_slopes,
-        examples=(
-            Example(((1,), (1,), (1,))),
-            Example(((129,), (129,), (129,))),
-            Example(((3, 1), (1, 7), (3, 7))),
-            Example(((31, 17), (31, 17), (1,))),
-        ),
-        domains={"condition": TIES},
-        tolerances=MOVED,
-        allows_empty=True,
-    )
-)
+define(
+    "select", ("condition", "x", "y"), lambda condition, x, y: np.where(condition != 0, x, y),
+    in_fp32(lambda *given: te.select(*stretch(*given)), ("bf16",)),
+    "x where the condition is not 0, else y (ONNX Where)", outputs=("z",),
+    types=TypeRule(FLOATS),
+    backward=_select_slopes,
+    domains={"condition": TIES}, tolerances=MOVED, allows_empty=True,
+    examples=(
+        Example(((1,), (1,), (1,))), Example(((129,), (129,), (129,))),
+        Example(((3, 1), (1, 7), (3, 7))), Example(((31, 17), (31, 17), (1,))),
+    ),
+)  # fmt: skip
 
 
 # -- casts, with the rounding the vector unit's vconv offers --------------------------------------
@@ -385,28 +394,21 @@ _CASTS = (
     ("fp32", ""), ("fp16", ""), ("int32", ""), ("int32", "floor"), ("int8", ""),
     ("int32", "ceil"), ("int32", "trunc"), ("fp32", ""), ("fp16", ""), ("fp16", ""),
 )  # fmt: skip
-register(
-    Operator(
-        "cast",
-        ("x",),
-        _cast_values,
-        _cast,
-        "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
-        attrs={"dtype": REQUIRED, "round": "rint"},
-        types=TypeRule(tuple(DIRECT), result=_cast_result),
-        backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
-        template=plain(
-            lambda call, chip: reshape_launch(
-                chip, call.shapes[0], call.outputs[0], call.dtypes[0]
-            ),
-            applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
-        ),
-        domains={"x": Domain(-300.0, 300.0)},
-        examples=tuple(
-            Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
-            for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
-        ),
-        tolerances=exact("a cast rounds once, as the reference does"),
-        allows_empty=True,
-    )
-)
+define(
+    "cast", ("x",), _cast_values, _cast,
+    "x in another number format; whole formats round (rint, floor, ceil, trunc) and saturate",
+    attrs={"dtype": REQUIRED, "round": "rint"},
+    types=TypeRule(tuple(DIRECT), result=_cast_result),
+    backward=lambda s: (s.g if is_float(s.attrs["dtype"]) else None,),
+    template=Template(
+        lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
+        applies=lambda call, chip: bool(call.attrs["dtype"] == call.dtypes[0]),
+    ),
+    traits=LANES,
+    domains={"x": Domain(-300.0, 300.0)},
+    tolerances=exact("a cast rounds once, as the reference does"), allows_empty=True,
+    examples=tuple(
+        Example(example.shapes, {"dtype": dtype, **({"round": how} if how else {})})
+        for example, (dtype, how) in zip(EXAMPLES, _CASTS, strict=True)
+    ),
+)  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.limits import WINDOWS, refuse_above
+from ascend_lab.ops.formats import Values
 from ascend_lab.ops.shapes import Pairs, Shape, broadcast_shape, window_count
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Source, Window
 
@@ -62,7 +62,6 @@ def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
 # Sliding windows in NumPy: the view that reads them, and its transpose that adds them up.
 
 
-Values = NDArray[Any]
 Pair = tuple[int, int]
 
 

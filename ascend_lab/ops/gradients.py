@@ -14,15 +14,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import format_of, numpy_type
+from ascend_lab.ops.formats import Values, format_of, numpy_type
 from ascend_lab.ops.operator import OPERATORS, Grads, Operator, get, resolve
 from ascend_lab.ops.shapes import Shape
-
-Values = NDArray[Any]
 
 
 class Writer:

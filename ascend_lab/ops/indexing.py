@@ -5,11 +5,9 @@ Indices are int32 and count from 0; one outside its tensor is an error, not a wr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -18,7 +16,7 @@ from ascend_lab.isa import Kernel, Launch, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.gather_scatter import gather_launch, one_hot_launch, scatter_launch
 from ascend_lab.kernels.transpose import transpose_launch
-from ascend_lab.ops.formats import FLOATS, TypeRule, exact, is_float, rounded
+from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
 from ascend_lab.ops.operator import (
@@ -26,16 +24,12 @@ from ascend_lab.ops.operator import (
     Call,
     Example,
     Grads,
-    Operator,
     Template,
-    plain,
-    register,
-    results,
+    define,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import AxisRule, Kind, SliceRules, Source
 
-Values = NDArray[Any]
 INDICES = (("indices", "int32"),)
 
 
@@ -59,7 +53,7 @@ def _gather_kernel(call: Call, chip: Chip) -> Kernel:
     return Kernel("gather", phases)
 
 
-GATHER = plain(_gather_kernel, feed=("x", "index"))
+GATHER = Template(_gather_kernel, ("x", "index"))
 
 
 # -- gather ---------------------------------------------------------------------------------------
@@ -100,30 +94,19 @@ def row_limit(x: Shape, *rest: Shape, axis: int = 0, **attrs: Any) -> int:
     return x[axis_of("axis", axis, x)]
 
 
-register(
-    Operator(
-        "gather",
-        ("x", "indices"),
-        lambda x, indices, *, axis: np.take(x, indices, axis),
-        _gather,
-        "the slices of x along an axis that indices name, in their order",
-        attrs={"axis": 0},
-        shape_rule=_gather_shape,
-        types=TypeRule(ANY, INDICES),
-        slicing=_gather_slices,
-        backward=_gather_slope,
-        template=GATHER,
-        index_bounds={"indices": row_limit},
-        examples=(
-            Example(((1, 1), (1,))),
-            Example(((17, 16), (5,))),
-            Example(((7, 33), (2, 3))),
-            Example(((3, 11, 8), (4,)), {"axis": 1}),
-            Example(((129, 32), (31,))),
-        ),
-        tolerances=exact(),
-    )
-)
+define(
+    "gather", ("x", "indices"), lambda x, indices, *, axis: np.take(x, indices, axis), _gather,
+    "the slices of x along an axis that indices name, in their order",
+    attrs={"axis": 0},
+    shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
+    backward=_gather_slope,
+    template=GATHER, traits=("moves",),
+    index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(
+        Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
+        Example(((3, 11, 8), (4,)), {"axis": 1}), Example(((129, 32), (31,))),
+    ),
+)  # fmt: skip
 
 
 def _embedding_shape(table: Shape, indices: Shape) -> Shape:
@@ -132,27 +115,17 @@ def _embedding_shape(table: Shape, indices: Shape) -> Shape:
     return (*indices, table[1])
 
 
-register(
-    Operator(
-        "embedding",
-        ("table", "indices"),
-        lambda table, indices: table[indices],
-        lambda table, indices: te.gather(table, indices, 0),
-        "rows of a (words, width) table; gather on axis 0",
-        shape_rule=_embedding_shape,
-        types=TypeRule(FLOATS, INDICES),
-        slicing=lambda shapes: _gather_slices(shapes, axis=0),
-        backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
-        template=GATHER,
-        index_bounds={"indices": row_limit},
-        examples=(
-            Example(((5, 16), (1,))),
-            Example(((100, 33), (2, 7))),
-            Example(((31, 128), (17,))),
-        ),
-        tolerances=exact(),
-    )
-)
+define(
+    "embedding", ("table", "indices"), lambda table, indices: table[indices],
+    lambda table, indices: te.gather(table, indices, 0),
+    "rows of a (words, width) table; gather on axis 0",
+    shape_rule=_embedding_shape, types=TypeRule(FLOATS, INDICES),
+    slicing=lambda shapes: _gather_slices(shapes, axis=0),
+    backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
+    template=GATHER,
+    index_bounds={"indices": row_limit}, tolerances=exact(),
+    examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
+)  # fmt: skip
 
 
 # -- one hot --------------------------------------------------------------------------------------
@@ -183,40 +156,33 @@ def _one_hot_kernel(call: Call, chip: Chip) -> Kernel:
     return Kernel("one_hot", (renamed(marks, {"y": "hot"}), *phases))
 
 
-register(
-    Operator(
-        "one_hot",
-        ("indices",),
-        _one_hot_values,
-        None,
-        "on_value where the last axis equals the index, else off_value",
-        attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
-        ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
-        shape_rule=_one_hot_shape,
-        types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
-        slicing=lambda shapes, **attrs: SliceRules(
-            "Broadcast",
-            (
-                *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
-                AxisRule(
-                    len(shapes[0]),
-                    "whole",
-                    reason="classes are counted from 0",
-                    joins=(len(shapes[0]),),
-                ),
+define(
+    "one_hot", ("indices",), _one_hot_values, None,
+    "on_value where the last axis equals the index, else off_value",
+    attrs={"depth": REQUIRED, "on_value": 1.0, "off_value": 0.0, "dtype": "fp16"},
+    ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
+    shape_rule=_one_hot_shape,
+    types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
+    slicing=lambda shapes, **attrs: SliceRules(
+        "Broadcast",
+        (
+            *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
+            AxisRule(
+                len(shapes[0]),
+                "whole",
+                reason="classes are counted from 0",
+                joins=(len(shapes[0]),),
             ),
         ),
-        template=plain(_one_hot_kernel, feed=("index",)),
-        index_bounds={"indices": lambda indices, *, depth, **attrs: depth},
-        examples=(
-            Example(((1,),), {"depth": 1}),
-            Example(((7,),), {"depth": 10}),
-            Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
-            Example(((33,),), {"depth": 16, "dtype": "fp32"}),
-        ),
-        tolerances=exact(),
-    )
-)
+    ),
+    template=Template(_one_hot_kernel, ("index",)),
+    index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
+    examples=(
+        Example(((1,),), {"depth": 1}), Example(((7,),), {"depth": 10}),
+        Example(((2, 17),), {"depth": 5, "on_value": 2.0, "off_value": -1.0}),
+        Example(((33,),), {"depth": 16, "dtype": "fp32"}),
+    ),
+)  # fmt: skip
 
 
 # Scatter: rows written where run-time indices say, replaced or added to.
@@ -267,43 +233,31 @@ def _added(x: Values, indices: Values, updates: Values) -> Values:
     return result
 
 
-def _scatter_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    """Return the tensors of the kernel, which changes y in place: y starts as x."""
-    return {"y": arrays[0], "index": arrays[1], "u": arrays[2]}
-
-
 def _scatter_template(mode: str) -> Template:
     def build(call: Call, chip: Chip) -> Launch:
         x, indices, _ = call.shapes
         columns, picks = elements(x[1:]), elements(indices)
         return scatter_launch(chip, x[0], columns, picks, call.dtypes[0], mode=mode)
 
-    return Template(build, _scatter_feed, results)
+    return Template(build, ("y", "index", "u"))  # changes y in place: it starts as x
 
 
 def _register_scatter(mode: str, formula: Any, backward: Any, summary: str, **more: Any) -> None:
-    register(
-        Operator(
-            f"scatter_{mode}",
-            ("x", "indices", "updates"),
-            formula,
-            lambda x, indices, updates: _scatter(mode, x, indices, updates),
-            summary,
-            shape_rule=_scatter_shape,
-            slicing=_scatter_slices,
-            backward=backward,
-            template=_scatter_template(mode),
-            index_bounds={"indices": row_limit},
-            examples=(
-                Example(((1, 1), (1,), (1, 1))),
-                Example(((17, 16), (5,), (5, 16))),
-                Example(((7, 33), (2, 3), (2, 3, 33))),
-                Example(((3, 4, 5), (8,), (8, 4, 5))),
-                Example(((129, 32), (31,), (31, 32))),
-            ),
-            **more,
-        )
-    )
+    define(
+        f"scatter_{mode}", ("x", "indices", "updates"), formula,
+        lambda x, indices, updates: _scatter(mode, x, indices, updates),
+        summary,
+        shape_rule=_scatter_shape, slicing=_scatter_slices,
+        backward=backward,
+        template=_scatter_template(mode), traits=("in place",),
+        index_bounds={"indices": row_limit},
+        examples=(
+            Example(((1, 1), (1,), (1, 1))), Example(((17, 16), (5,), (5, 16))),
+            Example(((7, 33), (2, 3), (2, 3, 33))), Example(((3, 4, 5), (8,), (8, 4, 5))),
+            Example(((129, 32), (31,), (31, 32))),
+        ),
+        **more,
+    )  # fmt: skip
 
 
 _register_scatter(

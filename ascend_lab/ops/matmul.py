@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.ops.expressions import narrow
-from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, rounded
+from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import Example, Grads, Operator, register
+from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 
-Values = NDArray[Any]
 LAYOUTS = {"a": "FRACTAL_NZ", "b": "FRACTAL_NZ", "c": "FRACTAL_NZ"}
 SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 """fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
@@ -137,24 +135,16 @@ _SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
 
 
 def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
-    register(
-        Operator(
-            name,
-            ("a", "b"),
-            product,
-            _expression,
-            summary,
-            outputs=("c",),
-            attrs=_ATTRS,
-            shape_rule=rule,
-            types=CUBE_TYPES,
-            slicing=_slices,
-            backward=_product,
-            layouts=LAYOUTS,
-            examples=examples,
-            tolerances=SUMS,
-        )
-    )
+    define(
+        name, ("a", "b"), product, _expression,
+        summary, outputs=("c",),
+        attrs=_ATTRS,
+        shape_rule=rule, types=CUBE_TYPES, slicing=_slices,
+        backward=_product,
+        layouts=LAYOUTS, traits=("product",),
+        tolerances=SUMS,
+        examples=examples,
+    )  # fmt: skip
 
 
 _register(
@@ -239,25 +229,16 @@ def _gemm_slopes(s: Site) -> Grads:
     return left, right, bias
 
 
-register(
-    Operator(
-        "gemm",
-        ("a", "b", "bias"),
-        _gemm_values,
-        _gemm,
-        "alpha a b + beta bias, bias broadcast over rows: a fully connected layer",
-        outputs=("c",),
-        attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
-        shape_rule=_gemm_shape,
-        types=TypeRule(("fp16", "bf16"), unit="cube"),
-        slicing=_gemm_slices,
-        backward=_gemm_slopes,
-        layouts=LAYOUTS,
-        examples=(
-            Example(((1, 1), (1, 1), (1,))),
-            Example(((17, 33), (33, 16), (16,))),
-            Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),
-        ),
-        tolerances=SUMS,
-    )
-)
+define(
+    "gemm", ("a", "b", "bias"), _gemm_values, _gemm,
+    "alpha a b + beta bias, bias broadcast over rows: a fully connected layer", outputs=("c",),
+    attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
+    shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
+    backward=_gemm_slopes,
+    layouts=LAYOUTS, traits=("product",),
+    tolerances=SUMS,
+    examples=(
+        Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),
+        Example(((5, 16), (7, 16), (5, 7)), {"trans_b": True, "alpha": 0.5, "beta": 2.0}),
+    ),
+)  # fmt: skip

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import DTYPE_BYTES, Chip
@@ -17,11 +16,17 @@ from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout.moves import copy_launch, row_major
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Operator, plain, register
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Call,
+    Example,
+    Grads,
+    Template,
+    define,
+)
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
 
-Values = NDArray[Any]
 ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
 _EXACT = exact()
 
@@ -52,35 +57,27 @@ def _transpose_slope(s: Site) -> Grads:
     return (s.net.transpose(s.g, perm=tuple(int(i) for i in inverse)),)
 
 
-register(
-    Operator(
-        "transpose",
-        ("x",),
-        lambda x, *, perm: x.transpose(_order(perm, x.shape)),
-        lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
-        "axis d of y is axis perm[d] of x (default: axes reversed)",
-        attrs={"perm": None},
-        shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)),
-        types=TypeRule(ANY),
-        slicing=_transpose_slices,
-        backward=_transpose_slope,
-        template=plain(
-            lambda call, chip: transpose_launch(
-                chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
-            )
+define(
+    "transpose", ("x",), lambda x, *, perm: x.transpose(_order(perm, x.shape)),
+    lambda x, *, perm: te.transpose(x, _order(perm, x.shape)),
+    "axis d of y is axis perm[d] of x (default: axes reversed)",
+    attrs={"perm": None},
+    shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
+    slicing=_transpose_slices,
+    backward=_transpose_slope,
+    template=Template(
+        lambda call, chip: transpose_launch(
+            chip, call.shapes[0], _order(call.attrs["perm"], call.shapes[0]), call.dtypes[0]
         ),
-        examples=(
-            Example(((1,),)),
-            Example(((16, 16),)),
-            Example(((17, 33),), {"perm": (1, 0)}),
-            Example(((2, 3, 5),), {"perm": (0, 2, 1)}),
-            Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
-            Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}),
-            Example(((31, 129),)),
-        ),
-        tolerances=_EXACT,
-    )
-)
+    ),
+    traits=("moves",),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),)), Example(((16, 16),)), Example(((17, 33),), {"perm": (1, 0)}),
+        Example(((2, 3, 5),), {"perm": (0, 2, 1)}), Example(((2, 3, 16),), {"perm": (1, 0, 2)}),
+        Example(((2, 3, 4, 5),), {"perm": (-1, 0, 2, 1)}), Example(((31, 129),)),
+    ),
+)  # fmt: skip
 
 
 # -- reshape --------------------------------------------------------------------------------------
@@ -153,30 +150,23 @@ def _reshape_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     return SliceRules("Transpose", tuple(axes), adjust=adjust)
 
 
-register(
-    Operator(
-        "reshape",
-        ("x",),
-        lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
-        lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
-        "the same elements in row-major order; 0 keeps a size, one size may be -1",
-        attrs={"shape": REQUIRED},
-        shape_rule=_target,
-        types=TypeRule(ANY),
-        slicing=_reshape_slices,
-        backward=lambda s: (s.net.shaped(s.g, s.shape()),),
-        template=plain(
-            lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0])
-        ),
-        examples=(
-            Example(((1,),), {"shape": (1, 1)}),
-            Example(((6, 35),), {"shape": (7, 30)}),
-            Example(((2, 3, 17),), {"shape": (0, -1)}),
-            Example(((129,),), {"shape": (3, 43)}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+define(
+    "reshape", ("x",), lambda x, *, shape: x.reshape(_target(x.shape, shape=shape)),
+    lambda x, *, shape: te.reshape(x, _target(x.shape, shape=shape)),
+    "the same elements in row-major order; 0 keeps a size, one size may be -1",
+    attrs={"shape": REQUIRED},
+    shape_rule=_target, types=TypeRule(ANY), slicing=_reshape_slices,
+    backward=lambda s: (s.net.shaped(s.g, s.shape()),),
+    template=Template(
+        lambda call, chip: reshape_launch(chip, call.shapes[0], call.outputs[0], call.dtypes[0]),
+    ),
+    traits=("moves", "renames"),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"shape": (1, 1)}), Example(((6, 35),), {"shape": (7, 30)}),
+        Example(((2, 3, 17),), {"shape": (0, -1)}), Example(((129,),), {"shape": (3, 43)}),
+    ),
+)  # fmt: skip
 
 
 # -- expand ---------------------------------------------------------------------------------------
@@ -208,25 +198,19 @@ def _expand_kernel(call: Call, chip: Chip) -> Launch:
     )
 
 
-register(
-    Operator(
-        "expand",
-        ("x",),
-        lambda x, *, shape: np.broadcast_to(x, broadcast_shape("", x.shape, tuple(shape))),
-        lambda x, *, shape: te.broadcast(x, broadcast_shape("", x.shape, tuple(shape))),
-        "x repeated to a shape by the broadcasting rule",
-        attrs={"shape": REQUIRED},
-        shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
-        types=TypeRule(("fp16", "fp32", "bf16", "int32")),
-        slicing=_expand_slices,
-        backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
-        template=plain(_expand_kernel),
-        examples=(
-            Example(((1,),), {"shape": (17,)}),
-            Example(((3, 1),), {"shape": (3, 33)}),
-            Example(((5,),), {"shape": (4, 5)}),
-            Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
-        ),
-        tolerances=_EXACT,
-    )
-)
+define(
+    "expand", ("x",),
+    lambda x, *, shape: np.broadcast_to(x, broadcast_shape("", x.shape, tuple(shape))),
+    lambda x, *, shape: te.broadcast(x, broadcast_shape("", x.shape, tuple(shape))),
+    "x repeated to a shape by the broadcasting rule",
+    attrs={"shape": REQUIRED},
+    shape_rule=lambda x, *, shape: broadcast_shape("x and shape", x, tuple(shape)),
+    types=TypeRule(("fp16", "fp32", "bf16", "int32")), slicing=_expand_slices,
+    backward=lambda s: (s.net.summed_to(s.g, s.shape()),),
+    template=Template(_expand_kernel), traits=("moves",),
+    tolerances=_EXACT,
+    examples=(
+        Example(((1,),), {"shape": (17,)}), Example(((3, 1),), {"shape": (3, 33)}),
+        Example(((5,),), {"shape": (4, 5)}), Example(((2, 1, 16),), {"shape": (2, 7, 16)}),
+    ),
+)  # fmt: skip

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.expressions import in_fp32
-from ascend_lab.ops.formats import rounded
+from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, Operator, register
+from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
 from ascend_lab.ops.shapes import EPSILON, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules
 
-Values = NDArray[Any]
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
 """exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
 
@@ -91,40 +89,26 @@ _EXAMPLES = (
     Example(((2, 3, 17),), {"axis": 1}),
     Example(((31, 129),)),
 )
-register(
-    Operator(
-        "softmax",
-        ("x",),
-        softmax_values,
-        in_fp32(softmax),
-        "e^x / sum(e^x) along an axis",
-        attrs={"axis": -1},
-        shape_rule=_same_shape,
-        slicing=_keep_axis,
-        backward=_softmax_slope,
-        wide=True,
-        domains={"x": Domain(-6.0, 6.0)},
-        examples=_EXAMPLES,
-        tolerances=_LOOSE,
-    )
-)
-register(
-    Operator(
-        "log_softmax",
-        ("x",),
-        _log_softmax_values,
-        in_fp32(_log_softmax),
-        "x - ln(sum(e^x)) along an axis",
-        attrs={"axis": -1},
-        shape_rule=_same_shape,
-        slicing=_keep_axis,
-        backward=_log_softmax_slope,
-        wide=True,
-        domains={"x": Domain(-6.0, 6.0)},
-        examples=_EXAMPLES,
-        tolerances=_LOOSE,
-    )
-)
+define(
+    "softmax", ("x",), softmax_values, in_fp32(softmax),
+    "e^x / sum(e^x) along an axis",
+    attrs={"axis": -1},
+    shape_rule=_same_shape, slicing=_keep_axis,
+    backward=_softmax_slope, wide=True,
+    traits=("reduction", "nonnegative", "busy"),
+    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    examples=_EXAMPLES,
+)  # fmt: skip
+define(
+    "log_softmax", ("x",), _log_softmax_values, in_fp32(_log_softmax),
+    "x - ln(sum(e^x)) along an axis",
+    attrs={"axis": -1},
+    shape_rule=_same_shape, slicing=_keep_axis,
+    backward=_log_softmax_slope, wide=True,
+    traits=("reduction",),
+    domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
+    examples=_EXAMPLES,
+)  # fmt: skip
 
 
 # -- layer norm -----------------------------------------------------------------------------------
@@ -242,40 +226,26 @@ def _rms_norm_slopes(s: Site) -> Grads:
 
 
 _SHAPES = (((1, 16), -1), ((3, 31), -1), ((5, 129), 1), ((2, 3, 17), -1), ((2, 5, 8), 1))
-register(
-    Operator(
-        "layer_norm",
-        ("x", "scale", "bias"),
-        _layer_norm_values,
-        in_fp32(_layer_norm),
-        "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
-        attrs={"axis": -1, "epsilon": 1e-5},
-        ranges=EPSILON,
-        shape_rule=_norm_shape,
-        slicing=_norm_slices,
-        backward=_layer_norm_slopes,
-        wide=True,
-        examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
-        tolerances=_LOOSE,
-    )
-)
-register(
-    Operator(
-        "rms_norm",
-        ("x", "scale"),
-        _rms_norm_values,
-        in_fp32(_rms_norm),
-        "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
-        attrs={"axis": -1, "epsilon": 1e-5},
-        ranges=EPSILON,
-        shape_rule=_norm_shape,
-        slicing=_norm_slices,
-        backward=_rms_norm_slopes,
-        wide=True,
-        examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
-        tolerances=_LOOSE,
-    )
-)
+define(
+    "layer_norm", ("x", "scale", "bias"), _layer_norm_values, in_fp32(_layer_norm),
+    "(x - mean) / sqrt(var + epsilon) * scale + bias over the axes from `axis` on",
+    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_norm_shape, slicing=_norm_slices,
+    backward=_layer_norm_slopes, wide=True,
+    traits=("reduction", "busy"),
+    tolerances=_LOOSE,
+    examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
+)  # fmt: skip
+define(
+    "rms_norm", ("x", "scale"), _rms_norm_values, in_fp32(_rms_norm),
+    "x / sqrt(mean(x^2) + epsilon) * scale over the axes from `axis` on",
+    attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
+    shape_rule=_norm_shape, slicing=_norm_slices,
+    backward=_rms_norm_slopes, wide=True,
+    traits=("reduction",),
+    tolerances=_LOOSE,
+    examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
+)  # fmt: skip
 
 
 # Local response normalisation: each number divided by a power of its neighbour channels' mean.
@@ -330,23 +300,16 @@ def _slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> SliceRules
     return SliceRules("SlidingWindow", tuple(rules))
 
 
-register(
-    Operator(
-        "lrn",
-        ("x",),
-        _values,
-        in_fp32(_expression),
-        "x / (bias + alpha mean of x^2 over `size` neighbour channels)^beta",
-        attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
-        shape_rule=_shape,
-        slicing=_slices,
-        examples=(
-            Example(((1, 1, 1, 1),), {"size": 1}),
-            Example(((1, 16, 4, 4),), {"size": 5}),
-            Example(((2, 7, 5, 3),), {"size": 3, "alpha": 0.5, "bias": 2.0}),
-            Example(((1, 17, 33, 1),), {"size": 7, "alpha": 1.0, "beta": 0.5}),
-        ),
-        # exp(-beta ln(total)): the errors of both functions add up
-        tolerances=rounded(fp32_ulps=24, atol=2.0**-20),
-    )
-)
+define(
+    "lrn", ("x",), _values, in_fp32(_expression),
+    "x / (bias + alpha mean of x^2 over `size` neighbour channels)^beta",
+    attrs={"size": REQUIRED, "alpha": 1e-4, "beta": 0.75, "bias": 1.0},
+    shape_rule=_shape, slicing=_slices,
+    # exp(-beta ln(total)): the errors of both functions add up
+    tolerances=rounded(fp32_ulps=24, atol=2.0**-20),
+    examples=(
+        Example(((1, 1, 1, 1),), {"size": 1}), Example(((1, 16, 4, 4),), {"size": 5}),
+        Example(((2, 7, 5, 3),), {"size": 3, "alpha": 0.5, "bias": 2.0}),
+        Example(((1, 17, 33, 1),), {"size": 7, "alpha": 1.0, "beta": 0.5}),
+    ),
+)  # fmt: skip

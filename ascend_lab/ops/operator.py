@@ -1,9 +1,4 @@
-"""Hand-written kernels behind operators: what they build, how tensors go in, where results lie.
-
-A kernel takes its operands in the layouts it prefers (matrices as fractals, images as NC1HWC0).
-Bringing them there is the work of conversion operators between kernels, not of the kernel, so
-`run` packs and unpacks on the host and `time` does not count it.
-"""
+"""An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
 
 from __future__ import annotations
 
@@ -14,15 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel, Launch, as_kernel
+from ascend_lab.layout import AddressMap, address_map, pack, unpack
 from ascend_lab.ops.formats import (
     Attrs,
     Tolerances,
     TypeRule,
+    Values,
     check_chip,
     check_types,
     format_of,
@@ -39,7 +35,6 @@ from ascend_lab.ops.shapes import (
 )
 from ascend_lab.ops.slicing import SliceRules, elementwise_rules
 
-Values = NDArray[Any]
 Memory = Mapping[str, Values]
 
 
@@ -53,58 +48,84 @@ class Call:
     outputs: tuple[Shape, ...]
 
 
-def always(call: Call, chip: Chip) -> bool:
-    """Tell that a template applies to every call."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A kernel builder, its GM tensors from the inputs, its outputs from the GM tensors.
+    """A kernel written by hand: what builds it, and where its inputs and outputs lie.
 
+    `reads` names its tensors in the order of the inputs (none: x0, x1, ...), which lie in `layout`
+    ("": row-major; NC1HWC0:16 has blocks of 16 in any format), outputs y or y0, y1, ... in
+    `result`. `extra(call)` are small tensors of its own; `feed` and `fetch` replace all that.
     Where `applies` says no, the operator's expression is scheduled instead.
+
+    Bringing operands into layouts is the work of conversion operators between kernels, not of the
+    kernel, so `run` packs and unpacks on the host and `time` does not count it.
     """
 
     build: Callable[[Call, Chip], Kernel | Launch]
-    feed: Callable[[Call, Sequence[Values]], dict[str, Values]]
-    fetch: Callable[[Call, Memory], tuple[Values, ...]]
-    applies: Callable[[Call, Chip], bool] = always
+    reads: tuple[str, ...] = ("x",)
+    layout: str = ""
+    result: str = ""
+    extra: Callable[[Call], dict[str, Values]] = lambda call: {}
+    applies: Callable[[Call, Chip], bool] = lambda call, chip: True
+    feed: Callable[[Call, Sequence[Values]], dict[str, Values]] | None = None
+    fetch: Callable[[Call, Memory], tuple[Values, ...]] | None = None
 
     def kernel(self, call: Call, chip: Chip) -> Kernel:
         """Return the kernel of a call."""
         return as_kernel(self.build(call, chip))
 
+    def names(self, count: int) -> tuple[str, ...]:
+        """Return the kernel's names of `count` inputs."""
+        return self.reads[:count] or tuple(f"x{i}" for i in range(count))
 
-def plain(
-    build: Callable[[Call, Chip], Kernel | Launch],
-    *,
-    feed: tuple[str, ...] = ("x",),
-    applies: Callable[[Call, Chip], bool] = always,
-) -> Template:
-    """Return a template whose tensors are row-major: `feed` names the inputs, y the output.
+    def tensors(self, call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+        """Return the kernel's tensors for input arrays."""
+        if self.feed is not None:
+            return self.feed(call, arrays)
+        laid = [pack(_map(self.layout, a), a) if self.layout else a for a in arrays]
+        return {**dict(zip(self.names(len(arrays)), laid, strict=True)), **self.extra(call)}
 
-    Several inputs beyond the names are x0, x1, ...; several outputs y0, y1, ...
-    """
-
-    def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-        names = feed or tuple(f"x{i}" for i in range(len(arrays)))
-        return dict(zip(names, arrays, strict=True))
-
-    return Template(build, tensors, results, applies)
-
-
-def results(call: Call, memory: Memory) -> tuple[Values, ...]:
-    """Return the outputs y, or y0, y1, ..., in their shapes."""
-    shapes = call.outputs
-    names = ("y",) if "y" in memory else tuple(f"y{i}" for i in range(len(shapes)))
-    return tuple(memory[name].reshape(s) for name, s in zip(names, shapes, strict=True))
+    def outputs(self, call: Call, memory: Memory) -> tuple[Values, ...]:
+        """Return the outputs from the kernel's tensors."""
+        if self.fetch is not None:
+            return self.fetch(call, memory)
+        shapes = call.outputs
+        names = ("y",) if "y" in memory else tuple(f"y{i}" for i in range(len(shapes)))
+        found = [memory[name].reshape(-1) for name in names]
+        if self.result:
+            pairs = zip(found, shapes, strict=True)
+            return tuple(unpack(_map(self.result, a, shape), a) for a, shape in pairs)
+        return tuple(a.reshape(shape) for a, shape in zip(found, shapes, strict=True))
 
 
-# An operator in one place: formula, expression, types, shapes, slices, gradient, tests.
+def _map(layout: str, array: Values, shape: Shape | None = None) -> AddressMap:
+    name, _, c0 = layout.partition(":")
+    kind, lanes = format_of(array), int(c0) if c0 else None
+    return address_map(name, array.shape if shape is None else shape, kind, c0=lanes)
 
 
 Grads = Sequence[Any]
 """One gradient, or None, for each input of an operator."""
+TRAITS = {
+    "lanes": "works lane by lane on tensors in blocks, and makes a finite number of a zero",
+    "pointwise": "one tensor, element by element: does not see where elements lie",
+    "commutes": "f(x, y) = f(y, x)",
+    "broadcasts": "arithmetic of two tensors that are stretched to a common shape",
+    "nonnegative": "results are never below 0",
+    "even": "f(-x) = f(x)",
+    "moves": "puts elements elsewhere and computes nothing",
+    "renames": "a view: the elements stay where they are",
+    "reduction": "each result depends on a whole axis",
+    "product": "a product of matrices on the cube",
+    "convolution": "a sliding window with weights on the cube",
+    "pooling": "the largest or the mean of sliding windows",
+    "pool gradient": "the gradient of a pooling with respect to its image",
+    "channel sums": "sums over images and pixels, one per channel",
+    "image fold": "folds the pixels of each channel of an image",
+    "in place": "its kernel changes an input",
+    "busy": "takes at least one vector operation per result, fused or not",
+}
+"""What the traits of an operator mean."""
 REQUIRED = object()
 """Default of an attribute that the caller must give."""
 
@@ -143,6 +164,7 @@ class Operator:
     `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
     **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
     fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
+    `traits` says what passes ask about (see `TRAITS`).
     `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
     attributes that are one number to the least and the largest (finite ones by default).
     """
@@ -164,6 +186,7 @@ class Operator:
     wide: bool = False
     template: Template | None = None
     layouts: Mapping[str, str] = field(default_factory=dict)
+    traits: tuple[str, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
@@ -285,6 +308,10 @@ class Operator:
             return elementwise_rules(shapes, outs[0], outputs=len(outs))
         return self.slicing(tuple(shapes), **self.settings(attrs or {}))
 
+    def has(self, *traits: str) -> bool:
+        """Tell whether the operator has one of some traits."""
+        return any(trait in self.traits for trait in traits)
+
     def layout(self, tensor: str) -> str:
         """Return the layout the operator prefers an input or output in; "ND" if any will do."""
         if tensor not in (*self.inputs, *self.outputs):
@@ -345,9 +372,6 @@ def widen(array: Values) -> Values:
     return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
 
-# The operators by name: the library's and those a reader registers.
-
-
 OPERATORS: dict[str, Operator] = {}
 """Every known operator; a plain dict in the order of registration."""
 
@@ -357,6 +381,12 @@ def register(operator: Operator, *, replace: bool = False) -> Operator:
     if operator.name in OPERATORS and not replace:
         raise InputError(
             "an operator name that is free", operator.name, "rename it, or pass replace=True"
+        )
+    unknown = set(operator.traits) - TRAITS.keys()
+    if unknown:
+        known = ", ".join(TRAITS)
+        raise InputError(
+            f"{operator.name}: traits of {known}", ", ".join(sorted(unknown)), "mend it"
         )
     OPERATORS[operator.name] = operator
     return operator
@@ -369,6 +399,11 @@ def get(name: str) -> Operator:
     near = difflib.get_close_matches(name, OPERATORS, 3, 0.5)
     remedy = f"did you mean {' or '.join(near)}?" if near else "see ops.OPERATORS"
     raise InputError(f"one of {len(OPERATORS)} operators", repr(name), remedy)
+
+
+def define(*given: Any, **fields: Any) -> Operator:
+    """Register an operator of these fields and return it."""
+    return register(Operator(*given, **fields))
 
 
 def resolve(operator: Operator | str) -> Operator:

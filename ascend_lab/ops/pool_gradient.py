@@ -12,12 +12,11 @@ gradient is muls(expand(grad, x's shape), 1 / (h w)).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
@@ -25,7 +24,6 @@ from ascend_lab.errors import CapacityError, ShapeError
 from ascend_lab.isa import Launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
-from ascend_lab.layout import address_map, pack, unpack
 from ascend_lab.ops.deconvolution import stretched
 from ascend_lab.ops.expressions import (
     Pair,
@@ -37,13 +35,19 @@ from ascend_lab.ops.expressions import (
     wide,
     windows,
 )
-from ascend_lab.ops.formats import FLOATS, TypeRule, rounded
-from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Operator, Template, register
+from ascend_lab.ops.formats import FLOATS, TypeRule, Values, rounded
+from ascend_lab.ops.operator import (
+    REQUIRED,
+    Call,
+    Domain,
+    Example,
+    Template,
+    define,
+)
 from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
 
-Values = NDArray[Any]
 LANES = 16
 """Channels of a block in fp16."""
 
@@ -77,21 +81,18 @@ def _cropped(image: te.Tensor, size: Pair, pads: Pairs) -> te.Tensor:
 
 
 # -- maximum --------------------------------------------------------------------------------------
-def _max_shape(x: Shape, y: Shape, grad: Shape, *, kernel: Any, stride: Any, pad: Any) -> Shape:
+def _max_shape(x: Shape, y: Shape, grad: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
-    size, step, pads = geometry(kernel, stride, pad)
-    out = (*x[:2], *out_size("pool", (x[2], x[3]), size, step, pads))
+    out = (*x[:2], *out_size("pool", (x[2], x[3]), *geometry(**attrs)))
     for name, shape in (("y", y), ("grad", grad)):
         if shape != out:
             raise ShapeError(f"{name} of shape {out}: what max_pool2d makes of x {x}", str(shape))
     return x
 
 
-def _max_values(
-    x: Values, y: Values, grad: Values, *, kernel: Any, stride: Any, pad: Any
-) -> Values:
+def _max_values(x: Values, y: Values, grad: Values, **attrs: Any) -> Values:
     """Give each window's gradient to its first element equal to y; to none if there is none."""
-    size, step, pads = geometry(kernel, stride, pad)
+    size, step, pads = geometry(**attrs)
     image = padded(x, pads, -np.inf)
     seen = windows(image, size, step)
     equal = (seen == y[..., None, None]).reshape((*seen.shape[:4], -1))
@@ -100,11 +101,9 @@ def _max_values(
     return cropped(add_windows(parts, image.shape, step), pads, (x.shape[2], x.shape[3]))
 
 
-def _max_expression(
-    x: te.Tensor, y: te.Tensor, grad: te.Tensor, *, kernel: Any, stride: Any, pad: Any
-) -> te.Tensor:
+def _max_expression(x: te.Tensor, y: te.Tensor, grad: te.Tensor, **attrs: Any) -> te.Tensor:
     """Walk the taps in order; a window that has found its element is not free any more."""
-    (size, step, pads), (n, c, oh, ow) = geometry(kernel, stride, pad), y.shape
+    (size, step, pads), (n, c, oh, ow) = geometry(**attrs), y.shape
     plane = (x.shape[2], x.shape[3])
     room = _room(plane, pads)
     image = te.pad(x, ((0, 0), (0, 0), *pads), LOWEST[x.dtype])
@@ -129,7 +128,7 @@ def _max_launch(call: Call, chip: Chip) -> Launch:
 def _as_convolution(call: Call, image: Shape) -> ConvShape:
     """Return the pooling of an image as a convolution with a group per channel."""
     n, c, h, w = image
-    size, step, pads = geometry(*(call.attrs[a] for a in ("kernel", "stride", "pad")))
+    size, step, pads = geometry(**call.attrs)
     return ConvShape(n, c, h, w, c, *size, step, (*pads[0], *pads[1]), groups=c)
 
 
@@ -148,46 +147,34 @@ def _applies(launch: Callable[[Call, Chip], Launch]) -> Callable[[Call, Chip], b
     return applies
 
 
-def _max_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    return {
-        name: pack(address_map("NC1HWC0", a.shape, "fp16"), a)
-        for name, a in zip(("x", "top", "grad"), arrays, strict=True)
-    }
-
-
-def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
-    return (unpack(address_map("NC1HWC0", call.outputs[0], "fp16"), memory["y"].reshape(-1)),)
-
-
 # -- average --------------------------------------------------------------------------------------
-def _average_shape(
-    grad: Shape, *, kernel: Any, stride: Any, pad: Any, size: Any, **attrs: Any
-) -> Shape:
+def _average_shape(grad: Shape, *, size: Any, **attrs: Any) -> Shape:
     check_rank("grad (n, c, oh, ow)", grad, 4)
     plane = pair("size", size)
-    out = out_size("pool", plane, *geometry(kernel, stride, pad))
+    out = out_size("pool", plane, *geometry(**attrs))
     if grad[2:] != out:
         raise ShapeError(f"a gradient of {out} pixels for images of {plane}", str(grad), "fix size")
     return (*grad[:2], *plane)
 
 
-def _average_values(
-    grad: Values, *, kernel: Any, stride: Any, pad: Any, size: Any, count_include_pad: bool
-) -> Values:
-    (window, step, pads), plane = geometry(kernel, stride, pad), pair("size", size)
-    share = grad / window_counts(plane, window, step, pads, count_include_pad)
+def _counts(*, size: Any, count_include_pad: bool, **attrs: Any) -> Values:
+    """Return how many elements each window averages, (oh, ow)."""
+    found: Values = window_counts(pair("size", size), *geometry(**attrs), count_include_pad)[0, 0]
+    return found
+
+
+def _average_values(grad: Values, **attrs: Any) -> Values:
+    (window, step, pads), plane = geometry(**attrs), pair("size", attrs["size"])
+    share = grad / _counts(**attrs)
     parts = np.broadcast_to(share[..., None, None], (*share.shape, *window))
     image = add_windows(parts, (*grad.shape[:2], *_room(plane, pads)), step)
     return cropped(image, pads, plane)
 
 
-def _average_expression(
-    grad: te.Tensor, *, kernel: Any, stride: Any, pad: Any, size: Any, count_include_pad: bool
-) -> te.Tensor:
+def _average_expression(grad: te.Tensor, **attrs: Any) -> te.Tensor:
     """Add the gradient at every tap; the counts of an axis are a pooling of ones, as forward."""
-    (window, step, pads), plane = geometry(kernel, stride, pad), pair("size", size)
-    room, share, total = _room(plane, pads), wide(grad), None
-    counts = window_counts(plane, window, step, pads, count_include_pad)[0, 0]
+    (window, step, pads), plane = geometry(**attrs), pair("size", attrs["size"])
+    room, share, total, counts = _room(plane, pads), wide(grad), None, _counts(**attrs)
     for i, column in enumerate((counts[:, 0] / counts[0, 0], counts[0] / counts[0, 0])):
         share = _scaled(share, 2 + i, column)
     share = te.vmuls(share, 1.0 / float(counts[0, 0]))
@@ -211,28 +198,17 @@ def _scaled(x: te.Tensor, axis: int, column: Values) -> te.Tensor:
     return te.concat(pieces, axis)
 
 
-def _call_counts(call: Call) -> Values:
-    """Return how many elements each window averages, (oh, ow)."""
-    size, step, pads = geometry(*(call.attrs[a] for a in ("kernel", "stride", "pad")))
-    include, plane = call.attrs["count_include_pad"], pair("size", call.attrs["size"])
-    counts: Values = window_counts(plane, size, step, pads, include)[0, 0]
-    return counts
-
-
 def _average_launch(call: Call, chip: Chip) -> Launch:
-    counts = _call_counts(call)
+    counts = _counts(**call.attrs)
     share = 0.0 if np.ptp(counts) else 1.0 / float(counts.flat[0])
     shape = _as_convolution(call, call.outputs[0])
     return pool_gradient_launch(PoolGradient(shape, False, share), chip)
 
 
-def _average_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    """Return the gradient and, where windows differ, each one's rate in all 16 lanes."""
-    counts = _call_counts(call)
-    tensors = {"grad": pack(address_map("NC1HWC0", arrays[0].shape, "fp16"), arrays[0])}
-    if np.ptp(counts):
-        tensors["rate"] = np.repeat(1.0 / counts, LANES).astype(np.float16)
-    return tensors
+def _rates(call: Call) -> dict[str, Values]:
+    """Return, where windows differ, the rate of each in all 16 lanes."""
+    counts = _counts(**call.attrs)
+    return {"rate": np.repeat(1.0 / counts, LANES).astype(np.float16)} if np.ptp(counts) else {}
 
 
 # -- registration ---------------------------------------------------------------------------------
@@ -245,46 +221,34 @@ _CASES: tuple[tuple[Shape, Pair, dict[str, Any]], ...] = (
 )
 _STEPS = Domain(-1.0, 1.0, step=0.5)
 """Few values, so that many windows hold their y, and some hold it twice."""
-register(
-    Operator(
-        "max_pool2d_grad",
-        ("x", "y", "grad"),
-        _max_values,
-        _max_expression,
-        "each window's gradient at its first largest element",
-        outputs=("dx",),
-        attrs=_ATTRS,
-        shape_rule=_max_shape,
-        types=TypeRule(FLOATS),
-        slicing=_slices,
-        template=Template(_max_launch, _max_feed, _fetch, _applies(_max_launch)),
-        layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"),
-        domains={"x": _STEPS, "y": _STEPS},
-        examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
-        # up to four windows share an element; a kernel in fp16 rounds after each addition
-        tolerances=rounded(ulps=2.0, atol=2.0**-9),
-    )
-)
-register(
-    Operator(
-        "avg_pool2d_grad",
-        ("grad",),
-        _average_values,
-        _average_expression,
-        "each window's gradient, divided by what it averaged, at all its elements",
-        outputs=("dx",),
-        attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
-        shape_rule=_average_shape,
-        types=TypeRule(FLOATS),
-        slicing=_slices,
-        template=Template(_average_launch, _average_feed, _fetch, _applies(_average_launch)),
-        layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"},
-        examples=tuple(
-            Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
-            for include in (False, True)
-            for x, o, a in _CASES[2 * include :]
-        ),
-        # a kernel in fp16 rounds the rate, and after each of up to 9 additions
-        tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
-    )
-)
+define(
+    "max_pool2d_grad", ("x", "y", "grad"), _max_values, _max_expression,
+    "each window's gradient at its first largest element", outputs=("dx",),
+    attrs=_ATTRS,
+    shape_rule=_max_shape, types=TypeRule(FLOATS), slicing=_slices,
+    template=Template(
+        _max_launch, ("x", "top", "grad"), "NC1HWC0", "NC1HWC0", applies=_applies(_max_launch),
+    ),
+    layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"), traits=("pool gradient",),
+    domains={"x": _STEPS, "y": _STEPS},
+    # up to four windows share an element; a kernel in fp16 rounds after each addition
+    tolerances=rounded(ulps=2.0, atol=2.0**-9),
+    examples=tuple(Example((x, (*x[:2], *o), (*x[:2], *o)), a) for x, o, a in _CASES),
+)  # fmt: skip
+define(
+    "avg_pool2d_grad", ("grad",), _average_values, _average_expression,
+    "each window's gradient, divided by what it averaged, at all its elements", outputs=("dx",),
+    attrs={**_ATTRS, "count_include_pad": False, "size": REQUIRED},
+    shape_rule=_average_shape, types=TypeRule(FLOATS), slicing=_slices,
+    template=Template(
+        _average_launch, ("grad",), "NC1HWC0", "NC1HWC0", _rates, _applies(_average_launch),
+    ),
+    layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"}, traits=("pool gradient",),
+    # a kernel in fp16 rounds the rate, and after each of up to 9 additions
+    tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
+    examples=tuple(
+        Example(((*x[:2], *o),), {**a, "size": x[2:], "count_include_pad": include})
+        for include in (False, True)
+        for x, o, a in _CASES[2 * include :]
+    ),
+)  # fmt: skip

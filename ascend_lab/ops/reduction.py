@@ -8,18 +8,16 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import ShapeError
 from ascend_lab.ops.expressions import NARROW, in_fp32
-from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, exact, rounded
+from ascend_lab.ops.formats import FLOATS, NUMBERS, TypeRule, Values, exact, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import Domain, Example, Grads, Operator, register
+from ascend_lab.ops.operator import Domain, Example, Grads, define
 from ascend_lab.ops.shapes import Shape, axes_of, elements
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source
 
-Values = NDArray[Any]
 Combine = Literal["sum", "max", "min", "prod"]
 EXAMPLES = (
     Example(((1,),), {"axis": 0}),
@@ -98,22 +96,17 @@ def _reduction(
         "types": TypeRule(NUMBERS),
         "tolerances": rounded(fp32_ulps=16, atol=2.0**-15),
     }
-    register(
-        Operator(
-            name,
-            ("x",),
-            _folded(formula),
-            in_fp32(_expressed(compute), lift),
-            summary,
-            attrs={"axis": None, "keepdims": False},
-            shape_rule=reduced_shape if identity else _not_empty,
-            slicing=partial(_slices, combine=combine),
-            backward=backward,
-            examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
-            allows_empty=True,
-            **{**base, **more},
-        )
-    )
+    define(
+        name, ("x",), _folded(formula), in_fp32(_expressed(compute), lift),
+        summary,
+        attrs={"axis": None, "keepdims": False},
+        shape_rule=reduced_shape if identity else _not_empty,
+        slicing=partial(_slices, combine=combine),
+        backward=backward, traits=("reduction",),
+        allows_empty=True,
+        examples=(*EXAMPLES, EMPTY) if identity else EXAMPLES,
+        **{**base, **more},
+    )  # fmt: skip
 
 
 def _restored(s: Site, value: Any) -> tuple[Any, Shape]:

@@ -6,18 +6,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab import dsl as te
 from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.ops.expressions import in_fp32
-from ascend_lab.ops.formats import TypeRule, rounded
+from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import Domain, Example, Grads, Operator, get, register
+from ascend_lab.ops.operator import Domain, Example, Grads, define, get
 from ascend_lab.ops.shapes import BELOW_ONE, EPSILON, Shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
-
-Values = NDArray[Any]
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -59,23 +56,15 @@ def _loss_slices(shapes: tuple[Shape, ...]) -> SliceRules:
     return SliceRules("Reduce", (AxisRule(0, "free", (Source(0, 0), Source(1, 0)), (0,)),))
 
 
-register(
-    Operator(
-        "cross_entropy",
-        ("logits", "target"),
-        _loss_values,
-        in_fp32(_loss),
-        "-sum(target * log_softmax(logits)) per row",
-        outputs=("loss",),
-        shape_rule=_loss_shape,
-        slicing=_loss_slices,
-        backward=_loss_slopes,
-        wide=True,
-        domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
-        examples=tuple(Example((s, s)) for s in ((1, 1), (3, 17), (5, 129), (31, 16))),
-        tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
-    )
-)
+define(
+    "cross_entropy", ("logits", "target"), _loss_values, in_fp32(_loss),
+    "-sum(target * log_softmax(logits)) per row", outputs=("loss",),
+    shape_rule=_loss_shape, slicing=_loss_slices,
+    backward=_loss_slopes, wide=True,
+    domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
+    tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
+    examples=tuple(Example((s, s)) for s in ((1, 1), (3, 17), (5, 129), (31, 16))),
+)  # fmt: skip
 
 
 # -- optimisers -----------------------------------------------------------------------------------
@@ -183,51 +172,31 @@ def _adam_expression(
 
 _SHAPES: tuple[Shape, ...] = ((1,), (127,), (3, 33), (16, 129))
 _UPDATE = rounded(fp32_ulps=16, atol=2.0**-20)
-register(
-    Operator(
-        "sgd_momentum",
-        ("param", "grad", "velocity"),
-        _sgd,
-        in_fp32(_sgd_expression),
-        "v' = momentum v + g + weight_decay p; p' = p - lr v' (nesterov: - lr (g + momentum v'))",
-        outputs=("param", "velocity"),
-        attrs={"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
-        shape_rule=_all_equal,
-        types=TypeRule(("fp32", "fp16")),
-        slicing=_update_slices,
-        examples=(
-            *(Example((s,) * 3) for s in _SHAPES),
-            Example((_SHAPES[2],) * 3, {"nesterov": True, "weight_decay": 0.01}),
-        ),
-        tolerances=_UPDATE,
-    )
-)
-register(
-    Operator(
-        "adam",
-        ("param", "grad", "mean", "square"),
-        _adam,
-        in_fp32(_adam_expression),
-        "m' = b1 m + (1 - b1) g; s' = b2 s + (1 - b2) g^2; p' = p - lr (m^ / (sqrt(s^) + eps) "
-        "+ weight_decay p), hats: divided by 1 - b^step",
-        outputs=("param", "mean", "square"),
-        attrs={
-            "lr": 0.001,
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-8,
-            "weight_decay": 0.0,
-            "step": 1,
-        },
-        ranges={**EPSILON, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "step": (1, 2**31 - 1)},
-        shape_rule=_all_equal,
-        types=TypeRule(("fp32", "fp16")),
-        slicing=_update_slices,
-        domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)},
-        examples=(
-            *(Example((s,) * 4) for s in _SHAPES),
-            Example((_SHAPES[2],) * 4, {"step": 10, "weight_decay": 0.1, "lr": 0.1}),
-        ),
-        tolerances=_UPDATE,
-    )
-)
+define(
+    "sgd_momentum", ("param", "grad", "velocity"), _sgd, in_fp32(_sgd_expression),
+    "v' = momentum v + g + weight_decay p; p' = p - lr v' (nesterov: - lr (g + momentum v'))",
+    outputs=("param", "velocity"),
+    attrs={"lr": 0.01, "momentum": 0.9, "weight_decay": 0.0, "nesterov": False},
+    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16")), slicing=_update_slices,
+    tolerances=_UPDATE,
+    examples=(
+        *(Example((s,) * 3) for s in _SHAPES),
+        Example((_SHAPES[2],) * 3, {"nesterov": True, "weight_decay": 0.01}),
+    ),
+)  # fmt: skip
+define(
+    "adam", ("param", "grad", "mean", "square"), _adam, in_fp32(_adam_expression),
+    "m' = b1 m + (1 - b1) g; s' = b2 s + (1 - b2) g^2; p' = p - lr (m^ / (sqrt(s^) + eps) "
+    "+ weight_decay p), hats: divided by 1 - b^step",
+    outputs=("param", "mean", "square"),
+    attrs={
+        "lr": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0, "step": 1,
+    },
+    ranges={**EPSILON, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "step": (1, 2**31 - 1)},
+    shape_rule=_all_equal, types=TypeRule(("fp32", "fp16")), slicing=_update_slices,
+    domains={"square": Domain(0.0, 2.0), "param": Domain(-0.5, 0.5)}, tolerances=_UPDATE,
+    examples=(
+        *(Example((s,) * 4) for s in _SHAPES),
+        Example((_SHAPES[2],) * 4, {"step": 10, "weight_decay": 0.1, "lr": 0.1}),
+    ),
+)  # fmt: skip

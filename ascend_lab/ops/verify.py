@@ -10,20 +10,18 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import sanitize
 from ascend_lab.ops.build import prepare, run
-from ascend_lab.ops.formats import format_of, is_float, numpy_type, round_to
+from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to
 from ascend_lab.ops.gradients import gradient
 from ascend_lab.ops.operator import Domain, Operator, widen
 from ascend_lab.ops.shapes import Shape
 from ascend_lab.ops.slicing import SliceRules, combine, cut, take
 from ascend_lab.sim import simulate_kernel
 
-Values = NDArray[Any]
 GRID = 2.0**-9
 WHOLE_SCALE = 10
 """Whole numbers are drawn from a domain this many times wider than the floats'."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from ascend_lab.chip import Chip
@@ -18,6 +19,8 @@ from ascend_lab.sim.timeline import KernelTimeline, Timeline
 from ascend_lab.sim.traffic import Traffic, analyse
 
 Engine = Literal["fast", "reference"]
+REMEMBERED = 4096
+"""Launches whose traffic and time are remembered: more than a large network has."""
 
 
 def simulate(
@@ -146,8 +149,28 @@ def _on_memory(
     addresses: Mapping[str, int],
     engine: Engine,
 ) -> Timeline:
-    """Time one phase on what L2 holds, and leave there what the phase touched."""
-    traffic = analyse(launch, chip)
-    outcome = memory.l2.touch(accesses_of(launch, traffic, addresses))
-    warmed = traffic.warmed(outcome.hits, outcome.write_back_bytes)
+    """Time one phase on what L2 holds, and leave there what the phase touched.
+
+    Equal blocks of a network are one launch, and meet L2 in the same state again and again.
+    """
+    outcome = memory.l2.touch(accesses_of(launch, traffic_of(launch, chip), addresses))
+    hits = tuple(outcome.hits.items())
+    return _warm(launch, chip, hits, outcome.write_back_bytes, engine)
+
+
+@lru_cache(REMEMBERED)
+def traffic_of(launch: Launch, chip: Chip) -> Traffic:
+    """Return the traffic of a launch, from memory if an equal one was analysed before."""
+    return analyse(launch, chip)
+
+
+@lru_cache(REMEMBERED)
+def _warm(
+    launch: Launch,
+    chip: Chip,
+    hits: tuple[tuple[str, float], ...],
+    write_back_bytes: int,
+    engine: Engine,
+) -> Timeline:
+    warmed = traffic_of(launch, chip).warmed(dict(hits), write_back_bytes)
     return time_launch(launch, chip, warmed, engine)

@@ -20,16 +20,11 @@ from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import in_format
+from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.counts import live_bytes, spans, weight_bytes
-from ascend_lab.graph.decide import stay_in_fractals
-from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.layout import ELEMENTWISE, assign_layouts, cancel_trans_data
+from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.lower import piece_of
-from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.isa import Launch
 from ascend_lab.sim import analyse
 from ascend_lab.sim.simulate import time_launch
@@ -49,18 +44,18 @@ WHOLE: Way = ("", ())
 
 def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
     """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
-    return canonical(in_format(run_passes(graph, DEFAULT)[0], dtype), chip)
+    road = Road(dtype=dtype)
+    return road.prepare(road.rewrite(graph)[0], chip)
 
 
 def laid_out(graph: Graph, chip: Chip) -> Graph:
     """Return a prepared graph with layouts."""
-    return stay_in_fractals(cancel_trans_data(assign_layouts(graph)), chip)
+    return DEFAULT_ROAD.lay_out(graph, chip)
 
 
 def compiled(graph: Graph, chip: Chip) -> Compiled:
     """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
-    laid = laid_out(graph, chip)
-    return compile_tasks(laid, chip, fuse(laid, chip).groups)
+    return DEFAULT_ROAD.kernels(laid_out(graph, chip), chip)
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
@@ -79,7 +74,7 @@ def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
         inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
     own = pruned(replace(own, outputs=tuple(outs)))
-    return compile_tasks(own, chip, fuse(own, chip).groups)
+    return DEFAULT_ROAD.kernels(own, chip)
 
 
 def even(size: int, count: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
-from ascend_lab.graph.passes import Rewriter, sweep
+from ascend_lab.graph.passes import Draft, sweep
 from ascend_lab.lab.checks.core import (
     DEFAULT_SEED,
     Case,
@@ -152,7 +152,7 @@ PERMS = tuple(itertools.permutations(range(3)))
 
 
 # -- two transposes are one -----------------------------------------------------------------------
-def merge_transposes(rw: Rewriter, node: Any) -> bool:
+def merge_transposes(rw: Draft, node: Any) -> bool:
     """Let a transpose of a transpose read what the first one reads; drop it if nothing moves."""
     first = rw.maker(node.inputs[0])
     if first is None or first.op != "transpose":
