@@ -18,11 +18,7 @@ from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.dispatch import Dispatch
-from ascend_lab.lab.dispatch import TASK_S
-from ascend_lab.lab.dispatch import WAYS
-from ascend_lab.lab.dispatch import dispatch
-from ascend_lab.lab.dispatch import kernel_times
+from ascend_lab.lab.dispatch import TASK_S, WAYS, Dispatch, dispatch, kernel_times
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.orders import moved_bytes
 
