@@ -19,7 +19,7 @@ from ascend_lab.lab.checks import (
 from ascend_lab.lab.checks.chapter23 import degrees, least_micro_batches, sent_bytes, zero_bytes
 from ascend_lab.lab.figures import fig_plan_cube
 from ascend_lab.parallel.plans.pipeline import bubble_share
-from ascend_lab.parallel.plans.plan import Unit, transformer_activation_bytes
+from ascend_lab.parallel.plans.plan import Unit
 from ascend_lab.parallel.plans.search import placements
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import (
@@ -204,13 +204,6 @@ def test_a_stage_in_the_middle_sends_both_ways(stages: int, ways: int) -> None:
     run = train(transformer(), sentences(1), Sgd(), Plan(pipeline=stages, micro_batches=2))
     # counted over all boundaries: an activation forward and a slope back, 8 bytes a number
     assert run.traffic.sent_bytes("stage") == (stages - 1) * 2 * 8 * (8 * 8 * 16)
-
-
-def test_activations_of_the_text() -> None:
-    b, s, h, a, t = 3, 128, 256, 8, 4
-    wanted = s * b * h * (10 + 24 / t + 5 * a * s / h / t)
-    assert transformer_activation_bytes(b * s, h, a, s, t) == pytest.approx(wanted)
-    assert transformer_activation_bytes(b * s, h, a, s, recompute=True) == 2 * s * b * h
 
 
 def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkeypatch) -> None:
