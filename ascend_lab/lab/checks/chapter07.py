@@ -21,13 +21,13 @@ from ascend_lab.kernels.timed_schedules import time_tilings
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate
 
-CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
+PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
 
 DEEP = GemmShape(64, 65536, 64)
 """The product of exercise 5, on an Ascend910A: at most 16 tiles of C, and a long sum."""
 
-SLACK = 1.02
+PRODUCT_SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
 
@@ -133,7 +133,7 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Pro
     return k.finish()
 
 
-def _judge_tile(got: Any, case: ex.Case) -> str | None:
+def _judge_product_tile(got: Any, case: ex.Case) -> str | None:
     chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
     c0, sides = c0_of(dtype), _three_sides(got)
     if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
@@ -186,7 +186,7 @@ def _judge_schedule(got: Any, _case: ex.Case) -> str | None:
         cycles = simulate(gemm_launch(DEEP, chip, got), chip).cycles
     except AscendLabError as error:
         return f"which cannot run: {error}"
-    enough = int(SLACK * _best_cycles())
+    enough = int(PRODUCT_SLACK * _best_cycles())
     return None if cycles <= enough else f"which takes {cycles} cycles; expected at most {enough}"
 
 
@@ -214,14 +214,14 @@ def check_ex_07_1(rng: ex.Rng) -> ex.Case:
 
 
 @ex.judged(
-    _judge_tile,
+    _judge_product_tile,
     edges=[{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)],
     cases=12,
 )
 def check_ex_07_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
     return {
-        "chip_name": str(rng.choice(CHIPS)),
+        "chip_name": str(rng.choice(PRODUCT_CHIPS)),
         "dtype": str(rng.choice(["fp16", "int8"])),
         "slots": int(rng.integers(1, 5)),
     }

@@ -56,14 +56,14 @@ def _judge_turn(got: Any, case: ex.Case) -> str | None:
     wrong = int((y != x.T.ravel()).sum())
     if wrong:
         return f"expected x transposed, {wrong} of {size} elements differ"
-    cycles, ours = simulate(got, chip).cycles, _our_cycles(case["m"], case["n"])
+    cycles, ours = simulate(got, chip).cycles, _our_turn_cycles(case["m"], case["n"])
     if cycles > SLACK * ours:
         return f"expected runs in and out: {cycles} cycles, {ours} are enough"
     return None
 
 
 @cache
-def _our_cycles(m: int, n: int) -> int:
+def _our_turn_cycles(m: int, n: int) -> int:
     chip = load_chip("Toy")
     return simulate(_turn(chip, m, n), chip).cycles
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks import core as ex
 
-Values = NDArray[np.float64]
-State = tuple[float, float, Values]
+Array = NDArray[np.float64]
+State = tuple[float, float, Array]
 """Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""
 
 
@@ -52,11 +52,11 @@ def causal_blocks(n: int, rows: int, keys: int) -> int:
 class KeyBlocks:
     """Blocks (k, v) that pass once: when the next one comes, the memory of the last is reused."""
 
-    def __init__(self, blocks: list[tuple[Values, Values]]) -> None:
+    def __init__(self, blocks: list[tuple[Array, Array]]) -> None:
         """Keep the blocks; copies are handed out."""
         self._blocks, self._passed = blocks, False
 
-    def __iter__(self) -> Iterator[tuple[Values, Values]]:
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
         """Yield copies, each filled with NaN when the next one is asked for."""
         if self._passed:
             raise InputError("one pass over the blocks", "a second", "keep a state instead")
@@ -71,7 +71,7 @@ class KeyBlocks:
         """Return the number of keys in each block."""
         return f"blocks of {', '.join(str(len(k)) for k, _ in self._blocks)} keys"
 
-    def whole(self) -> tuple[Values, Values]:
+    def whole(self) -> tuple[Array, Array]:
         """Return all keys and all values."""
         ks, vs = zip(*self._blocks, strict=True)
         return np.concatenate(ks), np.concatenate(vs)

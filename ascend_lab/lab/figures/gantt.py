@@ -11,7 +11,7 @@ from matplotlib.patheffects import Normal, Stroke
 
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.figures import style as st
-from ascend_lab.sim.timeline import Span, Timeline
+from ascend_lab.sim import Span, Timeline
 
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
 """Rows from top to bottom: the way data goes through a core."""
