@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import CheckResult, check_against, check_property, process, wall
+from ascend_lab.lab.checks import CheckResult, check_against, check_property, wall
+from ascend_lab.lab.checks import wall as process
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
 SOLID = np.eye(300)

@@ -11,7 +11,8 @@ import nbformat
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import core, process, wall
+from ascend_lab.lab.checks import core, wall
+from ascend_lab.lab.checks import wall as process
 from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent

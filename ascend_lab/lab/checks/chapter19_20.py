@@ -22,7 +22,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
 from ascend_lab.kernels.gemm_schedule import GemmShape
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.checks.process import Tell, Verdict
+from ascend_lab.lab.checks.wall import Tell, Verdict
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (7, 112), (2, 600), (9, 80), (6, 1000), (4, 300))
 """Sizes of elementwise operators whose spaces the pruning rule is proved on."""
