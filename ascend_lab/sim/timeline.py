@@ -351,9 +351,7 @@ def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
     return out
 
 
-# Export a timeline as Chrome trace JSON (opens in Perfetto and in MindStudio Insight).
-
-
+# -- export a timeline as Chrome trace JSON (opens in Perfetto and in MindStudio Insight) ----------
 def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
     """Return Chrome trace events with msprof's field names: ph, name, ts, dur, pid, tid, args.
 

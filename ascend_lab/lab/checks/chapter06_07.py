@@ -1,4 +1,8 @@
-"""Checks of chapter 6: split a range, the largest tile, two schedules to repair."""
+"""Checks of chapters 6 and 7.
+
+6: split a range, the largest tile, two schedules to repair.
+7: a block's shape, bytes of a loop nest, the best tile, a schedule by search.
+"""
 
 from __future__ import annotations
 
@@ -193,11 +197,8 @@ def check_ex_06_5(rng: ex.Rng) -> ex.Case:
     return {"rows": rows, "columns": columns}
 
 
-# Checks of chapter 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search.
-#
+# -- chapter 7 -------------------------------------------------------------------------------------
 # Bytes and cycles are judged by what real programs count, tiles by trying all of them.
-
-
 PRODUCT_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
 ORDERS = tuple("".join(order) for order in permutations("mkn"))
 

@@ -1,4 +1,8 @@
-"""Checks of chapter 11: teeth, shares in whole blocks, rounds that pay, a cut fold, fp16 sums."""
+"""Checks of chapters 11 and 12.
+
+11: teeth, shares in whole blocks, rounds that pay, a cut fold, fp16 sums.
+12: bursts of a blocked transpose, a block kernel, scatters with duplicates.
+"""
 
 from __future__ import annotations
 
@@ -221,9 +225,7 @@ def check_ex_11_5(rng: ex.Rng) -> ex.Case:
     return {"x": x, "order": str(rng.choice(["chain", "tree"]))}
 
 
-# Checks of chapter 12: bursts of a blocked transpose, a block kernel, scatters with duplicates.
-
-
+# -- chapter 12 ------------------------------------------------------------------------------------
 SIDE = 16
 """Side of the block vtranspose turns."""
 

@@ -1,4 +1,8 @@
-"""Checks of chapter 15: the peak of live bytes, greedy by size, sharing in place, a trap."""
+"""Checks of chapters 15 and 16.
+
+15: the peak of live bytes, greedy by size, sharing in place, a trap.
+16: merged states, loop orders, causal blocks, attention in one pass.
+"""
 
 from __future__ import annotations
 
@@ -230,9 +234,7 @@ def check_ex_15_4(rng: ex.Rng) -> ex.Case:
     return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
 
 
-# Checks of chapter 16: merged states, loop orders, causal blocks, attention in one pass.
-
-
+# -- chapter 16 ------------------------------------------------------------------------------------
 Array = NDArray[np.float64]
 State = tuple[float, float, Array]
 """Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""

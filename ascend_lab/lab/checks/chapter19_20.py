@@ -1,4 +1,8 @@
-"""Checks of chapter 19: minimum-time backup, a pruning rule that is safe."""
+"""Checks of chapters 19 and 20.
+
+19: minimum-time backup, a pruning rule that is safe.
+20: repair, a crossover of legal tilings, a search that beats random.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +108,7 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     return None
 
 
-# Checks of chapter 20: repair, a crossover of legal tilings, a search that beats random.
-
-
+# -- chapter 20 ------------------------------------------------------------------------------------
 SEEDS = 30
 BUDGET = 150
 SIZES = (1, 2, 4, 8, 16, 32)

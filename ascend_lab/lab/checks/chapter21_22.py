@@ -1,4 +1,8 @@
-"""Checks of chapter 21: number of slices, rows of a halo, the cheapest chain, beating the tuner."""
+"""Checks of chapters 21 and 22.
+
+21: number of slices, rows of a halo, the cheapest chain, beating the tuner.
+22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
+"""
 
 from __future__ import annotations
 
@@ -160,9 +164,7 @@ def check_ex_21_3(rng: ex.Rng) -> ex.Case:
     return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}
 
 
-# Checks of chapter 22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
-
-
+# -- chapter 22 ------------------------------------------------------------------------------------
 def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
     """Return n where 2 (p-1) a + 2 (p-1)/p n b = lg p (a + n b), infinity if there is none."""
     steps = math.log2(ranks)

@@ -1,4 +1,18 @@
-"""A check in a copy of this process: what it allows an answer, and what it hears from it."""
+"""The wall around a check: whatever an answer does behind it, the notebook lives.
+
+On Linux a check as a whole (cases, answer, judge) runs in a copy of this process that prints
+through it and sends back one verdict, as text. An answer that does not end, ends Python, crashes
+it, eats memory or waits for input ends that copy, with what it started; so does the interrupt
+key, at once. What it does to variables stays in the copy; what it writes to files stays in the
+files.
+
+Elsewhere (Windows has no fork; macOS has one that its own libraries may not survive) the check
+runs in this process: an answer that runs on is interrupted between two steps of Python, again and
+again, and `os._exit` and `os.abort` are refused. That cannot stop one that sleeps, stays inside
+one call of compiled code, eats all memory or crashes Python.
+
+The wall is against mistakes. An answer that wants to be marked right without being right can.
+"""
 
 from __future__ import annotations
 
@@ -282,22 +296,7 @@ def _limit(name: str, soft: float) -> None:
     resource.setrlimit(kind, (hard if math.isinf(least) else int(least), hard))
 
 
-# The wall around a check: whatever an answer does behind it, the notebook lives.
-#
-# On Linux a check as a whole (cases, answer, judge) runs in a copy of this process that prints
-# through it and sends back one verdict, as text. An answer that does not end, ends Python, crashes
-# it, eats memory or waits for input ends that copy, with what it started; so does the interrupt
-# key, at once. What it does to variables stays in the copy; what it writes to files stays in the
-# files.
-#
-# Elsewhere (Windows has no fork; macOS has one that its own libraries may not survive) the check
-# runs in this process: an answer that runs on is interrupted between two steps of Python, again and
-# again, and `os._exit` and `os.abort` are refused. That cannot stop one that sleeps, stays inside
-# one call of compiled code, eats all memory or crashes Python.
-#
-# The wall is against mistakes. An answer that wants to be marked right without being right can.
-
-
+# -- where this process does not fork ------------------------------------------------------------
 FORKS = sys.platform == "linux"
 
 

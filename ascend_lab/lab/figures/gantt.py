@@ -233,9 +233,7 @@ def fig_gantt(
     return st.finish(fig, alt=f"Gantt chart of {describe(timeline, window)}")
 
 
-# Figures of the overlap chapter: Gantt charts compared, circuits, what one more buffer buys.
-
-
+# -- the overlap chapter: Gantt charts compared, circuits, what one more buffer buys ---------------
 Kernel = Callable[[Chip, Sequence[int], int, int], Program]
 """A queue kernel as the chapter writes it: (chip, polynomial degree of each tile, slots of each
 queue, number of rounds over those tiles) -> program."""

@@ -212,9 +212,7 @@ def _hatch_padding(ax: Any, layout: AddressMap) -> None:
         ax.add_patch(patch)
 
 
-# Figures of the transpose and scatter chapter: block shapes, conflicts, ways to scatter.
-
-
+# -- the transpose and scatter chapter: block shapes, conflicts, ways to scatter -------------------
 SIDES = (1, 2, 4, 8, 16, 32, 64)
 WAYS = {"owner": (st.BLUE, "o"), "atomic": (st.VERMILLION, "s"), "sorted": (st.GREEN, "^")}
 HEAT = LinearSegmentedColormap.from_list("heat", [st.PAPER, "#f3c98b", "#d55e00"])

@@ -214,9 +214,7 @@ def fig_switches(
     )
 
 
-# Figures of the gradient tuner: buckets under backward, and what size of bucket does.
-
-
+# -- the gradient tuner: buckets under backward, and what size of bucket does ----------------------
 def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[float, float]]:
     """Return when each bucket starts to be sent and how long that takes, in seconds."""
     table, end, found = table_of(rows), 0.0, []
