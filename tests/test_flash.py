@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cube_checks import on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def check(arrays, chip, **attrs):
 
 
 # -- values ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", on(*CHIPS))
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_values_are_those_of_attention(shapes, chip):
     check(case(*shapes), chip)
@@ -116,7 +117,7 @@ def test_width_256_fits_the_real_chips(chip):
 
 
 # -- programs -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", on(*CHIPS))
 @pytest.mark.parametrize("shapes", [SHAPES[3], SHAPES[5], SHAPES[6]], ids=str)
 def test_programs_are_free_of_races(shapes, chip):
     chip = load_chip(chip)
