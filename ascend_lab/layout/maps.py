@@ -189,9 +189,8 @@ def address_map(
 
 def _block(c0: int) -> int:
     if c0 < 2 or c0 & (c0 - 1):
-        raise LayoutError(
-            "c0 as a power of two from 2 on", str(c0), "leave it out for 32 bytes / size"
-        )
+        wanted, got = "c0 as a power of two from 2 on", str(c0)
+        raise LayoutError(wanted, got, "leave it out for 32 bytes / size")
     return c0
 
 
@@ -205,11 +204,8 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     fixed = len(form.axes) - (REST in form.axes)
     if len(sizes) < max(fixed, 1) or (REST not in form.axes and len(sizes) > fixed):
         exactly = "at least " if REST in form.axes else ""
-        raise LayoutError(
-            f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}",
-            f"{len(sizes)}: {sizes}",
-            "reshape the array, or use ND",
-        )
+        wanted = f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}"
+        raise LayoutError(wanted, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
     if min(sizes) < 1:
         raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
     return sizes
@@ -240,21 +236,15 @@ def _piece(
 def check_index(layout: AddressMap, index: Index) -> list[NDArray[np.int64]]:
     """Return the index as integer arrays; raise `LayoutError` where it leaves the logical shape."""
     if len(index) != len(layout.shape):
-        raise LayoutError(
-            f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers",
-            f"{len(index)}",
-            f"give {', '.join(layout.axes)}",
-        )
+        wanted = f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers"
+        raise LayoutError(wanted, f"{len(index)}", f"give {', '.join(layout.axes)}")
     arrays = [np.asarray(i) for i in index]
     for name, size, array in zip(layout.axes, layout.shape, arrays, strict=True):
         if array.dtype.kind not in "iu":
             raise LayoutError(f"index {name}: whole numbers", str(array.dtype), "convert it")
         if array.size and (array.min() < 0 or array.max() >= size):
-            raise LayoutError(
-                f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}",
-                f"{array.min()}..{array.max()}",
-                "padding has no index",
-            )
+            wanted = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
+            raise LayoutError(wanted, f"{array.min()}..{array.max()}", "padding has no index")
     return [array.astype(np.int64) for array in arrays]
 
 
@@ -279,11 +269,8 @@ def addresses(layout: AddressMap) -> NDArray[np.int64]:
 def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
     """Return the index of the element stored at address `place`, or None for padding."""
     if not 0 <= place < layout.elements:
-        raise LayoutError(
-            f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}",
-            str(place),
-            "addresses count elements, not bytes",
-        )
+        wanted = f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}"
+        raise LayoutError(wanted, str(place), "addresses count elements, not bytes")
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
         index[piece.axis] += place // piece.stride % piece.count * piece.step

@@ -61,11 +61,8 @@ class Move:
                 )
             low, high = view.reach(self.sizes) if math.prod(self.sizes) else (0, -1)
             if low < 0 or high >= tensors[view.tensor]:
-                raise ShapeError(
-                    f"a view inside the {tensors[view.tensor]} elements of {view.tensor}",
-                    f"{low}..{high}",
-                    "check offset, sizes and strides",
-                )
+                wanted = f"a view inside the {tensors[view.tensor]} elements of {view.tensor}"
+                raise ShapeError(wanted, f"{low}..{high}", "check offset, sizes and strides")
 
     @property
     def job(self) -> Job:

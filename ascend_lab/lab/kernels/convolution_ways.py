@@ -53,9 +53,8 @@ def explicit_conv(shape: ConvShape, chip: Chip) -> Kernel:
 def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
     """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
     if shape.groups > 1:
-        raise InputError(
-            "a convolution without groups", f"{shape.groups} groups", "use conv_launch"
-        )
+        wanted, got = "a convolution without groups", f"{shape.groups} groups"
+        raise InputError(wanted, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, image_sizes(shape, chip), lambda own: _program(shape, chip, own))
 
