@@ -15,7 +15,7 @@ from ascend_lab.kernels import (
     unpack_gemm,
 )
 from ascend_lab.kernels.conv_windows import dense_placement
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference
+from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute
 

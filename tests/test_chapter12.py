@@ -15,7 +15,7 @@ from ascend_lab.lab.figures.movement import (
     conflicts,
     draw_indices,
 )
-from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
+from ascend_lab.lab.kernels import group_indices, grouped_launch
 from ascend_lab.sim import simulate
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

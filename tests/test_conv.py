@@ -21,7 +21,7 @@ from ascend_lab.kernels import (
     pack_conv,
 )
 from ascend_lab.kernels.default_schedules import stage_bytes, takes_strips, window_sides
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference
+from ascend_lab.lab.kernels import conv2d_reference
 from ascend_lab.sim import simulate
 
 SIDES = (1, 2, 3, 5, 7, 15, 16, 17, 31, 33)
