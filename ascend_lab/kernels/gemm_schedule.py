@@ -1,4 +1,4 @@
-"""What to multiply and how to tile it: problem, tiling, legality."""
+"""What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
 
 from __future__ import annotations
 
@@ -187,9 +187,7 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     }
 
 
-# Many GEMM tilings as arrays, and the bytes each makes the chip fetch from device memory.
-
-
+# -- many tilings as arrays -----------------------------------------------------------------------
 Array = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -211,22 +209,20 @@ class Tilings:
 
     def schedule(self, index: int, dtype: str) -> GemmSchedule:
         """Return one candidate as a schedule in elements."""
-        sides = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
         values = [int(getattr(self, f.name)[index]) for f in fields(self)]
-        m, k, n, step, rows, cols = (v * unit for v, unit in zip(values, sides, strict=True))
-        return GemmSchedule(m, k, n, step, rows, cols)
+        return GemmSchedule(*(v * u for v, u in zip(values, _units(dtype), strict=True)))
+
+
+def _units(dtype: str) -> tuple[int, ...]:
+    """Elements that the first six fields of a schedule count in."""
+    return FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1
 
 
 def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
-    units = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
-    names = [f.name for f in fields(GemmSchedule)][: len(units)]
-    return Tilings(
-        *(
-            np.array([getattr(s, name) for s in schedules], np.int64) // unit
-            for name, unit in zip(names, units, strict=True)
-        )
-    )
+    names = [f.name for f in fields(GemmSchedule)]
+    columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
+    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=False)))
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:

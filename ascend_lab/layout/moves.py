@@ -351,9 +351,3 @@ class MoveWriter:
         steps = max(trips // max(self.chip.scalar_cycles, 1), 1)
         src = fill or self.gm[job.source].region(source, 1)
         self.k.scalar(self.gm[job.target].region(target, 1), src, steps=steps)
-
-
-# Strided moves under their old address.
-
-
-__all__ = ["Move", "View", "copy_launch", "moves_launch", "row_major"]
