@@ -220,9 +220,9 @@ def _units(dtype: str) -> tuple[int, ...]:
 
 def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
-    names = [f.name for f in fields(GemmSchedule)]
+    names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
     columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
-    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=False)))
+    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=True)))
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:
