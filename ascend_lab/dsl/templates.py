@@ -12,7 +12,7 @@ from ascend_lab.dsl.fractals import Matrix, matrix_map
 from ascend_lab.dsl.stages import FRACTAL, Fixed, Stage, State, bare
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Launch
-from ascend_lab.isa.program import renamed as renamed
+from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gather_scatter import gather_launch, scatter_launch
