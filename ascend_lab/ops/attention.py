@@ -37,7 +37,13 @@ from ascend_lab.ops.operator import (
     register,
 )
 from ascend_lab.ops.shapes import FINITE, Shape, broadcast_shape
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
+from ascend_lab.ops.slicing import (
+    SliceRules,
+    Source,
+    axis_rules,
+    elementwise_rules,
+    following,
+)
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -195,14 +201,12 @@ def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> Slic
     scores = product_shape(q, k, False, True)
     out = product_shape(scores, v, False, False)
     batch = following((q[:-2], k[:-2], v[:-2]), out[:-2])
-    last = len(out) - 1
     found = [*batch, (Source(0, len(q) - 2),), (Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
         extra = following((mask,), scores)[:-1]
         for axis, sources in enumerate(extra):
             found[axis] = (*found[axis], *(Source(3, s.axis) for s in sources))
-    axes = tuple(AxisRule(i, "free", s, (i,)) for i, s in enumerate(found))
-    return SliceRules("CubeMatmul", axes) if last else SliceRules("CubeMatmul", ())
+    return axis_rules("CubeMatmul", found)
 
 
 define(

@@ -29,7 +29,7 @@ from ascend_lab.ops.operator import (
     define,
 )
 from ascend_lab.ops.shapes import EPSILON, Shape, check_rank, elements
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, axis_rules, every_input
 
 PARAMETERS = ("scale", "bias", "mean", "variance")
 FIXED = tuple((name, "fp32") for name in PARAMETERS)
@@ -83,16 +83,13 @@ def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
     return result
 
 
-def _channel_sources(rank: int) -> tuple[Source, ...]:
-    return (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
+_CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
 
 
 def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
-    axes = tuple(
-        AxisRule(i, "free", _channel_sources(len(shapes[0])) if i == 1 else (Source(0, i),), (i,))
-        for i in range(len(shapes[0]))
-    )
-    return SliceRules("ElemwiseBroadcast", axes)
+    sources = [every_input(i) for i in range(len(shapes[0]))]
+    sources[1] = _CHANNELS
+    return axis_rules("ElemwiseBroadcast", sources)
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -132,7 +129,7 @@ def _training_values(
 def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     rank, why = len(shapes[0]), "batch statistics need every image and pixel"
     rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
-    rules[1] = AxisRule(1, "free", _channel_sources(rank), (1, 0, 0))
+    rules[1] = AxisRule(1, "free", _CHANNELS, (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
 
 
@@ -315,10 +312,8 @@ def _kernel(call: Call, chip: Chip) -> Kernel:
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     why = "sums over every image and pixel"
-    sources = tuple(Source(i, 1) for i in range(len(shapes)))
-    rules = [AxisRule(a, "reduce", reason=why, joins=(a, a)) for a in range(4)]
-    rules[1] = AxisRule(1, "free", sources, (1, 1))
-    return SliceRules("Reduce", tuple(rules))
+    sources = [why, tuple(Source(i, 1) for i in range(len(shapes))), why, why]
+    return axis_rules("Reduce", sources, kind="reduce", outputs=2)
 
 
 # -- registration ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from ascend_lab.ops.operator import (
     define,
 )
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
-from ascend_lab.ops.slicing import AxisRule, Kind, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, every_input
 
 INDICES = (("indices", "int32"),)
 
@@ -62,17 +62,12 @@ def _gather_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
     return (*x[:at], *indices, *x[at + 1 :])
 
 
-def _gather_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
+def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
     x, indices = shapes
     at = axis_of("gather", axis, x)
-    rules = []
-    for out in range(len(x) + len(indices) - 1):
-        if at <= out < at + len(indices):
-            source = Source(1, out - at)
-        else:
-            source = Source(0, out if out < at else out - len(indices) + 1)
-        rules.append(AxisRule(out, "free", (source,), (out,)))
-    return SliceRules("Segment", tuple(rules))
+    named = [(Source(1, i),) for i in range(len(indices))]
+    before, after = ([every_input(i) for i in part] for part in (range(at), range(at + 1, len(x))))
+    return axis_rules("Segment", [*before, *named, *after])
 
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
@@ -120,7 +115,7 @@ define(
     lambda table, indices: te.gather(table, indices, 0),
     "rows of a (words, width) table; gather on axis 0",
     shape_rule=_embedding_shape, types=TypeRule(FLOATS, INDICES),
-    slicing=lambda shapes: _gather_slices(shapes, axis=0),
+    slicing=_gather_slices,
     backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
     template=GATHER,
     index_bounds={"indices": row_limit}, tolerances=exact(),
@@ -163,17 +158,8 @@ define(
     ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
     shape_rule=_one_hot_shape,
     types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
-    slicing=lambda shapes, **attrs: SliceRules(
-        "Broadcast",
-        (
-            *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
-            AxisRule(
-                len(shapes[0]),
-                "whole",
-                reason="classes are counted from 0",
-                joins=(len(shapes[0]),),
-            ),
-        ),
+    slicing=lambda shapes, **attrs: axis_rules(
+        "Broadcast", [*map(every_input, range(len(shapes[0]))), "classes are counted from 0"]
     ),
     template=Template(_one_hot_kernel, ("index",)),
     index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
@@ -202,15 +188,10 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    x, indices, _ = shapes
+    rank, shift = len(shapes[0]), len(shapes[1]) - 1
     why = "any index may hit any row: a piece must look at all indices and keep its own"
-    kind: Kind = "indices"
-    first = AxisRule(0, kind, reason=why)
-    shift = len(indices) - 1
-    rest = tuple(
-        AxisRule(i, "free", (Source(0, i), Source(2, i + shift)), (i,)) for i in range(1, len(x))
-    )
-    return SliceRules("Scatter", (first, *rest))
+    rest = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
+    return axis_rules("Scatter", [why, *rest], kind="indices")
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:

@@ -46,7 +46,7 @@ from ascend_lab.ops.operator import (
 )
 from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 LANES = 16
 """Channels of a block in fp16."""
@@ -54,11 +54,10 @@ LANES = 16
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     """Images and channels are free; rows and columns share windows with their neighbours."""
-    sources = ([Source(n, i) for n in range(len(shapes))] for i in range(2))
-    free = tuple(AxisRule(i, "free", tuple(found), (i,)) for i, found in enumerate(sources))
-    why = "windows that reach across a cut add to both sides"
-    whole = tuple(AxisRule(i, "whole", reason=why, joins=(i,)) for i in (2, 3))
-    return SliceRules("SlidingWindowDeconv", (*free, *whole))
+    why, count = "windows that reach across a cut add to both sides", len(shapes)
+    return axis_rules(
+        "SlidingWindowDeconv", [every_input(0, count), every_input(1, count), why, why]
+    )
 
 
 def _room(size: Pair, pads: Pairs) -> Pair:

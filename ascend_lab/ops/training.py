@@ -14,7 +14,7 @@ from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain, Example, Grads, define, get
 from ascend_lab.ops.shapes import BELOW_ONE, EPSILON, Shape, check_rank
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -52,14 +52,10 @@ def _loss_slopes(s: Site) -> Grads:
     return net.mul(slope, grad), right
 
 
-def _loss_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    return SliceRules("Reduce", (AxisRule(0, "free", (Source(0, 0), Source(1, 0)), (0,)),))
-
-
 define(
     "cross_entropy", ("logits", "target"), _loss_values, in_fp32(_loss),
     "-sum(target * log_softmax(logits)) per row", outputs=("loss",),
-    shape_rule=_loss_shape, slicing=_loss_slices,
+    shape_rule=_loss_shape, slicing=lambda shapes: axis_rules("Reduce", [every_input(0, 2)]),
     backward=_loss_slopes, wide=True,
     domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
     tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
@@ -78,14 +74,8 @@ def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
 
 
 def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    count = len(shapes)
-    return SliceRules(
-        "Elemwise",
-        tuple(
-            AxisRule(i, "free", tuple(Source(n, i) for n in range(count)), (i,) * (count - 1))
-            for i in range(len(shapes[0]))
-        ),
-    )
+    sources = [every_input(i, len(shapes)) for i in range(len(shapes[0]))]
+    return axis_rules("Elemwise", sources, outputs=len(shapes) - 1)
 
 
 def _sgd(
