@@ -228,7 +228,6 @@ KERNEL = with_bias(
     lambda call, chip: deconv_kernel(deconv_shape(call), chip),
     lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
     lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
-    cube_result,
 )
 define(
     "conv_transpose2d", ("x", "weight", "bias"), _values, _expression,
