@@ -24,7 +24,7 @@ from ascend_lab.sim import (
 )
 from bench import graph as graphs
 from bench import operators
-from bench.table import Figure, median_s
+from bench.table import CHIPS, Figure, median_s
 
 
 def chapter_seconds() -> Iterator[tuple[str, float]]:
@@ -115,7 +115,7 @@ def bench_defaults() -> list[Figure]:
     for chip in ("Ascend910A", "Ascend910B2"):
         share = found["matmul 4096", chip].roof_share
         rows.append(Figure(f"matmul 4096^3, {chip}", f"{share:.0%}", ">= 70 %", share >= 0.7))
-    for chip in operators.CHIPS:
+    for chip in CHIPS:
         share = found["add 2^24", chip].roof_share
         rows.append(Figure(f"add 2^24, {chip}", f"{share:.0%}", ">= 85 %", share >= 0.85))
     return rows

@@ -18,7 +18,7 @@ from ascend_lab.aoe.bank import BankEntry, Knowledge
 from ascend_lab.aoe.cube.job import CubeJob, cube_table, prove, small_space
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.network import entry_of
-from ascend_lab.aoe.operators import Operator, operators_of
+from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.search import Mcts
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.aoe.vector.job import VectorJob
@@ -42,7 +42,7 @@ MOST_POINTS = 3000
 Case = tuple[str, TableSpace, NDArray[np.float64]]
 
 
-def operators(network: str, chip: str) -> tuple[Operator, ...]:
+def operators(network: str, chip: str) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network at batch 1."""
     return operators_of(compile_graph(zoo.build(network), load_chip(chip)))
 
@@ -149,7 +149,7 @@ def speed(chip: str = "Ascend310", batch: int = 16) -> Speed:
     return Speed(*times)
 
 
-def _tuned_s(operator: Operator) -> float:
+def _tuned_s(operator: Tunable) -> float:
     start = time.perf_counter()
     tune_operator(operator, Settings())
     return time.perf_counter() - start
@@ -249,7 +249,7 @@ class Row:
 
 def rows(chips: Sequence[str] = LESSON_CHIPS, seeds: int = 10) -> Iterator[Row]:
     """Yield a row per vector operator that gains anything; minutes an operator at most."""
-    tuned: list[tuple[Operator, str, BankEntry]] = []
+    tuned: list[tuple[Tunable, str, BankEntry]] = []
     for network, chip in ((n, c) for n in LESSONS for c in chips):
         for operator in operators_of(compile_graph(zoo.build(network), load_chip(chip))):
             if operator.unit == "vector":
@@ -262,7 +262,7 @@ def rows(chips: Sequence[str] = LESSON_CHIPS, seeds: int = 10) -> Iterator[Row]:
         yield _row(f"{network} {operator.op}, {operator.chip.name}", operator, others, seeds)
 
 
-def _row(name: str, operator: Operator, others: Sequence[BankEntry], seeds: int) -> Row:
+def _row(name: str, operator: Tunable, others: Sequence[BankEntry], seeds: int) -> Row:
     job = VectorJob(operator)
     costs: dict[object, float] = {}
 

@@ -20,9 +20,9 @@ from onnx import helper, numpy_helper
 
 from ascend_lab import ops
 from ascend_lab.aoe.bank import Store
+from ascend_lab.cli import aoe
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.bank import _parser as bank_parser
-from ascend_lab.cli.main import aoe
-from ascend_lab.cli.main import ascend_lab as lab
 from ascend_lab.cli.tune_flags import parser as aoe_parser
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.data import data_path

@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 from onnx_models import model_of
 
-from ascend_lab.cli.main import aoe
-from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli import aoe
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cluster.files import KEYS, LINK_KEYS
 
 PAGE = (Path(__file__).resolve().parent.parent / "book" / "bring_your_own.md").read_text("utf-8")

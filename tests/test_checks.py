@@ -223,7 +223,7 @@ def notebook(tmp_path: Path, *cells: tuple[str, str, str]) -> Path:
 
 
 CHECK = """
-from ascend_lab.checks import check_against
+from ascend_lab.lab.checks import check_against
 
 def ready_made(n):
     return 2 * n

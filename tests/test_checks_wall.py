@@ -196,7 +196,7 @@ def test_what_an_answer_prints_is_printed_once_and_not_without_end(
 def test_a_check_leaves_nothing_of_its_own_in_the_notebook() -> None:
     code = """
 import atexit, sys
-from ascend_lab.checks import check_against
+from ascend_lab.lab.checks import check_against
 atexit.register(print, "at exit")
 sys.stdout.write("once ")
 kept = []
@@ -309,7 +309,7 @@ print(json.dumps(heard))
 """
 START = """
 import os, time
-from ascend_lab.checks import check_against, process
+from ascend_lab.lab.checks import check_against, process
 process.CASE_S, process.MEMORY_BYTES = 1, 1 << 26
 def runs_on(n):
     while True: n += 1

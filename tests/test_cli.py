@@ -12,7 +12,7 @@ import pytest
 
 from ascend_lab import __version__
 from ascend_lab.chip import PRESETS
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 
 ROOT = Path(__file__).resolve().parent.parent
 MY_KERNEL = ROOT / "notebooks" / "my_kernel.py"
@@ -410,7 +410,7 @@ def test_errors_in_a_kernel_name_its_line(capsys, tmp_path):
 
 
 def process(*arguments: object, **options) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-W", "error", "-m", "ascend_lab.cli.__main__", *map(str, arguments)]
+    command = [sys.executable, "-W", "error", "-m", "ascend_lab.cli", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, check=False, **options
@@ -429,7 +429,7 @@ def test_the_process_exits_with_the_code():
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell pipe")
 def test_a_closed_pipe_is_no_error():
-    command = f"'{sys.executable}' -m ascend_lab.cli.__main__ chips Toy | head -n 1"
+    command = f"'{sys.executable}' -m ascend_lab.cli chips Toy | head -n 1"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 
 Run = Callable[..., Any]
 ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10

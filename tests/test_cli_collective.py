@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cli.cluster import parse_bytes
-from ascend_lab.cli.main import ascend_lab as main
 from ascend_lab.errors import InputError
 
 

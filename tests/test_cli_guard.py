@@ -13,10 +13,8 @@ import pytest
 from fuzz_cases import GOOD, OUTPUTS, PARSERS, QUICK, check, files, fill, relu_model, run
 
 from ascend_lab import output
-from ascend_lab.cli import tune as cli_aoe
-from ascend_lab.cli import verbs as cli
-from ascend_lab.cli.main import aoe
-from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli import aoe, tune, verbs
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.terminal import printable
 from ascend_lab.graph.memory.buffers import Buffer, write_csv
 
@@ -35,8 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shell(command: str, **environ: str) -> tuple[int, list[str], list[str]]:
     """Run a shell command in which `$LAB` and `$AOE` are the two; return code, output, errors."""
-    lab = f"{sys.executable} -m ascend_lab.cli.__main__"
-    aoe = f"{sys.executable} -c 'from ascend_lab.cli.main import aoe; exit(aoe())'"
+    lab = f"{sys.executable} -m ascend_lab.cli"
+    aoe = f"{sys.executable} -c 'from ascend_lab.cli import aoe; exit(aoe())'"
     command = command.replace("$LAB", lab).replace("$AOE", aoe)
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
@@ -107,9 +105,9 @@ def test_the_guard_is_there_before_anything_else_is_imported() -> None:
     )
     assert done.stdout.split() == [
         "ascend_lab",
-        "ascend_lab.cli.verbs",
-        "ascend_lab.cli.verbs.main",
-        "ascend_lab.cli.verbs.terminal",
+        "ascend_lab.cli",
+        "ascend_lab.cli.main",
+        "ascend_lab.cli.terminal",
         "ascend_lab.errors",
     ]
 
@@ -124,7 +122,7 @@ def failing(error: BaseException, cause: BaseException | None = None):
     return verb
 
 
-@pytest.mark.parametrize(("module", "main"), [(cli, lab), (cli_aoe, aoe)])
+@pytest.mark.parametrize(("module", "main"), [(verbs, lab), (tune, aoe)])
 def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, monkeypatch, capsys):
     monkeypatch.setattr(module, "run", failing(TypeError("x\ny")))
     with pytest.raises(TypeError):
@@ -138,7 +136,7 @@ def test_a_mistake_of_ours_is_one_line_and_the_trace_on_request(module, main, mo
 
 
 def test_what_ctrl_c_was_turned_into_is_ctrl_c(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "run", failing(ImportError("half"), KeyboardInterrupt()))
+    monkeypatch.setattr(verbs, "run", failing(ImportError("half"), KeyboardInterrupt()))
     assert lab([]) == 130
     assert capsys.readouterr().err == "ascend-lab: interrupted\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,12 +16,9 @@ from ascend_lab.graph import (
     GraphBuilder,
     compile_stages,
     from_text,
-    network,
     run_compiled,
     simulate_graph,
-)
-from ascend_lab.graph import (
-    tasks as compiled,
+    tasks,
 )
 from ascend_lab.graph.network import network_events, write_network_trace
 from ascend_lab.graph.placement import (
@@ -180,7 +178,7 @@ def test_networks_without_a_kernel():
         times = simulate_graph(stages.compiled)
         assert times.time_s == times.l2_hit_rate == len(times.operators) == 0
         assert [e["ph"] for e in network_events(times)] == ["M"] * 3
-        found = compiled.run_tasks(stages.compiled, {"x": np.ones(4)})
+        found = tasks.run_tasks(stages.compiled, {"x": np.ones(4)})
         assert [v.sum() for v in found.values()] == [4, 6] * (len(found) // 2)
         net.output(net.reshape(x, shape=(2, 2)), net.reshape(c, shape=(2, 2)))
 
@@ -194,7 +192,8 @@ def test_an_output_asked_for_twice():
 def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
     """Equal blocks are lowered and timed once, however many there are."""
     calls = {"lower": 0, "time": 0}
-    lower, time_launch = compiled.lower, network.time_launch
+    simulate = import_module("ascend_lab.sim.simulate")
+    lower, time_launch = tasks.lower, simulate.time_launch
 
     def counted(name, function):
         def call(*args, **kwargs):
@@ -203,12 +202,13 @@ def test_a_thousand_nodes_need_a_handful_of_kernels(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(compiled, "lower", counted("lower", lower))
-    monkeypatch.setattr(network, "time_launch", counted("time", time_launch))
+    monkeypatch.setattr(tasks, "lower", counted("lower", lower))
+    monkeypatch.setattr(simulate, "time_launch", counted("time", time_launch))
     found = []
     for depth in (100, 500):
-        compiled._LOWERED.clear()
-        network._TIMES.clear()
+        tasks._lowered.cache_clear()
+        tasks._cycles.cache_clear()
+        simulate._warm.cache_clear()
         calls.update(lower=0, time=0)
         net = GraphBuilder("deep", "fp16")
         x = net.input("x", (1, 16, 6, 6))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.isa import Launch
 from ascend_lab.kernels import (
     ConvShape,

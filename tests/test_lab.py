@@ -200,6 +200,22 @@ def test_every_step_runs_and_the_failed_ones_are_named(
         lab.do_test(["d"])
 
 
+def test_lint_runs_beside_the_book_and_says_its_own(
+    lab: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = tmp_path / "other.py"
+    script.write_text("import sys; print('lint', sys.argv[1:]); sys.exit(3)", "utf-8")
+    monkeypatch.setattr(lab, "__file__", str(script))
+    monkeypatch.setattr(lab, "BUILD", tmp_path / "made")
+    monkeypatch.setattr(lab, "STEPS", {"lint": lambda: 0, "book": lambda: 0})
+    with pytest.raises(lab.LabError, match=r"^FAILED: lint \(book 0 s, lint 0 s\)$"):
+        lab.do_test([])
+    assert "lint ['test', 'lint']" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("step", ["package", "notebooks"])
 def test_long_steps_run_on_two_processes(
     lab: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str

@@ -28,7 +28,7 @@ from ascend_lab.layout import (
     unpack,
     zero_boxes,
 )
-from ascend_lab.layout.conversion import whole_blocks
+from ascend_lab.layout.boxes import whole_blocks
 from ascend_lab.sim import execute, simulate
 
 ARRAYS = [name for name, form in FORMATS.items() if form.kind == "array"]

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from ascend_lab import limits, ops
 from ascend_lab.aoe.recorded import read_recorded
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.cli.network import load_arrays
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import AscendLabError, CapacityError, ChipError, ClusterError, InputError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.data import data_path
 from ascend_lab.errors import InputError
 from ascend_lab.graph.memory import Buffer, Plan, verify

@@ -18,10 +18,10 @@ from onnx import helper
 from onnx_models import model_of
 
 import ascend_lab
+from ascend_lab.cli import aoe
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.bank import _parser as bank_parser
 from ascend_lab.cli.common import in_flags
-from ascend_lab.cli.main import aoe
-from ascend_lab.cli.main import ascend_lab as lab
 from ascend_lab.cli.tune_flags import parser as aoe_parser
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.errors import AscendLabError
@@ -29,15 +29,17 @@ from ascend_lab.graph.onnx import import_model
 
 PACKAGE = Path(ascend_lab.__file__).parent
 ROOT = PACKAGE.parent
-TREES = {p: ast.parse(p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))}
-FRONTS = {p.stem: tree for p, tree in TREES.items() if p.parent == PACKAGE and p.match("cli*.py")}
-LAB_MODULES = ("bench", "presets", "real_cluster")
-"""Modules behind verbs of lab.py: their flags are held against those they add themselves."""
+TREES = {
+    p: ast.parse(p.read_text("utf-8"))
+    for folder in (PACKAGE, ROOT / "bench")
+    for p in sorted(folder.rglob("*.py"))
+}
+FRONTS = {p.stem: tree for p, tree in TREES.items() if p.parent == PACKAGE / "cli"}
 FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 COMMAND = re.compile(r"`((?:ascend-lab|aoe|(?:python3 )?lab\.py)(?: [^`]*)?)`")
 FILE = re.compile(r"\b(?:notebooks|book|tests|ascend_lab)/[\w./-]+\w")
 Piece = tuple[str, str]
-TABLES = {("cli_aoe_flags", "REFUSED"), ("cli_words", "_FLAGS")}
+TABLES = {("tune_flags", "REFUSED"), ("common", "_FLAGS")}
 """Published flags that are refused; the spellings of two programs."""
 
 
@@ -131,9 +133,9 @@ def defined(stem: str) -> dict[str, ast.stmt]:
 def imported(stem: str) -> dict[str, str]:
     """Return which module of the command lines a name comes from, also inside functions."""
     return {
-        alias.name: one.module.split(".")[1]
+        alias.name: one.module.split(".")[2]
         for one in ast.walk(FRONTS[stem])
-        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli.verbs")
+        if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("ascend_lab.cli.")
         for alias in one.names
         if one.module
     }
@@ -159,7 +161,7 @@ def reached(start: Piece) -> set[Piece]:
 @cache
 def roots() -> dict[str, Piece]:
     """Return the function behind each command: for a verb the one that adds its parser."""
-    found = {"aoe": ("cli_aoe", "_tune_all"), "aoe bank": ("cli_aoe_bank", "bank_main")}
+    found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("bank", "bank_main")}
     for stem in FRONTS:
         for name, piece in defined(stem).items():
             for one in ast.walk(piece):
@@ -197,9 +199,9 @@ def test_the_library_names_no_flag() -> None:
     """Its messages reach Python and several commands, each with flags of its own."""
     found = []
     for path, tree in TREES.items():
-        if path.stem in FRONTS:
+        if path.parent.name == "cli":
             continue
-        own = path.name.startswith(LAB_MODULES)
+        own = path.parent.name == "bench"  # verbs of lab.py: held against flags they add themselves
         mine = {t for t in texts_in(tree) if FLAG.fullmatch(t)} if own else set()
         texts = [text for text in texts_in(tree) if text not in mine]
         found += [f"{path.name}: {f}" for t in texts for f in flags_in(t) if f not in mine]

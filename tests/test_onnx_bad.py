@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_models import LIGHT, model_of, one_node
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
 from ascend_lab.graph.onnx import Limits, import_onnx
 
@@ -297,7 +297,7 @@ def test_an_enormous_model_needs_no_memory(tmp_path):
     model = model_of(nodes, {"x": (1,)}, ["y"], {"s": np.array([2**20, 2**20])})
     path = tmp_path / "huge.onnx"
     path.write_bytes(model.SerializeToString())
-    command = [sys.executable, "-m", "ascend_lab.cli.__main__", "run", str(path)]
+    command = [sys.executable, "-m", "ascend_lab.cli", "run", str(path)]
     limit = (3 * 2**29, 3 * 2**29)
     done = subprocess.run(
         command,

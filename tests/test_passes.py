@@ -11,8 +11,8 @@ from ascend_lab.graph import Graph, GraphBuilder, Node, evaluate, from_text, ran
 from ascend_lab.graph.passes import (
     DEFAULT,
     PASSES,
+    Draft,
     Pass,
-    Rewriter,
     get_pass,
     match,
     register_pass,
@@ -121,7 +121,7 @@ def test_unknown_names_get_the_nearest_one() -> None:
 
 
 def test_a_pass_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rule(rw: Rewriter, node: Node) -> bool:
+    def rule(rw: Draft, node: Node) -> bool:
         found = match(rw, node, ("sqrt", ("square", "x")))
         return found is not None and rw.become(node, "abs", [found["x"]])
 

@@ -24,15 +24,13 @@ from ascend_lab.graph import (
 from ascend_lab.graph.ir import Seeded
 from ascend_lab.graph.passes import (
     DEFAULT,
-    MODES,
     PASSES,
     convert,
     measured_scales,
-    peak_live_bytes,
     quantise,
     run_passes,
-    topological_order,
 )
+from ascend_lab.lab.orders import MODES, peak_live_bytes, topological_order
 
 SHAPE = (1, 4, 4, 4)
 EXACT = [name for name in DEFAULT if PASSES[name].values == "exact"]

@@ -18,7 +18,7 @@ from ascend_lab.aoe.network import tune_network
 from ascend_lab.aoe.operators import NO_PARAMETERS, operators_of
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as lab
+from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.errors import AscendLabError, InputError, TypeMismatchError, UnsupportedError
 from ascend_lab.graph import compile_graph, evaluate, run_compiled, simulate_graph
 from ascend_lab.graph.ai_cpu import CpuKernel

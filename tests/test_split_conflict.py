@@ -11,7 +11,6 @@ from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, GraphError, ShapeError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.slice import common_split
 from ascend_lab.isa import sanitize
 from ascend_lab.lab.figures import fig_owners
 from ascend_lab.lab.kernels.fused_turns import Points, tile_units, turn_scatter_launch
@@ -19,6 +18,7 @@ from ascend_lab.lab.split_conflict import (
     Cost,
     apart_kernels,
     case_graph,
+    common_split,
     cost,
     fused_kernel,
     in_one_launch,

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.graph import GraphBuilder, evaluate, pruned, random_inputs, run_tasks, zoo
 from ascend_lab.graph.compile import finish_stages, front_stages
 from ascend_lab.graph.counts import live_bytes, peak_bytes, weight_bytes
+from ascend_lab.graph.evaluate import checked_inputs
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.onnx.export import export_onnx
-from ascend_lab.graph.slice import Region, obstacle
 from ascend_lab.graph.tasks import compile_tasks
-from ascend_lab.graph.tiled import evaluate_tiled, simulate_tiled, simulate_within, tile_for
-from ascend_lab.graph.tiling import Grid, Tiled, tile_graph
+from ascend_lab.graph.tiled import simulate_tiled, simulate_within, tile_for
+from ascend_lab.graph.tiling import Grid, Tiled, obstacle, tile_graph
 from ascend_lab.graph.zoo import macs
+from ascend_lab.ops.formats import numpy_type
 
 CHIP = load_chip("Ascend310")
 
@@ -35,8 +36,36 @@ def whole_numbers(shape, seed, high=2):
 
 def cut_into(graph, rows, cols):
     """Return a graph, all of it local, in a grid of tiles."""
-    step = Grid(Region(graph), 10**12, None).step(rows, cols)
+    step = Grid(graph, 10**12, None).step(rows, cols)
     return Tiled(graph, (step,), 10**12, 0)
+
+
+def evaluate_tiled(tiled, inputs):
+    """Return the outputs by name, with only one tile's tensors at a time: slice, compute, paste."""
+    graph = tiled.graph
+    live = dict(checked_inputs(graph, inputs))
+    for i, step in enumerate(tiled.steps):
+        own = {name: live[name] for name in step.graph.inputs}
+        live.update(tiles_of(step, own) if step.tiles else evaluate(step.graph, own))
+        later = {n for s in tiled.steps[i + 1 :] for n in s.graph.inputs} | set(graph.outputs)
+        live = {name: value for name, value in live.items() if name in later}
+    return {n: live[n] if n in live else graph.constants[n].array() for n in graph.outputs}
+
+
+def tiles_of(step, inputs):
+    types = step.graph.types
+    found = {n: np.empty(types[n].shape, numpy_type(types[n].dtype)) for n in step.graph.outputs}
+    for tile in step.tiles:
+        own = {n: x[area(tile.reads[n])] if n in tile.reads else x for n, x in inputs.items()}
+        kind = step.kinds[tile.kind]
+        values = evaluate(kind, own)
+        for name, inner in zip(step.graph.outputs, kind.outputs, strict=True):
+            found[name][area(tile.writes[name])] = values[inner]
+    return found
+
+
+def area(box):
+    return (slice(None), slice(None), *(slice(*r) for r in box))
 
 
 def same(graph, tiled, inputs=None):
@@ -261,7 +290,7 @@ def test_the_fewest_tiles_that_fit(share):
             part.graph.types[n].size_bytes for n in (*part.graph.inputs, *part.graph.outputs)
         )
         room = limit - weight_bytes(graph) - resident
-        grid, count = Grid(Region(part.graph), room, None), tiled.tile_count
+        grid, count = Grid(part.graph, room, None), tiled.tile_count
         few = [(r, c) for r in range(1, 9) for c in range(1, 9) if r * c < count]
         assert few and not any(grid.fits(*g) for g in few)
 

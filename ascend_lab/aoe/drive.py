@@ -1,4 +1,8 @@
-"""What a search did: every trial in order, so that curves, reports and grading read one object."""
+"""Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
+
+Budgets count unique candidates. A search sees costs in the order it proposed the points, whoever
+measured them, so that a seed fixes the result for any number of workers.
+"""
 
 from __future__ import annotations
 
@@ -73,13 +77,6 @@ class Trace:
         return {"end": self.end, "seed": self.seed, "trials": rows}
 
 
-# Run a search: propose, measure, feed back, until the budget is spent; what it did is a trace.
-#
-# Budgets count unique candidates. A search sees costs in the order it proposed the points,
-# whoever
-# measured them, so that a seed fixes the result for any number of workers.
-
-
 Steps = Generator[list[Point], list[float], None]
 Search = Callable[[Space, np.random.Generator, Sequence[Point]], Steps]
 """(space, rng, points worth trying first) -> batches of points, which are answered by costs."""
@@ -88,7 +85,7 @@ IDLE_BATCHES = 200
 
 
 @dataclass
-class _Run:
+class _Driven:
     """One run: what it asks of whom and how long, its trials so far, and costs by candidate."""
 
     space: Space
@@ -204,7 +201,7 @@ def drive(
     workers = executor if isinstance(executor, Workers) else Workers(executor=executor)
     deadline = Deadline.of(time_limit_s)
     limits = deadline, trial_limit_s, early_stop
-    run = _Run(space, measure, budget, workers, *limits, known or {}, on_trial)
+    run = _Driven(space, measure, budget, workers, *limits, known or {}, on_trial)
     steps = search(space, np.random.default_rng(seed), start)
     try:
         end = run.loop(steps, is_proven)

@@ -1,4 +1,8 @@
-"""Job 1, a whole network: its slicing from the bank or by search."""
+"""The whole loop: a model, a chip and jobs in; a tuned network and its report out.
+
+Job 1 slices the graph for L2, from the bank or by search; job 2 tunes operators. With both, slices
+come first, because the shapes of operators are only final after slicing.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,8 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
-from ascend_lab.aoe.subgraph import (
-    SlicePlan,
-    SubgraphResult,
-    network_bound,
-    tune_subgraph,
-)
-from ascend_lab.aoe.subgraph import (
-    compiled as compiled_slices,
-)
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, network_bound, tune_subgraph
+from ascend_lab.aoe.subgraph import compiled as compiled_slices
 from ascend_lab.aoe.subgraph.slicing import sliced
 from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.aoe.workers import Deadline, Workers, workers_of
@@ -40,117 +37,8 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import Front, finish_stages, front_stages
+from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
 from ascend_lab.graph.lower import piece_of
-
-
-def slice_network(
-    front: Front,
-    chip: Chip,
-    settings: Settings,
-    knowledge: Knowledge,
-    progress: Progress | None = None,
-    deadline: Deadline | None = None,
-) -> tuple[SubgraphResult, Outcome | None]:
-    """Return the slicing of a network, and what became of the bank; raises as `tune_subgraph`.
-
-    A search that the user stopped leaves nothing in the bank, so that the next run goes on.
-    """
-    deadline = deadline or Deadline.of(settings.time_limit_s)
-    graph = canonical(front.rewritten, chip)
-    key = key_of_graph(graph, chip)
-    decision = decide(knowledge, key, settings.repeat)
-    if not decision.tune and (known := _from_bank(graph, chip, decision)):
-        return known, settle(knowledge, decision)
-    try:
-        found = tune_subgraph(
-            front,
-            chip,
-            time_limit_s=None if math.isinf(deadline.end) else deadline.left_s,
-            seed=settings.seed,
-            progress=progress,
-        )
-    except KeyboardInterrupt:  # before any plan was timed
-        time_s = plan_time(graph, SlicePlan(), chip)
-        bound_s = network_bound(graph, chip)
-        found = SubgraphResult(SlicePlan(), graph, time_s, time_s, bound_s, 0, interrupted=True)
-    if found.interrupted:
-        return found, None
-    return found, settle(knowledge, decision, _entry(key, graph, found, chip, settings))
-
-
-def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network.
-
-    Equal networks have one, whatever their names are, and however a reshape spells its result.
-    """
-    nodes = [
-        replace(node, attrs={**node.attrs, "shape": graph.types[node.output].shape})
-        if node.op == "reshape"
-        else node
-        for node in graph.nodes
-    ]
-    problem = piece_of(graph, nodes).key
-    return BankKey(chip.name, chip_digest(chip), chip.core_count, "graph", "network", problem)
-
-
-def numbered(plan: SlicePlan, graph: Graph) -> list[dict[str, Any]]:
-    """Return a plan as the bank keeps it: nodes by their place in the graph."""
-    place = {node.name: i for i, node in enumerate(graph.nodes)}
-    return [
-        {**row, "first": place[row["first"]], "last": place[row["last"]]} for row in plan.plain()
-    ]
-
-
-def named(rows: Sequence[Mapping[str, Any]], graph: Graph) -> SlicePlan:
-    """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
-    names = [node.name for node in graph.nodes]
-    return SlicePlan.of(
-        {**row, "first": names[row["first"]], "last": names[row["last"]]} for row in rows
-    )
-
-
-def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult | None:
-    """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
-    assert decision.entry is not None
-    before_s = plan_time(graph, SlicePlan(), chip)
-    try:
-        plan = named(decision.entry.schedule, graph)
-        after_s = plan_time(graph, plan, chip) if plan.regions else before_s
-    except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
-        return None
-    if after_s > before_s:
-        return None
-    bound_s = network_bound(graph, chip)
-    return SubgraphResult(plan, sliced(graph, plan), before_s, after_s, bound_s, 0)
-
-
-def _entry(
-    key: BankKey, graph: Graph, found: SubgraphResult, chip: Chip, settings: Settings
-) -> BankEntry:
-    before, after, bound = (
-        round(t * chip.clock_hz) for t in (found.before_s, found.after_s, found.bound_s)
-    )
-    return BankEntry(
-        key,
-        numbered(found.plan, graph),
-        before,
-        min(after, before),
-        min(bound, after),
-        False,
-        "dynamic programming, annealing",
-        settings.seed,
-        found.tried,
-        __version__,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-
-
-# The whole loop: a model, a chip and jobs in; a tuned network and its report out.
-#
-# Job 1 slices the graph for L2, job 2 tunes operators; with both, slices come first, because the
-# shapes of operators are only final after slicing.
-
 
 TAIL = 0.5
 """Share of the seconds of the first compile that is kept for the last ones, and for saving."""
@@ -180,8 +68,7 @@ class Tuning:
     @property
     def interrupted(self) -> bool:
         """Whether the user stopped it."""
-        return any(found is not None and found.interrupted
-                   for found in (self.subgraph, self.operators))  # fmt: skip
+        return any(job is not None and job.interrupted for job in (self.subgraph, self.operators))
 
     @property
     def gain(self) -> float:
@@ -227,12 +114,12 @@ def tune(
         if not isinstance(knowledge, Knowledge):
             knowledge = own.enter_context(Knowledge(knowledge))
         told = progress or (lambda *_: None)
-        run = _Run(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
+        run = _Jobs(chip, jobs, settings, knowledge, workers, wanted, told, deadline)
         return run.tune(graph, dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Jobs:
     """Everything but the graph."""
 
     chip: Chip
@@ -261,40 +148,111 @@ class _Run:
                 graph, compiled = sliced.graph, compiled_slices(sliced.graph, chip)
         if "2" in self.jobs and not (sliced and sliced.interrupted):
             operators = tune_network(
-                compiled,
-                settings,
-                knowledge,
-                workers=self.workers,
-                wanted=self.wanted,
-                progress=self.progress,
-                deadline=deadline,
-            )
+                compiled, settings, knowledge, workers=self.workers, wanted=self.wanted,
+                progress=self.progress, deadline=deadline,
+            )  # fmt: skip
             compiled = operators.compiled
         result_s = simulate_graph(compiled).time_s
+        bound_s = network_bound(front.rewritten, chip) if result_s else 0.0
         return Tuning(
-            graph,
-            compiled,
-            self.jobs,
-            sliced,
-            operators,
-            baseline_s,
-            result_s,
-            network_bound(front.rewritten, chip) if result_s else 0.0,
-            time.monotonic() - started,
-            (outcome,) if outcome else (),
+            graph, compiled, self.jobs, sliced, operators, baseline_s, result_s, bound_s,
+            time.monotonic() - started, (outcome,) if outcome else (),
             (*knowledge.warnings, *late),
-        )
+        )  # fmt: skip
 
     def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, float]:
         """Return the network as it is and its seconds."""
-        told = self.progress
-        told(OVERALL, 0, 3, "")
-        told("compile", 0, 3, "")
-        front = front_stages(graph, self.chip, dtype=dtype)
-        told("compile", 1, 3, "")
+        self.progress(OVERALL, 0, 3, "")
+        self.progress("compile", 0, 3, "")
+        front = front_stages(graph, self.chip, Road(dtype=dtype))
+        self.progress("compile", 1, 3, "")
         baseline = finish_stages(front, self.chip).compiled
-        told("compile", 2, 3, "")
+        self.progress("compile", 2, 3, "")
         baseline_s = simulate_graph(baseline).time_s
-        told("compile", 3, 3, "")
-        told(OVERALL, 1, 3, "")
+        self.progress("compile", 3, 3, "")
+        self.progress(OVERALL, 1, 3, "")
         return front, baseline, baseline_s
+
+
+# -- job 1, a whole network -----------------------------------------------------------------------
+
+
+def slice_network(
+    front: Front,
+    chip: Chip,
+    settings: Settings,
+    knowledge: Knowledge,
+    progress: Progress | None = None,
+    deadline: Deadline | None = None,
+) -> tuple[SubgraphResult, Outcome | None]:
+    """Return the slicing of a network, and what became of the bank; raises as `tune_subgraph`.
+
+    A search that the user stopped leaves nothing in the bank, so that the next run goes on.
+    """
+    deadline = deadline or Deadline.of(settings.time_limit_s)
+    graph = canonical(front.rewritten, chip)
+    key = key_of_graph(graph, chip)
+    decision = decide(knowledge, key, settings.repeat)
+    if not decision.tune and (known := _from_bank(graph, chip, decision)):
+        return known, settle(knowledge, decision)
+    try:
+        left_s = None if math.isinf(deadline.end) else deadline.left_s
+        found = tune_subgraph(
+            front, chip, time_limit_s=left_s, seed=settings.seed, progress=progress
+        )
+    except KeyboardInterrupt:  # before any plan was timed
+        time_s = plan_time(graph, SlicePlan(), chip)
+        bound_s = network_bound(graph, chip)
+        found = SubgraphResult(SlicePlan(), graph, time_s, time_s, bound_s, 0, interrupted=True)
+    if found.interrupted:
+        return found, None
+    cycles = (found.before_s, found.after_s, found.bound_s)
+    before, after, bound = (round(t * chip.clock_hz) for t in cycles)
+    entry = BankEntry(
+        key, numbered(found.plan, graph), before, min(after, before), min(bound, after), False,
+        "dynamic programming, annealing", settings.seed, found.tried, __version__,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+    return found, settle(knowledge, decision, entry)
+
+
+def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
+    """Return the bank's key of a network.
+
+    Equal networks have one, whatever their names are, and however a reshape spells its result.
+    """
+    nodes = list(graph.nodes)
+    for i, node in enumerate(nodes):
+        if node.op == "reshape":
+            shape = graph.types[node.output].shape
+            nodes[i] = replace(node, attrs={**node.attrs, "shape": shape})
+    problem = piece_of(graph, nodes).key
+    return BankKey(chip.name, chip_digest(chip), chip.core_count, "graph", "network", problem)
+
+
+def numbered(plan: SlicePlan, graph: Graph) -> list[dict[str, Any]]:
+    """Return a plan as the bank keeps it: nodes by their place in the graph."""
+    place = {node.name: i for i, node in enumerate(graph.nodes)}
+    return [row | {end: place[row[end]] for end in ("first", "last")} for row in plan.plain()]
+
+
+def named(rows: Sequence[Mapping[str, Any]], graph: Graph) -> SlicePlan:
+    """Return the plan that `numbered` wrote, for a graph with these nodes in this order."""
+    names = [node.name for node in graph.nodes]
+    ends = ("first", "last")
+    return SlicePlan.of({**row, **{end: names[row[end]] for end in ends}} for row in rows)
+
+
+def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult | None:
+    """Return the plan of a bank, timed again; None if it is slower than the whole network now."""
+    assert decision.entry is not None
+    before_s = plan_time(graph, SlicePlan(), chip)
+    try:
+        plan = named(decision.entry.schedule, graph)
+        after_s = plan_time(graph, plan, chip) if plan.regions else before_s
+    except (AscendLabError, LookupError, TypeError):  # a plan for another graph, or none at all
+        return None
+    if after_s > before_s:
+        return None
+    bound_s = network_bound(graph, chip)
+    return SubgraphResult(plan, sliced(graph, plan), before_s, after_s, bound_s, 0)

@@ -1,4 +1,8 @@
-"""Between tuning and the bank: keys of operators, entries of results, what a bank suggests."""
+"""Job 2, a whole network: every distinct operator from the bank or by search, then all together.
+
+Time is shared by the operators in proportion to what they can still gain: count x (cycles - bound).
+Operators are tuned alone; the network decides: a schedule that makes it slower is not taken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from ascend_lab.aoe.bank import (
     settle,
 )
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, operators_of
+from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings
 from ascend_lab.aoe.subgraph.tune import bound_parts
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
@@ -31,100 +35,16 @@ from ascend_lab.graph import Compiled, NetworkTimeline, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
 
-NEAR = 3
-"""Schedules of like shapes that a search begins with."""
-
-
-SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
-"""What a tiling must have; the rest of it is checked when it is lowered."""
-
-
-def key_of(operator: Operator) -> BankKey:
-    """Return the bank's key of an operator."""
-    chip = operator.chip
-    return BankKey(
-        chip.name, chip_digest(chip), chip.core_count, "op", operator.op, operator.problem
-    )
-
-
-def features_of(operator: Operator) -> tuple[float, ...]:
-    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
-    graph = operator.piece.graph
-    types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
-    return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
-
-
-def entry_of(result: Result, settings: Settings) -> BankEntry:
-    """Return what the bank keeps of a result; without a schedule the default is the best known."""
-    choice = result.choice.as_dict() if result.choice else {}
-    if choice and result.decisions:
-        choice |= {DECISIONS: result.decisions}
-    return BankEntry(
-        key_of(result.operator),
-        choice,
-        result.before_cycles,
-        result.after_cycles,
-        result.bound_cycles,
-        result.proven,
-        result.search,
-        settings.seed,
-        result.trials,
-        __version__,
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        features=features_of(result.operator),
-    )
-
-
-def from_bank(operator: Operator, entry: BankEntry, origin: str) -> Result:
-    """Return a bank's entry as a result, timed again on this operator.
-
-    A schedule that no longer lowers, or is no longer faster, is not used, and the result says so.
-    """
-    before, choice, note = operator.default_cycles, None, ""
-    after = before
-    if entry.schedule:
-        try:
-            choice = _choice(entry, operator)
-            found = operator.cycles_of(choice)
-            choice, after = (choice, found) if found < before else (None, before)
-        except AscendLabError as error:
-            choice, note = None, f"the bank's schedule does not fit: {error}"
-    bound = min(entry.bound_cycles, after) if entry.bound_cycles is not None else None
-    proven = entry.proven and after == entry.after_cycles
-    return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
-
-
-def suggestions(operator: Operator, knowledge: Knowledge) -> list[Choice]:
-    """Return the schedules of the nearest shapes that a bank knows."""
-    found = []
-    for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
-        with suppress(AscendLabError):  # a bank that others wrote may hold anything
-            found += [_choice(entry, operator)] if entry.schedule else []
-    return found
-
-
-def _choice(entry: BankEntry, operator: Operator) -> Choice:
-    """Return the choice an entry keeps; raise `InputError` if it is none."""
-    choice = choice_of(entry.schedule, operator.chip.name)
-    numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
-    if any(type(n) is not int or n < 1 for n in numbers):
-        raise InputError("a tiling of whole numbers", str(numbers), "tune it again")
-    return choice
-
-
-# Job 2, a whole network: every distinct operator from the bank or by search, then all together.
-#
-# Time is shared by the operators in proportion to what they can still gain, count x (cycles -
-# bound).
-# Operators are tuned alone; the network decides: a schedule that makes it slower is not taken.
-
-
-Chosen = Callable[[Operator], bool]
+Chosen = Callable[[Tunable], bool]
 """Whether the user wants an operator tuned."""
 LEAST_S = 1.0
 """Seconds of a limited time that the search of an operator gets at least."""
 CHECK_S = 40e-6
 """Assumed seconds to check the values of a kernel, per instruction it executes."""
+NEAR = 3
+"""Schedules of like shapes that a search begins with."""
+SIZES = ("base_m", "base_n", "base_k", "step_k", "grid_rows", "grid_cols")
+"""What a tiling must have; the rest of it is checked when it is lowered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +90,7 @@ def tune_network(
     """
     settings, knowledge = settings or Settings(), knowledge or Knowledge(None, None)
     deadline = deadline or Deadline.of(settings.time_limit_s)
-    run = _Run(settings, knowledge, workers, progress or (lambda *_: None), deadline)
+    run = _Operators(settings, knowledge, workers, progress or (lambda *_: None), deadline)
     operators = operators_of(compiled)
     asked = [op for op in operators if op.unit and (wanted is None or wanted(op))]
     refused = {op.name: op.reason or "not asked for" for op in operators if op not in asked}
@@ -188,7 +108,7 @@ def tune_network(
 
 
 @dataclass
-class _Run:
+class _Operators:
     """The operators of one network, as far as they are tuned."""
 
     settings: Settings
@@ -203,7 +123,7 @@ class _Run:
         self.interrupted = False
         self.policy = learn(self.knowledge.entries()) if self.settings.prior else None
 
-    def tune(self, operators: Sequence[Operator], sizes: Mapping[str, int]) -> None:
+    def tune(self, operators: Sequence[Tunable], sizes: Mapping[str, int]) -> None:
         """Take each from the bank or search, the one with most to gain first.
 
         `sizes` are instructions of the default kernels by piece. With a limited time, an operator
@@ -212,9 +132,14 @@ class _Run:
         limited = math.isfinite(self.deadline.end)
         try:
             with self.deadline.cut():
-                missing = self._ordered([op for op in operators if not self._known(op)], limited)
+                unknown, missing = [op for op in operators if not self._known(op)], []
+                for number, operator in enumerate(unknown, 1):
+                    gain = estimated(operator) if limited else potential(operator)
+                    missing.append((operator, gain))
+                    self.progress("bounds", number, len(unknown), "")
         except TimeUpError:
             return
+        missing.sort(key=lambda pair: -pair[1])
         gains = sum(gain for _, gain in missing)
         for number, (operator, gain) in enumerate(missing, 1):
             if self.interrupted or self.deadline.over:
@@ -230,15 +155,7 @@ class _Run:
             if limit_s is None or limit_s > 0:
                 self._search(operator, limit_s, place)
 
-    def _ordered(self, missing: Sequence[Operator], quick: bool) -> list[tuple[Operator, float]]:
-        """Return operators with what they could gain, most first."""
-        room = []
-        for number, operator in enumerate(missing, 1):
-            room.append((operator, estimated(operator) if quick else potential(operator)))
-            self.progress("bounds", number, len(missing), "")
-        return sorted(room, key=lambda pair: -pair[1])
-
-    def _known(self, operator: Operator) -> bool:
+    def _known(self, operator: Tunable) -> bool:
         """Take an operator from the bank if that is what the settings ask for."""
         decision = decide(self.knowledge, key_of(operator), self.settings.repeat)
         if decision.tune:
@@ -252,10 +169,10 @@ class _Run:
         self.outcomes.append(settle(self.knowledge, decision))
         return True
 
-    def _run_id(self, operator: Operator) -> str:
+    def _run_id(self, operator: Tunable) -> str:
         return f"{key_of(operator).digest} {MODEL_VERSION} {self.settings}"
 
-    def _search(self, operator: Operator, limit_s: float | None, place: str) -> None:
+    def _search(self, operator: Tunable, limit_s: float | None, place: str) -> None:
         run_id = self._run_id(operator)
         known = {t.point: (t.cost, t.note) for t in self.knowledge.trials(run_id)}
         label = f"{place} {operator.op}"
@@ -266,17 +183,11 @@ class _Run:
             self.progress(label, trial.number + 1, self.settings.budget, f"{trial.cost:.0f}")
 
         found = tune_operator(
-            operator,
-            self.settings,
-            workers=self.workers,
-            time_limit_s=limit_s,
-            deadline=self.deadline,
-            known=known,
-            near=suggestions(operator, self.knowledge),
-            policy=self.policy,
-            on_trial=on_trial,
+            operator, self.settings, workers=self.workers, time_limit_s=limit_s,
+            deadline=self.deadline, known=known, near=suggestions(operator, self.knowledge),
+            policy=self.policy, on_trial=on_trial,
             told=lambda what, done, of: self.progress(f"{label}, {what}", done, of, ""),
-        )
+        )  # fmt: skip
         self.results[operator.name] = found
         if found.trace is None:
             return
@@ -289,7 +200,7 @@ class _Run:
                 self.knowledge.forget_trials(run_id)
 
 
-def potential(operator: Operator) -> float:
+def potential(operator: Tunable) -> float:
     """Return the cycles an operator could still gain in the network, at most."""
     try:
         bound, _ = job_of(operator).bound(())
@@ -298,7 +209,7 @@ def potential(operator: Operator) -> float:
     return float(operator.count * max(operator.default_cycles - bound, 0))
 
 
-def estimated(operator: Operator) -> float:
+def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
     chip, graph = operator.chip, operator.piece.graph
     parts = bound_parts(graph, chip)
@@ -330,7 +241,12 @@ def together(
             choices, tuned, after_s = fewer, trial, trial_s
     if not after_s < before_s:
         tuned, after_s, choices = compiled, before_s, {}
-    return tuned, after_s, tuple(_as_used(r, choices) for r in results)
+    note, used = "faster alone, but not in this network: the default stays", []
+    for r in results:
+        left_out = r.choice is not None and r.operator.piece.key not in choices
+        kept = {"choice": None, "after_cycles": r.before_cycles, "note": note}
+        used.append(replace(r, **kept) if left_out else r)  # type: ignore[arg-type]
+    return tuned, after_s, tuple(used)
 
 
 def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) -> set[str]:
@@ -343,8 +259,68 @@ def slowed(compiled: Compiled, before: NetworkTimeline, after: NetworkTimeline) 
     return {key for key, seconds in change.items() if seconds > 0}
 
 
-def _as_used(result: Result, choices: Mapping[str, Choice]) -> Result:
-    if result.choice is None or result.operator.piece.key in choices:
-        return result
-    note = "faster alone, but not in this network: the default stays"
-    return replace(result, choice=None, after_cycles=result.before_cycles, note=note)
+# -- between tuning and the bank ------------------------------------------------------------------
+
+
+def key_of(operator: Tunable) -> BankKey:
+    """Return the bank's key of an operator."""
+    chip = operator.chip
+    chip_is = chip.name, chip_digest(chip), chip.core_count
+    return BankKey(*chip_is, "op", operator.op, operator.problem)
+
+
+def features_of(operator: Tunable) -> tuple[float, ...]:
+    """Return the base-2 logarithms of all sizes of what an operator reads and writes."""
+    graph = operator.piece.graph
+    types = [graph.types[n] for n in (*graph.inputs, *graph.outputs)]
+    return tuple(math.log2(max(size, 1)) for kind in types for size in kind.shape)
+
+
+def entry_of(result: Result, settings: Settings) -> BankEntry:
+    """Return what the bank keeps of a result; without a schedule the default is the best known."""
+    choice = result.choice.as_dict() if result.choice else {}
+    if choice and result.decisions:
+        choice |= {DECISIONS: result.decisions}
+    return BankEntry(
+        key_of(result.operator), choice, result.before_cycles, result.after_cycles,
+        result.bound_cycles, result.proven, result.search, settings.seed, result.trials,
+        __version__, datetime.now(UTC).isoformat(timespec="seconds"),
+        features=features_of(result.operator),
+    )  # fmt: skip
+
+
+def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
+    """Return a bank's entry as a result, timed again on this operator.
+
+    A schedule that no longer lowers, or is no longer faster, is not used, and the result says so.
+    """
+    before, choice, note = operator.default_cycles, None, ""
+    after = before
+    if entry.schedule:
+        try:
+            choice = _choice(entry, operator)
+            found = operator.cycles_of(choice)
+            choice, after = (choice, found) if found < before else (None, before)
+        except AscendLabError as error:
+            choice, note = None, f"the bank's schedule does not fit: {error}"
+    bound = min(entry.bound_cycles, after) if entry.bound_cycles is not None else None
+    proven = entry.proven and after == entry.after_cycles
+    return Result(operator, choice, before, after, bound, proven, origin, note, entry.search)
+
+
+def suggestions(operator: Tunable, knowledge: Knowledge) -> list[Choice]:
+    """Return the schedules of the nearest shapes that a bank knows."""
+    found = []
+    for entry in knowledge.nearest(key_of(operator), features_of(operator), NEAR):
+        with suppress(AscendLabError):  # a bank that others wrote may hold anything
+            found += [_choice(entry, operator)] if entry.schedule else []
+    return found
+
+
+def _choice(entry: BankEntry, operator: Tunable) -> Choice:
+    """Return the choice an entry keeps; raise `InputError` if it is none."""
+    choice = choice_of(entry.schedule, operator.chip.name)
+    numbers = [getattr(choice.tiling, name) for name in SIZES] if choice.tiling else []
+    if any(type(n) is not int or n < 1 for n in numbers):
+        raise InputError("a tiling of whole numbers", str(numbers), "tune it again")
+    return choice

@@ -1,4 +1,4 @@
-"""The distinct kernels of a network as tuning tasks, each with what L2 holds when it starts.
+"""The distinct kernels of a network as tuning tasks; whether a tuned one computes the same.
 
 An operator is timed alone, on an L2 that holds those of its inputs of which the network finds most
 there: the same state for every candidate, and for the default.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Task, TensorType
+from ascend_lab.graph import Compiled, Task
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.lower import (
@@ -46,8 +46,8 @@ NO_PARAMETERS = "it has no kernel and runs on the AI CPU, without parameters"
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
-    """A kernel that occurs `count` times: its piece, and the tensors L2 holds at its start.
+class Tunable:
+    """An operator as a task: a kernel that occurs `count` times, and what L2 holds at its start.
 
     `unit` is "cube", "product" (a batch of them), "vector", or "" where there is nothing to tune,
     for the `reason` given.
@@ -91,7 +91,7 @@ def base_name(buffer: Buffer) -> str:
     return buffer.name.partition(".")[0]
 
 
-def operators_of(compiled: Compiled) -> tuple[Operator, ...]:
+def operators_of(compiled: Compiled) -> tuple[Tunable, ...]:
     """Return the distinct kernels of a network, in order of their first occurrence."""
     groups: dict[str, list[tuple[Task, frozenset[str]]]] = {}
     for task, shares in zip(compiled.tasks, residency(compiled), strict=True):
@@ -101,7 +101,7 @@ def operators_of(compiled: Compiled) -> tuple[Operator, ...]:
     return tuple(_operator(compiled.chip, group) for group in groups.values())
 
 
-def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
+def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Tunable:
     task = group[0][0]
     assert task.lowered is not None
     warm = Counter(held for _, held in group).most_common(1)[0][0]
@@ -111,7 +111,7 @@ def _operator(chip: Chip, group: list[tuple[Task, frozenset[str]]]) -> Operator:
     else:
         unit, reason = unit_of(task.piece, chip)
         cycles = warm_cycles(kernel, chip, warm)
-    return Operator(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
+    return Tunable(task.name, task.op, task.piece, chip, len(group), warm, cycles, unit, reason)
 
 
 def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
@@ -134,20 +134,21 @@ def unit_of(piece: Piece, chip: Chip) -> tuple[str, str]:
     return "vector", ""
 
 
-# Does a tuned kernel compute what the default one computes? Both run on the same random inputs.
-#
-# The operators' definitions are computed first, which is quicker: only a kernel that is not close
-# to
-# these is compared with the default one.
-
+# -- does a tuned kernel compute what the default one computes? ----------------------------------
 
 Values = NDArray[Any]
+POSITIVE = frozenset(("log", "sqrt", "rsqrt", "pow"))
+"""Operators that take positive numbers only."""
 TOLERANCE = {"fp32": 1e-4, "fp16": 4e-3, "bf16": 3e-2}
 """Share of the largest value by which results may differ: sums in another order, then rounded."""
 
 
-def agree(operator: Operator, choice: Choice, seed: int = 0) -> str:
-    """Return "" if the chosen kernel gives the default's values, else what differs."""
+def agree(operator: Tunable, choice: Choice, seed: int = 0) -> str:
+    """Return "" if the chosen kernel gives the default's values, else what differs.
+
+    Both get the same random inputs. The operators' definitions are computed first, which is
+    quicker: only a kernel that is not close to these is compared with the default one.
+    """
     piece, chip = operator.piece, operator.chip
     inputs = random_inputs(piece, np.random.default_rng(seed))
     try:
@@ -193,20 +194,14 @@ def random_inputs(piece: Piece, rng: np.random.Generator) -> dict[str, Values]:
             array = rng.integers(0, 2, kind.shape)
         else:
             array = rng.uniform(0.1, 1.0, kind.shape) * rng.choice([-1.0, 1.0], kind.shape)
-            array = np.abs(array) if _needs_positive(piece, name) else array
+            readers = {n.op for n in piece.graph.nodes if name in n.inputs}
+            array = np.abs(array) if readers & POSITIVE else array
         found[name] = array.astype(numpy_type(kind.dtype))
     return found
 
 
-def _needs_positive(piece: Piece, name: str) -> bool:
-    """Tell whether an operator that reads the tensor takes positive numbers only."""
-    return any(
-        n.op in ("log", "sqrt", "rsqrt", "pow") for n in piece.graph.nodes if name in n.inputs
-    )
-
-
 def run(
-    lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Operator
+    lowered: Lowered, piece: Piece, inputs: Mapping[str, Values], operator: Tunable
 ) -> dict[str, Values]:
     """Return what a kernel writes, on poisoned memory, operands stored as it asks."""
     tensors = dict(lowered.extra)
@@ -217,10 +212,8 @@ def run(
             array = inputs[base]
             tensors[buffer.name] = form(array) if form else packed(piece.type(base), array)
     memory = execute(lowered.kernel, tensors, operator.chip)
-    return {n: _logical(piece.type(n), np.asarray(memory[n])) for n in piece.graph.outputs}
-
-
-def _logical(kind: TensorType, stored: Values) -> Values:
-    """Return a tensor as operators see it: what pads its layout is left out."""
-    flat = stored.reshape(-1)
-    return flat if kind.layout == "ND" else unpack(kind.map, flat)
+    found = {}
+    for name in piece.graph.outputs:  # what pads a layout is left out
+        kind, flat = piece.type(name), np.asarray(memory[name]).reshape(-1)
+        found[name] = flat if kind.layout == "ND" else unpack(kind.map, flat)
+    return found

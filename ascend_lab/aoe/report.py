@@ -20,12 +20,13 @@ from ascend_lab.aoe.bank import BankKey, Outcome, repo_summary
 from ascend_lab.aoe.drive import Trace
 from ascend_lab.aoe.network import key_of
 from ascend_lab.aoe.settings import Settings
-from ascend_lab.aoe.tuning import CERTAINTIES, Result, certainty_of
+from ascend_lab.aoe.tuning import CERTAINTIES, Result
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
     from ascend_lab.aoe.network import NetworkResult
+    from ascend_lab.aoe.subgraph import SubgraphResult
 
 FORMULA = "(before - after) / after"
 GAP_FORMULA = "after / bound - 1"
@@ -51,17 +52,16 @@ class Report:
 
     def table(self) -> str:
         """Return the operators as a table, and the totals."""
-        t = self.tuning
-        chip = t.compiled.chip
+        t, chip = self.tuning, self.tuning.compiled.chip
         lines = [f"{self.name} on {chip.core_count} cores of {chip.name} (model results)"]
         if t.operators is not None:
-            lines += [_HEAD, *(_row(r, chip.clock_hz) for r in t.operators.results), self.shares()]
-        lines.append(
+            lines += [_HEAD, *map(_row, t.operators.results), self.shares()]
+        total = (
             f"total {t.baseline_s * 1e3:.4f} ms -> {t.result_s * 1e3:.4f} ms, improved by "
             f"{t.gain:.2%} = {FORMULA}; network bound {t.bound_s * 1e3:.4f} ms, gap {t.gap:.2%} "
             "(it counts no waits and one launch)"
         )
-        return "\n".join(lines)
+        return "\n".join([*lines, total])
 
     def top(self, count: int) -> str:
         """Return the operators that take the most time as a table, and the shares of the time."""
@@ -69,9 +69,8 @@ class Report:
         if found is None:
             return ""
         rows = sorted(found.results, key=lambda r: -r.operator.count * r.after_cycles)
-        clock_hz = self.tuning.compiled.chip.clock_hz
         more = [f"... and {len(rows) - count} more"] if len(rows) > count else []
-        return "\n".join([_HEAD, *(_row(r, clock_hz) for r in rows[:count]), *more, self.shares()])
+        return "\n".join([_HEAD, *map(_row, rows[:count]), *more, self.shares()])
 
     def shares(self) -> str:
         """Return how much of the kernels' time is proven optimal, bounded, or neither."""
@@ -87,25 +86,19 @@ class Report:
 
     def as_dict(self) -> Data:
         """Return a section per job: "sgat" for the subgraph tuner, "opat" for the operators'."""
-        found = {}
-        if self.tuning.subgraph is not None:
-            found["sgat"] = self._sgat()
-        if self.tuning.operators is not None:
-            found["opat"] = self._opat(self.tuning.operators)
+        t, found = self.tuning, {}
+        basic = {"tuning_name": self.name, "tuning_time(s)": round(t.spent_s)}
+        outcome = "tuning incomplete" if t.interrupted else "tuning successful"
+        if t.subgraph is not None:
+            found["sgat"] = {"basic": basic, **self._sgat(t.subgraph, outcome)}
+        if t.operators is not None:
+            found["opat"] = {"basic": basic, **self._opat(t.operators, outcome)}
         return found
 
-    def _basic(self) -> Data:
-        return {"tuning_name": self.name, "tuning_time(s)": round(self.tuning.spent_s)}
-
-    def _sgat(self) -> Data:
-        sliced = self.tuning.subgraph
-        assert sliced is not None
+    def _sgat(self, sliced: SubgraphResult, outcome: str) -> Data:
+        times = _performance(sliced.before_s, sliced.after_s)
         return {
-            "basic": self._basic(),
-            "SGAT": {
-                **_performance(sliced.before_s, sliced.after_s),
-                "sgat_tuning_result": self._outcome(),
-            },
+            "SGAT": {**times, "sgat_tuning_result": outcome},
             "ascend_lab": {
                 **self._own(),
                 "repo_summary": dict(repo_summary(self.tuning.outcomes)),
@@ -115,18 +108,17 @@ class Report:
             },
         }
 
-    def _opat(self, found: NetworkResult) -> Data:
+    def _opat(self, found: NetworkResult, outcome: str) -> Data:
         modified: dict[str, list[Data]] = {"add": [], "update": []}
-        for result in found.results:
-            how = self._modified(result)
-            if how:
-                modified[how].append(_published(result, how))
+        for r in found.results:
+            if how := self._modified(r):  # listed with its times, and the axis that was tuned
+                schedule = {"Schedule": {**_times(r), "update_mode": how}}
+                modified[how].append({**_named(r), **_times(r), "tune_performance": schedule})
         tuned = [r for r in found.results if r.source in TUNED]
         return {
-            "basic": self._basic(),
             "OPAT": {
                 **_performance(found.before_s, found.after_s),
-                "opat_tuning_result": self._outcome(),
+                "opat_tuning_result": outcome,
                 "repo_modified_operators": {
                     f"{how}_repo_operators": rows for how, rows in modified.items()
                 },
@@ -144,16 +136,12 @@ class Report:
             },
         }
 
-    def _outcome(self) -> str:
-        return "tuning incomplete" if self.tuning.interrupted else "tuning successful"
-
     def _modified(self, result: Result) -> str:
         """Return whether an operator was added to the bank ("add"), updated there, or neither."""
         if result.source != "tuned":
             return ""
-        if self.written is None:
-            return "add" if result.choice else ""
-        how = self.written.get(key_of(result.operator), "")
+        new = "add" if result.choice else ""
+        how = new if self.written is None else self.written.get(key_of(result.operator), "")
         return how if how in ("add", "update") else ""
 
     def _own(self) -> Data:
@@ -182,7 +170,7 @@ def _tenths(results: Sequence[Result]) -> dict[str, int]:
     """Return thousandths of the time by kind, 1000 in all: the largest has what rounding leaves."""
     cycles = dict.fromkeys(CERTAINTIES, 0)
     for result in results:
-        cycles[certainty_of(result)] += result.operator.count * result.after_cycles
+        cycles[result.certainty] += result.operator.count * result.after_cycles
     total = sum(cycles.values())
     if not total:
         return {}
@@ -246,12 +234,6 @@ def _times(result: Result) -> Data:
     }
 
 
-def _published(result: Result, how: str) -> Data:
-    """Return an operator as both published reports list it: times, and the axis that was tuned."""
-    schedule = {**_times(result), "update_mode": how}
-    return {**_named(result), **_times(result), "tune_performance": {"Schedule": schedule}}
-
-
 def _detail(result: Result) -> Data:
     us = 1e6 / result.operator.chip.clock_hz
     bound, gap = result.bound_cycles, result.gap
@@ -282,8 +264,8 @@ _HEAD = (
 )
 
 
-def _row(result: Result, clock_hz: float) -> str:
-    op, us = result.operator, 1e6 / clock_hz
+def _row(result: Result) -> str:
+    op, us = result.operator, 1e6 / result.operator.chip.clock_hz
     name = f"{op.name} ({op.op})"
     if len(name) > LONGEST:
         name = f"...{name[3 - LONGEST :]}"

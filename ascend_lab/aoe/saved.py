@@ -29,8 +29,7 @@ from ascend_lab.output import write_whole
 if TYPE_CHECKING:
     from ascend_lab.aoe.engine import Tuning
 
-FORMAT = "ascend_lab tuned schedules"
-VERSION = 1
+FORMAT, VERSION = "ascend_lab tuned schedules", 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,9 @@ class Schedules:
         given = (chip.name, chip.core_count, chip_digest(chip))
         if mine != given:
             numbers = "" if mine[:2] != given[:2] else ", with other numbers in its file"
-            raise InputError(
-                f"the chip these schedules are for, {self.core_count} cores of {self.chip}",
-                f"{chip.core_count} cores of {chip.name}{numbers}",
-                "use that chip, or tune for this one",
-            )
+            needed = f"the chip these schedules are for, {self.core_count} cores of {self.chip}"
+            got = f"{chip.core_count} cores of {chip.name}{numbers}"
+            raise InputError(needed, got, "use that chip, or tune for this one")
         keys = {task.piece.key for task in compiled.tasks if task.lowered is not None}
         if self.choices and not keys & self.choices.keys():
             got = f"schedules of {len(self.choices)} kernels, none of them in {compiled.graph.name}"
@@ -124,14 +121,8 @@ def as_named_in(
 
 def write_schedules(file: Path, choices: Mapping[str, Choice], chip: Chip, dtype: str) -> None:
     """Write schedules by `Piece.key`; raises `InputError` if that is not possible."""
-    head = {
-        "format": FORMAT,
-        "version": VERSION,
-        "chip": chip.name,
-        "chip_digest": chip_digest(chip),
-        "core_count": chip.core_count,
-        "dtype": dtype,
-    }
+    head = {"format": FORMAT, "version": VERSION, "chip": chip.name}
+    head |= {"chip_digest": chip_digest(chip), "core_count": chip.core_count, "dtype": dtype}
     lines = [head, *({"kernel": k, "schedule": c.as_dict()} for k, c in sorted(choices.items()))]
     write_whole(file, "".join(json.dumps(line) + "\n" for line in lines))
 

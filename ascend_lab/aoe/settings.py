@@ -1,14 +1,14 @@
-"""What a user may say about a tuning run."""
+"""What a user may say about a tuning run, and the bars that show how far it is."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from ascend_lab.errors import InputError
 
@@ -67,10 +67,6 @@ OVERALL = "all"
 Progress = Callable[[str, int, int, str], None]
 """(what is tuned, done, out of, best so far as text) -> None."""
 
-
-# Progress bars of the whole run and of its stage, in a terminal or a notebook.
-
-
 UNITS = {
     "read": "file",
     "compile": "pass",
@@ -96,8 +92,7 @@ class Bars:
         self.stream = stream or sys.stderr
         notebook = type(self.stream).__module__.startswith("ipykernel")
         self.on = (notebook or self.stream.isatty()) if on is None else on
-        self.label = ""
-        self.best = math.inf
+        self.label, self.best = "", math.inf
         self.bar: Any = None
         self.overall: Any = None
 
@@ -115,44 +110,32 @@ class Bars:
             self.overall.refresh()
             return
         if self.bar is None or label != self.label:
-            self._end("bar")
+            if self.bar is not None:
+                self.bar.close()
             self.label, self.best = label, math.inf
             unit = UNITS.get(label.rpartition(", ")[2], "trial")
             self.bar = self._bar(label, total, unit, int(self.overall is not None))
         self.bar.total = total
         self.bar.update(done - self.bar.n)
-        cost = _number(best)
-        if cost < self.best:
-            self.best = cost
-            self.bar.set_postfix_str(f"best {best}")
+        with suppress(IndexError, ValueError):  # a text without a number in front is no best
+            if (cost := float(best.split(maxsplit=1)[0])) < self.best:
+                self.best = cost
+                self.bar.set_postfix_str(f"best {best}")
 
     def _bar(self, label: str, total: int, unit: str, place: int) -> Any:
         tqdm = import_module("tqdm.auto").tqdm
         where = {"position": place} if place else {}
         return tqdm(total=total, desc=label, file=self.stream, leave=False, unit=unit, **where)
 
-    def _end(self, name: str) -> None:
-        if getattr(self, name) is not None:
-            getattr(self, name).close()
-            setattr(self, name, None)
-
     def close(self) -> None:
         """End the bars."""
-        self._end("bar")
-        self._end("overall")
+        for bar in (self.bar, self.overall):
+            if bar is not None:
+                bar.close()
+        self.bar = self.overall = None
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _number(text: str) -> float:
-    """Return the number that a text such as "0.01 s" begins with, else infinity."""
-    try:
-        return float(text.split(maxsplit=1)[0])
-    except (IndexError, ValueError):
-        return math.inf

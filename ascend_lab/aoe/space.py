@@ -1,7 +1,8 @@
-"""Search spaces as chains of decisions: the legal values of each depend on those before.
+"""Search spaces as chains of decisions, and how searches get from point to point in them.
 
-A point is complete when every decision is taken. From every prefix that `options` allows some
-complete point can be reached, so a search that only follows options never proposes what is illegal.
+The legal values of a decision depend on those before. A point is complete when every decision is
+taken. From every prefix that `options` allows some complete point can be reached, so a search that
+only follows options never proposes what is illegal.
 """
 
 from __future__ import annotations
@@ -125,9 +126,6 @@ def _coded(column: Sequence[Value]) -> tuple[tuple[Value, ...], NDArray[np.int32
     ordered = tuple(sorted(set(column), key=lambda v: (str(type(v)), v)))
     places = {v: i for i, v in enumerate(ordered)}
     return ordered, np.array([places[v] for v in column], np.int32)
-
-
-# How searches get from point to point; every result is legal, because it follows options.
 
 
 def completed(space: Space, wanted: Sequence[Value], prefix: Point = ()) -> Point:

@@ -1,10 +1,17 @@
-"""Who earned it? Credit for what several techniques reach together, whatever their order."""
+"""A compiler whose techniques can be switched off one by one, and what each of them is worth.
+
+Off is what a first version of a compiler does: the graph as the model states it; layouts only where
+the cube needs them, so that every cube operator has its operands converted; a kernel per operator;
+one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and use
+alternate. With all on it is the default compiler, which `tune` starts from.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from math import comb, exp, log
 
@@ -14,76 +21,16 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, Graph, simulate_graph
 from ascend_lab.graph.ai_cpu import CpuKernel
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import in_format
-from ascend_lab.graph.decide import stay_in_fractals
-from ascend_lab.graph.fusion import fuse, unfused
-from ascend_lab.graph.layout import assign_layouts, cancel_trans_data
+from ascend_lab.graph.compile import Road, finish_stages, front_stages
+from ascend_lab.graph.layout import assign_layouts
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice, Lowered, Piece
 from ascend_lab.graph.lower.conv import conv_job
 from ascend_lab.graph.lower.matmul import batched_output, product_job
 from ascend_lab.graph.lower.vector import vector_outputs
-from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.tasks import compile_tasks, lowered_once
+from ascend_lab.graph.passes import DEFAULT
+from ascend_lab.graph.tasks import lowered_once
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
-
-Value = Callable[[frozenset[str]], float]
-"""What a set of techniques is worth."""
-Times = Mapping[frozenset[str], float]
-"""Seconds for every set of techniques."""
-
-
-def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
-    """Return the Shapley value of each name: what it adds to `value`, mean over all orders.
-
-        share(i) = sum over S without i of (value(S + i) - value(S)) / (n C(n - 1, |S|))
-
-    Shares add up to value(all) - value(none). Source: Shapley 1953.
-    """
-    return {
-        name: sum(
-            (value(before | {name}) - value(before))
-            / (len(names) * comb(len(names) - 1, len(before)))
-            for before in others(name, names)
-        )
-        for name in names
-    }
-
-
-def others(name: str, names: Sequence[str]) -> Iterator[frozenset[str]]:
-    """Yield every set of the other names."""
-    rest = [n for n in names if n != name]
-    for size in range(len(rest) + 1):
-        yield from map(frozenset, combinations(rest, size))
-
-
-def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
-    """Return how many times faster each name makes it: its share of the logarithm of the speed.
-
-    Speed-ups multiply and their logarithms add, so that the factors multiply to
-    time(none) / time(all).
-    """
-    found = shares(lambda on: -log(times[on]), names)
-    return {name: exp(share) for name, share in found.items()}
-
-
-def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
-    """Return the least and the largest factor of a name, over all sets that may stand before it."""
-    found = [times[before] / times[before | {name}] for before in others(name, names)]
-    return min(found), max(found)
-
-
-# A compiler whose techniques can be switched off one by one, to see what each of them is worth.
-#
-# Off is what a first version of a compiler does: the graph as the model states it; layouts only
-# where
-# the cube needs them, so that every cube operator has its operands converted; a kernel per
-# operator;
-# one core; tiles for buffers of an eighth of their size; one slot per buffer, so that loads and
-# use
-# alternate. With all on it is the default compiler, which `tune` starts from.
-
 
 TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers", "all cores")
 """In the order of the waterfall."""
@@ -103,14 +50,15 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
     if unknown := sorted(on - set(TECHNIQUES)):
         raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
     believed = believed_chip(chip, "all cores" in on, "large tiles" in on)
-    rewritten = run_passes(graph, DEFAULT)[0] if "rewriting" in on else graph
-    typed = canonical(in_format(rewritten, dtype), believed)
-    if "layouts" in on:
-        laid = stay_in_fractals(cancel_trans_data(assign_layouts(typed)), believed)
-    else:
-        laid = assign_layouts(typed, follow=False)
-    groups = (fuse(laid, believed) if "fusion" in on else unfused(laid)).groups
-    compiled = compile_tasks(laid, believed, groups)
+    follow = "layouts" in on
+    road = Road(
+        passes=DEFAULT if "rewriting" in on else (),
+        dtype=dtype,
+        layouts=partial(assign_layouts, follow=follow),
+        joined=follow,
+        fusion="fusion" in on,
+    )
+    compiled = finish_stages(front_stages(graph, believed, road), believed, road).compiled
     if "double buffers" not in on:
         compiled = single_buffered(compiled)
     return replace(compiled, chip=chip)
@@ -174,14 +122,8 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
         return lowered
     unit, _ = unit_of(piece, chip)
     if unit == "cube":
-        tiling = replace(
-            default_tiling(piece, chip),
-            a_l1_slots=1,
-            b_l1_slots=1,
-            a_l0_slots=1,
-            b_l0_slots=1,
-            c_l0_slots=1,
-        )
+        one = {f"{name}_slots": 1 for name in ("a_l1", "b_l1", "a_l0", "b_l0", "c_l0")}
+        tiling = replace(default_tiling(piece, chip), **one)  # type: ignore[arg-type]
         return lowered_once(piece, chip, Choice(tiling=tiling))
     if not unit:
         return lowered
@@ -198,3 +140,51 @@ def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
         return conv_schedule(shape, chip, epilogue)
     product, epilogue = product_job(piece, chip)
     return default_schedule(product, chip, epilogue)
+
+
+# -- who earned it? Credit for what several techniques reach together, whatever their order --------
+
+Value = Callable[[frozenset[str]], float]
+"""What a set of techniques is worth."""
+Times = Mapping[frozenset[str], float]
+"""Seconds for every set of techniques."""
+
+
+def shares(value: Value, names: Sequence[str]) -> dict[str, float]:
+    """Return the Shapley value of each name: what it adds to `value`, mean over all orders.
+
+        share(i) = sum over S without i of (value(S + i) - value(S)) / (n C(n - 1, |S|))
+
+    Shares add up to value(all) - value(none). Source: Shapley 1953.
+    """
+    return {
+        name: sum(
+            (value(before | {name}) - value(before))
+            / (len(names) * comb(len(names) - 1, len(before)))
+            for before in others(name, names)
+        )
+        for name in names
+    }
+
+
+def others(name: str, names: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Yield every set of the other names."""
+    rest = [n for n in names if n != name]
+    for size in range(len(rest) + 1):
+        yield from map(frozenset, combinations(rest, size))
+
+
+def factors(times: Times, names: Sequence[str]) -> dict[str, float]:
+    """Return how many times faster each name makes it: its share of the logarithm of the speed.
+
+    Speed-ups multiply and their logarithms add, so that the factors multiply to
+    time(none) / time(all).
+    """
+    found = shares(lambda on: -log(times[on]), names)
+    return {name: exp(share) for name, share in found.items()}
+
+
+def factor_range(times: Times, name: str, names: Sequence[str]) -> tuple[float, float]:
+    """Return the least and the largest factor of a name, over all sets that may stand before it."""
+    found = [times[before] / times[before | {name}] for before in others(name, names)]
+    return min(found), max(found)

@@ -1,4 +1,4 @@
-"""From an operator to what a search needs: its space, its measure, and points to begin with."""
+"""Tune one operator: search its space, check the winner's values, say how far from optimal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ascend_lab.aoe.cube.job import CubeJob, CubeMeasure, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Trace, Trial, drive
-from ascend_lab.aoe.operators import Operator, agree
+from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point, Space
@@ -22,10 +22,10 @@ from ascend_lab.graph.lower import Choice
 
 
 class Job(Protocol):
-    """An operator with its space of schedules."""
+    """An operator with its space of schedules: what a search needs."""
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> Tunable:
         """The operator to tune."""
 
     @property
@@ -53,18 +53,18 @@ class Job(Protocol):
         """Return cycles that no schedule of the space can beat, and whether the best is proven."""
 
 
-def job_of(operator: Operator) -> Job:
+_JOBS: Mapping[str, Callable[[Tunable], Job]] = {
+    "vector": VectorJob,
+    "cube": CubeJob,
+    "product": ProductJob,
+}
+
+
+def job_of(operator: Tunable) -> Job:
     """Return the job of an operator; raise `UnsupportedError` with the reason if it has none."""
-    if operator.unit == "vector":
-        return VectorJob(operator)
-    if operator.unit == "cube":
-        return CubeJob(operator)
-    if operator.unit == "product":
-        return ProductJob(operator)
-    raise UnsupportedError("an operator with a schedule", operator.op, operator.reason)
-
-
-# Tune one operator: search its space, check the winner's values, say how far from optimal.
+    if operator.unit not in _JOBS:
+        raise UnsupportedError("an operator with a schedule", operator.op, operator.reason)
+    return _JOBS[operator.unit](operator)
 
 
 NOT_REACHED = "not reached in the time limit"
@@ -85,7 +85,7 @@ class Result:
     vector operator's choice teaches a policy.
     """
 
-    operator: Operator
+    operator: Tunable
     choice: Choice | None
     before_cycles: int
     after_cycles: int
@@ -113,30 +113,22 @@ class Result:
         """Unique candidates tried."""
         return len(self.trace.trials) if self.trace else 0
 
+    @property
+    def certainty(self) -> str:
+        """What is known of the kernel's time: one of `CERTAINTIES`."""
+        missed = self.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
+        known = (self.proven, self.bound_cycles is not None, not self.operator.unit, missed, True)
+        return CERTAINTIES[known.index(True)]
 
-def untuned(operator: Operator, note: str, source: str = "none") -> Result:
+
+def untuned(operator: Tunable, note: str, source: str = "none") -> Result:
     """Return the result of an operator that keeps its default."""
     cycles = operator.default_cycles
     return Result(operator, None, cycles, cycles, source=source, note=note)
 
 
-def certainty_of(result: Result) -> str:
-    """Return what is known of a kernel's time: one of `CERTAINTIES`."""
-    if result.proven:
-        return CERTAINTIES[0]
-    if result.bound_cycles is not None:
-        return CERTAINTIES[1]
-    if not result.operator.unit:
-        return CERTAINTIES[2]
-    return (
-        CERTAINTIES[3]
-        if result.note in (NOT_REACHED, NOT_CHECKED, "interrupted")
-        else CERTAINTIES[4]
-    )
-
-
 def tune_operator(
-    operator: Operator,
+    operator: Tunable,
     settings: Settings | None = None,
     *,
     workers: Workers | None = None,
@@ -178,7 +170,7 @@ def tune_operator(
     over = proven or trace.failures or trace.end in ("interrupted", "time")
     if not over and isinstance(job, CubeJob) and (settings.deeper or not settings.search):
         trace, bound, proven = _proven(job, trace, bound, settings, (own, deadline), told)
-    found = _result(job, trace, settings, bound, proven, deadline, told)
+    found = _result(job, trace, settings, (bound, proven), deadline, told)
     return replace(found, search=name, spent_s=time.monotonic() - started)
 
 
@@ -244,15 +236,16 @@ def _result(
     job: Job,
     trace: Trace,
     settings: Settings,
-    bound: int,
-    proven: bool,
+    known: tuple[int, bool],
     deadline: Deadline,
     told: Step,
 ) -> Result:
-    """Return the best trial that beats the default and computes the same values."""
-    operator = job.operator
+    """Return the best trial that beats the default and computes the same values.
+
+    `known`: cycles that no schedule beats, and whether the best one was found.
+    """
+    operator, (bound, proven), note = job.operator, known, ""
     before = operator.default_cycles
-    note = ""
     if trace.end == "time" and not trace.trials:
         return untuned(operator, NOT_REACHED)
     for trial in sorted(trace.trials, key=lambda t: (t.cost, t.number)):
@@ -267,12 +260,9 @@ def _result(
             return replace(untuned(operator, NOT_CHECKED), trace=trace)
         told("values", 1, 1)
         if not wrong:
-            after = int(trial.cost)
-            found = Result(operator, choice, before, after, bound, proven, note=note, trace=trace)
-            if isinstance(job, VectorJob):
-                return replace(found, decisions=decisions_of(job.space, trial.point))
-            return found
+            taught = decisions_of(job.space, trial.point) if isinstance(job, VectorJob) else None
+            return Result(operator, choice, before, int(trial.cost), bound, proven, note=note,
+                          trace=trace, decisions=taught)  # fmt: skip
         note, proven = f"a faster candidate was refused: {wrong}", False
-    return Result(
-        operator, None, before, before, min(bound, before), proven, note=note, trace=trace
-    )
+    bound = min(bound, before)
+    return Result(operator, None, before, before, bound, proven, note=note, trace=trace)

@@ -1,7 +1,9 @@
-"""One clock for a whole run: every stage asks how much of the time is left.
+"""Who measures candidates, and how long: this process, some of this machine, or a Dask cluster.
 
-Loops ask between their steps; a step that would take longer is cut by an alarm, where the system
-has one.
+A candidate that raises, takes too long, or kills its worker costs a trial and nothing else. Where
+the workers themselves are lost nothing was measured: `WorkersLostError` ends the run. One clock
+holds for a whole run: loops ask between their steps how much of the time is left; a step that would
+take longer is cut by an alarm, where the system has one.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from ascend_lab.aoe.space import Point
 from ascend_lab.errors import AscendLabError, InputError
@@ -93,13 +96,6 @@ class Alarm:
         raise self.error()
 
 
-# Who measures candidates: this process, some processes of this machine, or a Dask cluster.
-#
-# A candidate that raises, takes too long, or kills its worker costs a trial and nothing else.
-# Where
-# the workers themselves are lost nothing was measured: `WorkersLostError` ends the run.
-
-
 Measure = Callable[[Point], float]
 Attempt = tuple[float, str]
 """Cost and note of a candidate."""
@@ -138,19 +134,6 @@ def attempt(measure: Measure, point: Point, limit_s: float | None = None) -> Att
         return math.inf, f"{type(error).__name__}: {error}"
 
 
-class _Done(dict[int, Attempt]):
-    """Attempts by place, which tells of each that is added."""
-
-    def __init__(self, told: Told | None) -> None:
-        super().__init__()
-        self.told = told
-
-    def __setitem__(self, place: int, found: Attempt) -> None:
-        super().__setitem__(place, found)
-        if self.told:
-            self.told(place, *found)
-
-
 @dataclass
 class Workers:
     """Measures lists of points; `make` starts an executor anew when its processes have died."""
@@ -167,32 +150,37 @@ class Workers:
         told: Told | None = None,
     ) -> list[Attempt]:
         """Return the attempts in order, `told` hears of each; raises `WorkersLostError`."""
-        done = _Done(told)
+        done: dict[int, Attempt] = {}
+
+        def add(place: int, found: Attempt) -> None:
+            done[place] = found
+            if told:
+                told(place, *found)
+
         if self.make is None and self.executor is None:
             for i, point in enumerate(points):
-                done[i] = attempt(measure, point, limit_s)
-            return [done[i] for i in range(len(points))]
+                add(i, attempt(measure, point, limit_s))
+            return list(done.values())
         for tries in range(1, TRIES + 1):
             left = [i for i in range(len(points)) if i not in done]
             # after a death every candidate goes alone, so that only the guilty one fails again
-            groups = [left] if tries == 1 else [[i] for i in left]
-            for group in groups:
-                self._round(measure, {i: points[i] for i in group}, limit_s, done)
+            for group in [left] if tries == 1 else [[i] for i in left]:
+                self._round(measure, {i: points[i] for i in group}, limit_s, add)
         dead = [i for i in range(len(points)) if i not in done]
         if dead:
             self._probe()
         for i in dead:
-            done[i] = (math.inf, DIED)
+            add(i, (math.inf, DIED))
         return [done[i] for i in range(len(points))]
 
     def _round(
         self,
         measure: Measure,
-        points: dict[int, Point],
+        points: Mapping[int, Point],
         limit_s: float | None,
-        done: dict[int, Attempt],
+        add: Callable[[int, Attempt], None],
     ) -> None:
-        """Measure some points; those whose worker died stay undone."""
+        """Measure some points and `add` their attempts; those whose worker died have none."""
         futures: dict[int, Future[Attempt]] = {}
         broken = False
         for i, point in points.items():
@@ -209,7 +197,7 @@ class Workers:
                 if found is None:
                     broken = True
                 else:
-                    done[i] = found
+                    add(i, found)
         except WorkersLostError:
             raise
         except BaseException:  # the user, or who hears of them, has heard enough
@@ -278,7 +266,7 @@ class Workers:
             self.executor.shutdown(wait=False, cancel_futures=True)
             self.executor = None
 
-    def __enter__(self) -> Workers:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -291,19 +279,15 @@ def workers_of(text: str = "serial") -> Workers:
     if text == "serial":
         return Workers()
     if kind == "processes" and 0 < (count := whole_of(rest) or 0) <= PROCESSES:
-        return Workers(lambda: _processes(count), name=f"the {count} worker processes")
+        # spawned, not forked: threads of the parent cannot leave a lock behind. Ctrl-C is for the
+        # parent, which ends its workers
+        spawn, quiet = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
+        make = partial(ProcessPoolExecutor, count, spawn, signal.signal, quiet)
+        return Workers(make, name=f"the {count} worker processes")
     if kind == "dask" and rest:
-        return Workers(lambda: _dask(rest), name=f"the Dask scheduler at {rest} or its workers")
+        return Workers(partial(_dask, rest), name=f"the Dask scheduler at {rest} or its workers")
     needed = f"serial, processes:N or dask:ADDRESS, N at most {PROCESSES}"
     raise InputError(needed, text[:200], "e.g. processes:2")
-
-
-def _processes(count: int) -> Executor:
-    # spawned, not forked: threads of the parent cannot leave a lock behind
-    spawn = multiprocessing.get_context("spawn")
-    # Ctrl-C is for the parent, which ends its workers
-    quiet = (signal.SIGINT, signal.SIG_IGN)
-    return ProcessPoolExecutor(count, spawn, initializer=signal.signal, initargs=quiet)
 
 
 class _Cluster(Executor):
@@ -343,12 +327,7 @@ def _dask(address: str) -> Executor:
         raise InputError("Dask's distributed scheduler", "it is not installed", remedy) from error
     try:
         client: Any = Client
-        for name in (
-            "distributed.client",
-            "distributed",
-            "tornado",
-            "asyncio",
-        ):  # we say it in one line
+        for name in ("distributed.client", "distributed", "tornado", "asyncio"):  # we say it in one
             logging.getLogger(name).setLevel(logging.CRITICAL)
         return _Cluster(client(address, timeout="5s"))
     except Exception as error:  # whatever its address or a network may bring about

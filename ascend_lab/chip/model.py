@@ -135,11 +135,8 @@ class Chip:
         found = self.paths.get((src, dst))
         if found is None:
             legal = ", ".join(f"{a}->{b}" for a, b in self.paths if a == src or b == dst)
-            raise PathError(
-                f"a data path {src}->{dst} on {self.name}",
-                "none",
-                f"go through one of: {legal or 'no path touches them'}",
-            )
+            remedy = f"go through one of: {legal or 'no path touches them'}"
+            raise PathError(f"a data path {src}->{dst} on {self.name}", "none", remedy)
         return found
 
     def cube_shape(self, dtype: str) -> tuple[int, int, int]:

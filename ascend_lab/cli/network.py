@@ -35,7 +35,7 @@ from ascend_lab.output import write_whole
 if TYPE_CHECKING:
     from ascend_lab.chip import Chip
     from ascend_lab.graph import NetworkTimeline, OperatorTime
-    from ascend_lab.graph.compile import Front
+    from ascend_lab.graph.compile import Front, Road
     from ascend_lab.graph.fusion import Fused
     from ascend_lab.graph.ir import Graph
     from ascend_lab.graph.switches import Switches
@@ -224,21 +224,22 @@ def add_simulate(verbs: Any) -> None:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph.compile import front_stages
+    from ascend_lab.graph.compile import Road, front_stages
     from ascend_lab.graph.network import write_network_trace
-    from ascend_lab.graph.switches import read_switches
+    from ascend_lab.graph.switches import Switches, read_switches
 
     chip = chip_with(arguments)
     if arguments.memory_limit is not None and arguments.memory_limit < 1:
         raise InputError(
             "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
         )
-    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else None
+    switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else Switches()
     graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
-    if switches and (unknown := unknown_names(switches)):
+    if unknown := unknown_names(switches):
         print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
-    front = front_stages(graph, chip, dtype=arguments.dtype, switches=switches)
-    times, fused = _timed(arguments, front, chip, switches)
+    road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
+    front = front_stages(graph, chip, road)
+    times, fused = _timed(arguments, front, chip, road)
     if arguments.trace:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
@@ -248,18 +249,17 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _timed(
-    arguments: argparse.Namespace, front: Front, chip: Chip, switches: Switches | None
+    arguments: argparse.Namespace, front: Front, chip: Chip, road: Road
 ) -> tuple[NetworkTimeline, Fused]:
     """Return the times with default or tuned kernels, and the fusion report."""
     from ascend_lab.graph import simulate_graph
     from ascend_lab.graph.compile import finish_stages
     from ascend_lab.graph.tiled import simulate_within
 
-    limit, fusion = arguments.memory_limit, not arguments.no_fusion
     if not is_tuned(arguments):
-        return simulate_within(front, chip, limit, fusion=fusion, switches=switches)
-    stages = finish_stages(front, chip, fusion=fusion, switches=switches)
-    check_fits(stages.compiled, limit)
+        return simulate_within(front, chip, arguments.memory_limit, road)
+    stages = finish_stages(front, chip, road)
+    check_fits(stages.compiled, arguments.memory_limit)
     return simulate_graph(with_tuned(stages.compiled, arguments, arguments.dtype)), stages.fused
 
 

@@ -13,7 +13,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import TABLE_BYTES, json_of, read_file, shown, wholes_of
 
 if TYPE_CHECKING:
-    from ascend_lab.aoe.operators import Operator
+    from ascend_lab.aoe.operators import Tunable
     from ascend_lab.chip import Chip
     from ascend_lab.graph import Graph
 
@@ -211,7 +211,7 @@ def _model(file: Path, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[
 
 def wanted_of(
     file: Path, graph: Graph, chip: Chip, dtype: str
-) -> tuple[Callable[[Operator], bool], str]:
+) -> tuple[Callable[[Tunable], bool], str]:
     """Return which operators a --tune_ops_file asks for, and a warning if none of a graph is.
 
     An operator counts if one of its nodes has a listed name, or one of its types is listed.
@@ -226,7 +226,7 @@ def wanted_of(
         own |= {task.name, *task.nodes, *task.piece.names.values()}
         kinds |= set(task.op.split("+")) if task.lowered is not None else set()
 
-    def wanted(operator: Operator) -> bool:
+    def wanted(operator: Tunable) -> bool:
         mine = of_piece.get(operator.piece.key, set()) | {operator.name}
         words = {_word(part) for part in operator.op.split("+")}
         return bool(words & types or mine & names)

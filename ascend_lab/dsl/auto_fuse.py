@@ -1,15 +1,17 @@
-"""What the default schedule fuses: what disappears, what becomes a tile, what stays in GM."""
+"""What the default schedule fuses: stages into the nests of others, neighbouring axes into one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.boxes import Range, needed, whole
+from ascend_lab.dsl.primitives_loops import fuse
+from ascend_lab.dsl.primitives_tiles import inline
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Stage, State, bare
-from ascend_lab.dsl.tensor import Call, Expr
+from ascend_lab.dsl.tensor import Call, Expr, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import var
 
@@ -22,40 +24,50 @@ class Phase:
     tiles: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stages of the phase, the root last."""
+        return (*self.tiles, *self.outputs, self.root)
+
 
 def fuse_stages(s: Schedule) -> tuple[Schedule, list[Phase]]:
     """Inline what is cheap or used once; return the phases the other stages belong to."""
     for stage in s.state.stages:
         if _inlines(s.state, stage):
             with suppress(ScheduleError):  # a reshape of a reshape stays a copy
-                s = steps.inline(s, stage.name)
+                s = inline(s, stage.name)
     groups: dict[str, str] = {}
     for stage in reversed(s.state.stages):
         groups[stage.name] = _root(s.state, stage, groups)
     groups = _join_outputs(s.state, groups)
+    loops = [x for x in s.state.stages if isinstance(x, Stage)]
     phases = []
-    for stage in s.state.stages:
-        if isinstance(stage, Stage) and groups[stage.name] == stage.name:
-            inside = [n for n, root in groups.items() if root == stage.name and n != stage.name]
-            inside = [x.name for x in s.state.stages if x.name in inside]
-            outs = tuple(n for n in inside if s.state.stage(n).output)
-            tiles = tuple(n for n in inside if n not in outs)
-            phases.append(Phase(stage.name, tiles, outs))
+    for root in (x.name for x in loops if groups[x.name] == x.name):
+        inside = [x for x in loops if groups[x.name] == root != x.name]
+        tiles = tuple(x.name for x in inside if not x.output)
+        phases.append(Phase(root, tiles, tuple(x.name for x in inside if x.output)))
     return s, phases
+
+
+def _reads(state: State, name: str) -> list[Read] | None:
+    """Return all reads of a tensor; None if one is by a product or a kernel of its own."""
+    found: list[Read] = []
+    for reader in state.readers(name):
+        if isinstance(reader, Fixed) or reader.is_cube:
+            return None
+        found += [read for read in reader.reads if read.source == name]
+    return found
 
 
 def _inlines(state: State, stage: Stage | Fixed) -> bool:
     """True for elementwise stages read once, and for plain copies, whoever reads them."""
-    if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube:
+    reads = _reads(state, stage.name)
+    if isinstance(stage, Fixed) or stage.output or stage.fold or stage.is_cube or reads is None:
         return False
-    current = state.stage(stage.name)
-    readers = state.readers(stage.name)
-    if any(isinstance(r, Fixed) or r.is_cube for r in readers):
-        return False
-    reads = [x for r in readers if isinstance(r, Stage) for x in r.reads if x.source == stage.name]
-    if any(x.view for x in reads) and bare(current.expr) is None:
-        return False
-    return len(reads) == 1 or bare(current.expr) is not None or _weight(current.expr) <= 1
+    expr = state.stage(stage.name).expr
+    if bare(expr) is not None:
+        return True
+    return not any(x.view for x in reads) and (len(reads) == 1 or _weight(expr) <= 1)
 
 
 def _weight(expr: Expr) -> int:
@@ -67,33 +79,24 @@ def _weight(expr: Expr) -> int:
 
 def _root(state: State, stage: Stage | Fixed, groups: dict[str, str]) -> str:
     """Return the stage in whose nest this one is computed: itself, or its readers' common one."""
-    readers = state.readers(stage.name)
-    if isinstance(stage, Fixed) or stage.output or stage.is_cube:
+    reads = _reads(state, stage.name)
+    if isinstance(stage, Fixed) or stage.output or stage.is_cube or reads is None:
         return stage.name
-    if any(isinstance(r, Fixed) or r.is_cube for r in readers):
-        return stage.name
-    if any(
-        x.view for r in readers if isinstance(r, Stage) for x in r.reads if x.source == stage.name
-    ):
-        return stage.name
-    found = {groups[r.name] for r in readers}
-    return found.pop() if len(found) == 1 else stage.name
+    found = {groups[r.name] for r in state.readers(stage.name)}
+    return found.pop() if len(found) == 1 and not any(x.view for x in reads) else stage.name
 
 
 def _join_outputs(state: State, groups: dict[str, str]) -> dict[str, str]:
     """Compute outputs of one shape that feed each other in one nest, the last one's."""
-    roots = [
-        s
-        for s in state.stages
-        if isinstance(s, Stage) and groups[s.name] == s.name and not s.is_cube and not s.fold
-    ]
+    loops = [s for s in state.stages if isinstance(s, Stage)]
+    roots = [s for s in loops if groups[s.name] == s.name and not s.is_cube and not s.fold]
     for i, one in enumerate(roots):
         for two in reversed(roots[i + 1 :]):
             if one.output and one.shape == two.shape and _only_read_in(state, one, two, groups):
                 groups = {n: two.name if r == one.name else r for n, r in groups.items()}
                 break
-    for stage in reversed(state.stages):
-        if isinstance(stage, Stage) and not stage.output and groups[stage.name] == stage.name:
+    for stage in reversed(loops):
+        if not stage.output and groups[stage.name] == stage.name:
             groups[stage.name] = _root(state, stage, groups)
     return groups
 
@@ -108,51 +111,37 @@ def _only_read_in(state: State, one: Stage, two: Stage, groups: dict[str, str]) 
     return bool(readers) or shared
 
 
-# Which axes of a phase become one, and along which its tiles can be cut.
+# -- axes -----------------------------------------------------------------------------------------
 
 
 def merge_axes(s: Schedule, phase: Phase) -> Schedule:
     """Fuse neighbours, from the innermost pair out, wherever all stages of the phase can."""
-    names = [*phase.tiles, *phase.outputs, phase.root]
-    for key in ("axes", "reduce"):
-        place = len(getattr(s.state.stage(phase.root), key)) - 2
-        if key == "reduce":
-            names = [n for n in names if s.state.stage(n).fold]
-        for name in names if key == "reduce" else ():
-            s = _fuse_folds(s, name)
-        while key == "axes" and place >= 0:
-            pair = [a.name for a in s.state.stage(phase.root).axes[place : place + 2]]
-            s = _fuse_everywhere(s, names, pair[0], pair[1])
-            place -= 1
+    for place in reversed(range(len(s.state.stage(phase.root).axes) - 1)):
+        first, second = s.state.stage(phase.root).axes[place : place + 2]
+        s = _fuse_everywhere(s, phase.names, first.name, second.name)
+    for name in phase.names:
+        for place in reversed(range(len(s.state.stage(name).reduce) - 1)):
+            first, second = s.state.stage(name).reduce[place : place + 2]
+            with suppress(ScheduleError):
+                s = fuse(s, name, first.name, second.name)
     return s
 
 
-def _fuse_folds(s: Schedule, name: str) -> Schedule:
-    place = len(s.state.stage(name).reduce) - 2
-    while place >= 0:
-        pair = [a.name for a in s.state.stage(name).reduce[place : place + 2]]
-        with suppress(ScheduleError):
-            s = steps.fuse(s, name, pair[0], pair[1])
-        place -= 1
-    return s
-
-
-def _fuse_everywhere(s: Schedule, names: list[str], first: str, second: str) -> Schedule:
+def _fuse_everywhere(s: Schedule, names: Sequence[str], first: str, second: str) -> Schedule:
     """Fuse two axes in all stages that have both, or in none."""
     trial = s
-    try:
-        for name in names:
-            own = [a.name for a in trial.state.stage(name).axes]
-            if first in own and second in own:
-                trial = steps.fuse(trial, name, first, second)
-            elif first in own or second in own:
-                return s
-    except ScheduleError:
-        return s
+    for name in names:
+        own = {first, second} & {a.name for a in trial.state.stage(name).axes}
+        if len(own) == 1:
+            return s
+        try:
+            trial = fuse(trial, name, first, second) if own else trial
+        except ScheduleError:
+            return s
     return s if any(_mixes(trial.state.stage(n), names) for n in names) else trial
 
 
-def _mixes(stage: Stage, tiles: list[str]) -> bool:
+def _mixes(stage: Stage, tiles: Sequence[str]) -> bool:
     """True if a stage walks a fused axis of a tile in two loops, or under another shape.
 
     The rows of the tile would not be aligned, or not be found.
@@ -164,8 +153,10 @@ def _mixes(stage: Stage, tiles: list[str]) -> bool:
 def row_axes(state: State, phase: Phase) -> list[str]:
     """Return the axes of the root that all its tiles depend on; these can be cut without waste."""
     root = state.stage(phase.root)
+    for name in phase.outputs:
+        output = state.stage(name)
+        state = state.put(replace(output, attach=(phase.root, root.axes[0].name)))
     names = [a.name for a in root.axes]
-    state = _outputs_attached(state, phase, names[0])
     return [n for n in names if all(_follows(state, root, t, n) for t in phase.tiles)]
 
 
@@ -179,9 +170,3 @@ def _follows(state: State, root: Stage, tile: str, axis: str) -> bool:
     except ScheduleError:
         return False  # one reader needs all of it, another a part
     return any(name == axis for part in box.values() for name, _ in part.start.terms)
-
-
-def _outputs_attached(state: State, phase: Phase, axis: str) -> State:
-    for name in phase.outputs:
-        state = state.put(replace(state.stage(name), attach=(phase.root, axis)))
-    return state

@@ -1,4 +1,4 @@
-"""Which part of a phase each core takes, and how evenly its tiles are cut."""
+"""How large the tiles of a phase are, and which core computes which."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, merge_axes, row_axes
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.nests import complete, moves_only
+from ascend_lab.dsl.primitives_loops import bind, reorder, rfactor, split, vectorise
+from ascend_lab.dsl.primitives_tiles import compute_at, double_buffer, inline
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Stage, State
+from ascend_lab.dsl.stages import Leaf, Stage, State
+from ascend_lab.dsl.tensor import Axis
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.gemm_schedule import up
@@ -20,6 +22,9 @@ from ascend_lab.kernels.gemm_schedule import up
 TILES_PER_CORE = 4
 SMALL_BYTES = 32768
 """Tiles that take less of UB than this are not made smaller only to have several of them."""
+
+LINE_BYTES = 512
+"""Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
 
 Widths = dict[str, int]
 """Elements of a tile per axis."""
@@ -32,36 +37,30 @@ def core_count(s: Schedule) -> int:
 
 def core_shares(s: Schedule, phase: Phase, rows: list[str]) -> Widths:
     """Return the elements of each axis that one core takes: whole blocks along the last one."""
-    root = s.state.stage(phase.root)
-    shares = {a.name: a.extent for a in root.axes}
-    unit = block_elements(s.state, phase)
-    last = root.axes[-1].name
-    if long_rows(s.state, phase):
-        unit = 1
-    choice = [a for a in root.axes if a.name in rows and (a.name != last or a.extent >= 2 * unit)]
-    if not choice:
-        return shares
-    one, two = choice[0], choice[1] if len(choice) > 1 else None
-    best = (math.inf, one.extent, 0)
-    for cores in range(1, core_count(s) + 1):
-        first = _share(one.extent, cores, unit if one.name == last else 1)
-        second = 1
-        if two is not None:
-            rest = max(1, core_count(s) // -(-one.extent // first))
-            second = _share(two.extent, rest, unit if two.name == last else 1)
-        best = min(best, (first * second, first, second))
-    shares[one.name] = int(best[1])
-    if two is not None:
-        shares[two.name] = best[2]
-    return shares
+    axes, cores = s.state.stage(phase.root).axes, core_count(s)
+    unit = 1 if long_rows(s.state, phase) else block_elements(s.state, phase)
+    choice = [a for a in axes if a.name in rows and (a is not axes[-1] or a.extent >= 2 * unit)]
+
+    def share(axis: Axis, cores: int) -> int:
+        return _share(axis.extent, cores, unit if axis is axes[-1] else 1)
+
+    found = []
+    for used in range(1, cores + 1) if choice else ():
+        first = share(choice[0], used)
+        rest = max(1, cores // up(choice[0].extent, first))
+        second = share(choice[1], rest) if len(choice) > 1 else 1
+        found.append((first * second, first, second))
+    best = min(found)[1:] if found else ()
+    chosen = {a.name: n for a, n in zip(choice, best, strict=False)}
+    return {a.name: a.extent for a in axes} | chosen
 
 
 def long_rows(state: State, phase: Phase) -> bool:
     """True if one element of the result needs so many that sharing by blocks would idle cores."""
-    folds = [state.stage(n) for n in (*phase.tiles, phase.root) if state.stage(n).fold]
-    sizes = [
+    folds = [x for x in map(state.stage, (*phase.tiles, phase.root)) if x.fold]
+    sizes = (
         math.prod(a.extent for a in f.reduce) * DTYPE_BYTES[r.dtype] for f in folds for r in f.reads
-    ]
+    )
     return max(sizes, default=0) >= SMALL_BYTES // 4
 
 
@@ -76,14 +75,10 @@ def _share(extent: int, cores: int, unit: int) -> int:
 
 def block_elements(state: State, phase: Phase) -> int:
     """Return the elements of a 32-byte block, for all formats of a phase at once."""
-    return math.lcm(*(c0_of(d) for d in phase_formats(state, phase)))
-
-
-def phase_formats(state: State, phase: Phase) -> set[str]:
-    """Return the number formats a phase reads and writes."""
-    names = (phase.root, *phase.outputs)
-    found = {r.dtype for n in (*names, *phase.tiles) for r in state.stage(n).reads}
-    return found | {state.stage(n).dtype for n in names}
+    stages = [state.stage(n) for n in phase.names]
+    found = {r.dtype for x in stages for r in x.reads}
+    found |= {x.dtype for x in stages if x.name not in phase.tiles}
+    return math.lcm(*map(c0_of, found))
 
 
 def even(width: int, share: int, taken_bytes: int, unit: int, tiles: int) -> int:
@@ -107,21 +102,12 @@ def whole_tiles(extent: int, share: int, width: int) -> int:
     return filled if up(extent, filled) == up(extent, share) else share
 
 
-# How large the tiles of a phase are, and which core computes which.
-
-
-LINE_BYTES = 512
-"""Folds over rows keep at least this much of a row together: one line of L2 (PTO cost model)."""
-
-
 def schedule_phase(s: Schedule, phase: Phase, *, merge: bool = True) -> Schedule:
     """Schedule one nest: merge axes, choose tile sizes, share them over cores, fuse its tiles."""
     if moves_only(s.state, s.state.stage(phase.root)) and not phase.tiles:
         return s  # a strided copy has a kernel of its own
-    s, phase = _split_folds(s, phase)
-    before = s
-    if merge:
-        s = merge_axes(s, phase)
+    before = s = _split_folds(s, phase)
+    s = merge_axes(s, phase) if merge else s
     rows = row_axes(s.state, phase)
     best = largest(s, phase, rows) if rows or not (phase.tiles or phase.outputs) else None
     if best is None or _cuts_blocks(s, phase, best[0]):
@@ -145,51 +131,38 @@ def _apart(s: Schedule, phase: Phase) -> Schedule:
             f"{s.chip.buffers['UB']} bytes on {s.chip.name}",
             "reshape the tensor so that an axis can be split",
         )
-    roots = []
-    for name in phase.tiles:
-        stage = s.state.stage(name)
-        if stage.fold:
-            roots.append(name)
-        else:
-            s = steps.inline(s, name)
-    for name in (*roots, *phase.outputs, phase.root):
-        s = schedule_phase(s, Phase(name))
+    again = [n for n in phase.tiles if not s.state.stage(n).fold]
+    for name in again:
+        s = inline(s, name)
+    for name in phase.names:
+        s = s if name in again else schedule_phase(s, Phase(name))
     return s
 
 
-def _split_folds(s: Schedule, phase: Phase) -> tuple[Schedule, Phase]:
+def _split_folds(s: Schedule, phase: Phase) -> Schedule:
     """Cut long folds that leave most cores idle into one partial fold per core."""
-    for name in (*phase.tiles, phase.root):
+    for name in (*phase.tiles, phase.root) if len(phase.tiles) < 2 else ():
         stage = s.state.stage(name)
-        axis = _axis_for_cores(s, stage) if stage.fold else ""
-        if not axis or len(phase.tiles) > 1:
-            continue
-        extent = next(a.extent for a in stage.reduce if a.name == axis)
-        s = steps.split(s, name, axis, extent // _parts(s, extent))
-        s = steps.rfactor(s, name, f"{axis}_o")
-        s = schedule_phase(s, Phase(f"{name}_rf"))
-    return s, phase
+        axis = max(stage.reduce, key=lambda a: a.extent, default=None)
+        width = _part_for_cores(s, stage, axis.extent) if axis else 0
+        if axis and width:
+            s = rfactor(split(s, name, axis.name, width), name, f"{axis.name}_o")
+            s = schedule_phase(s, Phase(f"{name}_rf"))
+    return s
 
 
-def _parts(s: Schedule, extent: int) -> int:
-    """Return the largest number of cores that divides an axis."""
-    return max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
-
-
-def _axis_for_cores(s: Schedule, stage: Stage) -> str:
-    """Return the fold axis to cut for the cores, or nothing where that does not pay."""
+def _part_for_cores(s: Schedule, stage: Stage, extent: int) -> int:
+    """Return the part of a fold axis one core folds, or 0 where cutting it does not pay."""
     units = math.prod(stage.shape)
-    if any(a.name == "p" for a in (*stage.axes, *stage.reduce)):
-        return ""
     itemsize = DTYPE_BYTES[stage.expr.dtype]
     size = math.prod(a.extent for a in stage.reduce) * units
     if _keeps_lanes(stage):
         units = max(1, units * itemsize // LINE_BYTES)
-    if 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
-        return ""
-    axis = max(stage.reduce, key=lambda a: a.extent)
-    parts = _parts(s, axis.extent)
-    return axis.name if parts >= 2 * units and axis.extent // parts > 1 else ""
+    parts = max(d for d in range(1, core_count(s) + 1) if extent % d == 0)
+    cut = any(a.name == "p" for a in (*stage.axes, *stage.reduce))
+    if cut or 2 * units > core_count(s) or size * itemsize < 4 * SMALL_BYTES:
+        return 0
+    return extent // parts if parts >= 2 * units and extent > parts else 0
 
 
 def largest(s: Schedule, phase: Phase, rows: list[str]) -> tuple[Widths, Widths] | None:
@@ -255,33 +228,9 @@ def arrange(
     folds: Mapping[str, int],
     plain: bool = False,
 ) -> Schedule:
-    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside."""
-    name = phase.root
-    s, bound, loops, tiles = _cut_axes(s, phase, rows, widths, folds, plain)
-    s, inner, rest = fold_loops(s, name, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
-    for loop in bound:
-        s = steps.bind(s, name, loop)
-    s = steps.vectorise(s, name, tiles[0])
-    host = [*bound, *loops]
-    if phase.tiles or phase.outputs:
-        s = attach_tiles(s, phase, host, folds)
-    for each in (name, *phase.outputs):
-        s = steps.double_buffer(s, each)
-    return s
+    """Apply the steps for tiles of `widths`: shares of cores, loops, whole tiles inside.
 
-
-def _cut_axes(
-    s: Schedule,
-    phase: Phase,
-    rows: list[str],
-    widths: Mapping[str, int],
-    folds: Mapping[str, int],
-    plain: bool,
-) -> tuple[Schedule, list[str], list[str], list[str]]:
-    """Split the axes of the root; return the loops over cores, over tiles, and inside tiles.
-
-    `plain`: into tiles of exactly `widths`, on one core.
+    `plain`: tiles of exactly these widths, on one core.
     """
     root, name = s.state.stage(phase.root), phase.root
     shares = {a.name: a.extent for a in root.axes} if plain else core_shares(s, phase, rows)
@@ -292,35 +241,45 @@ def _cut_axes(
     tiles: list[str] = []
     left = TILES_PER_CORE
     for axis in root.axes:
-        width, share, leaf = widths[axis.name], shares[axis.name], axis.name
-        width = min(width, share)
+        share, leaf = shares[axis.name], axis.name
+        width = min(widths[axis.name], share)
         if not plain and axis.name in rows:
             width = even(width, share, taken, unit if axis is root.axes[-1] else 1, left)
             share = whole_tiles(axis.extent, share, width)
             left = up(left, up(share, width))
         if share < axis.extent:
-            s = steps.split(s, name, leaf, share)
-            bound.append(f"{leaf}_o")
-            leaf = f"{leaf}_i"
+            s, leaf = _cut(s, name, leaf, share, bound)
         if width < share or (width == 1 and axis.name in rows):
-            s = steps.split(s, name, leaf, width)
-            loops.append(f"{leaf}_o")
-            leaf = f"{leaf}_i"
+            s, leaf = _cut(s, name, leaf, width, loops)
         tiles.append(leaf)
-    return s, bound, loops, tiles
+    s, inner, rest = fold_loops(s, name, folds)
+    s = reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    for loop in bound:
+        s = bind(s, name, loop)
+    s = vectorise(s, name, tiles[0])
+    if phase.tiles or phase.outputs:
+        s = attach_tiles(s, phase, [*bound, *loops], folds)
+    for each in (name, *phase.outputs):
+        s = double_buffer(s, each)
+    return s
+
+
+def _cut(s: Schedule, name: str, leaf: str, width: int, outer: list[str]) -> tuple[Schedule, str]:
+    """Split a loop, note its outer part, and return the schedule and the inner part."""
+    outer.append(f"{leaf}_o")
+    return split(s, name, leaf, width), f"{leaf}_i"
 
 
 def fold_loops(
     s: Schedule, name: str, folds: Mapping[str, int]
 ) -> tuple[Schedule, list[str], list[str]]:
     """Split the fold axes of a stage that are walked in parts; return loops and tile loops."""
-    loops, tiles = [], []
+    loops: list[str] = []
+    tiles: list[str] = []
     for axis in s.state.stage(name).reduce:
         width, leaf = folds.get(f"{name}.{axis.name}", axis.extent), axis.name
         if width < axis.extent:
-            s = steps.split(s, name, leaf, width)
-            loops.append(f"{leaf}_o")
-            leaf = f"{leaf}_i"
+            s, leaf = _cut(s, name, leaf, width, loops)
         tiles.append(leaf)
     return s, loops, tiles
 
@@ -330,28 +289,25 @@ def attach_tiles(
 ) -> Schedule:
     """Compute tiles and further outputs in the innermost loop of the root."""
     if not host:
-        leaf = s.state.stage(phase.root).loops[0].name
-        s = replace_vector(s, phase.root, leaf)
-        host = [f"{leaf}_o"]
+        leaf = s.state.stage(phase.root).loops[0]
+        s = _opened(s, phase.root, leaf)
+        host = [f"{leaf.name}_o"]
     for name in reversed(phase.outputs):
-        s = steps.compute_at(s, name, phase.root, host[-1])
+        s = compute_at(s, name, phase.root, host[-1])
     for name in reversed(phase.tiles):
         s, loops, tiles = fold_loops(s, name, folds)
         if loops:
             data = [a.name for a in s.state.stage(name).axes]
-            s = steps.reorder(s, name, *loops, *data, *tiles)
-            s = steps.vectorise(s, name, data[0])
-        s = steps.double_buffer(s, name, depth)
-        s = steps.compute_at(s, name, phase.root, host[-1])
+            s = reorder(s, name, *loops, *data, *tiles)
+            s = vectorise(s, name, data[0])
+        s = double_buffer(s, name, depth)
+        s = compute_at(s, name, phase.root, host[-1])
     return s
 
 
-def replace_vector(s: Schedule, name: str, leaf: str) -> Schedule:
+def _opened(s: Schedule, name: str, leaf: Leaf) -> Schedule:
     """Open a loop of one step around a nest that has none, for tiles to hang on."""
-    state = s.state
-    s = replace(s, state=state.put(replace(state.stage(name), vector_at="")))
-    steps_before = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
-    s = replace(s, steps=steps_before)
-    extent = s.state.stage(name).loop(leaf).extent
-    s = steps.split(s, name, leaf, extent)
-    return steps.vectorise(s, name, f"{leaf}_i")
+    state = s.state.put(replace(s.state.stage(name), vector_at=""))
+    steps = tuple(x for x in s.steps if x.primitive != "vectorise" or x.arguments[0] != name)
+    s = split(replace(s, state=state, steps=steps), name, leaf.name, leaf.extent)
+    return vectorise(s, name, f"{leaf.name}_i")

@@ -1,4 +1,4 @@
-"""Which part of a tensor a step of a nest needs: ranges of indices, start affine, size fixed."""
+"""Which part of a tensor a step of a nest needs, and how much of UB the tiles of a nest take."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.dsl.emit_vector import block_steps
 from ascend_lab.dsl.nests import loop_count, members
 from ascend_lab.dsl.stages import Stage, State
@@ -97,7 +97,7 @@ def needed(
     return data | {a.name: Range(ZERO, a.extent) for a in stage.reduce}
 
 
-# How much of UB the tiles of a nest take, before its program is written.
+# -- bytes of UB, before a program is written -----------------------------------------------------
 
 
 def first_boxes(state: State, root: str) -> dict[str, Box]:
@@ -121,7 +121,10 @@ def tile_sizes(state: State, stage: Stage, active: Mapping[str, Box]) -> tuple[i
 
 
 def ub_bytes(state: State, root: str, chip: Chip) -> int:
-    """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch."""
+    """Return the bytes of UB a completed phase needs: slots of all tiles, and scratch.
+
+    A tile that only the vector unit touches has one slot.
+    """
     active = first_boxes(state, root)
     total, scratch = 0, 0
     for name in members(state, root):
@@ -129,21 +132,13 @@ def ub_bytes(state: State, root: str, chip: Chip) -> int:
         if stage.scope != "UB":
             continue
         _, elements = row_steps(stage, tile_sizes(state, stage, active))
-        total += _slots(state, stage) * _blocks(elements, stage.dtype)
+        loaded = stage.is_copy and state.find(stage.sources[0]).scope == "GM"
+        stored = any(r.scope == "GM" for r in state.readers(name))
+        each = -(-elements * DTYPE_BYTES[stage.dtype] // BLOCK_BYTES) * BLOCK_BYTES
+        total += each * (stage.depth if loaded or stored else 1)
         if not stage.is_copy:
             scratch = max(scratch, _scratch_bytes(stage, active[name], chip))
     return total + scratch
-
-
-def _slots(state: State, stage: Stage) -> int:
-    """Return the slots of a tile: one where only the vector unit touches it."""
-    loaded = stage.is_copy and getattr(state.find(stage.sources[0]), "scope", "GM") == "GM"
-    stored = any(getattr(r, "scope", "GM") == "GM" for r in state.readers(stage.name))
-    return stage.depth if loaded or stored else 1
-
-
-def _blocks(elements: int, dtype: str) -> int:
-    return -(-elements * DTYPE_BYTES[dtype] // 32) * 32
 
 
 def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
@@ -151,59 +146,54 @@ def _scratch_bytes(stage: Stage, box: Box, chip: Chip) -> int:
     axes = (*stage.axes, *stage.reduce)
     sizes = [box[a.name].count for a in axes]
     rows = math.prod(sizes) // max(*sizes, 1)
-    spare = 0
+    spare = _side_by_side(stage, box, chip)
     if stage.fold:
-        lanes = chip.vector_bytes_per_repeat
-        spare = (min(max(rows, 32), math.prod(sizes)) + 32) * lanes + 64 * rows
-        spare += _tile(stage.expr, sizes) // 2
-        if not isinstance(stage.expr, Read):
-            spare += _tile(stage.expr, sizes)
-    if _repeats_lanes(stage):
-        spare += 2 * 32 * rows
-    spare += _side_by_side(stage, box, chip)
-    return spare + _peak(stage.expr, sizes, stage.dtype, top=True)
-
-
-def _repeats_lanes(stage: Stage) -> bool:
-    """True if an operand does not use the last axis, so that it is spread over blocks."""
-    axes = (*stage.axes, *stage.reduce)
+        own = _tile(stage.expr, sizes)
+        spare += (min(max(rows, 32), math.prod(sizes)) + 32) * chip.vector_bytes_per_repeat
+        spare += 64 * rows + own // 2 + (0 if isinstance(stage.expr, Read) else own)
     last = [a.name for a in axes if a.extent > 1][-1:]
-    return any(last and not any(last[0] in dict(i.terms) for i in r.index) for r in stage.reads)
+    if last and any(last[0] not in names for names in _used(stage)):  # spread over blocks
+        spare += 2 * BLOCK_BYTES * rows
+    return spare + _peak(stage.expr, sizes, stage.dtype)
+
+
+def _used(stage: Stage) -> list[set[str]]:
+    """Return the axes that each operand uses."""
+    return [{name for i in r.index for name, _ in i.terms} for r in stage.reads]
 
 
 def _side_by_side(stage: Stage, box: Box, chip: Chip) -> int:
     """Bytes in which two operands that repeat short rows are copied side by side."""
-    *outer, rows, last = [1, 1, *(a for a in stage.axes if box[a.name].count > 1)]
-    if isinstance(rows, int) or isinstance(last, int):
+    long = [a.name for a in stage.axes if box[a.name].count > 1]
+    if len(long) < 2:
         return 0
+    *outer, rows, last = long
     lanes = chip.vector_bytes_per_repeat
-    short = box[last.name].count * DTYPE_BYTES[stage.dtype] < lanes
-    used = [{n for i in r.index for n, _ in i.terms} for r in stage.reads]
-    if not short or not any(last.name in names and rows.name not in names for names in used):
+    if box[last].count * DTYPE_BYTES[stage.dtype] >= lanes:
         return 0
-    return 2 * lanes * math.prod(box[a.name].count for a in outer if not isinstance(a, int))
+    if not any(last in names and rows not in names for names in _used(stage)):
+        return 0
+    return 2 * lanes * math.prod(box[name].count for name in outer)
 
 
 def _tile(expr: Expr, sizes: Sequence[int]) -> int:
-    block = c0_of(expr.dtype)
-    long = [n for n in sizes if n > 1] or [1]
-    rows = math.prod(long) // max(long)
-    return rows * -(-max(long) // block) * block * DTYPE_BYTES[expr.dtype]
+    """Bytes of a tile for an expression, its longest axis in whole blocks."""
+    block, longest = c0_of(expr.dtype), max(*sizes, 1)
+    rows = math.prod(sizes) // longest
+    return rows * -(-longest // block) * block * DTYPE_BYTES[expr.dtype]
 
 
-def _peak(expr: Expr, sizes: Sequence[int], out: str, top: bool) -> int:
+def _peak(expr: Expr, sizes: Sequence[int], out: str) -> int:
     """Most scratch alive at once while an expression is evaluated into a tile of format `out`."""
-    if not isinstance(expr, Call):
-        return 0
     alive = peak = 0
     spare = True
-    for arg in expr.args:
+    for arg in expr.args if isinstance(expr, Call) else ():
         if isinstance(arg, Read):
             continue
         here = spare and arg.dtype == out
         spare = spare and not here
         own = 0 if here else _tile(arg, sizes)
-        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype, False))
+        peak = max(peak, alive + own + _peak(arg, sizes, arg.dtype))
         alive += own
     return max(peak, alive)
 

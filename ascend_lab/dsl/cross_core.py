@@ -1,23 +1,30 @@
 """Fold one axis on many cores: each core folds a part, then the partial results are folded.
 
-    two_pass   partial folds, then one fold of all of them             2 phases
-    tree       partial folds, then rounds that halve their number      1 + log2(parts) phases
+    two_pass   partial folds, then one fold of all of them                  2 phases
+    tree       partial folds, then rounds that halve their number           1 + log2(parts) phases
+    atomic     each core adds its partial sum to the result, all at once    2 phases
+    chain      partial sums, then one core after another adds its own row   2 + parts phases
 
 Between two phases all cores wait for each other. `kept` is the fold without such a step: the cores
-share the axes that stay. Sums that memory itself adds up are in `memory_adds`. Source of rfactor:
-Suriana, Adams, Kamil, "Parallel associative reductions in Halide", CGO 2017.
+share the axes that stay. Source of rfactor: Suriana, Adams, Kamil, "Parallel associative reductions
+in Halide", CGO 2017.
+
+In `atomic` and `chain` device memory does the last addition (copies with atomic add), to a result
+of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. In which order
+`atomic` rounds is left to chance; `chain` has one order, and waits for it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
 from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.schedule import Schedule
+from ascend_lab.dsl.primitives_loops import rfactor, split
+from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError
@@ -100,7 +107,7 @@ def core_limit(chip: Chip, cores: int | None) -> int:
 
 def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
     """Return the fused schedule of an output, the name of its only fold, and its phase."""
-    s, phases = fuse_stages(steps.create_schedule(output, chip))
+    s, phases = fuse_stages(create_schedule(output, chip))
     folds = [x.name for x in s.state.stages if isinstance(x, Stage) and x.fold]
     if len(folds) != 1 or len(phases) != 1:
         raise ScheduleError(
@@ -145,19 +152,12 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
             "use fewer cores, or pad the axis",
         )
     before = {x.name for x in s.state.stages}
-    s = steps.split(s, fold, axis.name, axis.extent // parts)
-    s = steps.rfactor(s, fold, f"{axis.name}_o")
+    s = split(s, fold, axis.name, axis.extent // parts)
+    s = rfactor(s, fold, f"{axis.name}_o")
     return s, next(x.name for x in s.state.stages if x.name not in before)
 
 
-# Sums on many cores in which device memory does the last addition (copies with atomic add).
-#
-#     atomic     each core adds its partial sum to the result, all at once       2 phases
-#     chain      partial sums, then one core after another adds its own row      2 + parts phases
-#
-# Both begin with a result of zeros; a sum in fp32 that is stored as fp16 is converted in one
-# phase
-# more. In which order `atomic` rounds is left to chance; `chain` has one order, and waits for it.
+# -- sums in memory --------------------------------------------------------------------------------
 
 
 def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
@@ -166,8 +166,7 @@ def atomic(output: Tensor, chip: Chip, cores: int | None = None) -> Kernel:
     before: `y_rf[c, i] = sum over k in part c`, then `y[i] = sum over c`
     after: `y[i] = 0`, then core c: `y[i] += sum over k in part c`
 
-    Raises `ScheduleError` as
-    `two_pass`, and for folds that are no sums.
+    Raises `ScheduleError` as `two_pass`, and for folds that are no sums.
     """
     first, target, rest = _pieces(output, chip, core_limit(chip, cores))
     added = tuple(_adding(part, first.name, target) for part in first.parts)
@@ -242,9 +241,8 @@ def _zeros(chip: Chip, target: Buffer) -> Launch:
     k.vector("vdup", tile.alloc().region(0, (repeats, lanes)), scalar=0.0)
     tile.enqueue()
     zero = tile.dequeue()
-    for start in range(0, target.elements, repeats * lanes):
-        size = min(repeats * lanes, target.elements - start)
-        k.copy(goal.region(start, size), zero.region(0, size), pad=size * target.itemsize % 32 > 0)
+    for start, size, pad in _runs(target, repeats * lanes):
+        k.copy(goal.region(start, size), zero.region(0, size), pad=pad)
     tile.free()
     return as_launch(k.finish())
 
@@ -257,11 +255,16 @@ def _turn(chip: Chip, name: str, target: Buffer, parts: int) -> Program:
     row = k.param("c", parts) * target.elements
     width = min(target.elements, chip.buffers["UB"] // 2 // target.itemsize)
     tile = k.queue("row", "UB", target.dtype, width, src="MTE2", dst="MTE3", depth=1)
-    for start in range(0, target.elements, width):
-        size = min(width, target.elements - start)
-        pad = size * target.itemsize % 32 > 0
+    for start, size, pad in _runs(target, width):
         k.copy(tile.alloc().region(0, size), source.region(row + start, size), pad=pad)
         tile.enqueue()
         k.copy(goal.region(start, size), tile.dequeue().region(0, size), pad=pad, atomic="add")
         tile.free()
     return k.finish()
+
+
+def _runs(target: Buffer, width: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield start and size of runs of a tensor, and if its last block is ragged."""
+    for start in range(0, target.elements, width):
+        size = min(width, target.elements - start)
+        yield start, size, size * target.itemsize % BLOCK_BYTES > 0

@@ -100,10 +100,10 @@ def _multiply(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None
             "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it",
         )
     for read, scope in zip(stage.reads, ("L0A", "L0B"), strict=True):
-        if tiles.scope_of(read.source) != scope:
+        if tiles.state.find(read.source).scope != scope:
             raise ScheduleError(
                 f"{stage.name}: operand {read.source} in {scope}",
-                tiles.scope_of(read.source),
+                tiles.state.find(read.source).scope,
                 f'cache_read it to "L1", then to "{scope}"',
             )
     c0 = c0_of(stage.reads[0].dtype)
@@ -139,7 +139,7 @@ def _drain(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
     tensor = tiles.place(stage.name)
     place, height = _fractal(matrix, tensor, ranges)
     target = tensor.memory.region(place * AREA_C, box, (height * AREA_C, 1))
-    if tiles.scope_of(read.source) == "L0C":
+    if tiles.state.find(read.source).scope == "L0C":
         k.fixpipe(target, source, relu=has_relu(stage.expr))
     else:
         k.copy(target, source)

@@ -102,16 +102,15 @@ def _check_bounds(body: Compute, what: str) -> None:
     ranges = {a.name: a.extent for a in (*body.axes, *body.reduce)}
     for element in leaves(body.expr):
         assert isinstance(element, Load)
-        for number, (index, size) in enumerate(
-            zip(element.index, element.view or element.tensor.shape, strict=True)
-        ):
-            unknown = next((n for n, _ in index.terms if n not in ranges), None)
-            if unknown is not None:
-                raise ShapeError(
-                    f"{what}: indices of its own axes {', '.join(ranges)}",
-                    unknown,
-                    "fold over it with te.sum(..., axis=...)",
-                )
+        shape = element.view or element.tensor.shape
+        for number, (index, size) in enumerate(zip(element.index, shape, strict=True)):
+            for name, _ in index.terms:
+                if name not in ranges:
+                    raise ShapeError(
+                        f"{what}: indices of its own axes {', '.join(ranges)}",
+                        name,
+                        "fold over it with te.sum(..., axis=...)",
+                    )
             low, high = index.bounds(ranges)
             if low < 0 or high >= size:
                 raise ShapeError(
@@ -137,34 +136,18 @@ def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:
 sum, max, min, prod = (_fold(kind) for kind in ("sum", "max", "min", "prod"))  # noqa: A001
 
 
-def exp(value: Expr) -> Call:
-    """Return exp of an element."""
-    return unary("vexp", value)
+def _function(op: str, result: str) -> Callable[[Expr], Call]:
+    def function(value: Expr) -> Call:
+        return unary(op, value)
+
+    function.__doc__ = f"Return {result} of an element."
+    return function
 
 
-def log(value: Expr) -> Call:
-    """Return the natural logarithm of an element."""
-    return unary("vln", value)
-
-
-def sqrt(value: Expr) -> Call:
-    """Return the square root of an element."""
-    return unary("vsqrt", value)
-
-
-def rsqrt(value: Expr) -> Call:
-    """Return 1 / sqrt of an element."""
-    return unary("vrsqrt", value)
-
-
-def relu(value: Expr) -> Call:
-    """Return an element, or 0 where it is negative."""
-    return unary("vrelu", value)
-
-
-def absolute(value: Expr) -> Call:
-    """Return the absolute value of an element."""
-    return unary("vabs", value)
+exp, log = _function("vexp", "exp"), _function("vln", "the natural logarithm")
+sqrt, rsqrt = _function("vsqrt", "the square root"), _function("vrsqrt", "1 / sqrt")
+relu = _function("vrelu", "max(x, 0)")
+absolute = _function("vabs", "the absolute value")
 
 
 def maximum(left: Expr, right: Expr | float) -> Call:

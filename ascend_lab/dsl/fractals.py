@@ -1,4 +1,9 @@
-"""Stages of a matrix product: which operand each one holds, and how that is stored in fractals."""
+"""Matrix products: which operand a stage holds, its fractal layout, and conversions.
+
+Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by the
+caller (`run` packs and unpacks them). A tensor that other stages touch as well is row-major; a
+conversion phase stands between.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +37,8 @@ class Matrix:
         return self.major_unit * self.minor_unit
 
 
-def is_fractal(state: State, stage: Stage) -> bool:
-    """True if the stage is part of a matrix product."""
-    return role_of(state, stage) != ""
-
-
 def role_of(state: State, stage: Stage) -> str:
-    """Return "A", "B" or "C" for the operand a stage holds, or nothing."""
+    """Return "A", "B" or "C" for the operand of a product that a stage holds, or nothing."""
     if stage.is_cube:
         return "C"
     if stage.scope in ("L0A", "L0B"):
@@ -49,9 +49,7 @@ def role_of(state: State, stage: Stage) -> str:
     if not stage.is_copy and plain_read(stage.expr) is None:
         return ""
     source = state.find(stage.sources[0])
-    if not isinstance(source, Stage) or source.scope == "GM":
-        return ""
-    return role_of(state, source)
+    return role_of(state, source) if isinstance(source, Stage) and source.scope != "GM" else ""
 
 
 def plain_read(expr: Expr) -> Read | None:
@@ -79,40 +77,15 @@ def product_of(state: State, stage: Stage) -> Stage:
 
 def matrix_of(cube: Stage, role: str) -> Matrix:
     """Return how operand "A", "B" or "C" of a cube stage is stored."""
-    c0 = c0_of(cube.reads[0].dtype)
     if role == "C":
-        names = [a.name for a in cube.axes]
-        major, minor = names.index("n"), names.index("m")
-        return Matrix(major, minor, FRACTAL, FRACTAL, _others(len(names), major, minor))
-    read = cube.reads[0] if role == "A" else cube.reads[1]
-    dims = {dict(i.terms).popitem()[0]: d for d, i in enumerate(read.index) if i.terms}
-    major, minor = dims["k"], dims["m" if role == "A" else "n"]
-    return Matrix(major, minor, c0, FRACTAL, _others(len(read.index), major, minor))
-
-
-def _others(rank: int, major: int, minor: int) -> tuple[int, ...]:
-    return tuple(d for d in range(rank) if d not in (major, minor))
-
-
-def stored_elements(shape: tuple[int, ...], matrix: Matrix) -> int:
-    """Return the elements a tensor takes in fractal layout."""
-    count = matrix.area
-    for dim, unit in ((matrix.major, matrix.major_unit), (matrix.minor, matrix.minor_unit)):
-        count *= -(-shape[dim] // unit)
-    for dim in matrix.batch:
-        count *= shape[dim]
-    return count
-
-
-# Tensors of the cube: their fractal layout in GM, and conversions where one is missing.
-#
-# Inputs that only the cube reads, and outputs that only the cube writes, are kept in fractals by
-# the
-# caller (`run` packs and unpacks them). A tensor that other stages touch as well is row-major; a
-# conversion phase stands between.
-
-
-ROLES = "AB"
+        dims, unit = {a.name: d for d, a in enumerate(cube.axes)}, FRACTAL
+    else:
+        read = cube.reads["AB".index(role)]
+        dims = {name: d for d, i in enumerate(read.index) for name, _ in i.terms}
+        unit = c0_of(read.dtype)
+    major, minor = dims["n" if role == "C" else "k"], dims["n" if role == "B" else "m"]
+    batch = tuple(d for d in dims.values() if d not in (major, minor))
+    return Matrix(major, minor, unit, FRACTAL, batch)
 
 
 def matrix_map(shape: tuple[int, ...], matrix: Matrix, dtype: str) -> AddressMap:
@@ -129,16 +102,13 @@ def with_conversions(state: State) -> State:
 
     A ReLU right behind a product belongs to it: it is applied on the way out of L0C.
     """
-    for stage in state.stages:
-        if isinstance(stage, Stage) and stage.is_cube:
-            state = _with_relu(state, stage)
-    for stage in state.stages:
-        if isinstance(stage, Stage) and stage.is_cube:
-            for role, read in zip(ROLES, stage.reads, strict=True):
-                state = _operand(state, stage.name, read.source, role)
-    for stage in state.stages:
-        if isinstance(stage, Stage) and stage.is_cube:
-            state = _result(state, stage)
+    for cube in state.cubes:
+        state = _with_relu(state, cube)
+    for cube in state.cubes:
+        for role, read in zip("AB", cube.reads, strict=True):
+            state = _operand(state, cube.name, read.source, role)
+    for cube in state.cubes:
+        state = _result(state, cube)
     return state
 
 
@@ -156,11 +126,15 @@ def _with_relu(state: State, cube: Stage) -> State:
 
 
 def _operand(state: State, cube: str, source: str, role: str) -> State:
+    """Give a product a fractal copy of an operand, unless that is stored so already."""
     stage = state.stage(cube)
     matrix, entry = matrix_of(stage, role), state.find(source)
-    if isinstance(entry, Input) and _all_agree(state, source, matrix):
-        return state
-    if isinstance(entry, Stage) and entry.is_cube and _same(entry, matrix):
+    if isinstance(entry, Input):
+        found = [_stored_as(r, source) for r in state.readers(source)]
+        if all(f and set(f) == {matrix} for f in found):
+            return state
+    narrow = isinstance(entry, Stage) and entry.is_cube and entry.dtype != "int32"
+    if narrow and matrix_of(state.stage(source), "C") == matrix:
         return state
     name = state.new_name(f"{source}_fractal")
     shape, attrs = entry.shape, (("matrix", matrix),)
@@ -168,22 +142,12 @@ def _operand(state: State, cube: str, source: str, role: str) -> State:
     return state.put(redirect(stage, source, name)).insert(made, before=cube)
 
 
-def _all_agree(state: State, source: str, matrix: Matrix) -> bool:
-    """True if all readers of an input are matrix products that store it the same way."""
-    found = [_stored_as(r, source) for r in state.readers(source)]
-    return all(f == [matrix] * len(f) and f for f in found)
-
-
 def _stored_as(reader: Stage | Fixed, source: str) -> list[Matrix]:
+    """Return how a reader wants a tensor stored, once per operand; nothing if it is no product."""
     if not isinstance(reader, Stage) or not reader.is_cube:
         return []
-    pairs = zip(reader.reads, ROLES, strict=True)
+    pairs = zip(reader.reads, "AB", strict=True)
     return [matrix_of(reader, role) for read, role in pairs if read.source == source]
-
-
-def _same(producer: Stage, matrix: Matrix) -> bool:
-    """True if what a product writes is already what another one reads."""
-    return producer.dtype != "int32" and matrix_of(producer, "C") == matrix
 
 
 def _result(state: State, stage: Stage) -> State:
@@ -210,32 +174,26 @@ def stored(state: State) -> dict[str, int]:
     """Return the elements every GM tensor takes; operands of the cube are stored in fractals."""
     sizes = {e.name: math.prod(e.shape) for e in (*state.inputs, *state.stages)}
     for name, matrix in matrices(state).items():
-        sizes[name] = stored_elements(state.find(name).shape, matrix)
+        units = {matrix.major: matrix.major_unit, matrix.minor: matrix.minor_unit}
+        shape = ((n, units.get(d, 1)) for d, n in enumerate(state.find(name).shape))
+        sizes[name] = math.prod(-(-n // unit) * unit for n, unit in shape)
     return sizes
 
 
 def matrices(state: State) -> dict[str, Matrix]:
     """Return the GM tensors that are kept in fractal layout, and how."""
     found: dict[str, Matrix] = {}
-    for cube in state.stages:
-        if not isinstance(cube, Stage) or not cube.is_cube:
-            continue
+    for cube in state.cubes:
         for read, role in zip(cube.reads, "AB", strict=True):
-            found[_origin(state, read.source)] = matrix_of(cube, role)
-        out: Stage = cube
+            origin = read.source
+            while state.find(origin).scope != "GM":
+                origin = state.stage(origin).sources[0]
+            found[origin] = matrix_of(cube, role)
+        out: Stage | Fixed = cube
         while out.scope != "GM":
-            below = state.readers(out.name)[0]
-            assert isinstance(below, Stage)
-            out = below
+            out = state.readers(out.name)[0]
         found[out.name] = matrix_of(cube, "C")
     for stage in state.stages:
         if isinstance(stage, Fixed) and stage.kind == "to_fractal":
             found[stage.name] = dict(stage.attrs)["matrix"]
     return found
-
-
-def _origin(state: State, name: str) -> str:
-    """Return the GM tensor behind on-chip copies."""
-    while getattr(state.find(name), "scope", "GM") != "GM":
-        name = state.stage(name).sources[0]
-    return name

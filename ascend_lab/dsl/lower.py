@@ -1,10 +1,10 @@
-"""Copies between GM and UB: at most two axes an instruction, ragged rows by what the chip has."""
+"""From a schedule to a kernel: one phase per nest, one program per kind of core."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from ascend_lab.chip import Chip
@@ -20,51 +20,89 @@ from ascend_lab.dsl.templates import copied, handwritten
 from ascend_lab.dsl.tensor import Read
 from ascend_lab.dsl.tiles import Group, Tiles
 from ascend_lab.errors import AlignmentError, ScheduleError
-from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of, c0_of, var
+from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of, c0_of
 
 
-def main_part(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Emit the copy of a box; on chips without padding copies only its whole 32-byte blocks."""
-    views, counts, contiguous = _walked(dst, src, sizes)
-    block = c0_of(dst.dtype)
-    rest = counts[-1] % block if contiguous else 1
-    padded = bool(rest) and not unit.builder.chip.combined
-    if rest and not padded:
-        if not contiguous or counts[-1] < block:
-            return
-        counts[-1] -= rest
-    for inner in unit.over(counts[:-2], views):
-        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
-        unit.builder.copy(to, what, pad=padded)
+def lower(schedule: Schedule) -> Kernel:
+    """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
 
-
-def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
-    """Emit, one by one on the scalar unit, the elements `main_part` left out.
-
-    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
+    Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
+    fit, both with the numbers.
     """
-    chip = unit.builder.chip
-    views, counts, contiguous = _walked(dst, src, sizes)
-    rest = counts[-1] % c0_of(dst.dtype) if contiguous else counts[-1]
-    if not rest or not chip.combined:
-        return
-    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
-    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in views]
-    for inner in unit.over([*counts[:-1], rest], moved):
-        to, what = (v.memory.region(v.offset, 1) for v in inner)
-        unit.builder.scalar(to, what, steps=max(wait, 1))
+    state, chip = schedule.state, schedule.chip
+    phases: list[Launch] = []
+    tensors = stored(state)
+    for stage in roots(state):
+        phases += _launches(state, stage, chip, tensors)
+    return Kernel(schedule.outputs[0].label, tuple(phases))
 
 
-def _walked(dst: View, src: View, sizes: Sequence[int]) -> tuple[list[View], list[int], bool]:
-    """Return operands and sizes of the merged axes, and if the one in UB is contiguous."""
-    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
-    views = with_dims((dst, src), dims)
-    on_chip = views[0] if dst.memory.region(0, 1).space == "UB" else views[1]
-    return views, [size for size, _ in dims], on_chip.strides[-1] == 1
+def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
+    """Return the launches of one stage; none if it is computed inside another nest."""
+    state = schedule.state
+    stage = next((s for s in roots(state) if s.name == name), None)
+    return _launches(state, stage, schedule.chip, stored(state)) if stage else ()
 
 
-# Walk a completed nest and write its program: loops, tiles, whole-tile instructions.
+def _launches(
+    state: State, stage: Stage | Fixed, chip: Chip, tensors: dict[str, int]
+) -> tuple[Launch, ...]:
+    if isinstance(stage, Fixed):
+        return handwritten(state, stage, chip)
+    if moves_only(state, stage):
+        return (copied(state, stage, chip),)
+    try:
+        return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
+    except AlignmentError as error:
+        raise ScheduleError(
+            f"{stage.name}: tiles that begin at 32-byte blocks ({error.needed})",
+            error.got,
+            "split by multiples of 16 elements, or vectorise a loop further out",
+        ) from error
 
+
+def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Launch:
+    """Return the launch of one nest: cores with full shares, then those with a rest."""
+    stage = state.stage(root)
+    bound = [leaf for leaf in stage.loops if leaf.name in stage.bound]
+    shares = [_shares(stage, leaf) for leaf in bound]
+    used = math.prod(sum(count for _, count, _ in share) for share in shares)
+    cube = any(s.is_cube for s in map(state.stage, members(state, root)))
+    there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
+    if used > there:
+        raise ScheduleError(
+            f"{root}: bound loops of at most {there} steps, one per core of {chip.name}",
+            str(used),
+            "split with a larger factor before bind",
+        )
+    parts = []
+    for chosen in product(*shares):
+        nest, box = Nest(state, root, chip, tensors), whole(stage)
+        for leaf, (first, count, elements) in zip(bound, chosen, strict=True):
+            start = nest.builder.param(leaf.name, first + count) * leaf.width
+            box[leaf.root] = Range(start, elements)
+        nest.run(stage, box)
+        steps = product(*(range(first, first + count) for first, count, _ in chosen))
+        named = (zip((leaf.name for leaf in bound), values, strict=True) for values in steps)
+        parts.append(Part(nest.builder.finish(), tuple(binding_of(dict(x)) for x in named)))
+    return Launch(root, tuple(parts))
+
+
+def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
+    """Return, per kind of core: first step of a bound loop, how many, elements of each."""
+    extent = next(a.extent for a in stage.axes if a.name == leaf.root)
+    for coarser in stage.loops:
+        if coarser.root == leaf.root and coarser.width > leaf.width:
+            raise ScheduleError(
+                f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}",
+                f"{coarser.name} is outside",
+                "bind that one",
+            )
+    full, rest = divmod(extent, leaf.width)
+    return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
+
+
+# -- a nest: loops, tiles, whole-tile instructions ------------------------------------------------
 
 Copy = Callable[[Unit, View, View, Sequence[int]], None]
 
@@ -78,30 +116,25 @@ class Nest:
         self.unit = Unit(self.builder)
         self.tiles = Tiles(state, root, self.unit, tensors)
         self.active: dict[str, Box] = {}
-        self.guests: dict[tuple[str, str], list[Stage]] = {}
-        self.counts: dict[str, int] = {}
         self.pending: dict[str, Sequence[Leaf]] = {}
         self.how: Copy = main_part
-        for stage in state.stages:
-            if isinstance(stage, Stage):
-                self.counts[stage.name] = loop_count(state, stage)
-                if stage.attach is not None:
-                    self.guests.setdefault(stage.attach, []).append(stage)
-        for found in self.guests.values():
-            found.sort(key=self._turn)
+        stages = [s for s in state.stages if isinstance(s, Stage)]
+        self.counts = {s.name: loop_count(state, s) for s in stages}
+        self.guests: dict[tuple[str, str], list[Stage]] = defaultdict(list)
+        for stage in sorted(stages, key=self._turn):
+            if stage.attach is not None:
+                self.guests[stage.attach].append(stage)
 
     def _turn(self, stage: Stage) -> int:
         """Loads first, stores last, what is computed in between."""
-        if stage.scope == "GM":
-            return 2
-        return 1 if self.tiles.writer(stage) == "V" else 0
+        return 2 if stage.scope == "GM" else int(self.tiles.writer(stage) == "V")
 
     # -- loops ----------------------------------------------------------------------------------
     def run(self, stage: Stage, box: Box) -> None:
         """Write the nest of a stage for a box of it."""
         self.active[stage.name] = box
         places = ("", *stage.bound)
-        guests = [g for place in places for g in self.guests.get((stage.name, place), ())]
+        guests = [g for place in places for g in self.guests[stage.name, place]]
         loops = [x for x in stage.loops[: self.counts[stage.name]] if x.name not in stage.bound]
         self.pending[stage.name] = loops
         self.produce(guests)
@@ -119,7 +152,7 @@ class Nest:
             self.instructions(stage, folds)
             return
         leaf, box = loops[0], self.active[stage.name]
-        guests = self.guests.get((stage.name, leaf.name), ())
+        guests = self.guests[stage.name, leaf.name]
         for part, trip in self.steps(stage, leaf, box[leaf.root]):
             self.active[stage.name] = box | {leaf.root: part}
             self.pending[stage.name] = loops[1:]
@@ -196,129 +229,54 @@ class Nest:
         if stage.name in self.tiles.fractal:
             emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
-            self.copy(stage, box)
+            read = bare(stage.expr) or stage.expr
+            assert isinstance(read, Read)
+            dst, src = self.tiles.own_view(stage, box), self.tiles.view(read, box, stage.axes)
+            self.how(self.unit, dst, src, [box[a.name].count for a in stage.axes])
         else:
             axes = (*stage.axes, *stage.reduce)
             views = {r: self.tiles.view(r, box, axes) for r in stage.reads}
             compute_tile(self.unit, stage, box, self.tiles.own_view(stage, box), views, bool(folds))
 
-    def copy(self, stage: Stage, box: Box) -> None:
-        """Move a box between GM and UB: its main part, or what that leaves over."""
-        read = bare(stage.expr) or stage.expr
-        assert isinstance(read, Read)
-        sizes = [box[a.name].count for a in stage.axes]
-        self.how(
-            self.unit,
-            self.tiles.own_view(stage, box),
-            self.tiles.view(read, box, stage.axes),
-            sizes,
-        )
+
+# -- copies between GM and UB: at most two axes an instruction, ragged rows by what the chip has ---
 
 
-# From a schedule to a kernel: one phase per nest, one program per kind of core.
+def main_part(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Emit the copy of a box; on chips without padding copies only its whole 32-byte blocks."""
+    views, counts, contiguous = _walked(dst, src, sizes)
+    block = c0_of(dst.dtype)
+    rest = counts[-1] % block if contiguous else 1
+    padded = bool(rest) and not unit.builder.chip.combined
+    if rest and not padded:
+        if not contiguous or counts[-1] < block:
+            return
+        counts[-1] -= rest
+    for inner in unit.over(counts[:-2], views):
+        to, what = (v.memory.region(v.offset, counts[-2:], v.strides) for v in inner)
+        unit.builder.copy(to, what, pad=padded)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which steps of a bound loop a kind of core takes: first step, how many, elements of each."""
+def leftover(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
+    """Emit, one by one on the scalar unit, the elements `main_part` left out.
 
-    leaf: Leaf
-    first: int
-    count: int
-    elements: int
-
-
-def lower(schedule: Schedule) -> Kernel:
-    """Return the kernel of a schedule on its chip, one phase per stage that is kept in GM.
-
-    Raises `ScheduleError` for nests that cannot be written, `CapacityError` for tiles that do not
-    fit, both with the numbers.
+    Each waits for L2 once (its latency), as in the copies of `layout` and `kernels`.
     """
-    state, chip = schedule.state, schedule.chip
-    phases: list[Launch] = []
-    tensors = stored(state)
-    for stage in roots(state):
-        phases += _launches(state, stage, chip, tensors)
-    return Kernel(schedule.outputs[0].label, tuple(phases))
+    chip = unit.builder.chip
+    views, counts, contiguous = _walked(dst, src, sizes)
+    rest = counts[-1] % c0_of(dst.dtype) if contiguous else counts[-1]
+    if not rest or not chip.combined:
+        return
+    wait = chip.l2.latency_cycles // max(chip.scalar_cycles, 1)
+    moved = [v.moved(len(counts) - 1, counts[-1] - rest) for v in views]
+    for inner in unit.over([*counts[:-1], rest], moved):
+        to, what = (v.memory.region(v.offset, 1) for v in inner)
+        unit.builder.scalar(to, what, steps=max(wait, 1))
 
 
-def lower_stage(schedule: Schedule, name: str) -> tuple[Launch, ...]:
-    """Return the launches of one stage; none if it is computed inside another nest."""
-    state = schedule.state
-    stage = next((s for s in roots(state) if s.name == name), None)
-    return _launches(state, stage, schedule.chip, stored(state)) if stage else ()
-
-
-def _launches(
-    state: State, stage: Stage | Fixed, chip: Chip, tensors: dict[str, int]
-) -> tuple[Launch, ...]:
-    if isinstance(stage, Fixed):
-        return handwritten(state, stage, chip)
-    if moves_only(state, stage):
-        return (copied(state, stage, chip),)
-    try:
-        return (_phase(complete(state, stage.name), stage.name, chip, tensors),)
-    except AlignmentError as error:
-        raise ScheduleError(
-            f"{stage.name}: tiles that begin at 32-byte blocks ({error.needed})",
-            error.got,
-            "split by multiples of 16 elements, or vectorise a loop further out",
-        ) from error
-
-
-def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Launch:
-    """Return the launch of one nest: cores with full shares, then those with a rest."""
-    stage = state.stage(root)
-    shares = [_shares(stage, leaf) for leaf in stage.loops if leaf.name in stage.bound]
-    used = math.prod(sum(x.count for x in share) for share in shares)
-    there = _cores(state, stage, chip)
-    if used > there:
-        raise ScheduleError(
-            f"{root}: bound loops of at most {there} steps, one per core of {chip.name}",
-            str(used),
-            "split with a larger factor before bind",
-        )
-    parts = []
-    for chosen in product(*shares):
-        nest = Nest(state, root, chip, tensors)
-        box = _own_box(nest, stage, chosen)
-        nest.run(stage, box)
-        bindings = _bindings(chosen)
-        parts.append(Part(nest.builder.finish(), bindings))
-    return Launch(root, tuple(parts))
-
-
-def _cores(state: State, stage: Stage, chip: Chip) -> int:
-    cube = any(s.is_cube for s in map(state.stage, members(state, stage.name)))
-    return chip.core_count * (1 if cube else chip.vector_cores_per_core)
-
-
-def _shares(stage: Stage, leaf: Leaf) -> list[Share]:
-    extent = next(a.extent for a in stage.axes if a.name == leaf.root)
-    coarser = [x for x in stage.loops if x.root == leaf.root and x.width > leaf.width]
-    if coarser:
-        raise ScheduleError(
-            f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}",
-            f"{coarser[0].name} is outside",
-            "bind that one",
-        )
-    full, rest = divmod(extent, leaf.width)
-    found = [Share(leaf, 0, full, leaf.width)] if full else []
-    if rest:
-        found.append(Share(leaf, full, 1, rest))
-    return found
-
-
-def _own_box(nest: Nest, stage: Stage, chosen: tuple[Share, ...]) -> Box:
-    box = whole(stage)
-    for share in chosen:
-        leaf = share.leaf
-        nest.builder.param(leaf.name, share.first + share.count)
-        box[leaf.root] = Range(var(leaf.name) * leaf.width, share.elements)
-    return box
-
-
-def _bindings(chosen: tuple[Share, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    steps = [range(s.first, s.first + s.count) for s in chosen]
-    names = [s.leaf.name for s in chosen]
-    return tuple(binding_of(dict(zip(names, values, strict=True))) for values in product(*steps))
+def _walked(dst: View, src: View, sizes: Sequence[int]) -> tuple[list[View], list[int], bool]:
+    """Return operands and sizes of the merged axes, and if the one in UB is contiguous."""
+    dims = coalesce(sizes, (dst, src)) or [(1, (1, 1))]
+    views = with_dims((dst, src), dims)
+    on_chip = views[0] if dst.memory.region(0, 1).space == "UB" else views[1]
+    return views, [size for size, _ in dims], on_chip.strides[-1] == 1

@@ -24,9 +24,8 @@ def copied(a: Load, shape: Shape, names: Sequence[str], hint: str) -> Tensor:
     return computed(shape, names, Call("vcopy", (a,), a.dtype), "", hint)
 
 
-def _template(
-    kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any
-) -> Tensor:
+def template(kind: str, inputs: Sequence[Tensor], shape: Shape, dtype: str, **attrs: Any) -> Tensor:
+    """Return a tensor that a kernel of its own computes."""
     body = Template(kind, tuple(inputs), tuple(sorted(attrs.items())))
     return Tensor("", shape, dtype, body, kind)
 
@@ -82,7 +81,7 @@ def transpose(a: Tensor, perm: Sequence[int] | None = None) -> Tensor:
         names = axis_names(rank)
         back = [order.index(d) for d in range(rank)]
         return copied(a[tuple(var(names[n]) for n in back)], shape, names, "transpose")
-    return _template("transpose", (a,), shape, a.dtype, perm=order)
+    return template("transpose", (a,), shape, a.dtype, perm=order)
 
 
 def slice(  # noqa: A001 - the published name
@@ -118,10 +117,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     first = tensors[0]
     at = one_axis(axis, len(first.shape), "concat")
     for other in tensors[1:]:
-        same = len(other.shape) == len(first.shape) and all(
-            x == y for d, (x, y) in enumerate(zip(first.shape, other.shape, strict=True)) if d != at
-        )
-        if not same:
+        if (*other.shape[:at], first.shape[at], *other.shape[at + 1 :]) != first.shape:
             raise ShapeError(
                 f"concat: equal sizes outside axis {at}", f"{first.shape} and {other.shape}", "pad"
             )
@@ -131,7 +127,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
             )
     total = sum(t.shape[at] for t in tensors)
     shape = (*first.shape[:at], total, *first.shape[at + 1 :])
-    return _template("concat", tensors, shape, first.dtype, axis=at)
+    return template("concat", tensors, shape, first.dtype, axis=at)
 
 
 def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
@@ -144,7 +140,7 @@ def pad(a: Tensor, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Ten
     if not any(low or high for low, high in pairs):
         return a
     shape = tuple(n + low + high for n, (low, high) in zip(a.shape, pairs, strict=True))
-    return _template("pad", (a,), shape, a.dtype, widths=pairs, value=float(value))
+    return template("pad", (a,), shape, a.dtype, widths=pairs, value=float(value))
 
 
 def _check_indices(indices: Tensor, what: str) -> None:
@@ -163,7 +159,7 @@ def gather(a: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
         order = (*range(rank, rank + at), *range(rank), *range(rank + at, len(picked.shape)))
         return transpose(picked, order)
     shape = (*a.shape[:at], *indices.shape, *a.shape[at + 1 :])
-    return _template("gather", (a, indices), shape, a.dtype, axis=at)
+    return template("gather", (a, indices), shape, a.dtype, axis=at)
 
 
 def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -> Tensor:
@@ -184,4 +180,4 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
         raise TypeMismatchError(
             "scatter: one number format", f"{a.dtype} and {updates.dtype}", "cast one"
         )
-    return _template("scatter", (a, indices, updates), a.shape, a.dtype, mode=mode)
+    return template("scatter", (a, indices, updates), a.shape, a.dtype, mode=mode)

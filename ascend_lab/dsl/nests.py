@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from ascend_lab.dsl.fractals import is_fractal
+from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Fixed, Input, Leaf, Stage, State, bare, fresh, identity, redirect
-from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, Shape, swap
+from ascend_lab.dsl.stages import (
+    Fixed,
+    Input,
+    Stage,
+    State,
+    bare,
+    copy_of,
+    fresh,
+    identity,
+    redirect,
+)
+from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, swap
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine
 
@@ -22,11 +32,7 @@ def loop_count(state: State, stage: Stage) -> int:
     """
     if stage.vector_at:
         return stage.position(stage.vector_at)
-    hosts = {
-        s.attach[1]
-        for s in state.stages
-        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name
-    }
+    hosts = {guest.attach[1] for guest in state.guests(stage.name) if guest.attach}
     count = 0
     for place, leaf in enumerate(stage.loops):
         if leaf.width > 1 or leaf.name in stage.bound or leaf.name in hosts:
@@ -36,21 +42,15 @@ def loop_count(state: State, stage: Stage) -> int:
 
 def members(state: State, root: str) -> list[str]:
     """Return the stages computed inside the nest of `root`, itself last, in order."""
-    inside = {root}
-    found = True
-    while found:
-        found = False
-        for s in state.stages:
-            if isinstance(s, Stage) and s.name not in inside and _belongs(state, s, inside):
-                inside.add(s.name)
-                found = True
-    return [s.name for s in state.stages if s.name in inside]
 
+    def inside(stage: Stage | Fixed) -> bool:
+        if stage.name == root or isinstance(stage, Fixed):
+            return stage.name == root
+        if stage.attach is not None:
+            return inside(state.stage(stage.attach[0]))
+        return stage.scope != "GM" and any(map(inside, state.readers(stage.name)))
 
-def _belongs(state: State, stage: Stage, inside: set[str]) -> bool:
-    if stage.attach is not None:
-        return stage.attach[0] in inside
-    return stage.scope != "GM" and any(r.name in inside for r in state.readers(stage.name))
+    return [s.name for s in state.stages if inside(s)]
 
 
 def roots(state: State) -> list[Stage | Fixed]:
@@ -83,7 +83,7 @@ def complete(state: State, root: str) -> State:
     for name in members(state, root):
         stage = state.stage(name)
         inside = {r.name for r in state.readers(name)} & set(members(state, root))
-        if stage.scope == "GM" and not is_fractal(state, stage) and (inside or not stage.is_copy):
+        if stage.scope == "GM" and not role_of(state, stage) and (inside or not stage.is_copy):
             state = _computed_in_tile(state, stage, root)
     for name in members(state, root):
         stage = state.stage(name)
@@ -98,7 +98,7 @@ def _loads(state: State, stage: Stage) -> bool:
 
 
 def _in_gm(state: State, name: str) -> bool:
-    return getattr(state.find(name), "scope", "GM") == "GM"
+    return state.find(name).scope == "GM"
 
 
 def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
@@ -114,6 +114,7 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
     outside = next((n for n, x in enumerate(stage.loops[:count]) if x.reduce), count)
     kept, moved = stage.loops[:outside], stage.loops[outside:]
     here = (stage.name, kept[-1].name if kept else "")
+    at_once = moved[0].name if moved and stage.vector_at else ""
     local = replace(
         stage,
         name=state.new_name(f"{stage.name}_ub"),
@@ -122,66 +123,62 @@ def _computed_in_tile(state: State, stage: Stage, root: str) -> State:
         attach=here if kept or stage.attach is None else stage.attach,
         loops=moved,
         bound=(),
-        vector_at=stage.vector_at if outside < count else _first(moved, stage),
+        vector_at=stage.vector_at if outside < count else at_once,
     )
-    gone = {x.name for x in moved}
-    for s in state.stages:
-        if isinstance(s, Stage) and s.attach and s.attach[0] == stage.name and s.attach[1] in gone:
-            state = state.put(replace(s, attach=(local.name, s.attach[1])))
-    state = state.put(_copy_out(stage, local.name, kept)).insert(local, before=stage.name)
+    for guest in state.guests(stage.name, *(x.name for x in moved)) if moved else ():
+        place = guest.attach[1] if guest.attach else ""
+        state = state.put(replace(guest, attach=(local.name, place)))
+    copy = Call("vcopy", (Read(local.name, stage.dtype, identity(stage.axes)),), stage.dtype)
+    whole = tuple(replace(x, name=f"{x.name}_tile") for x in fresh(stage.axes))
+    loops, vector_at = (*kept, *whole), whole[0].name
+    out = replace(stage, expr=copy, fold="", reduce=(), loops=loops, vector_at=vector_at)
+    state = state.put(out).insert(local, before=stage.name)
     for name in inside:
         state = state.put(redirect(state.stage(name), stage.name, local.name))
     return state
 
 
-def _copy_out(stage: Stage, tile: str, loops: tuple[Leaf, ...]) -> Stage:
-    """Return the stage as the copy of a tile to GM, inside `loops`."""
-    read = Read(tile, stage.dtype, identity(stage.axes))
-    end = _end(stage.axes)
-    return replace(
-        stage,
-        expr=Call("vcopy", (read,), stage.dtype),
-        fold="",
-        reduce=(),
-        loops=(*loops, *end),
-        vector_at=end[0].name,
-    )
-
-
-def _first(loops: tuple[Leaf, ...], stage: Stage) -> str:
-    """Return where the whole-tile part of a tile begins: at once, if the stage says so itself."""
-    return loops[0].name if loops and stage.vector_at else ""
-
-
-def _end(axes: tuple[Axis, ...]) -> tuple[Leaf, ...]:
-    """Loops that stand for "the whole tile", behind all real loops of a copy."""
-    return tuple(replace(leaf, name=f"{leaf.name}_tile") for leaf in fresh(axes))
-
-
 def _loaded_through_tiles(state: State, stage: Stage) -> State:
     """Let a stage read GM tensors through tiles in UB."""
-    count = loop_count(state, stage)
-    loops = stage.loops[:count]
-    attach = (stage.name, loops[-1].name) if loops else stage.attach
-    if attach is None:
-        attach = (stage.name, "")
+    loops = stage.loops[: loop_count(state, stage)]
+    attach = (stage.name, loops[-1].name) if loops else stage.attach or (stage.name, "")
     extents = {a.name: a.extent for a in (*stage.axes, *stage.reduce)}
     for given in stage.reads:
         if not _in_gm(state, given.source):
             continue
         read = _unmixed(given, given.view or state.find(given.source).shape, extents)
-        current = state.stage(stage.name)
-        state = state.put(replace(current, expr=swap(current.expr, given, read)))
-        served = [s for s in state.stages if _serves(s, read, attach)]
-        served = [t for t in served if _same_pipe(state, stage, t)]
-        tile = next((t for t in served if _walks_alike(state, stage.name, t.name, read)), None)
+        stage = replace(stage, expr=swap(stage.expr, given, read))
+        tile = next((t for t in state.stages if _serves(state, stage, t, read, attach)), None)
         if tile is None:
-            tile = _tile(state, read, attach, stage.depth)
+            name = state.new_name(f"{read.source}_ub")
+            made = copy_of(name, state.find(read.source), read.view)
+            tile = replace(made, attach=attach, depth=stage.depth)
             state = state.insert(tile, before=stage.name)
-        current = state.stage(stage.name)
         through = replace(read, source=tile.name, view=())
-        state = state.put(replace(current, expr=swap(current.expr, read, through)))
+        stage = replace(stage, expr=swap(stage.expr, read, through))
+        state = state.put(stage)
     return state
+
+
+def _serves(
+    state: State, stage: Stage, tile: Stage | Fixed, read: Read, attach: tuple[str, str]
+) -> bool:
+    """True if a tile holds what a read needs, for the same pipe, and is walked in the same steps.
+
+    Reads that start elsewhere in a row need a tile of their own, whose rows then are aligned.
+    """
+    if not isinstance(tile, Stage) or tile.attach != attach or tile.scope != "UB":
+        return False
+    own = bare(tile.expr)
+    if own is None or (own.source, own.view) != (read.source, read.view):
+        return False
+    stored = {r.scope == "GM" for r in state.readers(tile.name)}
+    walks = {_walk(r) for r in stage.reads if r.source == tile.name}
+    return stored <= {stage.scope == "GM"} and walks <= {_walk(read)}
+
+
+def _walk(read: Read) -> tuple[object, ...]:
+    return (*(i.terms for i in read.index), read.index[-1].const)
 
 
 def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
@@ -199,49 +196,11 @@ def _unmixed(read: Read, shape: Shape, extents: Mapping[str, int]) -> Read:
             continue
         index += [Affine(0, ((name, 1),)) for name, _ in terms]
         view += [size // steps[0], *(a // b for a, b in pairwise(steps))]
-    return (
-        read if tuple(view) == tuple(shape) else replace(read, index=tuple(index), view=tuple(view))
-    )
+    same = tuple(view) == tuple(shape)
+    return read if same else replace(read, index=tuple(index), view=tuple(view))
 
 
-def _walks_alike(state: State, stage: str, tile: str, read: Read) -> bool:
-    """True if a stage already reads a tile with the same steps, and the same start of rows.
-
-    Reads that start elsewhere in a row need a tile of their own, whose rows then are aligned.
-    """
-    others = [r for r in state.stage(stage).reads if r.source == tile]
-    return all(_walk(r) == _walk(read) for r in others)
-
-
-def _walk(read: Read) -> tuple[object, ...]:
-    return (*(i.terms for i in read.index), read.index[-1].const)
-
-
-def _same_pipe(state: State, stage: Stage, tile: Stage | Fixed) -> bool:
-    """True if a tile is read like the stage reads: all compute with it, or all copy it out."""
-    readers = state.readers(tile.name)
-    return all((getattr(r, "scope", "GM") == "GM") == (stage.scope == "GM") for r in readers)
-
-
-def _serves(stage: Stage | Fixed, read: Read, attach: tuple[str, str]) -> bool:
-    if not isinstance(stage, Stage) or stage.attach != attach or stage.scope != "UB":
-        return False
-    own = bare(stage.expr)
-    return own is not None and own.source == read.source and own.view == read.view
-
-
-def _tile(state: State, read: Read, attach: tuple[str, str], depth: int) -> Stage:
-    shape = read.view or state.find(read.source).shape
-    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(shape))
-    inner = Read(read.source, read.format, identity(axes), read.view)
-    name = state.new_name(f"{read.source}_ub")
-    copy = Call("vcopy", (inner,), read.format)
-    return Stage(
-        name, read.format, axes, copy, loops=fresh(axes), scope="UB", attach=attach, depth=depth
-    )
-
-
-# Print the loop nests of a schedule, as written down and as completed for the chip.
+# -- nests as text --------------------------------------------------------------------------------
 
 
 def show(schedule: Schedule, *, tiles: bool = True) -> str:
@@ -259,57 +218,40 @@ def show(schedule: Schedule, *, tiles: bool = True) -> str:
 
 def _nest(state: State, stage: Stage, indent: str) -> list[str]:
     """Return the lines of one stage: its loops, what is computed in them, its own statement."""
+    loops = stage.loops[: loop_count(state, stage)]
     lines: list[str] = []
-    bound = ("", *stage.bound)
-    for leaf in stage.loops[: loop_count(state, stage)]:
+    for leaf in loops:
         if leaf.name in stage.bound:
             lines.append(f"{indent}cores {leaf.name} in {leaf.extent}:")
             indent += "  "
-    for guest in _guests(state, stage, bound):
+    for guest in state.guests(stage.name, "", *stage.bound):
         lines += _guest(state, guest, indent)
-    for leaf in stage.loops[: loop_count(state, stage)]:
-        if leaf.name in stage.bound:
-            continue
-        lines.append(f"{indent}{_loop(leaf)}")
-        indent += "  "
-        for guest in _guests(state, stage, (leaf.name,)):
-            lines += _guest(state, guest, indent)
-    return [*lines, f"{indent}{statement(stage)}"]
-
-
-def _guests(state: State, stage: Stage, places: tuple[str, ...]) -> list[Stage]:
-    wanted = {(stage.name, place) for place in places}
-    return [s for s in state.stages if isinstance(s, Stage) and s.attach in wanted]
+    for leaf in loops:
+        if leaf.name not in stage.bound:
+            tail = " guard" if leaf.tail == "guard" and leaf.width > 1 else ""
+            fold = " (fold)" if leaf.reduce else ""
+            lines.append(f"{indent}for {leaf.name} in {leaf.extent}{tail}:{fold}")
+            indent += "  "
+            for guest in state.guests(stage.name, leaf.name):
+                lines += _guest(state, guest, indent)
+    over = f"{stage.fold} over {', '.join(a.name for a in stage.reduce)} of " if stage.fold else ""
+    index = ", ".join(a.name for a in stage.axes)
+    return [*lines, f"{indent}{stage.name}[{index}] = {over}{_text(stage.expr)}"]
 
 
 def _guest(state: State, stage: Stage, indent: str) -> list[str]:
     slots = f", {stage.depth} slots" if stage.depth > 1 else ""
     where = "" if stage.scope == "GM" else f"   # tile in {stage.scope}{slots}"
-    inner = _nest(state, stage, indent)
-    return [f"{inner[0]}{where}", *inner[1:]]
-
-
-def _loop(leaf: Leaf) -> str:
-    kind = " (fold)" if leaf.reduce else ""
-    tail = " guard" if leaf.tail == "guard" and leaf.width > 1 else ""
-    return f"for {leaf.name} in {leaf.extent}{tail}:{kind}"
-
-
-def statement(stage: Stage) -> str:
-    """Return what a stage does as one line, e.g. y[i, j] = vadd(a[i, j], b[j])."""
-    index = ", ".join(a.name for a in stage.axes)
-    body = _text(stage.expr)
-    if stage.fold:
-        names = ", ".join(a.name for a in stage.reduce)
-        body = f"{stage.fold} over {names} of {body}"
-    return f"{stage.name}[{index}] = {body}"
+    first, *rest = _nest(state, stage, indent)
+    return [f"{first}{where}", *rest]
 
 
 def _text(expr: Expr) -> str:
-    if isinstance(expr, Call) and expr.op == "vcopy" and isinstance(expr.args[0], Read):
+    """Return an expression without copies and modes, e.g. vadd(a[i, j], b[j])."""
+    if not isinstance(expr, Call):
+        return str(expr)
+    if expr.op == "vcopy" and isinstance(expr.args[0], Read):
         return str(expr.args[0])
-    if isinstance(expr, Call):
-        rest = [f"{expr.number:g}"] if expr.number is not None else []
-        rest += [expr.format] if expr.op == "vconv" else []
-        return f"{expr.op}({', '.join([*map(_text, expr.args), *rest])})"
-    return str(expr)
+    rest = [f"{expr.number:g}"] if expr.number is not None else []
+    rest += [expr.format] if expr.op == "vconv" else []
+    return f"{expr.op}({', '.join([*map(_text, expr.args), *rest])})"

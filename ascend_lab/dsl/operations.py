@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from ascend_lab.dsl.formulas import Fold, check_shape, computed
-from ascend_lab.dsl.moves import axis_names, reshape
+from ascend_lab.dsl.moves import axis_names, copied, one_axis, reshape, template
 from ascend_lab.dsl.moves import pad as pad_tensor
 from ascend_lab.dsl.tensor import (
     FLOATS,
@@ -15,7 +16,6 @@ from ascend_lab.dsl.tensor import (
     Compute,
     Expr,
     Shape,
-    Template,
     Tensor,
     binary,
     dtype_of,
@@ -24,81 +24,92 @@ from ascend_lab.dsl.tensor import (
 from ascend_lab.errors import ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, var
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> Tensor:
     """Return out[index] = formula(a[index], b[index], ...) for tensors of one shape."""
+    first = tensors[0]
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise TypeMismatchError(
                 f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers"
             )
-    shape = tensors[0].shape
-    for other in tensors[1:]:
-        if other.shape != shape:
+        if tensor.shape != first.shape:
             raise ShapeError(
                 f"{hint}: operands of one shape",
-                f"{tensors[0].label} {shape} and {other.label} {other.shape}",
+                f"{first.label} {first.shape} and {tensor.label} {tensor.shape}",
                 "broadcast them to one shape first",
             )
-    names = axis_names(len(shape))
-    index = tuple(var(n) for n in names)
-    value = formula(*(t[index] for t in tensors))
-    return computed(shape, names, value, "", hint)
+    names = axis_names(len(first.shape))
+    index = tuple(map(var, names))
+    return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
 
 
-def _binary(op: str) -> Callable[[Tensor, Tensor], Tensor]:
+def _named(name: str, text: str) -> Callable[[F], F]:
+    """Return a decorator that gives an operation its published name and docstring."""
+
+    def keep(operation: F) -> F:
+        operation.__name__, operation.__doc__ = name, text
+        return operation
+
+    return keep
+
+
+def _check_whole(op: str, a: Tensor, whole: bool) -> None:
+    if whole and a.dtype in FLOATS:
+        raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
+
+
+def _binary(op: str, how: str, whole: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    @_named(op, f"Return {op}(a, b) {how}.")
     def operation(a: Tensor, b: Tensor) -> Tensor:
+        _check_whole(op, a, whole)
         return _map(op, (a, b), lambda x, y: binary(op, x, y))
 
-    operation.__name__ = op
-    operation.__doc__ = f"Return {op}(a, b) element by element; equal shapes and formats."
     return operation
 
 
-def _bitwise(op: str) -> Callable[[Tensor, Tensor], Tensor]:
-    def operation(a: Tensor, b: Tensor) -> Tensor:
-        if a.dtype in FLOATS:
-            raise TypeMismatchError(f"{op}: a whole-number format", a.dtype, "cast to int32")
-        return _map(op, (a, b), lambda x, y: binary(op, x, y))
-
-    operation.__name__ = op
-    operation.__doc__ = f"Return {op}(a, b) bit by bit; whole-number formats."
-    return operation
-
-
-def _unary(op: str, name: str = "") -> Callable[[Tensor], Tensor]:
+def _unary(op: str, name: str = "", whole: bool = False) -> Callable[[Tensor], Tensor]:
     name = name or op
 
+    @_named(name, f"Return {name}(a) element by element.")
     def operation(a: Tensor) -> Tensor:
+        _check_whole(op, a, whole)
         return _map(name, (a,), lambda x: unary(op, x))
 
-    operation.__name__ = name
-    operation.__doc__ = f"Return {name}(a) element by element."
     return operation
 
 
 def _scalar(op: str) -> Callable[[Tensor, float], Tensor]:
+    @_named(f"{op}s", f"Return {op}(a, number) element by element.")
     def operation(a: Tensor, number: float) -> Tensor:
         return _map(f"{op}s", (a,), lambda x: binary(op, x, number))
 
-    operation.__name__ = f"{op}s"
-    operation.__doc__ = f"Return {op}(a, number) element by element."
     return operation
 
 
-vadd, vsub, vmul, vdiv = (_binary(op) for op in ("vadd", "vsub", "vmul", "vdiv"))
-vmax, vmin = _binary("vmax"), _binary("vmin")
-vand, vor = _bitwise("vand"), _bitwise("vor")
-vadds, vmuls, vmaxs, vmins = (_scalar(op) for op in ("vadd", "vmul", "vmax", "vmin"))
-vabs, vexp, vsqrt, vrsqrt = (_unary(op) for op in ("vabs", "vexp", "vsqrt", "vrsqrt"))
-vrec, vrelu, vlog = _unary("vrec"), _unary("vrelu"), _unary("vln", "vlog")
+def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
+    @_named(name, f"Return {name}(a) as int32.")
+    def operation(a: Tensor) -> Tensor:
+        if a.dtype not in FLOATS:
+            raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
+        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
+
+    return operation
 
 
-def vnot(a: Tensor) -> Tensor:
-    """Return every bit of a turned; whole-number formats."""
-    if a.dtype in FLOATS:
-        raise TypeMismatchError("vnot: a whole-number format", a.dtype, "cast to int32")
-    return _map("vnot", (a,), lambda x: unary("vnot", x))
+vadd, vsub, vmul, vdiv, vmax, vmin = (
+    _binary(op, "element by element; equal shapes and formats")
+    for op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin")
+)
+vand, vor = (_binary(op, "bit by bit; whole-number formats", True) for op in ("vand", "vor"))
+vadds, vmuls, vmaxs, vmins = map(_scalar, ("vadd", "vmul", "vmax", "vmin"))
+vabs, vexp, vsqrt, vrsqrt = map(_unary, ("vabs", "vexp", "vsqrt", "vrsqrt"))
+vrec, vrelu = map(_unary, ("vrec", "vrelu"))
+vlog, vnot = _unary("vln", "vlog"), _unary("vnot", whole=True)
+floor, ceil = _rounding("floor", "floor"), _rounding("ceil", "ceil")
+round = _rounding("round", "rint")  # noqa: A001 - the published name
 
 
 def vcmp(a: Tensor, b: Tensor, op: str) -> Tensor:
@@ -128,22 +139,6 @@ def cast_to(a: Tensor, dtype: str) -> Tensor:
     return _map("cast_to", (a,), lambda x: unary("vconv", x, mode="rint", dtype=target))
 
 
-def _rounding(name: str, mode: str) -> Callable[[Tensor], Tensor]:
-    def operation(a: Tensor) -> Tensor:
-        if a.dtype not in FLOATS:
-            raise TypeMismatchError(f"{name}: a float format", a.dtype, "it is whole already")
-        return _map(name, (a,), lambda x: unary("vconv", x, mode=mode, dtype="int32"))
-
-    operation.__name__ = name
-    operation.__doc__ = f"Return {name}(a) as int32."
-    return operation
-
-
-floor, ceil, round = (  # noqa: A001 - the published name
-    _rounding(n, m) for n, m in (("floor", "floor"), ("ceil", "ceil"), ("round", "rint"))
-)
-
-
 def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     """Return the shape two shapes broadcast to (NumPy rule); raise `ShapeError` with both."""
     rank = max(len(a), len(b))
@@ -171,20 +166,14 @@ def broadcast(a: Tensor, shape: Sequence[int]) -> Tensor:
     names = axis_names(len(target))
     own = names[len(target) - len(a.shape) :]
     index = tuple(Affine() if size == 1 else var(n) for n, size in zip(own, a.shape, strict=True))
-    return computed(target, names, Call("vcopy", (a[index],), a.dtype), "", "broadcast")
+    return copied(a[index], target, names, "broadcast")
 
 
 def normal_axes(axis: int | Sequence[int], rank: int, what: str) -> tuple[int, ...]:
     """Return axes as sorted numbers 0..rank-1; negative ones count from the end."""
     given = (axis,) if isinstance(axis, int) else tuple(axis)
-    out = []
-    for number in given:
-        if not -rank <= number < rank:
-            raise ShapeError(
-                f"{what}: an axis from {-rank} to {rank - 1}", str(number), "check the rank"
-            )
-        out.append(number % rank)
-    if len(set(out)) < len(out):
+    out = {one_axis(number, rank, what) for number in given}
+    if len(out) < len(given):
         raise ShapeError(f"{what}: each axis once", str(given), "drop the repeats")
     return tuple(sorted(out))
 
@@ -200,8 +189,7 @@ def _reduce(fold: str, a: Tensor, axis: int | Sequence[int], keepdims: bool) -> 
     source = cast_to(a, wide) if wide else a
     names = axis_names(len(a.shape))
     folded = tuple(Axis(f"r{names[n]}", a.shape[n], True) for n in axes)
-    inner = dict(zip(axes, folded, strict=True))
-    index = tuple(var(inner[n].name if n in inner else names[n]) for n in range(len(names)))
+    index = tuple(var(f"r{name}" if n in axes else name) for n, name in enumerate(names))
     kept = [n for n in range(len(names)) if n not in axes]
     value = Fold(fold, source[index], folded)
     own = [names[n] for n in kept] or [names[0]]
@@ -233,8 +221,7 @@ def reduce_prod(a: Tensor, axis: int | Sequence[int], keepdims: bool = False) ->
     return _reduce("prod", a, axis, keepdims)
 
 
-# Operations of the cube: matmul, conv2d; and pooling, which shares their windows.
-
+# -- the cube: matmul, conv2d; and pooling, which shares their windows ----------------------------
 
 SUMS = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 """Format the cube adds in, per operand format."""
@@ -341,16 +328,11 @@ def conv2d(
             "check groups",
         )
     (sh, sw), (dh, dw) = _pair(stride, "stride"), _pair(dilation, "dilation")
-    top, bottom, left, right = pads_of(pad)
+    top, bottom, left, right = pads = pads_of(pad)
     oh, ow = window_out(h, top, bottom, r, sh, dh), window_out(w, left, right, s, sw, dw)
-    attrs = (
-        ("dilation", (dh, dw)),
-        ("groups", groups),
-        ("pad", (top, bottom, left, right)),
-        ("stride", (sh, sw)),
-    )
     out = _out_dtype("conv2d", x, weight, out_dtype)
-    return Tensor("", (n, k, oh, ow), out, Template("conv2d", (x, weight), attrs), "conv2d")
+    attrs = {"dilation": (dh, dw), "groups": groups, "pad": pads, "stride": (sh, sw)}
+    return template("conv2d", (x, weight), (n, k, oh, ow), out, **attrs)
 
 
 def pooling2d(

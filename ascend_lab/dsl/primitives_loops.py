@@ -1,21 +1,31 @@
-"""Primitives that change loops: split, reorder, fuse. Each checks that it is legal."""
+"""Primitives that change loops and who runs them: split, fuse, bind, vectorise, rfactor, ...
+
+Each is a function from a state to a state that first checks that it is legal; `primitive` makes it
+a step of schedules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
+from ascend_lab.dsl.schedule import Schedule, primitive
 from ascend_lab.dsl.stages import FRACTAL, Leaf, Stage, State, fresh, identity
 from ascend_lab.dsl.tensor import Axis, Expr, Read, apply_index, rewrite
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, c0_of
 
 
-def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
-    """Replace a loop by two: `axis_o` over parts, `axis_i` over the `factor` steps of a part."""
+@primitive
+def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut") -> State:
+    """Split a loop into parts of `factor` steps.
+
+    before: `for i in n: body(i)`
+    after, tail="cut": `for i_o in n // f: for i_i in f: body(i_o * f + i_i)`, then the rest once
+    after, tail="guard": the last part begins at n - f, so that all parts are whole
+    """
     s = state.stage(stage)
     leaf = s.loop(axis)
-    check_free(state, s, leaf)
+    _check_free(state, s, leaf)
     if tail not in ("cut", "guard"):
         raise ScheduleError('split: tail "cut" or "guard"', repr(tail), "choose one")
     if not isinstance(factor, int) or not 1 <= factor <= leaf.extent:
@@ -28,14 +38,8 @@ def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
             "guard would fold some elements twice",
             'use tail="cut"',
         )
-    outer = Leaf(
-        f"{axis}_o",
-        leaf.root,
-        -(-leaf.extent // factor),
-        leaf.width * factor,
-        leaf.reduce,
-        tail,
-    )
+    count, width = -(-leaf.extent // factor), leaf.width * factor
+    outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
     inner = replace(leaf, name=f"{axis}_i", extent=factor)
     at = s.position(axis)
     new = replace(s, loops=(*s.loops[:at], outer, inner, *s.loops[at + 1 :]))
@@ -43,26 +47,12 @@ def split(state: State, stage: str, axis: str, factor: int, tail: str) -> State:
     return state.put(new)
 
 
-def check_free(state: State, stage: Stage, leaf: Leaf) -> None:
-    """Refuse to change a loop that something already hangs on."""
-    here = (stage.name, leaf.name)
-    guest = next((s.name for s in state.stages if getattr(s, "attach", None) == here), None)
-    if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
-        why = f"{guest} is computed at it" if guest else "it is bound or vectorised"
-        raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")
+@primitive
+def reorder(state: State, stage: str, *axes: str) -> State:
+    """Change the order of loops.
 
-
-def check_no_guests(state: State, stage: str, primitive: str) -> None:
-    """Refuse to rebuild a nest in which other tiles are computed."""
-    for s in state.stages:
-        if isinstance(s, Stage) and s.attach and s.attach[0] == stage:
-            raise ScheduleError(
-                f"{primitive} {stage}: no tile computed in it", s.name, "do this step earlier"
-            )
-
-
-def reorder(state: State, stage: str, axes: Sequence[str]) -> State:
-    """Put loops into a new order at the places they take together."""
+    before: `for i: for j: body`   after reorder(j, i): `for j: for i: body`
+    """
     s = state.stage(stage)
     chosen = [s.loop(a) for a in axes]
     if len(set(axes)) < len(axes):
@@ -70,12 +60,10 @@ def reorder(state: State, stage: str, axes: Sequence[str]) -> State:
     order = iter(chosen)
     loops = tuple(next(order) if leaf in chosen else leaf for leaf in s.loops)
     for place, leaf in enumerate(loops):
-        finer = next(
-            (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width), None
-        )
-        if finer is not None:
+        finer = (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width)
+        for wrong in finer:
             raise ScheduleError(
-                f"reorder {stage}: {leaf.name} outside {finer.name}",
+                f"reorder {stage}: {leaf.name} outside {wrong.name}",
                 "the parts of one axis the other way round",
                 "keep outer parts outside",
             )
@@ -84,41 +72,25 @@ def reorder(state: State, stage: str, axes: Sequence[str]) -> State:
     return state.put(new)
 
 
-def check_nest(state: State, s: Stage) -> None:
-    """Cores outermost, attached tiles in front of the vectorised part."""
-    for place, name in enumerate(leaf.name for leaf in s.loops):
-        if name in s.bound and any(x.name not in s.bound for x in s.loops[:place]):
-            raise ScheduleError(
-                f"{s.name}: loops bound to cores outermost", f"{name} inside", "reorder it first"
-            )
-    folds = [x.name for x in s.loops if x.reduce]
-    for place, leaf in enumerate(s.loops):
-        outside = [x for x in s.loops[:place] if x.name in folds]
-        if s.fold and leaf.tail == "guard" and leaf.width > 1 and outside:
-            raise ScheduleError(
-                f"{s.name}: guarded loop {leaf.name} outside the fold loops",
-                f"{outside[0].name} outside it: shared elements would be folded twice",
-                'use tail="cut", or reorder',
-            )
-    if s.vector_at:
-        inner = s.loops[s.position(s.vector_at) :]
-        used = {
-            x.attach[1]
-            for x in state.stages
-            if isinstance(x, Stage) and x.attach and x.attach[0] == s.name
-        }
-        bad = next((x.name for x in inner if x.name in used or x.name in s.bound), None)
-        if bad is not None:
-            raise ScheduleError(
-                f"{s.name}: {bad} outside the vectorised loops", "inside", "vectorise further in"
-            )
+def tile(s: Schedule, stage: str, i: str, j: str, rows: int, columns: int) -> Schedule:
+    """Walk a matrix in tiles: split both axes and put the tile loops inside.
+
+    before: `for i: for j: body`   after: `for i_o: for j_o: for i_i: for j_i: body`
+    """
+    s = split(split(s, stage, i, rows), stage, j, columns)
+    return reorder(s, stage, f"{i}_o", f"{j}_o", f"{i}_i", f"{j}_i")
 
 
+@primitive
 def fuse(state: State, stage: str, first: str, second: str) -> State:
-    """Make one axis of two neighbours that lie contiguously in everything the stage touches."""
+    """Make one axis of two neighbours that are contiguous in every operand.
+
+    before: `for i in m: for j in n: body(i, j)`   after: `for ij in m * n: body(ij // n, ij % n)`
+    """
     s = state.stage(stage)
     a, b = s.loop(first), s.loop(second)
-    if s.position(second) != s.position(first) + 1 or a.reduce != b.reduce:
+    at = s.position(first)
+    if s.position(second) != at + 1 or a.reduce != b.reduce:
         raise ScheduleError(
             f"fuse: {second} right inside {first}, both data or both fold loops",
             ", ".join(x.name for x in s.loops),
@@ -126,99 +98,75 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
         )
     if a.root != first or b.root != second or a.width != 1 or b.width != 1:
         raise ScheduleError("fuse: two whole axes", f"{first}, {second}", "fuse before you split")
-    check_free(state, s, a)
-    check_free(state, s, b)
+    _check_free(state, s, a)
+    _check_free(state, s, b)
     group = s.reduce if a.reduce else s.axes
     names = [x.name for x in group]
-    if names.index(second) != names.index(first) + 1:
+    place = names.index(first)
+    if names.index(second) != place + 1:
         raise ScheduleError(
             f"fuse: neighbours of the tensor ({', '.join(names)})", f"{first}, {second}", "choose"
         )
-    fused = f"{first}{second}"
-    extent = a.extent * b.extent
-    merge = _Merge(state, stage, first, second, b.extent, fused)
-    expr = rewrite(s.expr, merge.element)
-    axis = Axis(fused, extent, a.reduce)
-    changed = _merged(group, names.index(first), axis)
-    at = s.position(first)
-    loops = (*s.loops[:at], Leaf(fused, fused, extent, 1, a.reduce), *s.loops[at + 2 :])
-    key = "reduce" if a.reduce else "axes"
-    fields: dict[str, tuple[Axis, ...]] = {key: changed}
-    new = state.put(replace(s, expr=expr, loops=loops, **fields))  # type: ignore[arg-type]
-    return new if a.reduce else _reindex(new, stage, names.index(first), b.extent)
+    axis = Axis(f"{first}{second}", a.extent * b.extent, a.reduce)
+    expr = rewrite(s.expr, lambda read: _merged(state, stage, read, first, second, b.extent))
+    changed = (*group[:place], axis, *group[place + 2 :])
+    loops = (*s.loops[:at], *fresh((axis,)), *s.loops[at + 2 :])
+    if a.reduce:
+        return state.put(replace(s, expr=expr, loops=loops, reduce=changed))
+    new = state.put(replace(s, expr=expr, loops=loops, axes=changed))
+    return _reindexed(new, stage, place, b.extent)
 
 
-def _merged(axes: tuple[Axis, ...], at: int, axis: Axis) -> tuple[Axis, ...]:
-    return (*axes[:at], axis, *axes[at + 2 :])
-
-
-class _Merge:
-    """Rewrites the elements a stage reads so that first * size + second becomes one axis."""
-
-    def __init__(
-        self, state: State, stage: str, first: str, second: str, size: int, fused: str
-    ) -> None:
-        self.state, self.stage = state, stage
-        self.first, self.second, self.size, self.fused = first, second, size, fused
-
-    def element(self, element: Read) -> Expr:
-        index, view = element.index, element.view or self.shape(element.source)
-        a = next((d for d, i in enumerate(index) if self.first in dict(i.terms)), None)
-        b = next((d for d, i in enumerate(index) if self.second in dict(i.terms)), None)
-        if a is not None and b == a + 1 and self.may_merge(element.source):
-            whole = index[a] * view[b] + index[b]
-            index = (*index[:a], whole, *index[b + 1 :])
-            view = (*view[:a], view[a] * view[b], *view[b + 1 :])
-        merged = tuple(self.affine(i, element.source) for i in index)
-        same = view == self.shape(element.source)
-        return replace(element, index=merged, view=() if same else view)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.state.find(name).shape
-
-    def may_merge(self, name: str) -> bool:
-        entry = self.state.find(name)
-        return getattr(entry, "scope", "GM") == "GM"
-
-    def affine(self, index: Affine, source: str) -> Affine:
-        terms = dict(index.terms)
-        a, b = terms.pop(self.first, 0), terms.pop(self.second, 0)
-        if a != b * self.size:
+def _merged(state: State, stage: str, read: Read, first: str, second: str, size: int) -> Read:
+    """Return what a stage reads with first * size + second as one axis."""
+    source = state.find(read.source)
+    index, view = read.index, read.view or source.shape
+    a = next((d for d, i in enumerate(index) if first in dict(i.terms)), None)
+    b = next((d for d, i in enumerate(index) if second in dict(i.terms)), None)
+    if a is not None and b == a + 1 and source.scope == "GM":
+        index = (*index[:a], index[a] * view[b] + index[b], *index[b + 1 :])
+        view = (*view[:a], view[a] * view[b], *view[b + 1 :])
+    one: list[Affine] = []
+    for part in index:
+        terms = dict(part.terms)
+        outer, inner = terms.pop(first, 0), terms.pop(second, 0)
+        if outer != inner * size:
             raise ScheduleError(
-                f"fuse {self.stage}: {self.first} and {self.second} contiguous in {source}",
-                f"steps {a} and {b} for {self.size} elements",
-                f"fuse the same axes of {source} first, or leave them apart",
+                f"fuse {stage}: {first} and {second} contiguous in {read.source}",
+                f"steps {outer} and {inner} for {size} elements",
+                f"fuse the same axes of {read.source} first, or leave them apart",
             )
-        if b:
-            terms[self.fused] = b
-        return Affine(index.const, tuple(sorted(terms.items())))
+        if inner:
+            terms[f"{first}{second}"] = inner
+        one.append(Affine(part.const, tuple(sorted(terms.items()))))
+    return replace(read, index=tuple(one), view=() if view == source.shape else view)
 
 
-def _reindex(state: State, name: str, at: int, size: int) -> State:
+def _reindexed(state: State, name: str, at: int, size: int) -> State:
     """Let the readers of a tensor use its fused axis."""
     shape = state.stage(name).shape
 
-    def element(element: Read) -> Expr:
-        if element.source != name:
-            return element
-        if element.view:
-            return replace(element, view=()) if element.view == shape else element
-        index = element.index
-        whole = index[at] * size + index[at + 1]
-        return replace(element, index=(*index[:at], whole, *index[at + 2 :]))
+    def element(read: Read) -> Expr:
+        if read.source != name:
+            return read
+        if read.view:
+            return replace(read, view=()) if read.view == shape else read
+        index = read.index
+        one = index[at] * size + index[at + 1]
+        return replace(read, index=(*index[:at], one, *index[at + 2 :]))
 
-    stages = tuple(
-        replace(s, expr=rewrite(s.expr, element)) if isinstance(s, Stage) else s
-        for s in state.stages
-    )
-    return replace(state, stages=stages)
-
-
-# Primitives that choose who works: bind, vectorise, tensorize, rfactor.
+    for s in state.stages:
+        if isinstance(s, Stage):
+            state = state.put(replace(s, expr=rewrite(s.expr, element)))
+    return state
 
 
+@primitive
 def bind(state: State, stage: str, axis: str) -> State:
-    """Spread the steps of a loop over the cores: core c runs step c."""
+    """Run the steps of a loop on different cores.
+
+    before: `for i_o in 8: body(i_o)`   after: core c: `body(c)`
+    """
     s = state.stage(stage)
     leaf = s.loop(axis)
     if leaf.reduce:
@@ -246,8 +194,12 @@ def bind(state: State, stage: str, axis: str) -> State:
     return state.put(new)
 
 
+@primitive
 def vectorise(state: State, stage: str, axis: str) -> State:
-    """Do a loop and everything inside it by instructions on whole tiles."""
+    """Replace a loop, and all inside it, by vector instructions and copies of whole tiles.
+
+    before: `for i_i in 1024: y[i_i] = a[i_i] + b[i_i]`   after: `vadd y, a, b` with 8 repeats
+    """
     s = state.stage(stage)
     s.loop(axis)
     if s.is_cube:
@@ -257,8 +209,12 @@ def vectorise(state: State, stage: str, axis: str) -> State:
     return state.put(new)
 
 
+@primitive
 def tensorize(state: State, stage: str, axis: str) -> State:
-    """Do a loop and everything inside it by one mmad: tiles of whole fractals."""
+    """Replace a loop, and all inside it, by one cube instruction.
+
+    before: `for m: for n: for k: c[m, n] += a[m, k] * b[k, n]`   after: `mmad c, a, b`
+    """
     s = state.stage(stage)
     if not s.is_cube or s.scope != "L0C":
         what = "a vector stage" if not s.is_cube else f"one in {s.scope}"
@@ -269,11 +225,11 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     units = {a.name: FRACTAL for a in s.axes if a.name in ("m", "n")}
     units |= {a.name: c0_of(s.reads[0].dtype) for a in s.reduce}
     for name, unit in units.items():
-        sizes = [x.extent * x.width for x in inner if x.root == name]
-        if not sizes or max(sizes) % unit:
+        size = max((x.extent * x.width for x in inner if x.root == name), default=1)
+        if size % unit:
             raise ScheduleError(
                 f"tensorize {stage}: {name} in multiples of {unit} inside {axis}",
-                str(max(sizes, default=1)),
+                str(size),
                 f"split {name} by a multiple of {unit}",
             )
     if any(x.root not in units for x in inner):
@@ -285,10 +241,11 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     return state.put(new)
 
 
+@primitive
 def rfactor(state: State, stage: str, axis: str) -> State:
-    """Fold in two steps: a new stage holds one partial result per step of `axis`.
+    """Fold in two steps, so that the first can run on many cores.
 
-    The loop `axis` (the outer part of a split fold axis) becomes a data axis of `stage_rf`.
+    before: `y = sum over k_o, k_i`   after: `y_rf[p] = sum over k_i`, `y = sum over p of y_rf[p]`
     """
     s = state.stage(stage)
     check_no_guests(state, stage, "rfactor")
@@ -296,7 +253,8 @@ def rfactor(state: State, stage: str, axis: str) -> State:
     whole = next((a for a in s.reduce if a.name == leaf.root), None)
     if whole is None or not s.fold or s.is_cube:
         raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
-    if leaf.width == 1 or whole.extent % leaf.width or len(_parts(s, leaf.root)) != 2:
+    parts = [x for x in s.loops if x.root == leaf.root]
+    if leaf.width == 1 or whole.extent % leaf.width or len(parts) != 2:
         raise ScheduleError(
             f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}",
             f"parts of {leaf.width}",
@@ -305,18 +263,58 @@ def rfactor(state: State, stage: str, axis: str) -> State:
     taken = {a.name for a in (*s.axes, *s.reduce)}
     label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
     part, rest = Axis(label, whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
-    index = Affine(0, ((label, leaf.width), (whole.name, 1)))
     inner = tuple(rest if a is whole else a for a in s.reduce)
-    name = state.new_name(f"{stage}_rf")
-    table = {whole.name: index} | {a.name: Affine(0, ((a.name, 1),)) for a in s.axes}
-    expr = apply_index(s.expr, table)
-    axes = (part, *s.axes)
+    name, axes = state.new_name(f"{stage}_rf"), (part, *s.axes)
+    index = Affine(0, ((label, leaf.width), (whole.name, 1)))
+    expr = apply_index(s.expr, {whole.name: index})
     partial = Stage(name, s.dtype, axes, expr, s.fold, inner, fresh(axes, inner))
-    again = Axis(label, part.extent, True)
-    read = Read(name, s.dtype, (Affine(0, ((label, 1),)), *identity(s.axes)))
-    last = replace(s, expr=read, reduce=(again,), loops=fresh(s.axes, (again,)))
+    again = (replace(part, reduce=True),)
+    read = Read(name, s.dtype, identity(axes))
+    last = replace(s, expr=read, reduce=again, loops=fresh(s.axes, again))
     return state.put(last).insert(partial, before=stage)
 
 
-def _parts(stage: Stage, root: str) -> list[Leaf]:
-    return [leaf for leaf in stage.loops if leaf.root == root]
+# -- what must hold ---------------------------------------------------------------------------
+
+
+def _check_free(state: State, stage: Stage, leaf: Leaf) -> None:
+    """Refuse to change a loop that something already hangs on."""
+    here = (stage.name, leaf.name)
+    guest = next((s.name for s in state.stages if s.attach == here), None)
+    if guest is not None or leaf.name in stage.bound or leaf.name == stage.vector_at:
+        why = f"{guest} is computed at it" if guest else "it is bound or vectorised"
+        raise ScheduleError(f"a free loop {stage.name}.{leaf.name}", why, "do this step earlier")
+
+
+def check_no_guests(state: State, stage: str, primitive: str) -> None:
+    """Refuse to rebuild a nest in which other tiles are computed."""
+    for guest in state.guests(stage):
+        raise ScheduleError(
+            f"{primitive} {stage}: no tile computed in it", guest.name, "do this step earlier"
+        )
+
+
+def check_nest(state: State, s: Stage) -> None:
+    """Cores outermost, attached tiles in front of the vectorised part."""
+    for place, leaf in enumerate(s.loops):
+        outside = s.loops[:place]
+        if leaf.name in s.bound and any(x.name not in s.bound for x in outside):
+            raise ScheduleError(
+                f"{s.name}: loops bound to cores outermost",
+                f"{leaf.name} inside",
+                "reorder it first",
+            )
+    for place, leaf in enumerate(s.loops):
+        folds = [x for x in s.loops[:place] if x.reduce]
+        if s.fold and leaf.tail == "guard" and leaf.width > 1 and folds:
+            raise ScheduleError(
+                f"{s.name}: guarded loop {leaf.name} outside the fold loops",
+                f"{folds[0].name} outside it: shared elements would be folded twice",
+                'use tail="cut", or reorder',
+            )
+    if s.vector_at:
+        used = {guest.attach[1] for guest in state.guests(s.name) if guest.attach}
+        for leaf in s.loops[s.position(s.vector_at) :]:
+            if leaf.name in used or leaf.name in s.bound:
+                what = f"{s.name}: {leaf.name} outside the vectorised loops"
+                raise ScheduleError(what, "inside", "vectorise further in")

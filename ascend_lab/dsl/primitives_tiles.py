@@ -2,55 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests
-from ascend_lab.dsl.stages import (
-    Fixed,
-    Stage,
-    State,
-    bare,
-    fresh,
-    identity,
-    redirect,
-)
+from ascend_lab.dsl.schedule import primitive
+from ascend_lab.dsl.stages import Fixed, Stage, State, bare, copy_of, fresh, identity, redirect
 from ascend_lab.dsl.tensor import Axis, Call, Expr, Read, apply_index, rewrite, swap
 from ascend_lab.errors import ScheduleError
-from ascend_lab.isa import Affine, c0_of
+from ascend_lab.isa import c0_of
 
 ON_CHIP = ("UB", "L1", "L0A", "L0B", "L0C")
 
 
-def cache_read(state: State, tensor: str, scope: str, readers: Sequence[str]) -> State:
-    """Read a tensor through a tile in `scope`: a new stage `tensor_scope` copies it."""
+@primitive
+def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
+    """Read a tensor through a tile in an on-chip buffer.
+
+    before: `y[i] = f(x[i])`   after: `x_ub[i] = x[i]`, `y[i] = f(x_ub[i])`
+    """
     _check_scope(scope)
     entry = state.find(tensor)
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
-    there = getattr(entry, "scope", "GM")
-    if there not in origins or (there == "GM" and getattr(entry, "attach", None)):
+    there = entry.scope
+    if there not in origins or (there == "GM" and entry.attach):
         raise ScheduleError(
             f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}",
             f"one in {there}" if there != "GM" else "one computed inside another nest",
             "cache what it is made from",
         )
-    who = [r for r in state.readers(tensor) if not readers or r.name in readers]
-    if not who or any(isinstance(r, Fixed) for r in who):
+    found = [r for r in state.readers(tensor) if not readers or r.name in readers]
+    loops = [r for r in found if isinstance(r, Stage)]
+    if not found or len(loops) < len(found):
         raise ScheduleError(
             f"cache_read {tensor}: stages with loops that read it",
-            ", ".join(r.name for r in who) or "none",
+            ", ".join(r.name for r in found) or "none",
             "name its readers",
         )
-    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(entry.shape))
     name = state.new_name(f"{tensor}_{scope.lower()}")
-    read = Read(tensor, entry.dtype, identity(axes))
-    stage = Stage(
-        name, entry.dtype, axes, Call("vcopy", (read,), entry.dtype), loops=fresh(axes), scope=scope
-    )
-    for reader in who:
-        assert isinstance(reader, Stage)
+    for reader in loops:
         state = state.put(redirect(reader, tensor, name))
-    return state.insert(stage, before=who[0].name)
+    return state.insert(replace(copy_of(name, entry), scope=scope), before=loops[0].name)
 
 
 def _check_scope(scope: str) -> None:
@@ -58,8 +49,12 @@ def _check_scope(scope: str) -> None:
         raise ScheduleError(f"a buffer: {', '.join(ON_CHIP)}", repr(scope), "choose one")
 
 
+@primitive
 def cache_write(state: State, stage: str, scope: str) -> State:
-    """Compute a tensor into a tile in `scope` first; the stage itself becomes the copy out."""
+    """Compute into a tile in an on-chip buffer and copy it out.
+
+    before: `y[i] = f(x[i])`   after: `y_ub[i] = f(x[i])`, `y[i] = y_ub[i]`
+    """
     _check_scope(scope)
     s = state.stage(stage)
     check_no_guests(state, stage, "cache_write")
@@ -69,19 +64,20 @@ def cache_write(state: State, stage: str, scope: str) -> State:
         )
     name = state.new_name(f"{stage}_{scope.lower()}")
     dtype = s.expr.dtype if s.is_cube and scope == "L0C" else s.dtype
-    local = replace(
-        s, name=name, dtype=dtype, scope=scope, output=False, loops=fresh(s.axes, s.reduce)
-    )
-    axes = tuple(Axis(a.name, a.extent) for a in s.axes)
-    read = Read(name, dtype, identity(axes))
+    local = replace(s, name=name, dtype=dtype, scope=scope, output=False)
+    read = Read(name, dtype, identity(s.axes))
     op = Call("vcopy" if dtype == s.dtype else "vconv", (read,), s.dtype)
     op = Call("vrelu", (op,), s.dtype) if s.relu and scope == "L0C" else op
-    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(axes), axes=axes)
+    copy = replace(s, expr=op, fold="", reduce=(), loops=fresh(s.axes))
     return state.put(copy).insert(local, before=stage)
 
 
-def materialise(state: State, stage: str, number: int) -> State:
-    """Copy what a stage reads, in the order it reads it, to a GM tensor of its own."""
+@primitive
+def materialise(state: State, stage: str, number: int = 0) -> State:
+    """Store what a stage reads in the order it reads it (a strided copy through GM).
+
+    before: `y[i, j] = f(x[j, i])`   after: `x_as_y[i, j] = x[j, i]`, `y[i, j] = f(x_as_y[i, j])`
+    """
     s = state.stage(stage)
     if s.loops != fresh(s.axes, s.reduce) or s.attach or s.scope != "GM" or s.is_cube:
         raise ScheduleError(
@@ -93,25 +89,27 @@ def materialise(state: State, stage: str, number: int) -> State:
         )
     read = s.reads[number]
     entry = state.find(read.source)
-    if getattr(entry, "scope", "GM") != "GM" or getattr(entry, "attach", None):
-        raise ScheduleError(
-            f"materialise {stage}: a tensor in GM",
-            f"the tile {read.source}",
-            "do this step earlier",
-        )
+    if entry.scope != "GM" or entry.attach:
+        what = f"the tile {read.source}"
+        raise ScheduleError(f"materialise {stage}: a tensor in GM", what, "do this step earlier")
     axes = tuple(Axis(a.name, a.extent) for a in (*s.axes, *s.reduce))
     name = state.new_name(f"{read.source}_as_{stage}")
     copy = Stage(name, read.dtype, axes, Call("vcopy", (read,), read.dtype), loops=fresh(axes))
     there = Read(name, read.dtype, identity(axes))
-    changed = replace(s, expr=swap(s.expr, read, there))
-    return state.put(changed).insert(copy, before=stage)
+    return state.put(replace(s, expr=swap(s.expr, read, there))).insert(copy, before=stage)
 
 
+@primitive
 def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
-    """Compute a tile of a stage inside a loop of its consumer instead of all of it before."""
+    """Compute, inside a loop of the consumer, only the tile which that step needs.
+
+    before: `for i: t[i] = ...` then `for i_o: for i_i: y[i] = t[i]`
+    after: `for i_o: (for i_i: t[i_i] = ...; for i_i: y[i] = t[i_i])`
+    """
     s, c = state.stage(stage), state.stage(consumer)
     c.loop(axis)
-    inside = [r for r in state.readers(stage) if _inside(state, r, consumer)]
+    inside = [r.name for r in state.readers(stage) if _inside(state, r, consumer)]
+    outside = [r.name for r in state.readers(stage) if r.name not in inside]
     if s.name == c.name or not (s.output or inside):
         raise ScheduleError(
             f"compute_at: a stage that {consumer} needs", stage, "attach it to its reader"
@@ -120,10 +118,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
         raise ScheduleError(
             f"compute_at: a consumer of {stage}", f"{consumer}, which {stage} needs", "swap them"
         )
-    outside = [
-        r.name for r in state.readers(stage) if not s.output and not _inside(state, r, consumer)
-    ]
-    if outside:
+    if outside and not s.output:
         raise ScheduleError(
             f"compute_at: all readers of {stage} inside {consumer}",
             f"{', '.join(outside)} outside",
@@ -146,7 +141,7 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
 def _depends(state: State, source: str, stage: str) -> bool:
     """True if `stage` reads `source`, directly or through other stages."""
     entry = state.find(stage)
-    below = getattr(entry, "sources", ())
+    below = entry.sources
     return source in below or any(_depends(state, source, name) for name in below)
 
 
@@ -162,72 +157,70 @@ def _inside(state: State, reader: Stage | Fixed, consumer: str) -> bool:
     return reader.scope != "GM" and all(_inside(state, r, consumer) for r in below)
 
 
+@primitive
 def inline(state: State, stage: str) -> State:
-    """Put a stage's formula into its readers; the tensor itself disappears."""
+    """Compute a value where it is used and nowhere else.
+
+    before: `t[i] = a[i] + b[i]`, `y[i] = relu(t[i])`   after: `y[i] = relu(a[i] + b[i])`
+    """
     s = state.stage(stage)
     check_no_guests(state, stage, "inline")
     if s.output or s.fold or s.attach or s.scope != "GM" or s.is_cube:
         why = "an output" if s.output else "a fold" if s.fold or s.is_cube else "a placed tile"
         raise ScheduleError(f"inline {stage}: an elementwise stage", why, "use compute_at")
-    readers = state.readers(stage)
-    if any(isinstance(r, Fixed) for r in readers):
-        raise ScheduleError(
-            f"inline {stage}: readers with loops", "a hand-written kernel", "keep it"
-        )
-    for reader in readers:
-        assert isinstance(reader, Stage)
-        state = state.put(replace(reader, expr=_inlined(reader.expr, s)))
+    body = bare(s.expr) or s.expr
+
+    def value(read: Read) -> Expr:
+        if read.source != stage:
+            return read
+        if read.view and not len(read.index) == len(s.axes) == 1:
+            raise ScheduleError(
+                f"inline {stage}: an index per axis of {s.shape}",
+                f"{read} under shape {read.view}",
+                "keep it in GM, or fuse its axes first",
+            )
+        names = [a.name for a in s.axes]
+        return apply_index(body, dict(zip(names, read.index, strict=True)))
+
+    for reader in state.readers(stage):
+        if isinstance(reader, Fixed):
+            raise ScheduleError(
+                f"inline {stage}: readers with loops", "a hand-written kernel", "keep it"
+            )
+        expr = _without_copies(rewrite(reader.expr, value))
+        state = state.put(replace(reader, expr=expr))
     return state.drop(stage)
 
 
-def _inlined(expr: Expr, s: Stage) -> Expr:
-    body = bare(s.expr) or s.expr
-
-    def leaf(element: Read) -> Expr:
-        if element.source != s.name:
-            return element
-        index, table = element.index, {}
-        if element.view:
-            index = unflatten(element, s)
-        for axis, value in zip(s.axes, index, strict=True):
-            table[axis.name] = value
-        return apply_index(body, table)
-
-    return without_copies(rewrite(expr, leaf))
-
-
-def without_copies(expr: Expr) -> Expr:
+def _without_copies(expr: Expr) -> Expr:
     """Drop copies of computed values: vcopy(vadd(...)) is vadd(...)."""
     if not isinstance(expr, Call):
         return expr
-    args = tuple(without_copies(a) for a in expr.args)
+    args = tuple(_without_copies(a) for a in expr.args)
     if expr.op == "vcopy" and isinstance(args[0], Call):
         return args[0]
     args = tuple(a.args[0] if isinstance(a, Call) and a.op == "vcopy" else a for a in args)
     return replace(expr, args=args)
 
 
-def unflatten(element: Read, s: Stage) -> tuple[Affine, ...]:
-    """Turn an index under a reshaped view into one per axis, where it stays affine."""
-    if len(element.index) == 1 and len(s.axes) == 1:
-        return element.index
-    raise ScheduleError(
-        f"inline {s.name}: an index per axis of {s.shape}",
-        f"{element} under shape {element.view}",
-        "keep it in GM, or fuse its axes first",
-    )
+@primitive
+def double_buffer(state: State, stage: str, depth: int = 2) -> State:
+    """Give a tile several slots (ping-pong): load the next while the last is used.
 
-
-def double_buffer(state: State, stage: str, depth: int) -> State:
-    """Give a tile `depth` slots, so that filling one overlaps with using another."""
+    before: `load x; use x; load x; ...`   after: `load x[0]; load x[1] | use x[0]; ...`
+    """
     s = state.stage(stage)
     if not isinstance(depth, int) or not 1 <= depth <= 4:
         raise ScheduleError(f"double_buffer {stage}: 1 to 4 slots", str(depth), "2 is usual")
     return state.put(replace(s, depth=depth))
 
 
+@primitive
 def storage_align(state: State, stage: str, factor: int) -> State:
-    """Begin every row of a tile at a multiple of `factor` elements."""
+    """Let every row of a tile in UB begin at a multiple of `factor` elements.
+
+    before: row r of 100 elements at 112 * r   after storage_align(128): at 128 * r
+    """
     s = state.stage(stage)
     if s.scope != "UB":
         raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")

@@ -1,8 +1,12 @@
-"""Tensors and tiles as NumPy arrays that know which index they begin at."""
+"""Execute a schedule on arrays: its kernel on the simulator, or its loop nests in NumPy.
+
+`interpret` is the oracle of what a schedule computes: no instructions, no pipes, no addresses. A
+tile is an array and the index it begins at, so a nest that needs an element its tile does not hold
+fails here instead of reading a neighbour.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,192 +16,71 @@ from numpy.typing import NDArray
 
 from ascend_lab.dsl.boxes import Box, Range, needed, whole
 from ascend_lab.dsl.emit_formula import start_of
-from ascend_lab.dsl.fractals import Matrix, matrices, matrix_map
+from ascend_lab.dsl.fractals import matrices, matrix_map
 from ascend_lab.dsl.lower import lower
 from ascend_lab.dsl.nests import complete, loop_count, roots
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
-from ascend_lab.dsl.tensor import Call, Expr, Read, topological, unique_names
+from ascend_lab.dsl.tensor import Call, Expr, Read, Shape, topological, unique_names
 from ascend_lab.errors import InputError, ScheduleError
-from ascend_lab.isa import Affine
 from ascend_lab.layout import pack, unpack
 from ascend_lab.sim import execute
-from ascend_lab.sim.values import numpy_type
+from ascend_lab.sim.values import COMPARE, ELEMENTWISE, ROUND, numpy_type
 
 Values = NDArray[Any]
+FRACTAL_STEP = 32
+"""Cube stages read whole fractals, at most 32 elements long: zeros behind the operands."""
 
-
-@dataclass(slots=True)
-class Held:
-    """The elements `start`, `start + 1`, ... of every dimension of a tensor."""
-
-    name: str
-    values: Values
-    start: tuple[int, ...]
-
-    def part(self, stage: Stage, box: Box) -> Values:
-        """Return the view of what a box of its own stage covers."""
-        places = []
-        for axis, first in zip(stage.axes, self.start, strict=True):
-            low = box[axis.name].start.const - first
-            places.append(slice(low, low + box[axis.name].count))
-        return self.values[tuple(places)]
-
-    def read(self, read: Read, box: Mapping[str, Range]) -> Values:
-        """Return what a read gives over a box: one dimension per axis, 1 where it is constant."""
-        values = self.values.reshape(read.view) if read.view else self.values
-        start = (0,) * len(read.view) if read.view else self.start
-        index = [_places(a, first, box) for a, first in zip(read.index, start, strict=True)]
-        for place, size in zip(index, values.shape, strict=True):
-            if place.min() < 0 or place.max() >= size:
-                raise ScheduleError(
-                    f"{self.name}: {size} elements that its reader needs",
-                    f"indices {place.min()}..{place.max()} of the tile",
-                    "attach it where its reader needs no more than that",
-                )
-        picked: Values = values[tuple(index)]
-        return picked
-
-
-def held(memory: Mapping[str, Held], name: str) -> Held:
-    """Return what is alive under a name; raise `ScheduleError` if nothing computed it yet."""
-    if name not in memory:
-        raise ScheduleError(
-            f"{name} computed before it is read", "nothing", "attach it further out"
-        )
-    return memory[name]
-
-
-def _places(index: Affine, first: int, box: Mapping[str, Range]) -> Values:
-    names = list(box)
-    place = np.full((1,) * len(names), index.const - first)
-    for name, factor in index.terms:
-        shape = [1] * len(names)
-        shape[names.index(name)] = box[name].count
-        here = box[name].start.const + np.arange(box[name].count)
-        place = place + factor * here.reshape(shape)
-    return place
-
-
-def poisoned(stage: Stage, box: Box) -> Held:
-    """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
-    kind = numpy_type(stage.dtype)
-    poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
-    ranges = [box[a.name] for a in stage.axes]
-    values = np.full([r.count for r in ranges], poison, kind)
-    return Held(stage.name, values, tuple(r.start.const for r in ranges))
-
-
-def padded(name: str, values: Values, unit: int) -> Held:
-    """Return a tensor with zeros up to a multiple of `unit` in its last two dimensions."""
-    widths = [(0, 0)] * (values.ndim - 2) + [(0, -n % unit) for n in values.shape[-2:]]
-    return Held(name, np.pad(values, widths) if unit > 1 else values, (0,) * values.ndim)
-
-
-def restored(values: Values, shape: Sequence[int]) -> Values:
-    """Return a result in the shape of its tensor: fused axes apart, padding of fractals gone."""
-    if values.size == math.prod(shape):
-        return values.reshape(tuple(shape))
-    return values[tuple(slice(0, n) for n in shape)]
-
-
-# Formulas on NumPy arrays in the hardware's formats, without instructions: fp32 inside, one cast.
-#
-# Written apart from the simulator's vector unit on purpose: two implementations check each other.
-
-
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **ELEMENTWISE,
+    "mac": np.multiply,
+    "vsel": lambda condition, a, b: np.where(np.not_equal(condition, 0), a, b),
+}
 FOLDS: Mapping[str, Any] = {
     "sum": np.add,
     "max": np.maximum,
     "min": np.minimum,
     "prod": np.multiply,
 }
-"""What combines two partial results of a fold."""
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "vadd": np.add,
-    "vadds": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vmuls": np.multiply,
-    "mac": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmaxs": np.maximum,
-    "vmin": np.minimum,
-    "vmins": np.minimum,
-    "vabs": np.abs,
-    "vrelu": lambda x: np.maximum(x, 0),
-    "vexp": np.exp,
-    "vln": np.log,
-    "vsqrt": np.sqrt,
-    "vrsqrt": lambda x: 1 / np.sqrt(x),
-    "vrec": lambda x: 1 / x,
-    "vand": np.bitwise_and,
-    "vor": np.bitwise_or,
-    "vnot": np.bitwise_not,
-    "vsel": lambda condition, a, b: np.where(np.not_equal(condition, 0), a, b),
-}
-_COMPARE: Mapping[str, Callable[..., Values]] = {
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
-_ROUND: Mapping[str, Callable[..., Values]] = {
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "rint": np.rint,
-}
 
 
-def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
-    """Return the value of a formula; `fetch` gives what each of its reads stands for."""
-    if isinstance(expr, Read):
-        return fetch(expr)
-    assert isinstance(expr, Call)
-    args = [evaluated(arg, fetch) for arg in expr.args]
-    if expr.op == "vcopy":
-        return args[0]
-    if expr.op == "vconv":
-        whole = numpy_type(expr.format)(0).dtype.kind in "iu"
-        value = _ROUND[expr.mode or "rint"](widened(args[0])) if whole else args[0]
-        return narrowed(value, expr.format)
-    wide = [widened(arg) for arg in args]
-    if expr.number is not None:
-        wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))
-    function = _COMPARE[expr.mode] if expr.op == "vcmp" else _FUNCTIONS[expr.op]
-    value = function(*wide)
-    return value if expr.op == "mac" else narrowed(value, expr.format)
+def run(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
+    """Execute a schedule on row-major arrays and return its outputs, row-major, by name.
+
+    Operands of the cube are packed into fractals, its results unpacked. Raises `InputError` for
+    arrays of a wrong name, size or format.
+    """
+    names = unique_names(topological(schedule.outputs))
+    tensors = {name: tensor for tensor, name in names.items()}
+    _check_inputs({name: t.shape for name, t in tensors.items() if t.body is None}, arrays)
+    fractal = {
+        name: matrix_map(tensors[name].shape, matrix, tensors[name].dtype)
+        for name, matrix in matrices(schedule.state).items()
+        if name in tensors
+    }
+    feed = {name: np.asarray(array) for name, array in arrays.items()}
+    feed |= {name: pack(fractal[name], feed[name]) for name in feed if name in fractal}
+    memory = execute(lower(schedule), feed, schedule.chip)
+    out = {}
+    for tensor in schedule.outputs:
+        name = names[tensor]
+        flat = memory[name].reshape(-1)
+        out[name] = unpack(fractal[name], flat) if name in fractal else flat.reshape(tensor.shape)
+    return out
 
 
-def widened(values: Any) -> Any:
-    """Return values in the format arithmetic is done in: fp32, or 64-bit whole numbers."""
-    array = np.asarray(values)
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
-
-
-def narrowed(values: Values, dtype: str) -> Values:
-    """Return values in a number format: rounded to nearest even, whole numbers saturate."""
-    kind = numpy_type(dtype)
-    if np.dtype(kind).kind in "iu":
-        limits = np.iinfo(kind)
-        values = np.clip(np.nan_to_num(np.rint(values)), limits.min, limits.max)
-    result: Values = values.astype(kind)
-    return result
-
-
-# Run the loop nests of a schedule in NumPy, tile by tile: the oracle of what a schedule computes.
-#
-# No instructions, no pipes, no addresses: a tile is an array and the index it begins at, so a
-# nest
-# that needs an element its tile does not hold fails here instead of reading a neighbour.
-
-
-FRACTAL_STEP = 32
-"""Cube stages read whole fractals, at most 32 elements long: zeros behind the operands."""
+def _check_inputs(inputs: Mapping[str, Shape], arrays: Mapping[str, Values]) -> None:
+    """Raise `InputError` unless every input is there, in its shape, and nothing else."""
+    for name, shape in inputs.items():
+        if name not in arrays:
+            raise InputError(f"an array for {name} {shape}", "none", "pass every input by its name")
+        if np.shape(arrays[name]) != shape:
+            raise InputError(
+                f"{name}: an array of shape {shape}", str(np.shape(arrays[name])), "reshape it"
+            )
+    for extra in arrays:
+        if extra not in inputs:
+            raise InputError(f"the inputs {', '.join(inputs)}", extra, "leave it out")
 
 
 def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Values]:
@@ -214,8 +97,15 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
                 raise ScheduleError(f"{stage.name}: a stage with loops", what, "use te.run")
             nest = complete(schedule.state, stage.name)
             _Walk(nest, memory).cores(nest.stage(stage.name))
-    names = unique_names(topological(schedule.outputs))
-    return {names[t]: restored(memory[names[t]].values, t.shape) for t in schedule.outputs}
+    out = {}
+    for tensor, name in unique_names(topological(schedule.outputs)).items():
+        if tensor in schedule.outputs:
+            values = memory[name].values
+            if values.size == tensor.elements:
+                out[name] = values.reshape(tensor.shape)
+            else:  # padded to fractals
+                out[name] = values[tuple(slice(0, n) for n in tensor.shape)]
+    return out
 
 
 def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Held]:
@@ -229,9 +119,14 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Held]
                 "pass one array per input",
             )
         values = given.astype(numpy_type(entry.dtype)).reshape(entry.shape)
-        unit = FRACTAL_STEP if entry.name in fractal else 1
-        memory[entry.name] = padded(entry.name, values, unit)
+        if entry.name in fractal:
+            edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]
+            values = np.pad(values, [(0, 0)] * (values.ndim - 2) + edge)
+        memory[entry.name] = Held(entry.name, values, (0,) * values.ndim)
     return memory
+
+
+# -- nests, step by step --------------------------------------------------------------------------
 
 
 def steps(leaf: Leaf, box: Range) -> Iterator[Range]:
@@ -294,9 +189,7 @@ class _Walk:
 
     def produce(self, host: Stage, places: Sequence[str]) -> None:
         """Compute what is attached to a place of the nest, outputs last."""
-        wanted = {(host.name, place) for place in places}
-        guests = [s for s in self.state.stages if isinstance(s, Stage) and s.attach in wanted]
-        for stage in sorted(guests, key=lambda s: s.scope == "GM"):
+        for stage in sorted(self.state.guests(host.name, *places), key=lambda s: s.scope == "GM"):
             box = needed(self.state, stage, self.active)
             if stage.scope != "GM":
                 self.memory[stage.name] = poisoned(stage, box)
@@ -304,11 +197,20 @@ class _Walk:
                 self.memory[stage.name] = poisoned(stage, whole(stage))
             self.run(stage, box)
 
+    def fetch(self, read: Read, ranges: Mapping[str, Range]) -> Values:
+        """Return what a read gives; raise `ScheduleError` if nothing computed it yet."""
+        name = read.source
+        if name not in self.memory:
+            raise ScheduleError(
+                f"{name} computed before it is read", "nothing", "attach it further out"
+            )
+        return self.memory[name].read(read, ranges)
+
     def statement(self, stage: Stage) -> None:
         """Compute the active box of a stage, or fold it into what the tile holds."""
         box = self.active[stage.name]
         ranges = {a.name: box[a.name] for a in (*stage.axes, *stage.reduce)}
-        value = evaluated(stage.expr, lambda r: held(self.memory, r.source).read(r, ranges))
+        value = evaluated(stage.expr, lambda read: self.fetch(read, ranges))
         out = self.memory[stage.name].part(stage, box)
         if stage.fold:
             sizes = [r.count for r in ranges.values()]
@@ -319,55 +221,86 @@ class _Walk:
         out[...] = narrowed(value, stage.dtype)
 
 
-# Execute a schedule on ordinary arrays.
+# -- values ---------------------------------------------------------------------------------------
 
 
-def run(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Execute a schedule on row-major arrays and return its outputs, row-major, by name.
+@dataclass(slots=True)
+class Held:
+    """The elements `start`, `start + 1`, ... of every dimension of a tensor."""
 
-    Operands of the cube are packed into fractals, its results unpacked. Raises `InputError` for
-    arrays of a wrong name, size or format.
+    name: str
+    values: Values
+    start: tuple[int, ...]
+
+    def part(self, stage: Stage, box: Box) -> Values:
+        """Return the view of what a box of its own stage covers."""
+        ranges = [box[a.name] for a in stage.axes]
+        low = [r.start.const - first for r, first in zip(ranges, self.start, strict=True)]
+        return self.values[tuple(slice(n, n + r.count) for n, r in zip(low, ranges, strict=True))]
+
+    def read(self, read: Read, box: Mapping[str, Range]) -> Values:
+        """Return what a read gives over a box: one dimension per axis, 1 where it is constant."""
+        values = self.values.reshape(read.view) if read.view else self.values
+        starts = (0,) * len(read.view) if read.view else self.start
+        walk = [slice(r.start.const, r.start.const + r.count) for r in box.values()]
+        grid = dict(zip(box, np.ogrid[tuple(walk)], strict=True))
+        one = np.ones((1,) * len(box), int)
+        index = [
+            sum((factor * grid[name] for name, factor in a.terms), one * (a.const - first))
+            for a, first in zip(read.index, starts, strict=True)
+        ]
+        for place, size in zip(index, values.shape, strict=True):
+            if place.min() < 0 or place.max() >= size:
+                raise ScheduleError(
+                    f"{self.name}: {size} elements that its reader needs",
+                    f"indices {place.min()}..{place.max()} of the tile",
+                    "attach it where its reader needs no more than that",
+                )
+        return np.asarray(values[tuple(index)])
+
+
+def poisoned(stage: Stage, box: Box) -> Held:
+    """Return a tile for a box of a stage, full of NaN or of the smallest whole number."""
+    kind = numpy_type(stage.dtype)
+    poison = np.iinfo(kind).min if np.dtype(kind).kind in "iu" else np.nan
+    ranges = [box[a.name] for a in stage.axes]
+    values = np.full([r.count for r in ranges], poison, kind)
+    return Held(stage.name, values, tuple(r.start.const for r in ranges))
+
+
+def evaluated(expr: Expr, fetch: Callable[[Read], Values]) -> Values:
+    """Return the value of a formula in the hardware's formats: fp32 inside, one cast per operation.
+
+    `fetch` gives what each of its reads stands for.
     """
-    stored = matrices(schedule.state)
-    _check_inputs(schedule, arrays)
-    feed = {}
-    for name, array in arrays.items():
-        feed[name] = np.asarray(array)
-        if name in stored:
-            entry = schedule.state.find(name)
-            where = matrix_map(entry.shape, stored[name], entry.dtype)
-            feed[name] = pack(where, feed[name].reshape(entry.shape))
-    memory = execute(lower(schedule), feed, schedule.chip)
-    names = unique_names(topological(schedule.outputs))
-    return {
-        names[t]: _fetched(names[t], t.shape, t.dtype, memory[names[t]], stored)
-        for t in schedule.outputs
-    }
+    if isinstance(expr, Read):
+        return fetch(expr)
+    assert isinstance(expr, Call)
+    args = [evaluated(arg, fetch) for arg in expr.args]
+    if expr.op == "vcopy":
+        return args[0]
+    wide = [widened(arg) for arg in args]
+    if expr.op == "vconv":
+        whole = np.dtype(numpy_type(expr.format)).kind in "iu"
+        value = ROUND.get(expr.mode, np.rint)(wide[0]) if whole else args[0]
+        return narrowed(value, expr.format)
+    if expr.number is not None:
+        wide.append(widened(numpy_type(expr.args[0].dtype)(expr.number)))
+    function = COMPARE[expr.mode] if expr.op == "vcmp" else FUNCTIONS[expr.op]
+    value = function(*wide)
+    return value if expr.op == "mac" else narrowed(value, expr.format)
 
 
-def _check_inputs(schedule: Schedule, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise `InputError` unless every input is there, in its shape, and nothing else."""
-    names = unique_names(topological(schedule.outputs))
-    inputs = {names[t]: t.shape for t in names if t.body is None}
-    for name, shape in inputs.items():
-        if name not in arrays:
-            raise InputError(f"an array for {name} {shape}", "none", "pass every input by its name")
-        if np.shape(arrays[name]) != shape:
-            raise InputError(
-                f"{name}: an array of shape {shape}", str(np.shape(arrays[name])), "reshape it"
-            )
-    extra = next((name for name in arrays if name not in inputs), None)
-    if extra is not None:
-        raise InputError(f"the inputs {', '.join(inputs)}", extra, "leave it out")
+def widened(values: Any) -> Any:
+    """Return values in the format arithmetic is done in: fp32, or 64-bit whole numbers."""
+    array = np.asarray(values)
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
 
 
-def _fetched(
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    array: NDArray[Any],
-    stored: Mapping[str, Matrix],
-) -> NDArray[Any]:
-    if name not in stored:
-        return array.reshape(shape)
-    return unpack(matrix_map(shape, stored[name], dtype), array.reshape(-1))
+def narrowed(values: Values, dtype: str) -> Values:
+    """Return values in a number format: rounded to nearest even, whole numbers saturate."""
+    kind = numpy_type(dtype)
+    if np.dtype(kind).kind in "iu":
+        limits = np.iinfo(kind)
+        values = np.clip(np.nan_to_num(np.rint(values)), limits.min, limits.max)
+    return np.asarray(values.astype(kind))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ascend_lab.dsl.tensor import (
     Axis,
+    Call,
     Compute,
     Expr,
     Load,
@@ -125,6 +126,8 @@ class Fixed:
     shapes: tuple[Shape, ...]
     attrs: tuple[tuple[str, Any], ...]
     output: bool = False
+    scope: ClassVar[str] = "GM"
+    attach: ClassVar[tuple[str, str] | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,9 @@ class Input:
     name: str
     dtype: str
     shape: Shape
+    scope: ClassVar[str] = "GM"
+    attach: ClassVar[tuple[str, str] | None] = None
+    sources: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +171,23 @@ class State:
                 return entry
         return self.stage(name)
 
+    @property
+    def cubes(self) -> tuple[Stage, ...]:
+        """The sums of products for the cube."""
+        return tuple(s for s in self.stages if isinstance(s, Stage) and s.is_cube)
+
     def readers(self, name: str) -> tuple[Stage | Fixed, ...]:
         """Return the stages that read a tensor."""
         return tuple(s for s in self.stages if name in s.sources)
+
+    def guests(self, host: str, *places: str) -> tuple[Stage, ...]:
+        """Return the stages computed in the nest of another one: anywhere, or at some loops."""
+        found = []
+        for s in self.stages:
+            at, place = s.attach or ("", "")
+            if isinstance(s, Stage) and at == host and (not places or place in places):
+                found.append(s)
+        return tuple(found)
 
     def put(self, stage: Stage | Fixed) -> State:
         """Return the state with a stage replaced by one of the same name."""
@@ -246,6 +266,13 @@ def _padded(axes: tuple[Axis, ...], unit: int = FRACTAL) -> tuple[Axis, ...]:
 def fresh(axes: tuple[Axis, ...], reduce: tuple[Axis, ...] = ()) -> tuple[Leaf, ...]:
     """Return one loop per axis."""
     return tuple(Leaf(a.name, a.name, a.extent, 1, a.reduce) for a in (*axes, *reduce))
+
+
+def copy_of(name: str, source: Stage | Fixed | Input, view: Shape = ()) -> Stage:
+    """Return a tile in UB that copies a tensor, under the shape `view` if one is given."""
+    axes = tuple(Axis(f"c{d}", n) for d, n in enumerate(view or source.shape))
+    copy = Call("vcopy", (Read(source.name, source.dtype, identity(axes), view),), source.dtype)
+    return Stage(name, source.dtype, axes, copy, loops=fresh(axes), scope="UB")
 
 
 def redirect(stage: Stage, old: str, new: str) -> Stage:

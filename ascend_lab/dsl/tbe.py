@@ -14,14 +14,26 @@ from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
-from ascend_lab import dsl
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.formulas import check_shape
-from ascend_lab.dsl.operations import broadcast_shapes
+from ascend_lab.dsl import auto, formulas, moves, operations
+from ascend_lab.dsl.lower import lower
+from ascend_lab.dsl.nests import show
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import InputError, ScheduleError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Kernel
+
+# fmt: off
+_COMPUTED = (
+    "vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vadds", "vmuls", "vmaxs", "vmins", "vabs",
+    "vexp", "vlog", "vsqrt", "vrsqrt", "vrec", "vrelu", "vnot", "vand", "vor", "vcmp", "select",
+    "cast_to", "floor", "ceil", "round", "broadcast", "reduce_sum", "reduce_max", "reduce_min",
+    "reduce_prod", "matmul", "conv2d", "pooling2d",
+)
+# fmt: on
+_MOVED = ("reshape", "transpose", "concat", "slice", "pad", "gather", "scatter")
+OPERATIONS = (*_COMPUTED, *_MOVED)
+"""The whole-tensor operations, by their published names."""
 
 SHAPE_SIZE_LIMIT = 2**31
 """Most elements a TBE operator takes."""
@@ -34,7 +46,6 @@ class FusionManager:
     """Compute functions by name: a registered one may be fused with its neighbours."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self.functions: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -69,14 +80,14 @@ def cce(chip: Chip | str = "Ascend310") -> Iterator[Chip]:
 
 def placeholder(shape: Sequence[int], name: str = "", dtype: str = "float16") -> Tensor:
     """Return an input tensor; the argument order of tvm.placeholder."""
-    return dsl.placeholder(shape, dtype, name)
+    return formulas.placeholder(shape, dtype, name)
 
 
 def auto_schedule(outputs: Tensor | Sequence[Tensor]) -> Schedule:
     """Return the default schedule for the chip of the enclosing `with tvm.target.cce()`."""
     if not _target:
         raise ScheduleError("a target chip", "none", "write it inside `with tvm.target.cce():`")
-    return dsl.auto_schedule(outputs, _target[-1])
+    return auto.auto_schedule(outputs, _target[-1])
 
 
 def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
@@ -89,8 +100,8 @@ def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
     if listed and missing:
         raise InputError("tensor_list with every output", f"{', '.join(missing)} missing", "add it")
     if config.get("print_ir"):
-        print(dsl.show(schedule))
-    kernel = dsl.lower(schedule)
+        print(show(schedule))
+    kernel = lower(schedule)
     _kernels[str(config.get("name", schedule.outputs[0].label))] = kernel
     return kernel
 
@@ -98,23 +109,16 @@ def build(schedule: Schedule, config: Mapping[str, Any]) -> Kernel:
 def built(name: str) -> Kernel:
     """Return the kernel that `build` kept under a name."""
     if name not in _kernels:
-        raise InputError(
-            f"a built kernel ({', '.join(_kernels) or 'none'})", repr(name), "build it"
-        )
+        known = ", ".join(_kernels) or "none"
+        raise InputError(f"a built kernel ({known})", repr(name), "build it")
     return _kernels[name]
-
-
-def shape_to_list(shape: Sequence[int]) -> list[int]:
-    """Return a shape as a list."""
-    return [int(n) for n in shape]
 
 
 def produce_shapes(one: Sequence[int], two: Sequence[int]) -> tuple[list[int], ...]:
     """Return both shapes with ones in front to equal rank, and the shape they broadcast to."""
-    whole = broadcast_shapes(one, two)
-    left = [1] * (len(whole) - len(one)) + list(one)
-    right = [1] * (len(whole) - len(two)) + list(two)
-    return left, right, list(whole)
+    whole = list(operations.broadcast_shapes(one, two))
+    left, right = ([1] * (len(whole) - len(shape)) + list(shape) for shape in (one, two))
+    return left, right, whole
 
 
 def check_shape_size(shape: Sequence[int], limit: int = SHAPE_SIZE_LIMIT) -> None:
@@ -122,11 +126,6 @@ def check_shape_size(shape: Sequence[int], limit: int = SHAPE_SIZE_LIMIT) -> Non
     total = math.prod(shape)
     if total > limit:
         raise ShapeError(f"at most {limit} elements", f"{total} for {tuple(shape)}", "split it")
-
-
-def check_shape_rule(shape: Sequence[int], *limits: int) -> None:
-    """Raise `ShapeError` unless a shape has at least one dimension and sizes >= 1."""
-    check_shape(tuple(shape))
 
 
 def check_dtype_rule(dtype: str, allowed: Sequence[str]) -> None:
@@ -149,11 +148,8 @@ def check_input_type(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..
         def checked(*args: Any, **kwargs: Any) -> Any:
             for number, (value, kind) in enumerate(zip(args, kinds, strict=False)):
                 if not isinstance(value, kind):
-                    raise TypeMismatchError(
-                        f"{function.__name__}: argument {number} a {kind.__name__}",
-                        type(value).__name__,
-                        "see its signature",
-                    )
+                    what = f"{function.__name__}: argument {number} a {kind.__name__}"
+                    raise TypeMismatchError(what, type(value).__name__, "see its signature")
             return function(*args, **kwargs)
 
         return checked
@@ -162,11 +158,11 @@ def check_input_type(*kinds: type) -> Callable[[Callable[..., Any]], Callable[..
 
 
 util = SimpleNamespace(
-    shape_to_list=shape_to_list,
+    shape_to_list=lambda shape: [int(n) for n in shape],
     produce_shapes=produce_shapes,
     check_shape_size=check_shape_size,
     check_tensor_shape_size=check_shape_size,
-    check_shape_rule=check_shape_rule,
+    check_shape_rule=lambda shape, *limits: formulas.check_shape(tuple(shape)),
     check_dtype_rule=check_dtype_rule,
     check_kernel_name=check_kernel_name,
     check_input_type=check_input_type,
@@ -179,6 +175,7 @@ lang = SimpleNamespace(
         util=util,
         auto_schedule=auto_schedule,
         cce_build_code=build,
-        **{name: getattr(dsl, name) for name in dsl.OPERATIONS},
+        **{name: getattr(operations, name) for name in _COMPUTED},
+        **{name: getattr(moves, name) for name in _MOVED},
     )
 )

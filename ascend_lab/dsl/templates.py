@@ -19,8 +19,7 @@ from ascend_lab.kernels.gather_scatter import gather_launch, scatter_launch
 from ascend_lab.kernels.rearrange import concat_launch, pad_launch
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout import address_map, conversion_launch
-from ascend_lab.layout.conversion import maps_launch
-from ascend_lab.layout.moves import Move, copy_launch, moves_launch, row_major
+from ascend_lab.layout.moves import Move, copy_launch, maps_launch, moves_launch, row_major
 from ascend_lab.layout.moves import View as KernelView
 
 Maker = Callable[[State, Fixed, Chip], tuple[Launch, ...]]

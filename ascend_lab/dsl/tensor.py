@@ -1,4 +1,4 @@
-"""Tensors: placeholders, and tensors computed by one formula over their indices."""
+"""Tensors and the scalar expressions that compute them: reads and vector-unit operations."""
 
 from __future__ import annotations
 
@@ -14,181 +14,15 @@ from ascend_lab.isa import Affine, var
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """A loop of a formula: its name and trip count; `reduce` if the formula folds over it."""
-
-    name: str
-    extent: int
-    reduce: bool = False
-
-    @property
-    def affine(self) -> Affine:
-        """The axis as an index expression."""
-        return var(self.name)
-
-    def __add__(self, other: Affine | Axis | int) -> Affine:
-        """Return axis + other, an index."""
-        return self.affine + getattr(other, "affine", other)
-
-    __radd__ = __add__
-
-    def __mul__(self, factor: int) -> Affine:
-        """Return axis * factor, an index."""
-        return self.affine * factor
-
-    __rmul__ = __mul__
-
-    def __sub__(self, other: Affine | Axis | int) -> Affine:
-        """Return axis - other, an index."""
-        return self.affine - other  # type: ignore[operator]
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """out[axes] = expr, or the fold ("sum", "max", "min", "prod") of expr over `reduce`."""
-
-    axes: tuple[Axis, ...]
-    expr: Expr
-    fold: str = ""
-    reduce: tuple[Axis, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """An operator with a hand-written kernel of its own: conv2d, transpose, gather, pad, ..."""
-
-    kind: str
-    inputs: tuple[Tensor, ...]
-    attrs: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Tensor:
-    """A tensor by name, shape, number format and the formula that computes it (None: an input)."""
-
-    name: str
-    shape: Shape
-    dtype: str
-    body: Compute | Template | None = None
-    hint: str = field(default="", repr=False)
-
-    def __getitem__(self, index: Any) -> Load:
-        """Return the element at an index of axes, affine expressions and numbers."""
-        given = index if isinstance(index, tuple) else (index,)
-        if len(given) != len(self.shape):
-            raise ShapeError(
-                f"{self.label}: {len(self.shape)} indices for shape {self.shape}",
-                str(len(given)),
-                "give one index per dimension",
-            )
-        return Load(self, tuple(_index(i) for i in given))
-
-    def __repr__(self) -> str:
-        """Return name, shape and number format."""
-        return f"Tensor({self.label}, {self.shape}, {self.dtype})"
-
-    def __getattr__(self, name: str) -> Any:
-        """Explain the commonest slip: a tensor where a schedule belongs."""
-        if name in ("then", "state", "steps"):
-            raise ScheduleError(
-                "a schedule",
-                f"the tensor {self.label}",
-                "te.create_schedule(tensor, chip) makes one",
-            )
-        raise AttributeError(name)
-
-    @property
-    def label(self) -> str:
-        """The name, or what it is called until it has one."""
-        return self.name or self.hint or "tensor"
-
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes in GM."""
-        return self.elements * DTYPE_BYTES[self.dtype]
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors its formula reads, each once, in order of appearance."""
-        if isinstance(self.body, Template):
-            return tuple(dict.fromkeys(self.body.inputs))
-        if self.body is None:
-            return ()
-        found = [e.tensor for e in leaves(self.body.expr) if isinstance(e, Load)]
-        return tuple(dict.fromkeys(found))
-
-
-def _index(value: Any) -> Affine:
-    if isinstance(value, Axis):
-        return var(value.name)
-    return value if isinstance(value, Affine) else Affine(int(value))
-
-
-def renamed(tensor: Tensor, name: str) -> Tensor:
-    """Return the tensor under another name."""
-    return replace(tensor, name=name)
-
-
-def topological(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return every tensor the outputs need, producers first."""
-    order: dict[Tensor, None] = {}
-
-    def visit(tensor: Tensor) -> None:
-        if tensor not in order:
-            for source in tensor.inputs:
-                visit(source)
-            order[tensor] = None
-
-    for tensor in outputs:
-        visit(tensor)
-    return tuple(order)
-
-
-def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
-    """Give every tensor a name of its own: the given one, else the operation's with a number."""
-    taken: set[str] = set()
-    for tensor in tensors:
-        if tensor.name and tensor.name in taken:
-            raise ShapeError("one name per tensor", tensor.name, "rename one")
-        taken.add(tensor.name)
-    names: dict[Tensor, str] = {}
-    for tensor in tensors:
-        name, number = tensor.name or tensor.hint, 1
-        while not tensor.name and name in taken:
-            number += 1
-            name = f"{tensor.hint}_{number}"
-        taken.add(name)
-        names[tensor] = name
-    return names
-
-
-def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
-    """Return an expression with its axes replaced by affine expressions."""
-
-    def leaf(element: Read) -> Expr:
-        return replace(element, index=tuple(substitute(i, values) for i in element.index))
-
-    return rewrite(expr, leaf)
-
-
-# Scalar expressions of a tensor program: reads, vector-unit operations, and their formats.
-
-
 FLOATS = ("fp16", "bf16", "fp32")
+DTYPES = (*FLOATS, "int8", "uint8", "int32")
 ALIASES = {
     "float16": "fp16",
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float": "fp32",
     "half": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float": "fp32",
 }
-DTYPES = ("fp16", "bf16", "fp32", "int8", "uint8", "int32")
 WHOLE = {"int8": (-128, 127), "uint8": (0, 255), "int32": (-(2**31), 2**31 - 1)}
 FLOAT_ONLY = ("vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vdiv")
 
@@ -212,39 +46,28 @@ class Expr:
         raise NotImplementedError
 
     def __add__(self, other: Expr | float) -> Call:
-        """Return self + other."""
         return binary("vadd", self, other)
 
-    def __radd__(self, other: float) -> Call:
-        """Return other + self."""
-        return binary("vadd", self, other)
+    __radd__ = __add__
 
     def __sub__(self, other: Expr | float) -> Call:
-        """Return self - other."""
         return binary("vsub", self, other)
 
     def __rsub__(self, other: float) -> Call:
-        """Return other - self."""
         return binary("vadd", -self, other)
 
     def __mul__(self, other: Expr | float) -> Call:
-        """Return self * other."""
         return binary("vmul", self, other)
 
-    def __rmul__(self, other: float) -> Call:
-        """Return other * self."""
-        return binary("vmul", self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Expr | float) -> Call:
-        """Return self / other."""
         return binary("vdiv", self, other)
 
     def __rtruediv__(self, other: float) -> Call:
-        """Return other / self."""
         return binary("vmul", unary("vrec", self), other)
 
     def __neg__(self) -> Call:
-        """Return -self."""
         return binary("vmul", self, -1.0)
 
     def __lt__(self, other: object) -> bool:
@@ -290,7 +113,6 @@ class Read(Expr):
         return self.format
 
     def __str__(self) -> str:
-        """Print as a[i, j]."""
         return f"{self.source}[{', '.join(map(str, self.index))}]"
 
 
@@ -310,7 +132,6 @@ class Call(Expr):
         return self.format
 
     def __str__(self) -> str:
-        """Print as vadds(a[i], 2)."""
         rest = [self.mode] if self.mode else []
         if self.number is not None:
             rest.append(f"{self.number:g}")
@@ -384,10 +205,156 @@ def swap(expr: Expr, old: Read, new: Read) -> Expr:
     return rewrite(expr, lambda element: new if element == old else element)
 
 
-def substitute(index: Affine, values: Mapping[str, Affine]) -> Affine:
-    """Return an index with axes replaced by affine expressions."""
-    out = Affine(index.const)
-    for name, coefficient in index.terms:
-        axis = values.get(name, Affine(0, ((name, 1),)))
-        out = out + axis * coefficient
-    return out
+def apply_index(expr: Expr, values: Mapping[str, Affine]) -> Expr:
+    """Return an expression with some of its axes replaced by affine expressions."""
+
+    def moved(index: Affine) -> Affine:
+        steps = (values.get(n, Affine(0, ((n, 1),))) * factor for n, factor in index.terms)
+        return sum(steps, Affine(index.const))
+
+    def leaf(element: Read) -> Expr:
+        return replace(element, index=tuple(map(moved, element.index)))
+
+    return rewrite(expr, leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop of a formula: its name and trip count; `reduce` if the formula folds over it."""
+
+    name: str
+    extent: int
+    reduce: bool = False
+
+    @property
+    def affine(self) -> Affine:
+        """The axis as an index."""
+        return var(self.name)
+
+    def __add__(self, other: Affine | Axis | int) -> Affine:
+        return self.affine + getattr(other, "affine", other)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: int) -> Affine:
+        return self.affine * factor
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: Affine | Axis | int) -> Affine:
+        return self.affine - other  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """out[axes] = expr, or the fold ("sum", "max", "min", "prod") of expr over `reduce`."""
+
+    axes: tuple[Axis, ...]
+    expr: Expr
+    fold: str = ""
+    reduce: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An operator with a hand-written kernel of its own: conv2d, transpose, gather, pad, ..."""
+
+    kind: str
+    inputs: tuple[Tensor, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """A tensor by name, shape, number format and the formula that computes it (None: an input)."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    body: Compute | Template | None = None
+    hint: str = field(default="", repr=False)
+
+    def __getitem__(self, index: Any) -> Load:
+        """Return the element at an index of axes, affine expressions and numbers."""
+        given = index if isinstance(index, tuple) else (index,)
+        if len(given) != len(self.shape):
+            raise ShapeError(
+                f"{self.label}: {len(self.shape)} indices for shape {self.shape}",
+                str(len(given)),
+                "give one index per dimension",
+            )
+        index = (getattr(i, "affine", i) for i in given)
+        return Load(self, tuple(i if isinstance(i, Affine) else Affine(int(i)) for i in index))
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.label}, {self.shape}, {self.dtype})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Explain the commonest slip: a tensor where a schedule belongs."""
+        if name in ("then", "state", "steps"):
+            remedy = "te.create_schedule(tensor, chip) makes one"
+            raise ScheduleError("a schedule", f"the tensor {self.label}", remedy)
+        raise AttributeError(name)
+
+    @property
+    def label(self) -> str:
+        """The name, or what it is called until it has one."""
+        return self.name or self.hint or "tensor"
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in GM."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors its formula reads, each once, in order of appearance."""
+        if isinstance(self.body, Template):
+            return tuple(dict.fromkeys(self.body.inputs))
+        if self.body is None:
+            return ()
+        found = [e.tensor for e in leaves(self.body.expr) if isinstance(e, Load)]
+        return tuple(dict.fromkeys(found))
+
+
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    """Return the tensor under another name."""
+    return replace(tensor, name=name)
+
+
+def topological(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return every tensor the outputs need, producers first."""
+    order: dict[Tensor, None] = {}
+
+    def visit(tensor: Tensor) -> None:
+        if tensor not in order:
+            for source in tensor.inputs:
+                visit(source)
+            order[tensor] = None
+
+    for tensor in outputs:
+        visit(tensor)
+    return tuple(order)
+
+
+def unique_names(tensors: Sequence[Tensor]) -> dict[Tensor, str]:
+    """Give every tensor a name of its own: the given one, else the operation's with a number."""
+    taken: set[str] = set()
+    for tensor in tensors:
+        if tensor.name and tensor.name in taken:
+            raise ShapeError("one name per tensor", tensor.name, "rename one")
+        taken.add(tensor.name)
+    names: dict[Tensor, str] = {}
+    for tensor in tensors:
+        name, number = tensor.name or tensor.hint, 1
+        while not tensor.name and name in taken:
+            number += 1
+            name = f"{tensor.hint}_{number}"
+        taken.add(name)
+        names[tensor] = name
+    return names

@@ -13,7 +13,7 @@ from typing import Any
 
 from ascend_lab.dsl.boxes import Box, first_boxes, index_range, row_steps, tile_sizes, whole
 from ascend_lab.dsl.emit_vector import Memory, Unit, View, row_major
-from ascend_lab.dsl.fractals import is_fractal
+from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.nests import loop_count
 from ascend_lab.dsl.stages import Stage, State, identity
 from ascend_lab.dsl.tensor import Axis, Read
@@ -59,7 +59,7 @@ class Tiles:
         self.first: dict[str, Box] = {}
         stages = [s for s in state.stages if isinstance(s, Stage)]
         self.smooth = all(_whole_blocks(state, s) for s in stages)
-        self.fractal = {s.name for s in stages if is_fractal(state, s)}
+        self.fractal = {s.name for s in stages if role_of(state, s)}
         self.held: dict[str, Held] = {}
         self.plain: dict[str, Buffer] = {}
         self.groups: dict[str, Group] = {}
@@ -160,7 +160,7 @@ class Tiles:
         """Return the pipe that fills the tile of a stage."""
         if stage.scope != "UB":
             return PIPE_INTO[stage.scope]
-        loads = stage.is_copy and self.scope_of(stage.sources[0]) == "GM"
+        loads = stage.is_copy and self.state.find(stage.sources[0]).scope == "GM"
         return "MTE2" if loads else "V"
 
     def reader(self, stage: Stage) -> str:
@@ -178,10 +178,6 @@ class Tiles:
         if reader.scope != "GM":
             return self.writer(reader)
         return "FIX" if tile.scope == "L0C" else "MTE3"
-
-    def scope_of(self, name: str) -> str:
-        """Return the memory a tensor is kept in."""
-        return getattr(self.state.find(name), "scope", "GM")
 
     def fill(self, name: str) -> Group | None:
         """Note that a tile is full; return its group when all of the group are."""

@@ -1,7 +1,7 @@
 """Graphs of operators: build or import, rewrite, fuse, lay out, plan memory, compile, time."""
 
 from ascend_lab.graph.compile import Stages, compile_graph, compile_stages, run_compiled
-from ascend_lab.graph.draft import Draft, Editor, GraphBuilder, Value, ordered, pruned
+from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
 from ascend_lab.graph.ir import (
     Constant,
@@ -22,7 +22,6 @@ __all__ = [
     "Compiled",
     "Constant",
     "Draft",
-    "Editor",
     "Fill",
     "Graph",
     "GraphBuilder",

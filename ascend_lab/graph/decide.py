@@ -11,34 +11,33 @@ from dataclasses import replace
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.aliases import view_nodes
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.lower import piece_of
+from ascend_lab.graph.lower import Piece, piece_of
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.graph.tasks import is_view, lowered_once, timed_once
+from ascend_lab.graph.tasks import cycles_alone
 
-FRACTAL = "FRACTAL_NZ"
+NEVER = float("inf")
 
 
 def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
     """Tell whether a group becomes one kernel no slower than its nodes apart, launches counted."""
-    if len(piece_of(graph, group).graph.outputs) != 1:
+    piece = piece_of(graph, group)
+    together = _cycles(piece, chip) if len(piece.graph.outputs) == 1 else NEVER
+    if together == NEVER:
         return False
-    together = _group_cycles(graph, group, chip)
-    if together is None:
-        return False
-    apart = [_group_cycles(graph, (node,), chip) for node in group]
-    return all(c is not None for c in apart) and together <= sum(c for c in apart if c)
+    views = view_nodes(graph)
+    apart = [_cycles(piece_of(graph, (n,)), chip) for n in group if n.name not in views]
+    return NEVER not in apart and together <= sum(apart)
 
 
-def _group_cycles(graph: Graph, group: Sequence[Node], chip: Chip) -> int | None:
-    """Return the cycles of a group's kernel, launch included; None if there is none."""
-    if len(group) == 1 and is_view(graph, group[0]):
-        return 0
+def _cycles(piece: Piece, chip: Chip) -> float:
+    """Return the cycles of a piece's kernel, launch included; infinite if there is none."""
     try:
-        return timed_once(lowered_once(piece_of(graph, group), chip).kernel, chip)
+        return cycles_alone(piece, chip)
     except AscendLabError:
-        return None
+        return NEVER
 
 
 def stay_in_fractals(graph: Graph, chip: Chip) -> Graph:
@@ -49,10 +48,8 @@ def stay_in_fractals(graph: Graph, chip: Chip) -> Graph:
     """
     for name in [node.name for node in graph.nodes if node.op in ROW_WISE]:
         found = _moved(graph, graph.node(name))
-        if found is not None:
-            there, new = found
-            if _cycles(there, new, chip) < _cycles(graph, name, chip):
-                graph = there
+        if found is not None and _near_cycles(*found, chip) < _near_cycles(graph, name, chip):
+            graph = found[0]
     return graph
 
 
@@ -61,37 +58,31 @@ def _moved(graph: Graph, node: Node) -> tuple[Graph, str] | None:
 
     None if its operand does not come from fractals, or a row has padding.
     """
-    source = graph.producers.get(node.inputs[0])
-    if source is None or source.op != "trans_data" or graph.types[node.output].shape[-1] % 16:
+    source, kind = graph.producers.get(node.inputs[0]), graph.types[node.output]
+    if source is None or source.op != "trans_data" or kind.shape[-1] % 16:
         return None
-    fractal, last = source.inputs[0], len(graph.types[node.output].shape) - 1
+    fractal, rank = source.inputs[0], len(kind.shape)
     constants = all(n in graph.constants for n in node.inputs[1:])
-    if graph.types[fractal].layout != FRACTAL or not constants:
+    if graph.types[fractal].layout != "FRACTAL_NZ" or not constants:
         return None
-    if node.attr("axis", -1) % (last + 1) != last:
+    if node.attr("axis", -1) % rank != rank - 1:
         return None
-    edit = Draft(graph)
-    y = edit.new_name(f"{node.output}.rows")
-    edit.types[y] = replace(graph.types[node.output], layout=FRACTAL)
+    draft = Draft(graph)
+    y = draft.new_name(f"{node.output}.rows")
     moved = replace(node, name=y, inputs=(fractal, *node.inputs[1:]), outputs=(y,))
-    edit.nodes[y] = moved
-    edit.changes += 1
+    draft.put(moved, replace(kind, layout="FRACTAL_NZ"))
     for reader in graph.readers[node.output]:
-        if reader.op == "trans_data" and reader.attr("layout") == FRACTAL:
-            edit.replace(reader.output, y)
-    edit.replace(node.output, edit.insert("trans_data", (y,), {"layout": "ND"}, f"{y}.ND"))
-    return edit.finish(), y
+        if reader.op == "trans_data" and reader.attr("layout") == "FRACTAL_NZ":
+            draft.replace(reader.output, y)
+    draft.replace(node.output, draft.insert("trans_data", (y,), {"layout": "ND"}, f"{y}.ND"))
+    return draft.finish(), y
 
 
-def _cycles(graph: Graph, name: str, chip: Chip) -> float:
+def _near_cycles(graph: Graph, name: str, chip: Chip) -> float:
     """Return the cycles of an operator and of the conversions it alone needs, with launches."""
     node = graph.node(name)
     before = graph.producers.get(node.inputs[0])
     near = [n for n in graph.readers[node.output] if n.op == "trans_data"]
     if before is not None and before.op == "trans_data" and len(graph.readers[before.output]) == 1:
         near.append(before)
-    try:
-        kernels = [lowered_once(piece_of(graph, (n,)), chip).kernel for n in (node, *near)]
-    except AscendLabError:
-        return float("inf")
-    return sum(timed_once(kernel, chip) for kernel in kernels)
+    return sum(_cycles(piece_of(graph, (n,)), chip) for n in (node, *near))

@@ -1,4 +1,6 @@
-"""Building graphs by hand: one call a node, named after the operator.
+"""Writing graphs: `GraphBuilder` by hand, `Draft` from a graph that is being rewritten.
+
+By hand it is one call a node, named after the operator:
 
 net = GraphBuilder("net")
 x = net.input("x", (1, 3, 32, 32))
@@ -155,9 +157,6 @@ def given_attrs(op: str, attrs: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if not (k in defaults and plain(defaults[k]) == v)}
 
 
-# Rewriting a graph: a mutable draft that passes change, and the checked graph it becomes.
-
-
 SMALL = 4096
 """Elements up to which constants are computed at once; larger ones when somebody asks."""
 
@@ -165,19 +164,22 @@ SMALL = 4096
 class Draft:
     """A graph being rewritten: every tensor knows its maker, and its readers are counted.
 
-    `finish` sorts it, drops what nobody reads and verifies it.
+    `nodes` are those of the graph, or () to put them anew one by one. `finish` sorts what is there,
+    drops what nobody reads and verifies it.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node] | None = None) -> None:
         self.graph = graph
-        self.nodes: dict[str, Node] = {node.name: node for node in graph.nodes}
+        self.reserved = frozenset(() if nodes is None else (n.name for n in graph.nodes))
+        nodes = graph.nodes if nodes is None else nodes
+        self.nodes: dict[str, Node] = {node.name: node for node in nodes}
         self.types: dict[str, TensorType] = dict(graph.types)
         self.constants: dict[str, Constant] = dict(graph.constants)
         self.outputs = frozenset(graph.outputs)
         self.aliases: dict[str, str] = {}
         self.changes = 0
-        self.made = {out: node.name for node in graph.nodes for out in node.outputs}
-        self.uses = Counter(name for node in graph.nodes for name in set(node.inputs))
+        self.made = {out: node.name for node in nodes for out in node.outputs}
+        self.uses = Counter(name for node in nodes for name in set(node.inputs))
         self.uses.update(graph.outputs)
 
     # -- looking --------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class Draft:
     def new_name(self, wanted: str) -> str:
         """Return a tensor and node name that is free."""
         name, number = wanted, 0
-        while name in self.types or name in self.nodes:
+        while name in self.types or name in self.nodes or name in self.reserved:
             number += 1
             name = f"{wanted}_{number}"
         return name
@@ -253,12 +255,18 @@ class Draft:
         kinds = infer(op, [self.types[n] for n in given], attrs or {})
         title = self.new_name(name or op)
         outs = tuple(title if i == 0 else self.new_name(f"{title}_{i}") for i in range(len(kinds)))
-        self.types.update(zip(outs, kinds, strict=True))
-        self.nodes[title] = Node(title, op, given, outs, given_attrs(op, dict(attrs or {})))
-        self.made.update(dict.fromkeys(outs, title))
-        self.uses.update(set(given))
-        self.changes += 1
+        self.put(Node(title, op, given, outs, given_attrs(op, dict(attrs or {}))), *kinds)
         return outs[0]
+
+    def put(self, node: Node, *kinds: TensorType) -> str:
+        """Add a node as it is, its outputs of these types or as inferred; return the first."""
+        kinds = kinds or infer(node.op, [self.type(n) for n in node.inputs], node.attrs)
+        self.types.update(zip(node.outputs, kinds, strict=True))
+        self.nodes[node.name] = node
+        self.made.update(dict.fromkeys(node.outputs, node.name))
+        self.uses.update(set(node.inputs))
+        self.changes += 1
+        return node.output
 
     # -- changing -------------------------------------------------------------------------------
     def replace(self, old: str, new: str) -> None:
@@ -278,50 +286,34 @@ class Draft:
         last: Node | None = None,
     ) -> bool:
         """Let a node compute something else; with `last` it writes what that node wrote."""
-        given = tuple(map(self.resolve, inputs))
-        outs, settings = (last or node).outputs, given_attrs(op, dict(attrs or {}))
-        self.uses.update(set(given))
-        self.types.update(
-            zip(outs, infer(op, [self.types[n] for n in given], settings), strict=True)
-        )
-        self.nodes[node.name] = Node(node.name, op, given, outs, settings)
-        self.changes += 1
+        given, outs = tuple(map(self.resolve, inputs)), (last or node).outputs
+        self.put(Node(node.name, op, given, outs, given_attrs(op, dict(attrs or {}))))
         if last is not None and last.name != node.name:
             for name in node.outputs:
                 del self.made[name]
             del self.nodes[last.name]
             self._release(last.inputs)
-        self.made.update(dict.fromkeys(outs, node.name))
         self._release(node.inputs)
         return True
 
     def forward(self, node: Node, value: str) -> bool:
         """Let readers of a node's output read `value`; False if two names of outputs collide."""
         old, new = node.output, self.resolve(value)
+        title = self.made.get(new)
         if old not in self.outputs:
             self.replace(old, new)
-        elif self.made.get(new) is None or new in self.outputs:
+        elif title is None or new in self.outputs:
             return False
         else:
-            source = self.nodes[self.made[new]]
-            outs = tuple(old if name == new else name for name in source.outputs)
-            self.nodes[source.name] = replace(source, outputs=outs)
+            outs = tuple(old if name == new else name for name in self.nodes[title].outputs)
+            self.nodes[title] = replace(self.nodes[title], outputs=outs)
             self.aliases[new] = old
             self.uses[old] += self.uses[new]
-        kept = self.made.get(new)
         self.remove(node.name)
         self._release(node.inputs)
-        if old in self.outputs and kept is not None:
-            self.made[old] = kept
+        if old in self.outputs and title is not None:
+            self.made[old] = title
         return True
-
-    def put(self, node: Node) -> None:
-        """Replace the node of that name; its outputs' types are inferred again."""
-        given = [self.types[self.resolve(n)] for n in node.inputs]
-        kinds = infer(node.op, given, node.attrs)
-        self.types.update(zip(node.outputs, kinds, strict=True))
-        self.nodes[node.name] = node
-        self.changes += 1
 
     def remove(self, name: str) -> None:
         """Remove a node; its outputs must have been replaced, or be unread."""
@@ -350,12 +342,6 @@ class Draft:
         graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
                         constants=self.constants)  # fmt: skip
         return verify(pruned(ordered(graph)))
-
-
-class Editor(Draft):
-    """A draft under its old name."""
-
-    constant = Draft.add  # type: ignore[assignment]
 
 
 def ordered(graph: Graph) -> Graph:

@@ -1,8 +1,20 @@
-"""Fusion rules: named functions that propose nodes to compute in one kernel.
+"""Fusion: rules propose nodes for one kernel, lowering and the clock dispose.
 
 A rule looks at one node and returns the nodes, itself included, that should run together, or None.
+A proposal takes effect if it can be lowered to one kernel (buffers, formats, paths) and that kernel
+is not slower than its nodes one by one, launches counted (`decide.pays`). Otherwise the longest
+leading part that does takes effect, and what is left over is tried on its own: where conv + add +
+relu does not fit, conv + add may, or add + relu.
+
 Names follow the published passes of the vendor's compiler, so that its switch files work here.
-Users add rules with the decorator `fusion_rule`; a later rule comes before earlier ones.
+Users add rules with the decorator `fusion_rule`; a later rule comes before earlier ones. What no
+rule takes is fused by kind of operator, up to the post-dominator:
+
+    kind        may be followed, in its kernel, by
+    cube        elementwise                 (sums leave through the vector unit)
+    elementwise elementwise, reduce
+    reduce      elementwise, reduce         (rows stay on chip; the scheduler cuts phases)
+    other       nothing: it moves data or has a kernel of its own
 
 Source: CANN documentation, UB fusion patterns; GE, buffer_fusion_constant.h.
 """
@@ -22,16 +34,26 @@ from ascend_lab.graph.ir import Graph, Node, operator_of
 from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 from ascend_lab.graph.lower.moves import MOVES
-from ascend_lab.graph.slice import Agreement, Split, common_split
-from ascend_lab.graph.switches import Switches, parse_switches, read_switches
+from ascend_lab.graph.switches import Switches
 
 Match = Callable[[Graph, Node], Sequence[Node] | None]
+Kind = Literal["cube", "elementwise", "reduce", "other"]
 AUTOMATIC = "AutomaticUbFusion"
 """The name of fusion by dominators, which comes after all rules."""
 LONGEST = 29
 """Elementwise operators in one group at most (AutomaticUbFusion of GE)."""
+REDUCTIONS = (
+    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "softmax",
+    "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "global_avg_pool", "global_max_pool",
+)  # fmt: skip
+FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
+    "cube": ("elementwise",),
+    "elementwise": ("elementwise", "reduce"),
+    "reduce": ("elementwise", "reduce"),
+}
 
 
+# -- rules ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A fusion rule: the name a switch file knows it by, and what it proposes."""
@@ -39,8 +61,73 @@ class Rule:
     name: str
     match: Match
 
+    def propose(self, graph: Graph, node: Node) -> Sequence[Node]:
+        """Return what the rule proposes; raise `InputError` naming it if that is no nodes."""
+        found = self.match(graph, node)
+        if found is None:
+            return ()
+        if not isinstance(found, list | tuple) or not all(isinstance(n, Node) for n in found):
+            needed = f"{self.name}: a list of nodes of the graph, or None"
+            raise InputError(needed, repr(found)[:60], "return node objects, not names")
+        return found
 
-RULES: list[Rule] = []
+
+def only_reader(graph: Graph, node: Node) -> Node | None:
+    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
+    if len(node.outputs) > 1 or node.output in graph.outputs:
+        return None
+    readers = graph.readers[node.output]
+    return readers[0] if len(readers) == 1 else None
+
+
+def elementwise_chain(graph: Graph, node: Node, most: int = LONGEST) -> list[Node]:
+    """Return the elementwise nodes behind a node, each the only reader of the one before."""
+    found: list[Node] = []
+    current = only_reader(graph, node)
+    while current is not None and current.op in ELEMENTWISE and len(found) < most:
+        found.append(current)
+        current = only_reader(graph, current)
+    return found
+
+
+def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a chain of conversions, reshapes and transposes: one copy does them all."""
+    chain = [node]
+    while chain[-1].op in MOVES:
+        after = only_reader(graph, chain[-1])
+        if after is None or after.op not in MOVES:
+            break
+        chain.append(after)
+    while chain and chain[-1].op == "reshape":
+        chain.pop()
+    return chain if len(chain) > 1 and node.op in ("trans_data", "transpose") else None
+
+
+def _headed(name: str, head: str, *followers: str) -> Rule:
+    """Return the rule: `head`, then elementwise nodes (exactly `followers` if given)."""
+
+    def match(graph: Graph, node: Node) -> Sequence[Node] | None:
+        if node.op != head:
+            return None
+        chain = elementwise_chain(graph, node)
+        if followers:
+            chain = chain[: len(followers)]
+            chain = chain if tuple(n.op for n in chain) == followers else []
+        return [node, *chain] if chain else None
+
+    match.__doc__ = f"{head}, then {', '.join(followers) or 'elementwise nodes'}."
+    return Rule(name, match)
+
+
+RULES: list[Rule] = [
+    Rule("ConfusionTransposeTransDataFusionPass", moves),
+    _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
+    _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),
+    _headed("TbeConvElemwiseFusionPass", "conv2d"),
+    _headed("TbeDepthwiseConvElemwiseFusionPass", "depthwise_conv2d"),
+    _headed("ATbeMatMulElemwiseFusionPass", "matmul"),
+    _headed("TbeBatchMatmulElementWiseFusionPass", "batch_matmul"),
+]
 """The rules in order of priority; `fuse` tries the first first."""
 
 
@@ -72,105 +159,47 @@ def rules_restored() -> Iterator[None]:
         RULES[:] = before
 
 
-def only_reader(graph: Graph, node: Node) -> Node | None:
-    """Return the one node that reads what `node` writes, unless others or the outputs do too."""
-    if len(node.outputs) > 1 or node.output in graph.outputs:
-        return None
-    readers = graph.readers[node.output]
-    return readers[0] if len(readers) == 1 else None
-
-
-def elementwise_chain(graph: Graph, node: Node, most: int = LONGEST) -> list[Node]:
-    """Return the elementwise nodes behind a node, each the only reader of the one before."""
-    found: list[Node] = []
-    current = only_reader(graph, node)
-    while current is not None and current.op in ELEMENTWISE and len(found) < most:
-        found.append(current)
-        current = only_reader(graph, current)
-    return found
-
-
-def _headed(name: str, heads: Sequence[str], followers: Sequence[str] = ()) -> None:
-    """Register the rule: one of `heads`, then elementwise nodes (of `followers` if given)."""
-
-    def match(graph: Graph, node: Node) -> Sequence[Node] | None:
-        if node.op not in heads:
-            return None
-        chain = elementwise_chain(graph, node)
-        if followers:
-            ops = tuple(n.op for n in chain[: len(followers)])
-            chain = chain[: len(followers)] if ops == tuple(followers) else []
-        return [node, *chain] if chain else None
-
-    match.__doc__ = f"{' or '.join(heads)}, then {', '.join(followers) or 'elementwise nodes'}."
-    RULES.append(Rule(name, match))
-
-
-def moves(graph: Graph, node: Node) -> Sequence[Node] | None:
-    """Propose a chain of conversions, reshapes and transposes: one copy does them all."""
-    chain = [node]
-    while chain[-1].op in MOVES:
-        after = only_reader(graph, chain[-1])
-        if after is None or after.op not in MOVES:
-            break
-        chain.append(after)
-    while chain and chain[-1].op == "reshape":
-        chain.pop()
-    return chain if len(chain) > 1 and node.op in MOVES[:1] + MOVES[2:] else None
-
-
-RULES.append(Rule("ConfusionTransposeTransDataFusionPass", moves))
-_headed("TbeConv2dAddRelu6MulMulFusionPass", ("conv2d",), ("adds", "relu6", "mul", "muls"))
-_headed("TbeConvDoubleInFusionPass", ("conv2d",), ("add", "relu"))
-_headed("TbeConvElemwiseFusionPass", ("conv2d",))
-_headed("TbeDepthwiseConvElemwiseFusionPass", ("depthwise_conv2d",))
-_headed("ATbeMatMulElemwiseFusionPass", PRODUCTS[:1])
-_headed("TbeBatchMatmulElementWiseFusionPass", PRODUCTS[1:])
-
-
-# Who comes after a node on every path to the outputs: the post-dominator tree.
-#
-# Node d post-dominates n if every path from n to an output passes d. Fusing n with everything up
-# to
-# its immediate post-dominator leaves nothing in between that somebody outside could want.
+# -- groups by kind, up to the post-dominator -----------------------------------------------------
+def kind_of(node: Node) -> Kind:
+    """Return how a node takes part in fusion."""
+    if node.op in (*CONVOLUTIONS, *PRODUCTS):
+        return "cube"
+    if node.op in REDUCTIONS:
+        return "reduce"
+    operator = operator_of(node.op)
+    plain = operator.slicing is None and operator.template is None and node.op != "trans_data"
+    return "elementwise" if plain or node.op == "cast" else "other"
 
 
 def immediate_post_dominators(graph: Graph) -> Mapping[str, str | None]:
     """Return, by node name, the nearest node on all its paths to outputs; None: there is none.
 
-    Readers come first: ipdom(n) is the deepest common ancestor of n's readers in the tree so far.
+    Node d post-dominates n if every path from n to an output passes d: fusing n with everything up
+    to d leaves nothing in between that somebody outside could want. Readers come first: ipdom(n)
+    is the deepest common ancestor of n's readers in the tree so far.
     """
     found: dict[str, str | None] = {}
     depth: dict[str | None, int] = {None: 0}
+
+    def common(one: str | None, two: str | None) -> str | None:
+        while one != two and one is not None and two is not None:
+            if depth[one] >= depth[two]:
+                one = found[one]
+            else:
+                two = found[two]
+        return one if one == two else None
+
     outputs = set(graph.outputs)
     for node in reversed(graph.nodes):
         readers = [r.name for name in node.outputs for r in graph.readers[name]]
-        if outputs.intersection(node.outputs) or not readers:
-            meet: str | None = None
-        else:
+        meet: str | None = None
+        if readers and outputs.isdisjoint(node.outputs):
             meet = readers[0]
             for other in readers[1:]:
-                meet = _common(meet, other, found, depth)
+                meet = common(meet, other)
         found[node.name] = meet
         depth[node.name] = depth[meet] + 1
     return found
-
-
-def _common(
-    one: str | None,
-    two: str | None,
-    parents: Mapping[str, str | None],
-    depth: Mapping[str | None, int],
-) -> str | None:
-    """Return the deepest common ancestor of two nodes."""
-    while one != two:
-        if one is None or two is None:
-            return None
-        if depth[one] >= depth[two]:
-            one = parents[one]
-        else:
-            two = parents[two]
-    return one
 
 
 def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
@@ -191,38 +220,6 @@ def between(graph: Graph, first: Node, last: str, most: int) -> list[Node]:
     return list(seen.values())
 
 
-# Fusion without patterns: by kind of operator, up to the post-dominator.
-#
-# kind        may be followed, in its kernel, by
-# cube        elementwise                 (sums leave through the vector unit)
-# elementwise elementwise, reduce
-# reduce      elementwise, reduce         (rows stay on chip; the scheduler cuts phases)
-# other       nothing: it moves data or has a kernel of its own
-
-
-Kind = Literal["cube", "elementwise", "reduce", "other"]
-REDUCTIONS = (
-    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "softmax",
-    "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "global_avg_pool", "global_max_pool",
-)  # fmt: skip
-FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
-    "cube": ("elementwise",),
-    "elementwise": ("elementwise", "reduce"),
-    "reduce": ("elementwise", "reduce"),
-}
-
-
-def kind_of(node: Node) -> Kind:
-    """Return how a node takes part in fusion."""
-    if node.op in (*CONVOLUTIONS, *PRODUCTS):
-        return "cube"
-    if node.op in REDUCTIONS:
-        return "reduce"
-    operator = operator_of(node.op)
-    plain = operator.slicing is None and operator.template is None and node.op != "trans_data"
-    return "elementwise" if plain or node.op == "cast" else "other"
-
-
 def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     """Return groups of at least two nodes, in order, of the nodes not `taken` by a rule."""
     place = {node.name: i for i, node in enumerate(graph.nodes)}
@@ -230,12 +227,25 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     kinds.update((name, "other") for name in taken)
     parents = immediate_post_dominators(graph)
     group = {node.name: [node] for node in graph.nodes}
+
+    def fusable(node: Node, path: Sequence[Node]) -> bool:
+        """Tell whether `node` and its path may be one kernel: kinds follow, layouts agree."""
+        own = group[node.name]
+        cube = any(kinds[n.name] == "cube" for n in own)
+        allowed = FOLLOWERS["cube" if cube else kinds[node.name]]
+        return all(
+            kinds[n.name] in allowed
+            and _blocks(graph, n) == _blocks(graph, node)
+            and (group[n.name] is own or all(kinds[m.name] != "cube" for m in group[n.name]))
+            for n in path
+        )
+
     for node in graph.nodes:
         last = parents[node.name]
         if last is None or kinds[node.name] == "other":
             continue
         path = between(graph, node, last, LONGEST)
-        if len(path) < LONGEST and _fusable(graph, kinds, group, node, path):
+        if len(path) < LONGEST and fusable(node, path):
             merged = {n.name: n for n in (node, *path) for n in group[n.name]}
             if len(merged) <= LONGEST:
                 nodes = sorted(merged.values(), key=lambda n: place[n.name])
@@ -244,49 +254,22 @@ def automatic_groups(graph: Graph, taken: Iterable[str]) -> list[list[Node]]:
     return sorted(found.values(), key=lambda nodes: place[nodes[-1].name])
 
 
-def _fusable(
-    graph: Graph,
-    kinds: Mapping[str, Kind],
-    group: dict[str, list[Node]],
-    node: Node,
-    path: list[Node],
-) -> bool:
-    """Tell whether `node` and its path may be one kernel: kinds that follow, layouts that agree."""
-    own = group[node.name]
-    head = "cube" if any(kinds[n.name] == "cube" for n in own) else kinds[node.name]
-    allowed = FOLLOWERS[head]
-    layout = _blocks(graph, node)
-    for other in path:
-        if kinds[other.name] not in allowed or _blocks(graph, other) != layout:
-            return False
-        cube = any(kinds[n.name] == "cube" for n in group[other.name])
-        if cube and group[other.name] is not own:
-            return False
-    return True
-
-
 def _blocks(graph: Graph, node: Node) -> str:
     """Return the layout a node writes; how many channels a block has does not matter."""
     return graph.types[node.output].layout.partition(":")[0]
 
 
-# Fusion: rules propose, lowering and the clock dispose.
-#
-# A proposal takes effect if it can be lowered to one kernel (buffers, formats, paths) and that
-# kernel
-# is not slower than its nodes one by one, launches counted. Otherwise the longest leading part
-# that
-# does takes effect, and what is left over is tried on its own: where conv + add + relu does not
-# fit,
-# conv + add may, or add + relu.
-
-
+# -- what takes effect ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Count:
     """How often a rule matched, and how often that took effect."""
 
     match_times: int = 0
     effect_times: int = 0
+
+    def __add__(self, other: Count) -> Count:
+        """Return both counts together."""
+        return Count(self.match_times + other.match_times, self.effect_times + other.effect_times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,22 +313,13 @@ def fuse(graph: Graph, chip: Chip, switches: Switches | None = None) -> Fused:
         if on(rule.name):
             for node in graph.nodes:
                 if node.name not in work.taken:
-                    work.propose(rule.name, proposal(rule, graph, node))
+                    work.propose(rule.name, rule.propose(graph, node))
     if on(AUTOMATIC):
         for group in automatic_groups(graph, list(work.taken)):
             work.propose(AUTOMATIC, group)
-    return Fused(work.in_order(), work.counts)
-
-
-def proposal(rule: Rule, graph: Graph, node: Node) -> Sequence[Node]:
-    """Return what a rule proposes; raise `InputError` naming it if that is no list of nodes."""
-    found = rule.match(graph, node)
-    if found is None:
-        return ()
-    if not isinstance(found, list | tuple) or not all(isinstance(n, Node) for n in found):
-        needed = f"{rule.name}: a list of nodes of the graph, or None"
-        raise InputError(needed, repr(found)[:60], "return node objects, not names")
-    return found
+    singles = ((node,) for node in graph.nodes if node.name not in work.taken)
+    groups = {group[-1].name: group for group in (*work.taken.values(), *singles)}
+    return Fused(tuple(sorted(groups.values(), key=lambda g: work.place[g[-1].name])), work.counts)
 
 
 class _Fuser:
@@ -369,44 +343,10 @@ class _Fuser:
         effect = 0
         while len(rest) > 1:
             counts = range(len(rest), 1, -1)
-            count = next((c for c in counts if pays(self.graph, tuple(rest[:c]), self.chip)), 1)
+            count = next((c for c in counts if pays(self.graph, rest[:c], self.chip)), 1)
             if count > 1:
-                self.taken.update(
-                    dict.fromkeys((n.name for n in rest[:count]), tuple(rest[:count]))
-                )
+                group = tuple(rest[:count])
+                self.taken.update((node.name, group) for node in group)
                 effect = 1
             rest = rest[count:]
-        old = self.counts.get(name, Count())
-        self.counts[name] = Count(old.match_times + 1, old.effect_times + effect)
-
-    def in_order(self) -> tuple[tuple[Node, ...], ...]:
-        """Return all groups by the place of their last node."""
-        singles: Iterable[tuple[Node, ...]] = (
-            (node,) for node in self.graph.nodes if node.name not in self.taken
-        )
-        groups = {g[-1].name: g for g in (*self.taken.values(), *singles)}
-        return tuple(sorted(groups.values(), key=lambda g: self.place[g[-1].name]))
-
-
-# Operator fusion: rules by name, automatic groups by dominators, switches, report.
-
-
-__all__ = [
-    "RULES",
-    "Agreement",
-    "Count",
-    "Fused",
-    "Rule",
-    "Split",
-    "Switches",
-    "automatic_groups",
-    "common_split",
-    "fuse",
-    "fusion_rule",
-    "immediate_post_dominators",
-    "kind_of",
-    "parse_switches",
-    "read_switches",
-    "rules_restored",
-    "unfused",
-]
+        self.counts[name] = self.counts.get(name, Count()) + Count(1, effect)

@@ -153,6 +153,10 @@ class Graph:
     constants: Mapping[str, Constant] = field(default_factory=dict)
     narrowed: frozenset[str] = frozenset()
 
+    def __hash__(self) -> int:
+        """Hash what tells graphs apart nearly always; equality compares every node."""
+        return hash((self.name, self.inputs, self.outputs, len(self.nodes)))
+
     @cached_property
     def producers(self) -> Mapping[str, Node]:
         """The node that writes each name; inputs and constants have none."""

@@ -10,29 +10,24 @@ so that memory used again is found warm.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.errors import InputError
 from ascend_lab.graph.ai_cpu import NAME, CpuKernel, CpuTimeline, time_cpu
-from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
-from ascend_lab.graph.tasks import Compiled, Task, keep
-from ascend_lab.isa import Launch
+from ascend_lab.graph.tasks import Compiled, Task
+from ascend_lab.isa import Kernel
 from ascend_lab.output import write_whole
-from ascend_lab.sim import DeviceMemory, KernelTimeline, Timeline, Traffic, analyse
+from ascend_lab.sim import DeviceMemory, KernelTimeline, simulate_kernel
 from ascend_lab.sim.l2 import Access, accesses_of
-from ascend_lab.sim.simulate import time_launch
+from ascend_lab.sim.simulate import traffic_of
 
 PLAN = "greedy-by-size"
 """How memory is planned unless a plan is given: close to the least, and found at once."""
-_TRAFFIC: dict[tuple[int, int], tuple[Launch, Chip, Traffic]] = {}
-"""By identity; launch and chip are kept so that no other object takes their place."""
-_TIMES: dict[tuple[Hashable, ...], tuple[Launch, Chip, Timeline]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,81 +154,56 @@ def simulate_graph(
     memory = DeviceMemory.of(compiled.chip)
     for name in written:
         memory.l2.touch([Access(name, *places[name], is_write=True)])
-    real = (task for task in compiled.tasks if task.lowered is not None)
-    times = tuple(_timed(task, compiled.chip, memory, places) for task in real)
-    return NetworkTimeline(compiled.graph.name, compiled.chip, times, memory.l2.flush())
+    times = []
+    for task, kernel, own in _kernels(compiled, memory, places):
+        title = task.op
+        if isinstance(kernel, CpuKernel):
+            title = f"{title} on the {NAME}"
+            timeline: KernelTimeline = time_cpu(kernel, compiled.chip, own)
+        else:
+            timeline = simulate_kernel(kernel, compiled.chip, own)
+        times.append(OperatorTime(task.name, title, timeline))
+    return NetworkTimeline(compiled.graph.name, compiled.chip, tuple(times), memory.l2.flush())
+
+
+def _kernels(
+    compiled: Compiled, memory: DeviceMemory, places: Mapping[str, tuple[int, int]]
+) -> Iterator[tuple[Task, Kernel, DeviceMemory]]:
+    """Yield the kernels in order, each with the memory at its tensors' places."""
+    for task in compiled.tasks:
+        if task.lowered is not None:
+            kernel = task.lowered.kernel
+            yield task, kernel, memory.at({b.name: places[task.value(b.name)]
+                                           for b in kernel.tensors})  # fmt: skip
 
 
 def residency(compiled: Compiled, plan: Plan | None = None) -> tuple[Mapping[str, float], ...]:
     """Return, per task, the share of each tensor it reads that L2 holds; views read nothing."""
     places = places_of(compiled, (plan or plan_network(compiled, PLAN)).offsets)
     memory = DeviceMemory.of(compiled.chip)
-    found = []
-    for task in compiled.tasks:
-        hits: dict[str, float] = {}
-        kernel = task.lowered.kernel if task.lowered else None
-        if kernel is not None:
-            own = memory.at({b.name: places[task.value(b.name)] for b in kernel.tensors})
-            addresses = own.addresses(kernel.tensors)
-            if isinstance(kernel, CpuKernel):
-                time_cpu(kernel, compiled.chip, own)
-            for launch in kernel.phases:
-                accesses = accesses_of(launch, _traffic(launch, compiled.chip), addresses)
-                for name, share in own.l2.touch(accesses).hits.items():
-                    hits.setdefault(name, share)
-        found.append(hits)
-    return tuple(found)
+    found: dict[str, dict[str, float]] = {task.name: {} for task in compiled.tasks}
+    for task, kernel, own in _kernels(compiled, memory, places):
+        if isinstance(kernel, CpuKernel):
+            time_cpu(kernel, compiled.chip, own)
+        addresses = own.addresses(kernel.tensors)
+        for launch in kernel.phases:
+            accesses = accesses_of(launch, traffic_of(launch, compiled.chip), addresses)
+            for name, share in own.l2.touch(accesses).hits.items():
+                found[task.name].setdefault(name, share)
+    return tuple(found.values())
 
 
-def _timed(
-    task: Task, chip: Chip, memory: DeviceMemory, places: Mapping[str, tuple[int, int]]
-) -> OperatorTime:
-    assert task.lowered is not None
-    kernel = task.lowered.kernel
-    own = memory.at({b.name: places[task.value(b.name)] for b in kernel.tensors})
-    if isinstance(kernel, CpuKernel):
-        return OperatorTime(task.name, f"{task.op} on the {NAME}", time_cpu(kernel, chip, own))
-    addresses = own.addresses(kernel.tensors)
-    phases = tuple(_phase(phase, chip, own, addresses) for phase in kernel.phases)
-    return OperatorTime(task.name, task.op, KernelTimeline(kernel.name, chip, phases))
-
-
-def _phase(
-    launch: Launch, chip: Chip, memory: DeviceMemory, addresses: Mapping[str, int]
-) -> Timeline:
-    """Time one phase as `simulate_kernel` does; what was timed before is remembered.
-
-    Equal blocks of a network are one launch, and meet L2 in the same state again and again.
-    """
-    traffic = _traffic(launch, chip)
-    outcome = memory.l2.touch(accesses_of(launch, traffic, addresses))
-    key = (id(launch), id(chip), tuple(outcome.hits.items()), outcome.write_back_bytes)
-    if key not in _TIMES:
-        warmed = traffic.warmed(outcome.hits, outcome.write_back_bytes)
-        keep(_TIMES, key, (launch, chip, time_launch(launch, chip, warmed)))
-    return _TIMES[key][2]
-
-
-def _traffic(launch: Launch, chip: Chip) -> Traffic:
-    """Return the traffic of a launch, from memory if it was analysed before."""
-    place = (id(launch), id(chip))
-    if place not in _TRAFFIC:
-        keep(_TRAFFIC, place, (launch, chip, analyse(launch, chip)))
-    return _TRAFFIC[place][2]
-
-
-# A network's kernels as Chrome trace JSON, in msprof's field names.
-
-
+# -- a trace for chrome://tracing, in msprof's field names ----------------------------------------
 def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
     """Return one event per launch and per phase, microseconds from the start of the network.
 
     Rows: what the host launches, kernels, and per pipe how long it works within each kernel.
     """
     scale = 1e6 / times.chip.clock_hz
-    rows = ["launch", "kernel", *_pipes(times)]
-    events = [_meta("process_name", 0, {"name": f"Ascend Hardware ({times.chip.name})"})]
-    events += [_meta("thread_name", i, {"name": name}) for i, name in enumerate(rows)]
+    pipes = sorted({pipe for op in times.operators for pipe in op.timeline.busy_cycles})
+    rows = ["launch", "kernel", *pipes]
+    events = [_meta("process_name", 0, f"Ascend Hardware ({times.chip.name})")]
+    events += [_meta("thread_name", i, name) for i, name in enumerate(rows)]
     now = 0.0
     for op in times.operators:
         t = op.timeline
@@ -247,12 +217,8 @@ def network_events(times: NetworkTimeline) -> list[dict[str, Any]]:
     return events
 
 
-def _pipes(times: NetworkTimeline) -> list[str]:
-    return sorted({pipe for op in times.operators for pipe in op.timeline.busy_cycles})
-
-
-def _meta(name: str, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "ph": "M", "pid": 0, "tid": tid, "args": args}
+def _meta(name: str, tid: int, value: str) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": 0, "tid": tid, "args": {"name": value}}
 
 
 def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[str, Any]:
@@ -263,82 +229,3 @@ def _span(name: str, start: float, length: float, tid: int, args: Any) -> dict[s
 def write_network_trace(times: NetworkTimeline, file: str | Path) -> None:
     """Write the trace to `file`; raise `InputError` if that cannot be done."""
     write_whole(file, json.dumps({"traceEvents": network_events(times), "displayTimeUnit": "ns"}))
-
-
-# Who tells the device what to run next: the host, operator by operator, or the device itself.
-#
-# A chip's launch overhead L is paid by two: L - d by the host, d by the device's own scheduler,
-# which
-# starts each task whoever sent it. With t(i) the time of kernel i on the device,
-#
-#     waits  the host sends a kernel, waits for its end, sends the next:  sum of L + t(i)
-#     ahead  the host sends without waiting:  end(i) = max(end(i - 1), (i + 1) (L - d)) + d + t(i)
-#     sink   the host sends the whole graph at once:  L - d + sum of d + t(i)
-
-
-WAYS = ("waits", "ahead", "sink")
-TASK_S = 1e-6
-"""The part d of a launch that is the device's own. Assumed: no figure is published."""
-Span = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """When the host is busy with launches and the device with kernels; (start, end) in seconds."""
-
-    way: str
-    host: tuple[Span, ...]
-    device: tuple[Span, ...]
-
-    @property
-    def time_s(self) -> float:
-        """End of the last kernel."""
-        return self.device[-1][1]
-
-    @property
-    def busy_share(self) -> float:
-        """Share of the time in which a kernel runs."""
-        return sum(end - start for start, end in self.device) / self.time_s
-
-
-def dispatch(
-    times_s: Sequence[float], way: str, launch_s: float, task_s: float = TASK_S
-) -> Dispatch:
-    """Return when each of the kernels runs.
-
-    Raises `InputError` for an unknown way, no kernels, or a task that takes longer than a launch.
-    """
-    if way not in WAYS or not times_s:
-        got = f"{len(times_s)} kernels, {way!r}"
-        raise InputError(f"kernels and a way: {', '.join(WAYS)}", got, "choose one")
-    if not 0 <= task_s <= launch_s:
-        raise InputError(f"a task from 0 to {launch_s} s", f"{task_s} s", "it is part of a launch")
-    send_s = launch_s - task_s
-    host: list[Span] = []
-    device: list[Span] = []
-    end = 0.0
-    for i, time_s in enumerate(times_s):
-        if way != "sink" or i == 0:
-            begin = end if way == "waits" else i * send_s
-            host.append((begin, begin + send_s))
-        start = max(end, host[-1][1]) + task_s
-        end = start + time_s
-        device.append((start, end))
-    return Dispatch(way, tuple(host), tuple(device))
-
-
-def kernel_times(compiled: Compiled) -> dict[str, float]:
-    """Return the seconds of each kernel of a network on the device, in order, launches left out."""
-    clock_hz = compiled.chip.clock_hz
-    return {op.name: op.timeline.cycles / clock_hz for op in simulate_graph(compiled).operators}
-
-
-def crossing_bytes(graph: Graph, position: int) -> int:
-    """Return the bytes that go over if the nodes from `position` on run on another device.
-
-    Inputs of the graph that the second part reads count, and outputs that the first part writes
-    do not; constants lie where they are needed.
-    """
-    before = set(graph.inputs) | {n for node in graph.nodes[:position] for n in node.outputs}
-    after = {name for node in graph.nodes[position:] for name in node.inputs}
-    return sum(graph.types[name].size_bytes for name in before & after)

@@ -1,150 +1,26 @@
-"""One split for several operators in a row: the axis along which each may be shared out over cores.
+"""The slicer: which part of every tensor a piece of the outputs needs, by slice rules backwards.
 
-Every core is to keep its pieces from the first operator to the last. So the walk starts at an axis
-of the last result and goes backwards: the operator's slice rule says which axis of each operand
-follows, that axis is the one its producer must be cut along, and so on. It fails where an operator
-does not split along the axis, or where a piece would need all of a tensor made on the way.
+An operator's slice rule says which axis of each operand follows an axis of its result, and which
+entries a range of it needs. So a walk starts at the results and goes backwards, for tiles that fit
+memory as for slices that fit L2.
+
+Ranges are cut off at the borders of a tensor, and only what reaches beyond a border keeps padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-from ascend_lab.errors import AscendLabError, GraphError
-from ascend_lab.graph.draft import given_attrs
-from ascend_lab.graph.ir import Graph, Node, TensorType, operator_of
-from ascend_lab.ops.slicing import AxisRule, Cut, Range, SliceRules, Window, cut
+from ascend_lab.errors import InputError
+from ascend_lab.graph.draft import Draft, given_attrs
+from ascend_lab.graph.ir import Graph, Node, operator_of
+from ascend_lab.graph.lower.piece import read_outside
+from ascend_lab.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
 
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A split all operators agree on: the cut axis of every tensor; others are read whole."""
-
-    axes: Mapping[str, int]
-
-    def __str__(self) -> str:
-        """Return it on one line."""
-        return ", ".join(f"{name} along axis {axis}" for name, axis in self.axes.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """What comes of every axis of the last output: a split, or the reason why there is none."""
-
-    splits: Mapping[int, Split]
-    refusals: Mapping[int, str]
-
-    def __str__(self) -> str:
-        """Return a line per axis."""
-        lines = {a: f"cut {s}" for a, s in self.splits.items()}
-        lines |= {a: f"no: {why}" for a, why in self.refusals.items()}
-        return "\n".join(f"axis {a}: {lines[a]}" for a in sorted(lines))
-
-
-def common_split(graph: Graph, nodes: Sequence[Node]) -> Agreement:
-    """Return along which axes of the last node's output all `nodes`, in order, may be cut.
-
-    Pieces that overlap (halos) or come in grains are refused: a core would compute some of its
-    neighbour's. Raises `GraphError` for no nodes.
-    """
-    if not nodes:
-        raise GraphError("one node or more", "none", "pass the nodes in order")
-    splits, refusals = {}, {}
-    for axis in range(len(graph.types[nodes[-1].output].shape)):
-        found = _walk(graph, nodes, axis)
-        if isinstance(found, str):
-            refusals[axis] = found
-        else:
-            splits[axis] = Split(found)
-    return Agreement(splits, refusals)
-
-
-def _walk(graph: Graph, nodes: Sequence[Node], axis: int) -> dict[str, int] | str:
-    """Return the cut axis of every tensor, or why `axis` of the last output cannot be cut."""
-    made = {name for node in nodes for name in node.outputs}
-    wanted = {nodes[-1].output: axis}
-    for node in reversed(nodes):
-        if not any(name in wanted for name in node.outputs):
-            continue
-        rule = _rule(graph, node, wanted)
-        if isinstance(rule, str):
-            return rule
-        for index, name in enumerate(node.inputs):
-            axes = {s.axis for s in rule.sources if s.input == index}
-            if not axes and name in made:
-                return f"{node.name} ({node.op}): every piece needs all of {name}"
-            for own in axes:
-                if wanted.setdefault(name, own) != own:
-                    return f"{name} is wanted along axis {wanted[name]} and along axis {own}"
-    return wanted
-
-
-def _rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> AxisRule | str:
-    """Return the rule of the axis that readers want a node cut along, or why it cannot be."""
-    known = operator_of(node.op)
-    rules = known.slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
-    found = []
-    for number, name in enumerate(node.outputs):
-        if name in wanted:
-            found += [r for r in rules.axes if r.joins[number] == wanted[name]]
-    rule = found[0]
-    place = f"{node.name} ({node.op}): axis {rule.axis}"
-    if any(r is not rule for r in found):
-        return f"{place} for one reader, axis {found[-1].axis} for another"
-    if graph.types[node.output].shape[rule.axis] == 1:
-        return f"{place} has one element"
-    if not rule.splits:
-        return f"{place} does not split: {rule.reason or rule.kind}"
-    plain = all(s.window == Window() and s.grain == 1 for s in rule.sources)
-    if rule.kind != "free" or rule.grain != 1 or not plain:
-        return f"{place} splits, but pieces overlap or come in grains"
-    return rule
-
-
-# Which rows and columns of every tensor a tile of the outputs needs: slice rules walked
-# backwards.
-#
-# Rows and columns are independent, so each axis is walked on its own and a tile is a pair of
-# walks.
-# Ranges are cut off at the borders of the image, and only what reaches beyond a border keeps
-# padding.
-
-
-AXES = (2, 3)
-"""Rows and columns of (n, c, h, w)."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """A part of a network that is computed tile by tile: local nodes as a graph."""
-
-    graph: Graph
-
-    @cached_property
-    def rules(self) -> Mapping[str, SliceRules]:
-        """Slice rules of every node at its whole shapes."""
-        return {node.name: rules_of(self.graph, node) for node in self.graph.nodes}
-
-    def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
-        """Return what each of about `count` tiles along an axis writes of every output.
-
-        A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
-        last tile takes what is left.
-        """
-        types, names = self.graph.types, self.graph.outputs
-        coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
-        size = {n: types[n].shape[axis] for n in names}
-        grain = {n: -(-size[n] // coarse) for n in names}
-        units = max(-(-size[n] // grain[n]) for n in names)
-        step = -(-units // count)
-        inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
-        return [
-            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
-            for low, high in zip([0, *inner], [*inner, None], strict=True)
-        ]
+Rules = Mapping[str, SliceRules]
+"""Slice rules of every node of a graph at its whole shapes."""
 
 
 def rules_of(graph: Graph, node: Node) -> SliceRules:
@@ -152,71 +28,20 @@ def rules_of(graph: Graph, node: Node) -> SliceRules:
     return operator_of(node.op).slice_rules([t.shape for t in graph.in_types(node)], node.attrs)
 
 
-def obstacle(graph: Graph, node: Node) -> str:
-    """Return why a node cannot be computed tile by tile, or "" if it can."""
-    if any(len(t.shape) != 4 or t.shape[2] * t.shape[3] == 1 for t in graph.out_types(node)):
-        return "its result is no image (n, c, h, w)"
-    try:
-        rules = rules_of(graph, node)
-    except AscendLabError as error:
-        return str(error)
-    ways = []
-    for axis in AXES:
-        rule = rules.axes[axis]
-        if not rule.splits or set(rule.joins) != {axis}:
-            return f"axis {axis}: {rule.reason or 'pieces cannot be joined'}"
-        if rule.grain != 1 or any(s.axis != axis or s.grain != 1 for s in rule.sources):
-            return f"axis {axis} comes from another axis"
-        ways.append({node.inputs[s.input] for s in rule.sources})
-    if ways[0] != ways[1] or any(name in graph.constants for name in ways[0]):
-        return "an operand is repeated along one axis only, or a constant image"
-    return ""
+def all_rules(graph: Graph) -> Rules:
+    """Return the slice rules of every node."""
+    return {node.name: rules_of(graph, node) for node in graph.nodes}
 
 
-def whole_inputs(graph: Graph, node: Node) -> set[str]:
-    """Return the activations that every tile of a local node reads whole."""
-    cut_up = {node.inputs[s.input] for s in rules_of(graph, node).axes[2].sources}
-    return {n for n in node.inputs if n not in cut_up and n not in graph.constants}
-
-
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """One axis of a tile: the range of every tensor it computes, and how every node is cut."""
-
-    axis: int
-    wanted: Mapping[str, Range]
-    need: Mapping[str, Range]
-    parts: Mapping[str, Cut]
-
-    def own(self, name: str, span: Range) -> Range:
-        """Return a range of a tensor counted from the first entry the tile has."""
-        return span[0] - self.need[name][0], span[1] - self.need[name][0]
-
-    def key(self, graph: Graph) -> Any:
-        """Return what tiles that can share a graph have in common."""
-        nodes = []
-        for node in graph.nodes:
-            part = self.parts[node.name]
-            reads = zip(node.inputs, part.ranges, strict=True)
-            inner = tuple(self.own(n, r[self.axis]) for n, r in reads if self.axis in r)
-            nodes.append((repr(sorted(part.attrs.items())), inner))
-        widths = tuple(high - low for low, high in self.need.values())
-        return tuple(nodes), widths, tuple(self.own(n, r) for n, r in self.wanted.items())
-
-
-def walk(region: Region, axis: int, wanted: Mapping[str, Range]) -> Walk:
-    """Return what a tile needs along an axis; raise `ShapeError` if it would read padding only."""
-    graph, need, parts = region.graph, dict(wanted), {}
-    for node in reversed(graph.nodes):
-        span = hull(need[name] for name in node.outputs if name in need)
-        need.update(dict.fromkeys(node.outputs, span))
-        shapes = [t.shape for t in graph.in_types(node)]
-        part = cut(region.rules[node.name], shapes, node.attrs, axis, span)
-        parts[node.name] = part
-        for name, ranges in zip(node.inputs, part.ranges, strict=True):
-            if axis in ranges:
-                need[name] = hull(r for r in (need.get(name), ranges[axis]) if r)
-    return Walk(axis, wanted, need, parts)
+def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
+    """Return consecutive nodes as a graph that writes what is read outside them."""
+    written = {n: None for node in nodes for n in node.outputs}
+    read = {n: None for node in nodes for n in node.inputs if n not in written}
+    constants = {n: graph.constants[n] for n in read if n in graph.constants}
+    inputs = tuple(n for n in read if n not in constants)
+    types = {n: graph.types[n] for n in (*read, *written)}
+    outs = tuple(read_outside(graph, nodes))
+    return Graph(name, inputs, outs, tuple(nodes), types, constants)
 
 
 def hull(ranges: Iterable[Range]) -> Range:
@@ -225,78 +50,122 @@ def hull(ranges: Iterable[Range]) -> Range:
     return min(lows), max(highs)
 
 
-def tile_graph_of(region: Region, rows: Walk, cols: Walk, name: str) -> Graph:
-    """Return the graph of one kind of tile; its outputs are in the order of the region's.
+# -- ranges ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """One piece of the outputs: the range of every tensor it needs, and how every node is cut.
 
-    Where one reader needs less of a tensor than another, a `slice` cuts its part out.
+    `axes` is the axis along which each tensor is cut; others are read whole.
     """
-    work = _TileBuilder(region, rows, cols)
-    for node in region.graph.nodes:
-        work.add(node)
-    outs = tuple(work.part(n, rows.wanted[n], cols.wanted[n]) for n in region.graph.outputs)
-    used = {n for node in work.nodes for n in node.inputs} | set(outs)
-    constants = {n: c for n, c in region.graph.constants.items() if n in used}
-    inputs = region.graph.inputs
-    return Graph(name, inputs, outs, tuple(work.nodes), work.types, constants)
+
+    axes: Mapping[str, int]
+    wanted: Mapping[str, Range]
+    need: Mapping[str, Range]
+    parts: Mapping[str, Cut]
+
+    def own(self, name: str, span: Range) -> Range:
+        """Return a range of a tensor counted from the first entry the piece has."""
+        return span[0] - self.need[name][0], span[1] - self.need[name][0]
+
+    def width(self, name: str) -> int:
+        """Return how many entries of a tensor the piece has."""
+        return self.need[name][1] - self.need[name][0]
 
 
-class _TileBuilder:
-    """The nodes of a tile so far; tensors keep the names they have in the region."""
+def walk(graph: Graph, rules: Rules, axes: Mapping[str, int], wanted: Mapping[str, Range]) -> Walk:
+    """Return what ranges of the outputs need; raise `ShapeError` if that is padding only."""
+    need, parts = dict(wanted), {}
+    for node in reversed(graph.nodes):
+        span = hull(need[name] for name in node.outputs if name in need)
+        need.update(dict.fromkeys(node.outputs, span))
+        parts[node.name] = cut_node(graph, node, rules[node.name], axes, span)
+        for name, ranges in zip(node.inputs, parts[node.name].ranges, strict=True):
+            if axes.get(name) in ranges:
+                need[name] = hull(r for r in (need.get(name), ranges[axes[name]]) if r)
+    return Walk(axes, wanted, need, parts)
 
-    def __init__(self, region: Region, rows: Walk, cols: Walk) -> None:
-        self.region, self.rows, self.cols = region, rows, cols
-        self.nodes: list[Node] = []
-        self.types: dict[str, TensorType] = dict(region.graph.types)
-        for name in rows.need:
-            kind, sizes = self.types[name], (_width(rows, name), _width(cols, name))
-            self.types[name] = replace(kind, shape=(*kind.shape[:2], *sizes))
 
-    def add(self, node: Node) -> None:
-        """Append a node with the operands and attributes of this tile."""
-        first = self.rows.parts[node.name]
-        shapes = [
-            (*t.shape[:2], r[2][1] - r[2][0], *t.shape[3:]) if 2 in r else t.shape
-            for t, r in zip(self.region.graph.in_types(node), first.ranges, strict=True)
-        ]
-        rules = operator_of(node.op).slice_rules(shapes, first.attrs)
-        second = cut(rules, shapes, first.attrs, 3, self.cols.need[node.output])
-        reads = [
-            self.part(name, r[2], c[3]) if 2 in r else name
-            for name, r, c in zip(node.inputs, first.ranges, second.ranges, strict=True)
-        ]
-        attrs = given_attrs(node.op, dict(second.attrs))
-        self.nodes.append(replace(node, inputs=tuple(reads), attrs=attrs))
+def cut_node(
+    graph: Graph, node: Node, rules: SliceRules, axes: Mapping[str, int], span: Range
+) -> Cut:
+    """Return what a range of a node's results needs."""
+    axis, _ = split_rule(node, rules, axes)
+    return cut(rules, [t.shape for t in graph.in_types(node)], node.attrs, axis, span)
 
-    def part(self, name: str, rows: Range, cols: Range) -> str:
+
+def split_rule(node: Node, rules: SliceRules, axes: Mapping[str, int]) -> tuple[int, AxisRule]:
+    """Return the axis of a node's first output that is cut, and its rule.
+
+    Raises `InputError` where the operator does not split along it.
+    """
+    place, name = next((i, n) for i, n in enumerate(node.outputs) if n in axes)
+    for axis, rule in enumerate(rules.axes):
+        if rule.joins[place] == axes[name] and rule.splits:
+            return axis, rule
+    reasons = {r.reason for r in rules.axes if r.joins[place] == axes[name]}
+    got = f"{node.name} ({node.op}): {' '.join(reasons) or 'no such axis'}"
+    raise InputError(f"axis {axes[name]} of {name} in slices", got, "end the region before it")
+
+
+# -- tiles: one walk for rows, one for columns ----------------------------------------------------
+ROWS, COLUMNS = 2, 3
+"""Axes of (n, c, h, w)."""
+
+
+def tile_key(graph: Graph, walked: Walk, axis: int) -> Any:
+    """Return what tiles that can share a graph have in common along one axis."""
+    nodes = []
+    for node in graph.nodes:
+        part = walked.parts[node.name]
+        reads = zip(node.inputs, part.ranges, strict=True)
+        inner = tuple(walked.own(n, r[axis]) for n, r in reads if axis in r)
+        nodes.append((repr(sorted(part.attrs.items())), inner))
+    widths = tuple(map(walked.width, walked.need))
+    return tuple(nodes), widths, tuple(walked.own(n, r) for n, r in walked.wanted.items())
+
+
+def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
+    """Return the graph of one kind of tile; its outputs are in the order of the graph's.
+
+    Rows and columns are independent, so that a tile is a pair of walks. Where one reader needs less
+    of a tensor than another, a `slice` cuts its part out.
+    """
+    draft = Draft(graph, nodes=())
+    for tensor in rows.need:
+        kind = graph.types[tensor]
+        sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
+        draft.types[tensor] = replace(kind, shape=sizes)
+
+    def part(tensor: str, high: Range, wide: Range) -> str:
         """Return the name of a part of a tensor of the tile, cut out once for all readers."""
-        (top, bottom), (left, right) = self.rows.own(name, rows), self.cols.own(name, cols)
-        whole = self.types[name].shape
-        if (0, 0, top, left, *whole[:2], bottom, right) == (0, 0, 0, 0, *whole):
-            return name
-        begin, end = (0, 0, top, left), (*whole[:2], bottom, right)
-        new = f"{name}.{top}_{bottom}_{left}_{right}"
-        if new not in self.types:
+        (top, bottom), (left, right) = rows.own(tensor, high), cols.own(tensor, wide)
+        whole = draft.types[tensor]
+        begin, end = (0, 0, top, left), (*whole.shape[:2], bottom, right)
+        if (begin, end) == ((0, 0, 0, 0), whole.shape):
+            return tensor
+        new = f"{tensor}.{top}_{bottom}_{left}_{right}"
+        if new not in draft.types:
             shape = tuple(b - a for a, b in zip(begin, end, strict=True))
-            self.types[new] = replace(self.types[name], shape=shape)
-            self.nodes.append(Node(new, "slice", (name,), (new,), {"begin": begin, "end": end}))
+            node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
+            draft.put(node, replace(whole, shape=shape))
         return new
 
-
-def _width(walked: Walk, name: str) -> int:
-    low, high = walked.need[name]
-    return high - low
-
-
-def part_of(graph: Graph, nodes: Sequence[Node], name: str) -> Graph:
-    """Return consecutive nodes as a graph that writes what is read outside them."""
-    inside = {node.name for node in nodes}
-    written = {n: None for node in nodes for n in node.outputs}
-    read = {n: None for node in nodes for n in node.inputs if n not in written}
-    outs = tuple(
-        n for n in written
-        if n in graph.outputs or any(r.name not in inside for r in graph.readers[n])
-    )  # fmt: skip
-    constants = {n: graph.constants[n] for n in read if n in graph.constants}
-    inputs = tuple(n for n in read if n not in constants)
-    types = {n: graph.types[n] for n in (*read, *written)}
-    return Graph(name, inputs, outs, tuple(nodes), types, constants)
+    for node in graph.nodes:
+        first = rows.parts[node.name]
+        shapes = [
+            (*t.shape[:2], r[ROWS][1] - r[ROWS][0], *t.shape[3:]) if ROWS in r else t.shape
+            for t, r in zip(graph.in_types(node), first.ranges, strict=True)
+        ]
+        rules = operator_of(node.op).slice_rules(shapes, first.attrs)
+        second = cut(rules, shapes, first.attrs, COLUMNS, cols.need[node.output])
+        reads = tuple(
+            part(tensor, r[ROWS], c[COLUMNS]) if ROWS in r else tensor
+            for tensor, r, c in zip(node.inputs, first.ranges, second.ranges, strict=True)
+        )
+        new = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(second.attrs)))
+        draft.put(new, *(draft.types[n] for n in node.outputs))
+    outs = tuple(part(n, rows.wanted[n], cols.wanted[n]) for n in graph.outputs)
+    used = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
+    constants = {n: c for n, c in graph.constants.items() if n in used}
+    nodes = tuple(draft.nodes.values())
+    return Graph(name, graph.inputs, outs, nodes, draft.types, constants)

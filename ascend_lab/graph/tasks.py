@@ -1,34 +1,28 @@
-"""A graph as kernels in order: compiled once per kind of piece, run on arrays by the executor."""
+"""A graph as kernels in order: lowered once per kind of piece, run on arrays by the executor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, GraphError
 from ascend_lab.graph.ai_cpu import CpuKernel, on_ai_cpu, run_cpu
 from ascend_lab.graph.aliases import CUTTING, cut_offsets, view_nodes
 from ascend_lab.graph.evaluate import checked_inputs
-from ascend_lab.graph.ir import Graph, Node, operator_of
+from ascend_lab.graph.ir import Graph, Node, Values, operator_of
 from ascend_lab.graph.lower import Choice, Lowered, Piece, lower, packed, piece_of
-from ascend_lab.isa import Kernel
 from ascend_lab.layout import unpack
+from ascend_lab.ops.operator import Operator
 from ascend_lab.sim import execute, simulate_kernel
 
-Values = NDArray[Any]
-_TIMED: dict[tuple[int, int], tuple[Kernel, Chip, int]] = {}
 REMEMBERED = 4096
 """Kernels and times remembered: more than a large network has."""
-Key = TypeVar("Key", bound=Hashable)
-Kept = TypeVar("Kept")
-_LOWERED: dict[tuple[Hashable, ...], tuple[Lowered, Sequence[object]]] = {}
-"""Kernels by piece and identity of chip and operators, kept so that no others take their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +40,7 @@ class Task:
 
     def value(self, name: str) -> str:
         """Return what a tensor of the kernel is called in the network; itself if it is its own."""
-        base = name.partition(".")[0]
-        return self.piece.names.get(base, f"{self.name}/{name}")
+        return self.piece.names.get(name.partition(".")[0], f"{self.name}/{name}")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -75,18 +68,18 @@ def compile_tasks(graph: Graph, chip: Chip, groups: Sequence[Sequence[Node]]) ->
 
 
 def _task(graph: Graph, chip: Chip, group: Sequence[Node]) -> Task:
-    piece = piece_of(graph, group)
-    label = "+".join(node.op for node in group)
-    view = len(group) == 1 and is_view(graph, group[0])
-    try:
-        lowered = None if view else lowered_once(piece, chip)
-    except AscendLabError as error:
+    piece, lowered = piece_of(graph, group), None
+    if not (len(group) == 1 and group[0].name in view_nodes(graph)):
         try:
-            lowered = on_ai_cpu(piece, chip, error)
-        except AscendLabError:
-            needed = f"{group[0].name}: {error.needed}"
-            raise type(error)(needed, error.got, error.remedy) from error
-    return Task(group[-1].name, label, tuple(n.name for n in group), piece, lowered)
+            lowered = lowered_once(piece, chip)
+        except AscendLabError as error:
+            try:
+                lowered = on_ai_cpu(piece, chip, error)
+            except AscendLabError:
+                needed = f"{group[0].name}: {error.needed}"
+                raise type(error)(needed, error.got, error.remedy) from error
+    names = tuple(node.name for node in group)
+    return Task(names[-1], "+".join(node.op for node in group), names, piece, lowered)
 
 
 def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
@@ -101,51 +94,43 @@ def with_choices(compiled: Compiled, choices: Mapping[str, Choice]) -> Compiled:
     return replace(compiled, tasks=tasks)
 
 
+# -- remembered -----------------------------------------------------------------------------------
 def lowered_once(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
-    """Return the kernel of a piece, from memory if an equal one was lowered for the chip.
-
-    Operators count by identity: one that was registered anew is lowered anew.
-    """
-    parts = (chip, *(operator_of(node.op) for node in piece.graph.nodes))
-    key = (piece.key, choice, tuple(map(id, parts)))
-    if key not in _LOWERED:
-        found = lower(piece, chip, choice)
-        _check_sizes(piece, found)
-        keep(_LOWERED, key, (found, parts))
-    return _LOWERED[key][0]
+    """Return the kernel of a piece, from memory if an equal one was lowered for the chip."""
+    return _lowered(piece, chip, choice, _operators(piece))
 
 
-def keep(memory: dict[Key, Kept], key: Key, value: Kept) -> None:
-    """Remember a value; of more than `REMEMBERED` the oldest is forgotten."""
-    if len(memory) >= REMEMBERED:
-        del memory[next(iter(memory))]
-    memory[key] = value
+def cycles_alone(piece: Piece, chip: Chip) -> int:
+    """Return the cycles of a piece's kernel on cold L2, launch included, from memory if known."""
+    return _cycles(piece, chip, _operators(piece))
 
 
-def _check_sizes(piece: Piece, lowered: Lowered) -> None:
-    """Raise `GraphError` if a kernel reads or writes more or less than a tensor's layout stores."""
+def _operators(piece: Piece) -> tuple[Operator, ...]:
+    """Return what the nodes name: an operator that was registered anew is lowered anew."""
+    return tuple(operator_of(node.op) for node in piece.graph.nodes)
+
+
+@lru_cache(REMEMBERED)
+def _lowered(
+    piece: Piece, chip: Chip, choice: Choice | None, operators: tuple[Operator, ...]
+) -> Lowered:
+    found = lower(piece, chip, choice)
     own = {*piece.graph.inputs, *piece.graph.outputs} - piece.constants
-    for buffer in lowered.kernel.tensors:
+    for buffer in found.kernel.tensors:
         if buffer.name in own:
             stored = math.prod(piece.type(buffer.name).stored_shape)
             if stored != buffer.elements:
                 what = f"{buffer.elements} elements of {piece.names[buffer.name]}"
                 raise GraphError(what, str(stored), "lower it for the tensor's layout")
+    return found
 
 
-def timed_once(kernel: Kernel, chip: Chip) -> int:
-    """Return the cycles of a kernel on cold L2, launch included, from memory if timed before."""
-    key = (id(kernel), id(chip))
-    if key not in _TIMED:
-        keep(_TIMED, key, (kernel, chip, simulate_kernel(kernel, chip).total_cycles))
-    return _TIMED[key][2]
+@lru_cache(REMEMBERED)
+def _cycles(piece: Piece, chip: Chip, operators: tuple[Operator, ...]) -> int:
+    return simulate_kernel(_lowered(piece, chip, None, operators).kernel, chip).total_cycles
 
 
-def is_view(graph: Graph, node: Node) -> bool:
-    """Tell whether a node only names bytes anew and needs no kernel; see `graph.aliases`."""
-    return node.name in view_nodes(graph)
-
-
+# -- values ---------------------------------------------------------------------------------------
 def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values]:
     """Return the outputs as the kernels compute them, on poisoned memory and in their formats."""
     graph, live = compiled.graph, {}
@@ -162,43 +147,38 @@ def run_tasks(compiled: Compiled, inputs: Mapping[str, Any]) -> dict[str, Values
 
 
 def _run(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
+    graph, inputs = compiled.graph, task.piece.graph.inputs
+
+    def stored(value: str, name: str = "") -> Values:
+        """Return an input as it lies in memory; constants are packed as the kernel asks."""
+        if value in live:
+            return live[value]
+        constant = graph.constants[value]
+        form = task.lowered.forms.get(name) if task.lowered else None
+        return form(constant.array()) if form else packed(constant.type, constant.array())
+
     if task.lowered is None:
-        return _named_anew(task, compiled, live)
-    if isinstance(task.lowered.kernel, CpuKernel):
-        node = compiled.graph.node(task.name)
-        stored = [_stored(task, compiled, "", name, live) for name in node.inputs]
-        return run_cpu(compiled.graph, node, stored)
+        node = graph.node(task.name)
+        return _named_anew(graph, node, [stored(name) for name in node.inputs])
+    kernel = task.lowered.kernel
+    if isinstance(kernel, CpuKernel):
+        node = graph.node(task.name)
+        return run_cpu(graph, node, [stored(name) for name in node.inputs])
     tensors = dict(task.lowered.extra)
-    for buffer in task.lowered.kernel.tensors:
-        base = buffer.name.partition(".")[0]
-        if base in task.piece.graph.inputs:
-            tensors[buffer.name] = _stored(
-                task, compiled, buffer.name, task.value(buffer.name), live
-            )
-    memory = execute(task.lowered.kernel, tensors, compiled.chip)
+    for buffer in kernel.tensors:
+        if buffer.name.partition(".")[0] in inputs:
+            tensors[buffer.name] = stored(task.value(buffer.name), buffer.name)
+    memory = execute(kernel, tensors, compiled.chip)
     return {task.value(n): np.asarray(memory[n]).reshape(-1) for n in task.piece.graph.outputs}
 
 
-def _named_anew(task: Task, compiled: Compiled, live: Mapping[str, Values]) -> dict[str, Values]:
+def _named_anew(graph: Graph, node: Node, given: Sequence[Values]) -> dict[str, Values]:
     """Return what a view writes: its operand, parts of it, or its operands one behind the other."""
-    node = compiled.graph.node(task.name)
-    given = [live[n] if n in live else _stored(task, compiled, "", n, live) for n in node.inputs]
     if node.op not in CUTTING:
         return {node.output: np.concatenate(given) if len(given) > 1 else given[0]}
     found = {}
-    for name, offset in zip(node.outputs, cut_offsets(compiled.graph, node) or (), strict=True):
-        kind = compiled.graph.types[name]
+    for name, offset in zip(node.outputs, cut_offsets(graph, node) or (), strict=True):
+        kind = graph.types[name]
         first = offset // DTYPE_BYTES[kind.dtype]
         found[name] = given[0][first : first + math.prod(kind.stored_shape)]
     return found
-
-
-def _stored(
-    task: Task, compiled: Compiled, name: str, value: str, live: Mapping[str, Values]
-) -> Values:
-    """Return an input of a task as it lies in memory; constants are packed as the kernel asks."""
-    if value in live:
-        return live[value]
-    constant = compiled.graph.constants[value]
-    form = task.lowered.forms.get(name) if task.lowered else None
-    return form(constant.array()) if form else packed(constant.type, constant.array())

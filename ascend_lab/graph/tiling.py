@@ -1,4 +1,10 @@
-"""Grids of tiles: the fewest tiles of a region that fit, and the graphs they share."""
+"""Networks whose feature maps do not fit: which part to compute in tiles, and in how many.
+
+    bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
+
+Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
+still need. The fewest tiles that fit are chosen: each one computes its halo again.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +12,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ascend_lab.errors import CapacityError, ShapeError
+from ascend_lab.errors import AscendLabError, CapacityError, ShapeError
 from ascend_lab.graph.counts import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.draft import pruned
-from ascend_lab.graph.ir import Graph, verify
+from ascend_lab.graph.ir import Graph, Node, verify
 from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import (
-    AXES,
-    Region,
+    COLUMNS,
+    ROWS,
     Walk,
-    obstacle,
+    all_rules,
     part_of,
+    rules_of,
     tile_graph_of,
+    tile_key,
     walk,
-    whole_inputs,
 )
 from ascend_lab.ops.slicing import Range
 
 Box = tuple[Range, Range]
 """Rows and columns."""
+BALANCE = 256
+"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
+INNER_ENDS = 4
+"""Most places tried where a tiled part may end, but for the first and the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +56,75 @@ class Step:
     tiles: tuple[Tile, ...] = ()
 
 
-class Grid:
-    """The grids of tiles of a region, and which of them fit into `room` bytes."""
+def obstacle(graph: Graph, node: Node) -> str:
+    """Return why a node cannot be computed tile by tile, or "" if it can."""
+    if any(len(t.shape) != 4 or t.shape[2] * t.shape[3] == 1 for t in graph.out_types(node)):
+        return "its result is no image (n, c, h, w)"
+    try:
+        rules = rules_of(graph, node)
+    except AscendLabError as error:
+        return str(error)
+    ways = []
+    for axis in (ROWS, COLUMNS):
+        rule = rules.axes[axis]
+        if not rule.splits or set(rule.joins) != {axis}:
+            return f"axis {axis}: {rule.reason or 'pieces cannot be joined'}"
+        if rule.grain != 1 or any(s.axis != axis or s.grain != 1 for s in rule.sources):
+            return f"axis {axis} comes from another axis"
+        ways.append({node.inputs[s.input] for s in rule.sources})
+    if ways[0] != ways[1] or any(name in graph.constants for name in ways[0]):
+        return "an operand is repeated along one axis only, or a constant image"
+    return ""
 
-    def __init__(self, region: Region, room: int, pixels: int | None) -> None:
-        self.region, self.room, self.pixels = region, room, pixels
-        sizes = [t.shape for t in map(region.graph.types.get, region.graph.outputs) if t]
-        self.most = [len(region.bounds(a, max(s[a] for s in sizes))) for a in AXES]
+
+def whole_inputs(graph: Graph, node: Node) -> set[str]:
+    """Return the activations that every tile of a local node reads whole."""
+    cut_up = {node.inputs[s.input] for s in rules_of(graph, node).axes[ROWS].sources}
+    return {n for n in node.inputs if n not in cut_up and n not in graph.constants}
+
+
+# -- grids ----------------------------------------------------------------------------------------
+class Grid:
+    """The grids of tiles of local nodes, given as a graph; which of them fit into `room` bytes."""
+
+    def __init__(self, graph: Graph, room: int, pixels: int | None) -> None:
+        self.graph, self.room, self.pixels = graph, room, pixels
+        self.rules = all_rules(graph)
+        shapes = [graph.types[n].shape for n in graph.outputs]
+        axes = (ROWS, COLUMNS)
+        self.most = [len(self.bounds(a, max(s[a] for s in shapes))) for a in axes]
         self.cache: dict[tuple[int, int], Walk | None] = {}
+
+    def bounds(self, axis: int, count: int) -> list[dict[str, Range]]:
+        """Return what each of about `count` tiles along an axis writes of every output.
+
+        A unit is one entry of the coarsest tensor, so that strides rarely tell tiles apart; the
+        last tile takes what is left.
+        """
+        types, names = self.graph.types, self.graph.outputs
+        coarse = min(types[n].shape[axis] for node in self.graph.nodes for n in node.outputs)
+        size = {n: types[n].shape[axis] for n in names}
+        grain = {n: -(-size[n] // coarse) for n in names}
+        units = max(-(-size[n] // grain[n]) for n in names)
+        step = -(-units // count)
+        inner = [u for u in range(step, units, step) if all(u * grain[n] < size[n] for n in names)]
+        return [
+            {n: (low * grain[n], size[n] if high is None else high * grain[n]) for n in names}
+            for low, high in zip([0, *inner], [*inner, None], strict=True)
+        ]
+
+    def walk(self, axis: int, wanted: Mapping[str, Range]) -> Walk:
+        """Return what a tile needs along an axis."""
+        return walk(self.graph, self.rules, dict.fromkeys(self.graph.types, axis), wanted)
 
     def largest(self, axis: int, count: int) -> Walk | None:
         """Return the longest of about `count` tiles along an axis; None if there is no such cut."""
         if (axis, count) not in self.cache:
-            bounds = self.region.bounds(axis, count)
+            bounds = self.bounds(axis, count)
             some = {0, min(1, len(bounds) - 1), len(bounds) // 2, len(bounds) - 1}
             try:
-                found = max((walk(self.region, axis, bounds[i]) for i in some), key=_length)
+                walks = [self.walk(axis, bounds[i]) for i in some]
+                found = max(walks, key=lambda w: sum(map(w.width, w.need)))
             except ShapeError:  # a tile would read padding only
                 found = None
             self.cache[axis, count] = found
@@ -68,8 +132,8 @@ class Grid:
 
     def tile(self, rows: int, cols: int) -> Graph | None:
         """Return the tile that computes most in a grid; None if the grid is none."""
-        row, col = self.largest(2, rows), self.largest(3, cols)
-        return tile_graph_of(self.region, row, col, "tile") if row and col else None
+        row, col = self.largest(ROWS, rows), self.largest(COLUMNS, cols)
+        return tile_graph_of(self.graph, row, col, "tile") if row and col else None
 
     def smallest(self) -> int:
         """Return the bytes of a tile of the finest grid; too many if it reads only padding."""
@@ -110,42 +174,25 @@ class Grid:
 
     def step(self, rows: int, cols: int) -> Step:
         """Return a grid as a step: tiles with equal keys share a graph."""
-        graph, kinds, tiles = self.region.graph, list[Graph](), list[Tile]()
+        graph, kinds, tiles = self.graph, list[Graph](), list[Tile]()
         known: dict[object, int] = {}
         own = []
-        for axis, count in zip(AXES, (rows, cols), strict=True):
-            walks = [walk(self.region, axis, wanted) for wanted in self.region.bounds(axis, count)]
-            own.append([(w, w.key(graph)) for w in walks])
+        for axis, count in ((ROWS, rows), (COLUMNS, cols)):
+            walks = [self.walk(axis, wanted) for wanted in self.bounds(axis, count)]
+            own.append([(w, tile_key(graph, w, axis)) for w in walks])
         for (row, row_key), (col, col_key) in product(*own):
             key = (row_key, col_key)
             if key not in known:
                 known[key] = len(kinds)
                 name = f"{graph.name}.tile{len(kinds)}"
-                kinds.append(verify(tile_graph_of(self.region, row, col, name)))
+                kinds.append(verify(tile_graph_of(graph, row, col, name)))
             reads = {n: (row.need[n], col.need[n]) for n in graph.inputs if n in row.need}
             writes = {n: (row.wanted[n], col.wanted[n]) for n in graph.outputs}
             tiles.append(Tile(known[key], reads, writes))
         return Step(graph, tuple(kinds), tuple(tiles))
 
 
-def _length(walked: Walk) -> int:
-    return sum(high - low for low, high in walked.need.values())
-
-
-# Networks whose feature maps do not fit: which part to compute in tiles, and in how many.
-#
-#     bytes(tile) = weights + tensors resident while tiles are computed + peak of one tile
-#
-# Resident are the tensors that the tiled part reads and writes, whole, and those that later nodes
-# still need. The fewest tiles that fit are chosen: each one computes its halo again.
-
-
-BALANCE = 256
-"""Multiply-accumulates in the time an element takes to device memory: near those of the chips."""
-INNER_ENDS = 4
-"""Most places tried where a tiled part may end, but for the first and the last."""
-
-
+# -- what tiles cost -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Tiled:
     """A network as steps within a limit; `peak_bytes` is what the steps need, weights included."""
@@ -267,8 +314,7 @@ def _parts(
         except CapacityError as error:
             problem = problem or error
     if not found:
-        assert problem is not None
-        raise problem
+        raise problem or AssertionError
     return min(found, key=lambda parts: sum(_extra(part.step) for part in parts))
 
 
@@ -287,7 +333,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
             n for n, (a, b) in alive.items() if b >= start and (a < start or n in graph.inputs)
         }
         resident = sum(graph.types[n].size_bytes for n in {*own.inputs, *own.outputs, *before})
-        grid = Grid(Region(own), limit - weights - resident, pixels)
+        grid = Grid(own, limit - weights - resident, pixels)
         step = grid.least()
         if step:
             peak = resident + max(max(live_bytes(kind)) for kind in step.kinds)

@@ -1,4 +1,4 @@
-"""Loops while they are written: how far queues move on a pass is known at the end of the body."""
+"""Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, PathError, ProgramError, SyncError
@@ -22,16 +22,11 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """A loop without its body, the body so far, and how many slots its queues move on a pass."""
+    """A loop while it is written: its body so far, and how many slots its queues move on a pass."""
 
     loop: Loop
     body: list[Instruction | OpenLoop]
     steps: dict[Place, int]
-
-
-def place_of(buffer: Buffer) -> Place:
-    """Return where a buffer lies."""
-    return buffer.space, buffer.address
 
 
 def closed(
@@ -62,9 +57,6 @@ def _turned(region: Region, turns: dict[Place, Affine]) -> Region:
     buffer = region.buffer
     turn = turns.get((buffer.space, buffer.address)) if buffer.slots > 1 else None
     return region if turn is None else region.turned(turn)
-
-
-# Write a kernel the way Ascend C does: queues of tiles; the builder inserts the flags.
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +142,21 @@ class Queue:
         self._step("free")
 
 
+Options = ParamSpec("Options")
+
+
+def _emitting(
+    make: Callable[Concatenate[Chip, Options], Instruction],
+) -> Callable[Concatenate[KernelBuilder, Options], None]:
+    """Return the method of a builder that emits what `make` makes on its chip."""
+
+    def emit(k: KernelBuilder, /, *args: Options.args, **options: Options.kwargs) -> None:
+        k.emit(make(k.chip, *args, **options))
+
+    emit.__doc__ = f"Emit `{make.__name__}`; see `isa.instructions`."
+    return emit
+
+
 class KernelBuilder:
     """Collects buffers, loops and instructions into a checked `Program` for one chip."""
 
@@ -180,11 +187,8 @@ class KernelBuilder:
         Raises `CapacityError` with the bytes needed and left.
         """
         if space not in self.chip.buffers:
-            raise PathError(
-                f"{name}: on-chip memory of {self.chip.name}",
-                space,
-                f"use {', '.join(self.chip.buffers)}, or tensor() for GM",
-            )
+            remedy = f"use {', '.join(self.chip.buffers)}, or tensor() for GM"
+            raise PathError(f"{name}: on-chip memory of {self.chip.name}", space, remedy)
         unit, elements = self.chip.alignment.get(space, 32), whole(elements, f"{name}: elements")
         pitch = -(-elements * DTYPE_BYTES.get(dtype, 1) // unit) * unit
         start = self._used_bytes.get(space, 0)
@@ -273,7 +277,8 @@ class KernelBuilder:
                     str({key: n - s for key, n, s in steps}),
                     "pair them inside the loop body",
                 )
-            opened.steps.update((place_of(b), step) for b in (queue.buffer, *queue.members))
+            held = (queue.buffer, *queue.members)
+            opened.steps.update(((b.space, b.address), step) for b in held)
             further = step * (opened.loop.count - 1)
             for key, count in zip(queue.counts, now, strict=True):
                 queue.counts[key] = count + further
@@ -286,42 +291,20 @@ class KernelBuilder:
         self._body.append(instruction)
 
     # -- instructions ---------------------------------------------------------------------------
-    def copy(
-        self, dst: Region, src: Region, *, pad: bool = False, atomic: str | None = None
-    ) -> None:
-        """Emit `data_copy`."""
-        self.emit(ins.data_copy(self.chip, dst, src, pad=pad, atomic=atomic))
+    copy = _emitting(ins.data_copy)
+    load2d = _emitting(ins.load2d)
+    load3d = _emitting(ins.load3d)
+    mmad = _emitting(ins.mmad)
+    fixpipe = _emitting(ins.fixpipe)
+    vector = _emitting(ins.vector)
+    scalar = _emitting(ins.scalar)
+    barrier = _emitting(ins.barrier)
 
     def copy_row(
         self, dst: Region, src: Region, index: Region, pitch: int, bound: int, **options: Any
     ) -> None:
         """Emit a `data_copy` whose GM side is row `index` of `bound`, `pitch` elements apart."""
-        options |= {"index": index, "pitch": pitch, "bound": bound}
-        self.emit(ins.data_copy(self.chip, dst, src, **options))
-
-    def load2d(self, dst: Region, src: Region) -> None:
-        """Emit `load2d`."""
-        self.emit(ins.load2d(self.chip, dst, src))
-
-    def mmad(
-        self,
-        c: Region,
-        a: Region,
-        b: Region,
-        *,
-        accumulate: Affine | int = 0,
-        bias: Region | None = None,
-    ) -> None:
-        """Emit `mmad`."""
-        self.emit(ins.mmad(self.chip, c, a, b, accumulate=accumulate, bias=bias))
-
-    def fixpipe(self, dst: Region, src: Region, *, relu: bool = False, scale: float = 1.0) -> None:
-        """Emit `fixpipe`."""
-        self.emit(ins.fixpipe(self.chip, dst, src, relu=relu, scale=scale))
-
-    def vector(self, op: str, dst: Region, *srcs: Region, **options: Any) -> None:
-        """Emit a vector instruction; `options` as in `isa.instructions.vector`."""
-        self.emit(ins.vector(self.chip, op, dst, *srcs, **options))
+        self.copy(dst, src, index=index, pitch=pitch, bound=bound, **options)
 
     def runs(self, elements: int, lanes: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield (first element, (repeats, lanes)) over a run: whole repeats, then last lanes."""
@@ -350,14 +333,6 @@ class KernelBuilder:
     def wait_flag(self, src: str, dst: str, event_id: int) -> None:
         """Emit `wait_flag` by hand."""
         self.emit(ins.wait_flag(self.chip, Event(src, dst, event_id)))
-
-    def barrier(self, pipe: str = "ALL") -> None:
-        """Emit `pipe_barrier`."""
-        self.emit(ins.barrier(self.chip, pipe))
-
-    def scalar(self, dst: Region | None = None, src: Region | None = None, **options: Any) -> None:
-        """Emit scalar work; with regions it copies one element, see `isa.instructions.scalar`."""
-        self.emit(ins.scalar(self.chip, dst, src, **options))
 
     def finish(self) -> Program:
         """Return the checked program; all slots start empty and must end empty."""

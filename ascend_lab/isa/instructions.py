@@ -1,4 +1,8 @@
-"""What every instruction must keep on a chip; each error gives needed, got and a remedy."""
+"""The instruction set: a constructor each, and what instructions and programs must keep on a chip.
+
+Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
+(data paths per chip).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from ascend_lab.isa.program import (
     FLAGS,
     MOVES,
     PIPES,
+    SOURCES,
     VECTOR_OPS,
     AttrValue,
     Event,
@@ -18,7 +23,6 @@ from ascend_lab.isa.program import (
     Node,
     Program,
     reach_of,
-    source_counts,
 )
 
 
@@ -59,17 +63,14 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
     """Return (destination, first source or destination); refuse wrong counts and names."""
     op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
-    wanted = source_counts(op)
-    if not wanted:
+    wanted = SOURCES.get(op)
+    if wanted is None:
         known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *VECTOR_OPS))
         raise ProgramError("a known instruction", op, f"use one of {known}")
     if dst is None or count not in wanted:
         counts = " or ".join(map(str, wanted))
-        raise ProgramError(
-            f"{op}: one destination and {counts} source regions",
-            f"{0 if dst is None else 1} and {count}",
-            "add or drop regions",
-        )
+        needed = f"{op}: one destination and {counts} source regions"
+        raise ProgramError(needed, f"{0 if dst is None else 1} and {count}", "add or drop regions")
     return dst, instruction.srcs[0] if count else dst
 
 
@@ -86,11 +87,9 @@ def _check_flag(chip: Chip, instruction: Instruction) -> None:
     if instruction.pipe != (event.src if instruction.op == "set_flag" else event.dst):
         raise ProgramError(f"{instruction.op} {event} on its own pipe", instruction.pipe, "mend it")
     if event.id < 0 or event.count < 1 or event.id + event.count > chip.event_ids:
-        raise CapacityError(
-            f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}",
-            f"{event.id}..{event.id + event.count - 1}",
-            "share an id between queues or use fewer slots",
-        )
+        needed = f"event ids 0..{chip.event_ids - 1} for {event.src}>{event.dst}"
+        got = f"{event.id}..{event.id + event.count - 1}"
+        raise CapacityError(needed, got, "share an id between queues or use fewer slots")
 
 
 def _check_scalar(instruction: Instruction) -> None:
@@ -100,22 +99,17 @@ def _check_scalar(instruction: Instruction) -> None:
         )
     one_each = instruction.dst is not None and len(instruction.srcs) in (1, 2)
     if instruction.regions and (not one_each or any(r.elements != 1 for r in instruction.regions)):
-        raise ProgramError(
-            "scalar: no region, or one element to copy and one place for it",
-            ", ".join(map(str, instruction.regions)),
-            "give both or neither",
-        )
+        needed = "scalar: no region, or one element to copy and one place for it"
+        got = ", ".join(map(str, instruction.regions))
+        raise ProgramError(needed, got, "give both or neither")
     if instruction.dst is not None:
         check_index(instruction, instruction.dst, instruction.srcs[0])
 
 
 def _check_buffer(chip: Chip, buffer: Buffer) -> None:
     if buffer.dtype == "bf16" and "bf16" not in chip.cube:
-        raise PathError(
-            f"{buffer.name}: a number format of {chip.name}",
-            "bf16",
-            "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)",
-        )
+        remedy = "use fp16 or fp32, or a chip whose file has [cube.bf16] (Ascend910B2)"
+        raise PathError(f"{buffer.name}: a number format of {chip.name}", "bf16", remedy)
     if buffer.space == "GM":
         return
     if buffer.space not in chip.buffers:
@@ -124,27 +118,17 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
         )
     end, size = buffer.address + buffer.size_bytes, chip.buffers[buffer.space]
     if end > size:
-        raise CapacityError(
-            f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}",
-            f"{size} bytes on {chip.name}",
-            "make the tile smaller or use fewer slots",
-        )
+        needed = f"{buffer.name}: bytes {buffer.address}..{end - 1} of {buffer.space}"
+        got = f"{size} bytes on {chip.name}"
+        raise CapacityError(needed, got, "make the tile smaller or use fewer slots")
     unit = chip.alignment.get(buffer.space, BLOCK_BYTES)
     if buffer.address % unit or (buffer.slots > 1 and buffer.slot_bytes % unit):
-        raise AlignmentError(
-            f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes",
-            f"address {buffer.address}, slot pitch {buffer.slot_bytes}",
-            "round them up",
-        )
+        needed = f"{buffer.name}: {buffer.space} addresses in multiples of {unit} bytes"
+        got = f"address {buffer.address}, slot pitch {buffer.slot_bytes}"
+        raise AlignmentError(needed, got, "round them up")
 
 
-# The instruction set: one constructor per instruction, each checked against the chip.
-#
-# Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform
-# files
-# (data paths per chip).
-
-
+# -- one constructor per instruction ---------------------------------------------------------------
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -328,9 +312,7 @@ def c0_of(dtype: str) -> int:
     return 32 // DTYPE_BYTES[dtype]
 
 
-# Rules a whole program must keep; each error gives needed, got and a remedy.
-
-
+# -- whole programs --------------------------------------------------------------------------------
 def check_program(chip: Chip, program: Program) -> Program:
     """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
 
@@ -347,11 +329,9 @@ def check_program(chip: Chip, program: Program) -> Program:
         if instruction.op not in ("barrier", "scalar"):
             units.add(unit_of(chip, instruction))
     if len(units - {"core"}) > 1:
-        raise PathError(
-            f"{program.name}: cube and vector work in separate programs on {chip.name}",
-            "both in one program",
-            "exchange the data through GM between two programs",
-        )
+        needed = f"{program.name}: cube and vector work in separate programs on {chip.name}"
+        got = "both in one program"
+        raise PathError(needed, got, "exchange the data through GM between two programs")
     return program
 
 
@@ -378,18 +358,12 @@ def check_bounds(region: Region, ranges: Ranges, op: str) -> None:
     """Raise `CapacityError` if the region leaves its buffer for some loop values."""
     for name, _ in (*region.offset.terms, *region.slot.terms):
         if name not in ranges:
-            raise ProgramError(
-                f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})",
-                name,
-                "move the instruction into the loop",
-            )
+            needed = f"{op}: loop variables of the loops around it ({', '.join(ranges) or 'none'})"
+            raise ProgramError(needed, name, "move the instruction into the loop")
     low, high = region.extent(ranges)
     if low < 0 or high >= region.buffer.elements:
-        raise CapacityError(
-            f"{op}: elements 0..{region.buffer.elements - 1} of {region.buffer.name}",
-            f"{low}..{high}",
-            "check offset, tile size and loop count",
-        )
+        needed = f"{op}: elements 0..{region.buffer.elements - 1} of {region.buffer.name}"
+        raise CapacityError(needed, f"{low}..{high}", "check offset, tile size and loop count")
 
 
 def _check_names(program: Program) -> None:
@@ -403,9 +377,6 @@ def _check_loops(name: str, nodes: tuple[Node, ...], outer: frozenset[str]) -> N
     for node in nodes:
         if isinstance(node, Loop):
             if node.var in outer:
-                raise ProgramError(
-                    f"{name}: a new name for a loop inside {', '.join(sorted(outer))}",
-                    node.var,
-                    "the inner loop would hide the outer one",
-                )
+                needed = f"{name}: a new name for a loop inside {', '.join(sorted(outer))}"
+                raise ProgramError(needed, node.var, "the inner loop would hide the outer one")
             _check_loops(name, node.body, outer | {node.var})

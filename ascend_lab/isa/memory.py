@@ -146,11 +146,9 @@ class Buffer:
                 f"buffer {self.name}: a number format", self.dtype, f"use {', '.join(DTYPE_BYTES)}"
             )
         if self.elements < 1 or self.slots < 1 or self.address < 0:
-            raise ProgramError(
-                f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0",
-                f"{self.elements}, {self.slots}, {self.address}",
-                "check the tile size",
-            )
+            needed = f"buffer {self.name}: elements >= 1, slots >= 1, address >= 0"
+            got = f"{self.elements}, {self.slots}, {self.address}"
+            raise ProgramError(needed, got, "check the tile size")
         if self.slot_bytes == 0:
             object.__setattr__(self, "slot_bytes", self.elements * self.itemsize)
         if self.slot_bytes < self.elements * self.itemsize:
@@ -217,11 +215,9 @@ class Region:
         if self.slot.terms or not 0 <= self.slot.const < self.buffer.slots:
             object.__setattr__(self, "slot", self.slot.modulo(self.buffer.slots))
         if not 0 < len(self.sizes) == len(self.strides) or min(self.sizes) < 1:
-            raise ProgramError(
-                f"region of {self.buffer.name}: one stride per size, sizes >= 1",
-                f"sizes {self.sizes}, strides {self.strides}",
-                "check the tile shape",
-            )
+            needed = f"region of {self.buffer.name}: one stride per size, sizes >= 1"
+            got = f"sizes {self.sizes}, strides {self.strides}"
+            raise ProgramError(needed, got, "check the tile shape")
 
     def byte_at(self, env: Mapping[str, int]) -> int:
         """Return the byte of the memory, or of the tensor in GM, that the region begins with."""

@@ -1,4 +1,4 @@
-"""Rules of the instructions that move data: data_copy, fixpipe, load2d, load3d."""
+"""What the operands of an instruction must keep: moves, block instructions, cube, vector unit."""
 
 from __future__ import annotations
 
@@ -70,11 +70,9 @@ def check_aligned(region: Region, unit: int, op: str) -> None:
     item = region.buffer.itemsize
     for value in (region.offset.const, *[c for _, c in region.offset.terms]):
         if value * item % unit:
-            raise AlignmentError(
-                f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes",
-                f"{value * item} bytes",
-                f"step by {max(unit // item, 1)} elements",
-            )
+            needed = f"{op}: {region.buffer.name} addresses in multiples of {unit} bytes"
+            got = f"{value * item} bytes"
+            raise AlignmentError(needed, got, f"step by {max(unit // item, 1)} elements")
 
 
 def _check_same(op: str, dst: Region, src: Region, *, cast: bool = False) -> None:
@@ -94,11 +92,8 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
         raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
     padded = instruction.number("pad") == 1
     if padded and (chip.combined or {src.space, dst.space} != {"GM", "UB"}):
-        raise PathError(
-            f"a padding copy {src.space}->{dst.space} on {chip.name}",
-            "none",
-            "make the GM tensor a multiple of 32 bytes",
-        )
+        needed = f"a padding copy {src.space}->{dst.space} on {chip.name}"
+        raise PathError(needed, "none", "make the GM tensor a multiple of 32 bytes")
     _check_atomic(instruction, dst, src)
     check_index(instruction, dst, src)
     for region in (dst, src):
@@ -106,11 +101,9 @@ def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) 
             continue
         check_aligned(region, BLOCK_BYTES, "data_copy")
         if region.run_bytes % BLOCK_BYTES and not padded:
-            raise AlignmentError(
-                f"data_copy: runs of whole {BLOCK_BYTES}-byte blocks in {region.buffer.name}",
-                f"{region.run_bytes} bytes",
-                "round the inner length up to a block",
-            )
+            needed = f"data_copy: runs of whole {BLOCK_BYTES}-byte blocks in {region.buffer.name}"
+            got = f"{region.run_bytes} bytes"
+            raise AlignmentError(needed, got, "round the inner length up to a block")
 
 
 def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
@@ -118,17 +111,12 @@ def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
     if "atomic" not in names:
         return
     if instruction.attr("atomic") != "add" or (src.space, dst.space) != ("UB", "GM"):
-        raise PathError(
-            'data_copy: atomic="add" on the path UB->GM',
-            f"{instruction.attr('atomic')!r}, {src.space}->{dst.space}",
-            "leave atomic out elsewhere",
-        )
+        needed = 'data_copy: atomic="add" on the path UB->GM'
+        got = f"{instruction.attr('atomic')!r}, {src.space}->{dst.space}"
+        raise PathError(needed, got, "leave atomic out elsewhere")
     if dst.buffer.dtype not in ATOMIC_FORMATS:
-        raise PathError(
-            f"data_copy: an atomic add in {', '.join(ATOMIC_FORMATS)}",
-            dst.buffer.dtype,
-            "convert with vconv first",
-        )
+        needed = f"data_copy: an atomic add in {', '.join(ATOMIC_FORMATS)}"
+        raise PathError(needed, dst.buffer.dtype, "convert with vconv first")
 
 
 def _check_fixpipe(instruction: Instruction, dst: Region, src: Region) -> None:
@@ -141,11 +129,9 @@ def _check_load2d(chip: Chip, dst: Region, src: Region) -> None:
     _check_load(dst, src, "load2d")
     repeat, fractal = dst.sizes[0], dst.size_bytes // dst.sizes[0]
     if fractal != FRACTAL_BYTES or dst.sizes != src.sizes:
-        raise ProgramError(
-            f"load2d: fractals of {FRACTAL_BYTES} bytes, equal shapes",
-            f"{fractal} bytes, {src.sizes} -> {dst.sizes}",
-            "make the regions (repeat, 16, C0)",
-        )
+        needed = f"load2d: fractals of {FRACTAL_BYTES} bytes, equal shapes"
+        got = f"{fractal} bytes, {src.sizes} -> {dst.sizes}"
+        raise ProgramError(needed, got, "make the regions (repeat, 16, C0)")
     check_repeat(chip, repeat, "load2d")
 
 
@@ -204,9 +190,7 @@ def check_repeat(chip: Chip, repeat: int, op: str) -> None:
         )
 
 
-# Rules of the vector instructions that work on whole blocks: vbrcb and vtranspose.
-
-
+# -- whole blocks: vbrcb and vtranspose ------------------------------------------------------------
 BLOCKS_PER_REPEAT = 8
 """Blocks a vector repeat writes: 8 x 32 bytes."""
 
@@ -240,28 +224,20 @@ def _check_brcb(chip: Chip, dst: Region, src: Region) -> None:
     c0, n = BLOCK_BYTES // item, src.elements
     spread = len(dst.sizes) == 2 and (dst.strides[0] * item % BLOCK_BYTES or dst.strides[1] != 1)
     if src.sizes != (n,) or (n > 1 and src.strides != (1,)) or dst.sizes != (n, c0) or spread:
-        raise ProgramError(
-            f"vbrcb: n neighbours (n,) into n blocks (n, {c0})",
-            f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}",
-            f"give each source element a block of {c0}",
-        )
+        needed = f"vbrcb: n neighbours (n,) into n blocks (n, {c0})"
+        got = f"{src.sizes}:{src.strides} -> {dst.sizes}:{dst.strides}"
+        raise ProgramError(needed, got, f"give each source element a block of {c0}")
     limit = chip.max_repeat * BLOCKS_PER_REPEAT
     if n > limit:
-        raise CapacityError(
-            f"vbrcb: at most {chip.max_repeat} repeats of {BLOCKS_PER_REPEAT} blocks, {limit}",
-            f"{n} blocks",
-            "split it with a loop",
-        )
+        needed = f"vbrcb: at most {chip.max_repeat} repeats of {BLOCKS_PER_REPEAT} blocks, {limit}"
+        raise CapacityError(needed, f"{n} blocks", "split it with a loop")
 
 
 def _check_transpose(dst: Region, src: Region) -> None:
     """One block of 16 x 16 elements of 2 bytes, 512 bytes in one piece on both sides."""
     if dst.buffer.itemsize != 2:
-        raise PathError(
-            "vtranspose: elements of 2 bytes",
-            dst.buffer.dtype,
-            "transpose other formats with a strided copy",
-        )
+        needed = "vtranspose: elements of 2 bytes"
+        raise PathError(needed, dst.buffer.dtype, "transpose other formats with a strided copy")
     for region in (dst, src):
         if (region.sizes, region.strides) != ((16, 16), (16, 1)):
             raise ProgramError(
@@ -271,9 +247,7 @@ def _check_transpose(dst: Region, src: Region) -> None:
             )
 
 
-# Rules of the instructions that compute: mmad on the cube, everything on the vector unit.
-
-
+# -- computing: mmad on the cube, everything on the vector unit ------------------------------------
 def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
     """Raise unless the operands are fractal tiles of matching sizes in the cube's formats."""
     a, b = instruction.srcs[:2]
@@ -286,22 +260,18 @@ def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
         or formats[1] != formats[0]
         or (formats[2] not in CUBE_OUTPUT[formats[0]])
     ):
-        raise PathError(
-            f"mmad: a number format of the {chip.name} cube",
-            f"{formats[0]} x {formats[1]} -> {formats[2]}",
-            f"use {_products(chip)}",
-        )
+        needed = f"mmad: a number format of the {chip.name} cube"
+        got = f"{formats[0]} x {formats[1]} -> {formats[2]}"
+        raise PathError(needed, got, f"use {_products(chip)}")
     m0, k0, n0 = chip.cube_shape(formats[0])
     wanted = None
     if len(a.sizes) == len(b.sizes) == 4:
         m1, k1, n1 = a.sizes[0], a.sizes[1], b.sizes[1]
         wanted = ((m1, k1, m0, k0), (k1, n1, n0, k0), (n1, m1, m0, n0))
     if (a.sizes, b.sizes, c.sizes) != wanted:
-        raise ProgramError(
-            "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)",
-            f"{a.sizes}, {b.sizes}, {c.sizes}",
-            "reshape the regions; K1, M1, N1 must agree",
-        )
+        needed = "mmad: A (M1,K1,16,C0), B (K1,N1,16,C0), C (N1,M1,16,16)"
+        got = f"{a.sizes}, {b.sizes}, {c.sizes}"
+        raise ProgramError(needed, got, "reshape the regions; K1, M1, N1 must agree")
     if len(instruction.srcs) == 3:
         _check_bias(instruction.srcs[2], c, b.sizes[1] * n0)
 
@@ -315,11 +285,9 @@ def _check_bias(bias: Region, c: Region, columns: int) -> None:
     if bias.space != "BT":
         raise PathError("mmad: a bias in BT, the bias table", bias.space, "copy it L1->BT")
     if bias.elements != columns or bias.buffer.dtype != c.buffer.dtype:
-        raise ProgramError(
-            f"mmad: a bias of {columns} {c.buffer.dtype}",
-            f"{bias.elements} {bias.buffer.dtype}",
-            "one number per column of C",
-        )
+        needed = f"mmad: a bias of {columns} {c.buffer.dtype}"
+        got = f"{bias.elements} {bias.buffer.dtype}"
+        raise ProgramError(needed, got, "one number per column of C")
 
 
 def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
@@ -339,18 +307,13 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
             check_aligned(region, BLOCK_BYTES, op)
         per_repeat = region.size_bytes // region.sizes[0]
         if per_repeat > chip.vector_bytes_per_repeat:
-            raise CapacityError(
-                f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat",
-                f"{per_repeat} in {region.buffer.name}",
-                "use more repeats of fewer lanes",
-            )
+            needed = f"{op}: at most {chip.vector_bytes_per_repeat} bytes a repeat"
+            got = f"{per_repeat} in {region.buffer.name}"
+            raise CapacityError(needed, got, "use more repeats of fewer lanes")
         wanted = _reduced(op, main) if reducing and region is dst else main.elements
         if region.elements != wanted:
-            raise ProgramError(
-                f"{op}: {wanted} elements",
-                f"{region.elements} in {region.buffer.name}",
-                "a stride of 0 broadcasts",
-            )
+            got = f"{region.elements} in {region.buffer.name}"
+            raise ProgramError(f"{op}: {wanted} elements", got, "a stride of 0 broadcasts")
         if region.buffer.dtype != dst.buffer.dtype and op != "vconv":
             formats = f"{region.buffer.dtype} -> {dst.buffer.dtype}"
             raise ProgramError(f"{op}: one number format", formats, "cast with vconv")
@@ -393,11 +356,9 @@ def _check_choices(instruction: Instruction, dst: Region) -> None:
     if "round" in attrs:
         whole = dst.buffer.dtype in ("int8", "uint8", "int32")
         if op != "vconv" or not whole or attrs["round"] not in ROUNDINGS:
-            raise ProgramError(
-                f"{op}: round ({', '.join(ROUNDINGS)}) only in a vconv to whole numbers",
-                f"{attrs['round']!r} to {dst.buffer.dtype}",
-                "leave it out, or convert to int32",
-            )
+            needed = f"{op}: round ({', '.join(ROUNDINGS)}) only in a vconv to whole numbers"
+            got = f"{attrs['round']!r} to {dst.buffer.dtype}"
+            raise ProgramError(needed, got, "leave it out, or convert to int32")
     if op == "vsel" and len(instruction.srcs) == 3 and "mask" in attrs:
         raise ProgramError(
             "vsel: a condition tile or a mask", "both", "drop the mask, or the first source"

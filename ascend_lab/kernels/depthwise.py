@@ -1,6 +1,9 @@
-"""An epilogue behind a depthwise convolution: the sums lie in UB already, one channel block a time.
+"""Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
 
-It runs on the vector cores of every chip; operands per channel come with the taps.
+In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
+neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums are
+fp16 and round once each. An epilogue runs where the sums lie already; its operands per channel come
+with the taps.
 """
 
 from __future__ import annotations
@@ -20,104 +23,22 @@ from ascend_lab.kernels.epilogue import Epilogue, Operand, Plan, pattern, plan_o
 from ascend_lab.kernels.epilogue_emit import Piece, load_channels, write_steps
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import (
-    Place,
-    Share,
+    C0,
+    PIXELS,
+    Own,
+    RowBlock,
     columns_seen,
-    places,
+    image_sizes,
     plane_launch,
+    row_blocks,
     rows_per_block,
+    walk,
 )
 from ascend_lab.kernels.tiles import repeat
 from ascend_lab.layout import address_map, pack
 
 SUM = "fp16"
 """The format of sums on the vector unit."""
-
-
-def supported_after(epilogue: Epilogue) -> str:
-    """Return "" if a depthwise convolution can fuse the epilogue, otherwise the reason."""
-    try:
-        step_formats(epilogue, SUM)
-    except TypeMismatchError as error:
-        return str(error)
-    if epilogue.of_kind("tile"):
-        return "a depthwise kernel keeps rows with gaps in UB, a tile operand has none"
-    if epilogue.out_dtype != SUM:
-        return f"a depthwise kernel stores {SUM}, not {epilogue.out_dtype}"
-    return ""
-
-
-def check_after(epilogue: Epilogue | None, chip: Chip) -> None:
-    """Raise `PathError` with the reason `supported_after` gives."""
-    reason = supported_after(epilogue) if epilogue else ""
-    if reason:
-        wanted = f"an epilogue of a depthwise kernel on {chip.name}"
-        raise PathError(wanted, reason, "run the steps as a kernel of their own")
-
-
-def after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
-    """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
-    if epilogue is None:
-        return 0, 0
-    scratch = sum(DTYPE_BYTES[dtype] for dtype in plan_of(epilogue, SUM).tiles[1:])
-    fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
-    return scratch * FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class After:
-    """An epilogue in one kernel: its operands share the slots of the taps."""
-
-    plan: Plan
-    operands: tuple[tuple[Operand, Buffer, Buffer], ...]
-    scratch: tuple[Buffer, ...]
-
-    def load(self, k: KernelBuilder, taps: Tile, channel: Affine) -> None:
-        """Bring the numbers of one channel block beside its taps."""
-        for operand, tensor, slots in self.operands:
-            slot = Tile(slots, taps.slot)
-            load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
-
-    def write(self, k: KernelBuilder, sums: Tile, taps: Tile, elements: int) -> None:
-        """Write the steps on the sums of one block of rows, in place."""
-        rates = {operand.name: Tile(slots, taps.slot) for operand, _, slots in self.operands}
-        piece = Piece((sums, *self.scratch), {}, rates, Affine(), 1, elements)
-        write_steps(k, self.plan, piece)
-
-
-def new_after(
-    k: KernelBuilder, epilogue: Epilogue | None, taps: Queue, c1: int, elements: int
-) -> After | None:
-    """Allocate operands and scratch tiles for blocks of `elements` sums."""
-    if epilogue is None:
-        return None
-    plan = plan_of(epilogue, SUM)
-    operands = tuple(
-        (
-            o,
-            k.tensor(o.name, o.dtype, c1 * FRACTAL),
-            taps.join(f"{o.name}_ub", o.dtype, pattern(o.dtype)),
-        )
-        for o in epilogue.operands
-    )
-    scratch = tuple(
-        k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
-    )
-    return After(plan, operands, scratch)
-
-
-# Depthwise convolution on the vector unit: one multiply and one add per kernel tap.
-#
-# In NC1HWC0 a block of 32 bytes holds the channels of one pixel, so one repeat multiplies 8
-# neighbouring pixels by the weights of one tap (a stride of 0 repeats them). Products and sums
-# are
-# fp16 and round once each.
-
-
-C0 = 16
-"""Channels of a pixel's block in fp16."""
-PIXELS = 8
-"""Pixels of one repeat: 8 blocks of 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +55,7 @@ class Lines:
 
     def outputs(self, rows: int, ow: int) -> int:
         """Pixels of sums for `rows` output rows, whole repeats."""
-        return whole((rows - 1) * self.pitch + ow) if self.flat else rows * self.pitch
+        return _whole((rows - 1) * self.pitch + ow) if self.flat else rows * self.pitch
 
     def seen(self, shape: ConvShape, rows: int) -> int:
         """Pixels of image rows, with what whole repeats read past the last row."""
@@ -145,8 +66,7 @@ class Lines:
         return max(last + 1, ((rows - 1) * sh + down) * self.line)
 
 
-def whole(pixels: int) -> int:
-    """Round pixels up to whole repeats."""
+def _whole(pixels: int) -> int:
     return up(pixels, PIXELS) * PIXELS
 
 
@@ -157,25 +77,7 @@ def lines_of(shape: ConvShape, chip: Chip) -> Lines:
     equal = shape.strides[0] == shape.strides[1]
     if equal and cost.slope_cycles * line / PIXELS < by_row:
         return Lines(line, line, True)
-    return Lines(line, whole(ow), False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """What the parts of one core's kernel share."""
-
-    shape: ConvShape
-    builder: KernelBuilder
-    x: Buffer
-    weight: Buffer
-    y: Buffer
-    rows: Queue
-    taps: Queue
-    sums: Queue
-    products: Buffer
-    lines: Lines
-    plane: int
-    after: After | None
+    return Lines(line, _whole(ow), False)
 
 
 def depthwise_launch(
@@ -195,9 +97,16 @@ def depthwise_launch(
             f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels",
             "use conv_launch",
         )
+    if reason := supported_after(epilogue) if epilogue else "":
+        wanted = f"an epilogue of a depthwise kernel on {chip.name}"
+        raise PathError(wanted, reason, "run the steps as a kernel of their own")
     name = f"depthwise_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    check_after(epilogue, chip)
-    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own, dense, epilogue))
+
+    def program(own: Own) -> Program:
+        rows = rows_per_block(own, _most_rows(shape, chip, epilogue))
+        return _Writer.make(shape, chip, rows, dense, epilogue).program(own, rows)
+
+    return plane_launch(name, image_sizes(shape, chip), program)
 
 
 def pack_depthwise(
@@ -215,25 +124,10 @@ def pack_depthwise(
     }
 
 
-def _program(
-    shape: ConvShape, chip: Chip, own: Share, dense: bool, epilogue: Epilogue | None
-) -> Program:
-    rows = rows_per_block(own, _most_rows(shape, chip, epilogue))
-    kernel = _kernel(shape, chip, rows, dense, epilogue)
-    buffer = kernel.rows.buffer
-    for slot in range(buffer.slots):  # once: loads leave the borders alone
-        _zero(kernel.builder, Tile(buffer, slot), 0, buffer.elements)
-    kernel.builder.barrier()
-    held: list[Tile] = []
-    for place in places(kernel.builder, shape, own, rows, lambda c: _weights(kernel, c, held)):
-        _block(kernel, place, held[-1])
-    return kernel.builder.finish()
-
-
 def _most_rows(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> int:
     """Most output rows of a block: image rows and sums twice, products once, weights twice."""
     lines, (oh, ow) = lines_of(shape, chip), shape.out_hw
-    more, fixed = after_blocks(epilogue)
+    more, fixed = _after_blocks(epilogue)
     room = chip.buffers["UB"] // BLOCK_BYTES - 2 * shape.taps - fixed
 
     def needed(rows: int) -> int:
@@ -251,130 +145,191 @@ def _most_rows(shape: ConvShape, chip: Chip, epilogue: Epilogue | None) -> int:
     return rows
 
 
-def _kernel(
-    shape: ConvShape, chip: Chip, rows: int, dense: bool, epilogue: Epilogue | None
-) -> _Kernel:
-    k, lines, (oh, ow), (c1, _) = (
-        KernelBuilder("depthwise", chip),
-        lines_of(shape, chip),
-        shape.out_hw,
-        shape.blocks,
-    )
-    outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
-    plane = oh * ow if dense else up(oh * ow, FRACTAL) * FRACTAL
-    kernel = _Kernel(
-        shape,
-        k,
-        k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
-        k.tensor("weight", "fp16", c1 * shape.taps * C0),
-        k.tensor("y", "fp16", shape.n * c1 * plane * C0),
-        k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
-        k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
-        k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
-        k.buffer("products", "UB", "fp16", outputs),
-        lines,
-        plane,
-        None,
-    )
-    return replace(kernel, after=new_after(k, epilogue, kernel.taps, c1, outputs))
+# -- the epilogue ---------------------------------------------------------------------------------
+def supported_after(epilogue: Epilogue) -> str:
+    """Return "" if a depthwise convolution can fuse the epilogue, otherwise the reason."""
+    try:
+        step_formats(epilogue, SUM)
+    except TypeMismatchError as error:
+        return str(error)
+    if epilogue.of_kind("tile"):
+        return "a depthwise kernel keeps rows with gaps in UB, a tile operand has none"
+    if epilogue.out_dtype != SUM:
+        return f"a depthwise kernel stores {SUM}, not {epilogue.out_dtype}"
+    return ""
 
 
-def _zero(k: KernelBuilder, tile: Tile, first: int, elements: int) -> None:
-    """Write zeros to elements first.. of a slot, in as few instructions as repeats allow."""
-    lanes, done = PIXELS * C0, 0
-    while done < elements:
-        count = min((elements - done) // lanes, k.chip.max_repeat)
-        sizes = (count, lanes) if count else (1, elements - done)
-        k.vector("vdup", tile.region(first + done, sizes), scalar=0.0)
-        done += sizes[0] * sizes[1]
+def _after_blocks(epilogue: Epilogue | None) -> tuple[int, int]:
+    """Return 32-byte blocks of UB: (per output pixel, once) that the epilogue adds."""
+    if epilogue is None:
+        return 0, 0
+    scratch = sum(DTYPE_BYTES[dtype] for dtype in plan_of(epilogue, SUM).tiles[1:])
+    fixed = sum(2 * pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in epilogue.operands)
+    return scratch * FRACTAL // BLOCK_BYTES, fixed // BLOCK_BYTES
 
 
-@contextmanager
-def _weights(kernel: _Kernel, channel: Affine, held: list[Tile]) -> Iterator[None]:
-    """Hold the taps of one channel block while its planes are walked."""
-    size = kernel.shape.taps * C0
-    source = kernel.weight.region(channel * size, size)
-    tile = kernel.taps.alloc()
-    kernel.builder.copy(tile.region(), source)
-    if kernel.after:
-        kernel.after.load(kernel.builder, tile, channel)
-    kernel.taps.enqueue()
-    held.append(kernel.taps.dequeue())
-    yield
-    held.pop()
-    kernel.taps.free()
+@dataclass(frozen=True, slots=True)
+class _After:
+    """An epilogue in one kernel: its operands (tensor, slots) share the slots of the taps."""
+
+    plan: Plan
+    operands: tuple[tuple[Operand, Buffer, Buffer], ...]
+    scratch: tuple[Buffer, ...]
+
+    @classmethod
+    def make(
+        cls, k: KernelBuilder, epilogue: Epilogue, taps: Queue, c1: int, elements: int
+    ) -> _After:
+        """Allocate operands and scratch tiles for blocks of `elements` sums."""
+        plan = plan_of(epilogue, SUM)
+        operands = []
+        for o in epilogue.operands:
+            tensor = k.tensor(o.name, o.dtype, c1 * FRACTAL)
+            operands.append((o, tensor, taps.join(f"{o.name}_ub", o.dtype, pattern(o.dtype))))
+        scratch = [
+            k.buffer(f"value.{i}", "UB", dtype, elements)
+            for i, dtype in enumerate(plan.tiles[1:], 1)
+        ]
+        return cls(plan, tuple(operands), tuple(scratch))
+
+    def load(self, k: KernelBuilder, taps: Tile, channel: Affine) -> None:
+        """Bring the numbers of one channel block beside its taps."""
+        for operand, tensor, slots in self.operands:
+            slot = Tile(slots, taps.slot)
+            load_channels(k, slot, tensor, (channel, 1), pattern(operand.dtype))
+
+    def write(self, k: KernelBuilder, sums: Tile, taps: Tile, elements: int) -> None:
+        """Write the steps on the sums of one block of rows, in place."""
+        rates = {operand.name: Tile(slots, taps.slot) for operand, _, slots in self.operands}
+        piece = Piece((sums, *self.scratch), {}, rates, Affine(), 1, elements)
+        write_steps(k, self.plan, piece)
 
 
-def _block(kernel: _Kernel, at: Place, weights: Tile) -> None:
-    """Load rows, sum over the taps, store the pixels of the block."""
-    k, shape, lines, block = kernel.builder, kernel.shape, kernel.lines, at.block
-    _load(kernel, at)
-    x, sums = kernel.rows.dequeue(), kernel.sums.alloc()
-    row = lines.line * C0
-    if block.before:
-        _zero(k, x, 0, block.before * row)
-    if block.after:
-        _zero(k, x, (block.seen - block.after) * row, block.after * row)
-    ow, down = shape.out_hw[1], shape.strides[0] * lines.line
-    turns, pixels = (1, lines.outputs(block.rows, ow)) if lines.flat else (block.rows, lines.pitch)
-    with repeat(k, "row", turns) as index:
-        _sum(kernel, (x, sums, weights), (index * down, index * lines.pitch), pixels)
-    kernel.rows.free()
-    if kernel.after:
-        kernel.after.write(k, sums, weights, turns * pixels * C0)
-    kernel.sums.enqueue()
-    _store(kernel, at)
+# -- one core -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """What the parts of one core's kernel share."""
 
+    shape: ConvShape
+    k: KernelBuilder
+    x: Buffer
+    weight: Buffer
+    y: Buffer
+    rows: Queue
+    taps: Queue
+    sums: Queue
+    products: Buffer
+    lines: Lines
+    plane: int
+    after: _After | None = None
 
-def _sum(
-    kernel: _Kernel, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int
-) -> None:
-    """Sum the taps for a run of output pixels; `at` is its first pixel in x and in the sums."""
-    k, shape, (x, sums, weights) = kernel.builder, kernel.shape, tiles
-    step, most = shape.strides[1], k.chip.max_repeat * PIXELS
-    for first in range(0, pixels, most):
-        count = min(pixels - first, most) // PIXELS
-        sizes = (count, PIXELS, C0)
-        total = sums.region((at[1] + first) * C0, sizes)
-        product = kernel.products.region((at[1] + first) * C0, sizes)
-        for tap in range(shape.taps):
-            i, j = divmod(tap, shape.s)
-            offset = i * shape.dilations[0] * kernel.lines.line + j * shape.dilations[1]
-            place = (at[0] + (first * step + offset)) * C0
-            source = x.region(place, sizes, (PIXELS * step * C0, step * C0, 1))
-            weight = weights.region(tap * C0, sizes, (0, 0, 1))
-            k.vector("vmul", product if tap else total, source, weight)
-            if tap:
-                k.vector("vadd", total, total, product)
-
-
-def _load(kernel: _Kernel, at: Place) -> None:
-    """Bring the image rows of a block to their place between the zeros."""
-    shape, block, line = kernel.shape, at.block, kernel.lines.line
-    _, left, columns = columns_seen(shape)
-    tile = kernel.rows.alloc()
-    if block.count and columns:
-        plane = (at.image * shape.blocks[0] + at.channel) * (shape.h * shape.w)
-        first = at.turn * (block.rows * shape.strides[0]) + block.first
-        source = _rows(kernel.x, (plane + first * shape.w) * C0, block.count, columns, shape.w)
-        target = tile.region(
-            (block.before * line + left) * C0, (block.count, columns * C0), (line * C0, 1)
+    @classmethod
+    def make(
+        cls, shape: ConvShape, chip: Chip, rows: int, dense: bool, epilogue: Epilogue | None
+    ) -> _Writer:
+        """Declare tensors, allocate queues for blocks of `rows` output rows."""
+        k, lines = KernelBuilder("depthwise", chip), lines_of(shape, chip)
+        (oh, ow), (c1, _) = shape.out_hw, shape.blocks
+        outputs, seen = lines.outputs(rows, ow) * C0, lines.seen(shape, rows) * C0
+        plane = oh * ow if dense else up(oh * ow, FRACTAL) * FRACTAL
+        made = cls(
+            shape,
+            k,
+            k.tensor("x", "fp16", shape.n * c1 * shape.h * shape.w * C0),
+            k.tensor("weight", "fp16", c1 * shape.taps * C0),
+            k.tensor("y", "fp16", shape.n * c1 * plane * C0),
+            k.queue("rows", "UB", "fp16", seen, src="MTE2", dst="V"),
+            k.queue("taps", "UB", "fp16", shape.taps * C0, src="MTE2", dst="V"),
+            k.queue("sums", "UB", "fp16", outputs, src="V", dst="MTE3"),
+            k.buffer("products", "UB", "fp16", outputs),
+            lines,
+            plane,
         )
-        kernel.builder.copy(target, source)
-    kernel.rows.enqueue()
+        if epilogue is None:
+            return made
+        return replace(made, after=_After.make(k, epilogue, made.taps, c1, outputs))
+
+    def program(self, own: Own, size: int) -> Program:
+        """Walk the planes in blocks of `size` rows; borders are zeroed once, loads skip them."""
+        buffer, held = self.rows.buffer, list[Tile]()
+        for slot in range(buffer.slots):
+            self.k.each("vdup", buffer.elements, (Tile(buffer, slot), 0), scalar=0.0)
+        self.k.barrier()
+        for channel, image in walk(self.k, own, lambda c: self._weights(c, held)):
+            for block, turn in row_blocks(self.k, self.shape, own, size):
+                self._block(image * self.shape.blocks[0] + channel, block, turn, held[-1])
+        return self.k.finish()
+
+    @contextmanager
+    def _weights(self, channel: Affine, held: list[Tile]) -> Iterator[None]:
+        """Hold the taps of one channel block while its planes are walked."""
+        size = self.shape.taps * C0
+        source = self.weight.region(channel * size, size)
+        tile = self.taps.alloc()
+        self.k.copy(tile.region(), source)
+        if self.after:
+            self.after.load(self.k, tile, channel)
+        self.taps.enqueue()
+        held.append(self.taps.dequeue())
+        yield
+        held.pop()
+        self.taps.free()
+
+    def _block(self, plane: Affine, block: RowBlock, turn: Affine, weights: Tile) -> None:
+        """Load rows, sum over the taps, store the pixels of the block."""
+        k, lines, ow = self.k, self.lines, self.shape.out_hw[1]
+        self._load(plane, block, turn)
+        x, sums, row = self.rows.dequeue(), self.sums.alloc(), lines.line * C0
+        if block.before:
+            k.each("vdup", block.before * row, (x, 0), scalar=0.0)
+        if block.after:
+            first = (block.seen - block.after) * row
+            k.each("vdup", block.after * row, (x, first), scalar=0.0)
+        flat = lines.flat
+        turns, pixels = (1, lines.outputs(block.rows, ow)) if flat else (block.rows, lines.pitch)
+        down = self.shape.strides[0] * lines.line
+        with repeat(k, "row", turns) as i:
+            self._sum((x, sums, weights), (i * down, i * lines.pitch), pixels)
+        self.rows.free()
+        if self.after:
+            self.after.write(k, sums, weights, turns * pixels * C0)
+        self.sums.enqueue()
+        pixel = plane * self.plane + turn * (block.rows * ow) + block.start * ow
+        target = _rows(self.y, pixel * C0, block.rows, ow, ow)
+        source = self.sums.dequeue().region(0, target.sizes, (lines.pitch * C0, 1))
+        k.copy(target, source)
+        self.sums.free()
+
+    def _load(self, plane: Affine, block: RowBlock, turn: Affine) -> None:
+        """Bring the image rows of a block to their place between the zeros."""
+        shape, line = self.shape, self.lines.line
+        _, left, columns = columns_seen(shape)
+        tile = self.rows.alloc()
+        if block.count and columns:
+            first = turn * (block.rows * shape.strides[0]) + block.first
+            start = (plane * (shape.h * shape.w) + first * shape.w) * C0
+            source = _rows(self.x, start, block.count, columns, shape.w)
+            place = (block.before * line + left) * C0
+            self.k.copy(tile.region(place, (block.count, columns * C0), (line * C0, 1)), source)
+        self.rows.enqueue()
+
+    def _sum(self, tiles: tuple[Tile, Tile, Tile], at: tuple[Affine, Affine], pixels: int) -> None:
+        """Sum the taps for a run of output pixels; `at` is its first pixel in x and in the sums."""
+        shape, (x, sums, weights), step = self.shape, tiles, self.shape.strides[1]
+        for first, (count, _) in self.k.runs(pixels, PIXELS):
+            sizes = (count, PIXELS, C0)
+            total = sums.region((at[1] + first) * C0, sizes)
+            product = self.products.region((at[1] + first) * C0, sizes)
+            for tap in range(shape.taps):
+                i, j = divmod(tap, shape.s)
+                offset = i * shape.dilations[0] * self.lines.line + j * shape.dilations[1]
+                place = (at[0] + (first * step + offset)) * C0
+                source = x.region(place, sizes, (PIXELS * step * C0, step * C0, 1))
+                weight = weights.region(tap * C0, sizes, (0, 0, 1))
+                self.k.vector("vmul", product if tap else total, source, weight)
+                if tap:
+                    self.k.vector("vadd", total, total, product)
 
 
 def _rows(tensor: Buffer, start: Affine, rows: int, pixels: int, pitch: int) -> Region:
     return tensor.region(start, (rows, pixels * C0), (pitch * C0, 1))
-
-
-def _store(kernel: _Kernel, at: Place) -> None:
-    """Write the wanted pixels of each row; what lies between them in UB is dropped."""
-    shape, block, ow = kernel.shape, at.block, kernel.shape.out_hw[1]
-    plane = (at.image * shape.blocks[0] + at.channel) * kernel.plane
-    pixel = plane + at.turn * (block.rows * ow) + block.start * ow
-    target = _rows(kernel.y, pixel * C0, block.rows, ow, ow)
-    held = kernel.sums.dequeue()
-    source = held.region(0, target.sizes, (kernel.lines.pitch * C0, 1))
-    kernel.builder.copy(target, source)
-    kernel.sums.free()

@@ -201,7 +201,7 @@ def _program(
     picks, classes = shape
     start, step, count = rows
     box = Box((Dim(count * classes, 0, 1),), 0, 0)
-    job = Job(box, Dim(0, 0, 0), "y", "")
+    job = Job(box, "y")
     writer = MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
     k = writer.k
     lanes = chip.vector_bytes_per_repeat // item_bytes(dtype)

@@ -268,7 +268,7 @@ def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, 
 
 
 def load_cycles_per_byte(chip: Chip, fresh: Floats, cores: Array) -> Floats:
-    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.cost`, on arrays."""
+    """Cycles a byte takes from GM to L1: the mix of memory and L2 of `sim.compiled`, on arrays."""
     own = 1.0 / chip.path("GM", "L1").rate_bytes_per_cycle
     hit = np.maximum(own, cores * chip.clock_hz / chip.l2.rate_bytes_per_s)
     shared = chip.device_memory.rate_bytes_per_s / cores / chip.clock_hz

@@ -135,7 +135,7 @@ def _durations(
     t: Tilings,
     fresh: dict[str, Floats],
 ) -> tuple[Array, Array]:
-    """Cycles and flag latency per step: `sim.cost` on arrays."""
+    """Cycles and flag latency per step: `sim.compiled` on arrays."""
     cores = t.rows * t.cols
     size = DTYPE_BYTES[shape.dtype]
     area = FRACTAL * c0_of(shape.dtype) * size

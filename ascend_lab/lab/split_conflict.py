@@ -5,6 +5,7 @@
 Alone, the reduction deals out points, the transpose channels (the rows it writes), the scatter
 points again, for no core may tear apart a row that an index decides on. So each hands over through
 device memory. One split along the points suits all three; then every piece stays on its core.
+`common_split` finds such splits: from an axis of the last result backwards through slice rules.
 Source: practitioner's article on operator fusion on many-core chips.
 """
 
@@ -19,18 +20,108 @@ from numpy.typing import NDArray
 
 from ascend_lab import ops
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
-from ascend_lab.graph.draft import GraphBuilder
-from ascend_lab.graph.ir import Graph
+from ascend_lab.errors import GraphError, ShapeError
+from ascend_lab.graph import Graph, GraphBuilder, Node
+from ascend_lab.graph.slice import rules_of
 from ascend_lab.isa import Kernel, Launch, Part, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.lab.kernels.fused_turns import Points, turn_scatter_launch
+from ascend_lab.ops.slicing import AxisRule, Window
 from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
 from ascend_lab.sim.l2 import ALIGN_BYTES
 
 Values = NDArray[Any]
 
 
+# -- one split for several operators ---------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A split all operators agree on: the cut axis of every tensor; others are read whole."""
+
+    axes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """Return it on one line."""
+        return ", ".join(f"{name} along axis {axis}" for name, axis in self.axes.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What comes of every axis of the last output: a split, or the reason why there is none."""
+
+    splits: Mapping[int, Split]
+    refusals: Mapping[int, str]
+
+    def __str__(self) -> str:
+        """Return a line per axis."""
+        lines = {a: f"cut {s}" for a, s in self.splits.items()}
+        lines |= {a: f"no: {why}" for a, why in self.refusals.items()}
+        return "\n".join(f"axis {a}: {lines[a]}" for a in sorted(lines))
+
+
+def common_split(graph: Graph, nodes: Sequence[Node]) -> Agreement:
+    """Return along which axes of the last node's output all `nodes`, in order, may be cut.
+
+    Every core is to keep its pieces from the first operator to the last. Pieces that overlap
+    (halos) or come in grains are refused: a core would compute some of its neighbour's. Raises
+    `GraphError` for no nodes.
+    """
+    if not nodes:
+        raise GraphError("one node or more", "none", "pass the nodes in order")
+    splits, refusals = {}, {}
+    for axis in range(len(graph.types[nodes[-1].output].shape)):
+        found = _axes(graph, nodes, axis)
+        if isinstance(found, str):
+            refusals[axis] = found
+        else:
+            splits[axis] = Split(found)
+    return Agreement(splits, refusals)
+
+
+def _axes(graph: Graph, nodes: Sequence[Node], axis: int) -> dict[str, int] | str:
+    """Return the cut axis of every tensor, or why `axis` of the last output cannot be cut."""
+    made = {name for node in nodes for name in node.outputs}
+    wanted = {nodes[-1].output: axis}
+    for node in reversed(nodes):
+        if not any(name in wanted for name in node.outputs):
+            continue
+        rule = _free_rule(graph, node, wanted)
+        if isinstance(rule, str):
+            return rule
+        for index, name in enumerate(node.inputs):
+            axes = {s.axis for s in rule.sources if s.input == index}
+            if not axes and name in made:
+                return f"{node.name} ({node.op}): every piece needs all of {name}"
+            for own in axes:
+                if wanted.setdefault(name, own) != own:
+                    return f"{name} is wanted along axis {wanted[name]} and along axis {own}"
+    return wanted
+
+
+def _free_rule(graph: Graph, node: Node, wanted: Mapping[str, int]) -> AxisRule | str:
+    """Return the rule of the axis that readers want a node cut along, or why it cannot be."""
+    rules = rules_of(graph, node)
+    found = [
+        rule
+        for number, name in enumerate(node.outputs)
+        for rule in rules.axes
+        if name in wanted and rule.joins[number] == wanted[name]
+    ]
+    rule = found[0]
+    place = f"{node.name} ({node.op}): axis {rule.axis}"
+    if any(r is not rule for r in found):
+        return f"{place} for one reader, axis {found[-1].axis} for another"
+    if graph.types[node.output].shape[rule.axis] == 1:
+        return f"{place} has one element"
+    if not rule.splits:
+        return f"{place} does not split: {rule.reason or rule.kind}"
+    plain = all(s.window == Window() and s.grain == 1 for s in rule.sources)
+    if rule.kind != "free" or rule.grain != 1 or not plain:
+        return f"{place} splits, but pieces overlap or come in grains"
+    return rule
+
+
+# -- the case --------------------------------------------------------------------------------------
 def case_graph(sizes: Points) -> Graph:
     """Return the three operators as a graph; `table` is y before the scatter."""
     net = GraphBuilder("split_conflict", "fp16")

@@ -37,11 +37,7 @@ def make_control(name: str, spec: object, default: Any) -> Any:
     `(low, high, step)`: a slider, whole numbers if all three are; `[a, b, c]`: a choice;
     `True` or `False`: a box to tick.
     """
-    look: dict[str, Any] = {
-        "description": name.replace("_", " "),
-        "style": _LABEL,
-        "layout": _WIDE,
-    }
+    look: dict[str, Any] = {"description": name.replace("_", " "), "style": _LABEL, "layout": _WIDE}
     if isinstance(spec, bool):
         start = default if isinstance(default, bool) else spec
         return ipywidgets.Checkbox(value=start, **look)
@@ -63,11 +59,8 @@ def _is_number(value: object) -> bool:
 def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]) -> Any:
     low, high, step = spec
     if not low < high or step <= 0:
-        raise WidgetError(
-            f"slider {name!r} needs low < high and step > 0",
-            f"low {low}, high {high}, step {step}",
-            "correct the range",
-        )
+        needed = f"slider {name!r} needs low < high and step > 0"
+        raise WidgetError(needed, f"low {low}, high {high}, step {step}", "correct the range")
     inside = default is not Parameter.empty and _is_number(default) and low <= default <= high
     whole = all(isinstance(part, int) for part in spec)
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider

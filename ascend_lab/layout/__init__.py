@@ -10,7 +10,6 @@ from ascend_lab.layout.boxes import (
     unpack,
     zero_boxes,
 )
-from ascend_lab.layout.conversion import conversion_launch
 from ascend_lab.layout.maps import (
     FORMATS,
     AddressMap,
@@ -21,6 +20,7 @@ from ascend_lab.layout.maps import (
     addresses,
     element_at,
 )
+from ascend_lab.layout.moves import conversion_launch
 
 __all__ = [
     "FORMATS",

@@ -53,12 +53,8 @@ class Box:
         return run
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """A stretch of one logical axis from `start`, counted in even steps: (count, step) pairs."""
-
-    start: int
-    counters: tuple[tuple[int, int], ...]
+_Span = tuple[int, tuple[tuple[int, int], ...]]
+"""A stretch of one logical axis: its start, and the (count, step) pairs that count it."""
 
 
 def check_pair(source: AddressMap, target: AddressMap) -> None:
@@ -78,38 +74,24 @@ def check_pair(source: AddressMap, target: AddressMap) -> None:
         )
 
 
-def stride_of(layout: AddressMap, axis: int, step: int) -> int:
-    """Return how far the address moves when a logical index moves by `step` inside a block."""
-    piece = next(p for p in layout.of_axis(axis) if p.step <= step)
-    return piece.stride * (step // piece.step)
-
-
-def offset_of(layout: AddressMap, axis: int, index: int) -> int:
-    """Return the share of logical index `index` of one axis in the address."""
-    return sum(index // p.step % p.count * p.stride for p in layout.of_axis(axis))
-
-
 def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
     """Return disjoint boxes that move every element once. Raises `LayoutError`."""
     check_pair(source, target)
-    axes = range(len(source.shape))
-    steps = [sorted({1, *_cuts(source, a), *_cuts(target, a)}) for a in axes]
-    spans = [_spans(0, n, s) for n, s in zip(source.shape, steps, strict=True)]
+    steps = [sorted({1, *_cuts(source, a), *_cuts(target, a)}) for a in range(len(source.shape))]
+    spans = [_spans(n, s) for n, s in zip(source.shape, steps, strict=True)]
     return tuple(_box(chosen, source, target) for chosen in itertools.product(*spans))
 
 
 def zero_boxes(target: AddressMap) -> tuple[Box, ...]:
     """Return disjoint boxes that cover the padding of `target`; their source strides are 0."""
     steps = [sorted({1, *_cuts(target, a)}) for a in range(len(target.shape))]
-    real = [_spans(0, n, s) for n, s in zip(target.shape, steps, strict=True)]
-    full = [_spans(0, n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
+    real = [_spans(n, s) for n, s in zip(target.shape, steps, strict=True)]
+    full = [_spans(n, s) for n, s in zip(target.padded_shape, steps, strict=True)]
     boxes: list[Box] = []
     for axis, (size, padded) in enumerate(zip(target.shape, target.padded_shape, strict=True)):
-        if size == padded:
-            continue
-        ends = [_Span(size, ((padded - size, 1),))]
-        choices = [*real[:axis], ends, *full[axis + 1 :]]
-        boxes += (_box(chosen, None, target) for chosen in itertools.product(*choices))
+        ends = [(size, ((padded - size, 1),))] if size < padded else []
+        choices = itertools.product(*real[:axis], ends, *full[axis + 1 :])
+        boxes += (_box(chosen, None, target) for chosen in choices)
     return tuple(boxes)
 
 
@@ -132,29 +114,32 @@ def _cuts(layout: AddressMap, axis: int) -> list[int]:
     ]
 
 
-def _spans(start: int, size: int, steps: Sequence[int]) -> list[_Span]:
-    """Cut [start, start + size) into whole multiples of the largest step, then of the next."""
-    spans = []
+def _spans(size: int, steps: Sequence[int]) -> list[_Span]:
+    """Cut [0, size) into whole multiples of the largest step, then of the next."""
+    spans, start = list[_Span](), 0
     for level in reversed(range(len(steps))):
-        count = size // steps[level]
-        if count:
+        if count := (size - start) // steps[level]:
             inner = [(steps[i + 1] // steps[i], steps[i]) for i in reversed(range(level))]
-            spans.append(_Span(start, ((count, steps[level]), *inner)))
-            start, size = start + count * steps[level], size - count * steps[level]
+            spans.append((start, ((count, steps[level]), *inner)))
+            start += count * steps[level]
     return spans
 
 
 def _box(spans: Sequence[_Span], source: AddressMap | None, target: AddressMap) -> Box:
-    dims = []
-    for axis, span in enumerate(spans):
-        for count, step in span.counters:
-            far = 0 if source is None else stride_of(source, axis, step)
-            dims.append(Dim(count, far, stride_of(target, axis, step)))
-    start = [0, 0]
-    for axis, span in enumerate(spans):
-        start[0] += 0 if source is None else offset_of(source, axis, span.start)
-        start[1] += offset_of(target, axis, span.start)
-    return Box(merged(dims), start[0], start[1])
+    """Compose the maps over spans of all axes; without a source its addresses are 0."""
+    dims, starts = [], []
+    for layout in (source, target):
+        steps, start = [], 0
+        for axis, (first, counters) in enumerate(spans):
+            pieces = layout.of_axis(axis) if layout else ()
+            start += sum(first // p.step % p.count * p.stride for p in pieces)
+            for _, step in counters:
+                piece = next((p for p in pieces if p.step <= step), None)
+                steps.append(piece.stride * (step // piece.step) if piece else 0)
+        dims.append(steps)
+        starts.append(start)
+    counts = [count for _, counters in spans for count, _ in counters]
+    return Box(merged([Dim(*dim) for dim in zip(counts, *dims, strict=True)]), *starts)
 
 
 def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -167,6 +152,39 @@ def merged(dims: Sequence[Dim]) -> tuple[Dim, ...]:
         else:
             out.append(dim)
     return tuple(out) or (Dim(1, 1, 1),)
+
+
+def whole_blocks(dims: Sequence[Dim], c0: int) -> tuple[list[Box], list[Box]]:
+    """Cut a box into boxes of whole blocks (element count a multiple of c0) and what is left.
+
+    Axes that already contribute factors of two are kept; the longest axes are shortened by what is
+    still needed, and what they lose is cut again.
+    """
+    sizes = [d.count for d in dims]
+    if not math.prod(sizes) % c0:
+        return [Box(tuple(dims), 0, 0)], []
+    need, units = c0, [1] * len(sizes)
+    for i, size in enumerate(sizes):
+        units[i] = math.gcd(need, size)
+        need //= units[i]
+    for i in sorted(range(len(sizes)), key=lambda i: -(sizes[i] // units[i])):
+        factor = min(need, 1 << (sizes[i] // units[i]).bit_length() - 1)
+        units[i], need = units[i] * factor, need // factor
+    if need > 1:
+        return [], [Box(tuple(dims), 0, 0)]
+    kept = [size // unit * unit for size, unit in zip(sizes, units, strict=True)]
+    found = [Box(_resized(dims, kept), 0, 0)], list[Box]()
+    for i, dim in enumerate(dims):
+        if kept[i] < dim.count:
+            end = _resized(dims, [*kept[:i], dim.count - kept[i], *sizes[i + 1 :]])
+            far = kept[i] * dim.source, kept[i] * dim.target
+            for boxes, more in zip(found, whole_blocks(end, c0), strict=True):
+                boxes.extend(Box(b.dims, b.source + far[0], b.target + far[1]) for b in more)
+    return found
+
+
+def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
+    return tuple(replace(d, count=n) for n, d in zip(sizes, dims, strict=True))
 
 
 # Arrays from one layout to another in NumPy: one mechanism for every pair.

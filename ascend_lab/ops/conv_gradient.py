@@ -32,7 +32,7 @@ from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient_launch
 from ascend_lab.kernels.weight_plan import has_plan, weight_plan
 from ascend_lab.layout import address_map, unpack
-from ascend_lab.layout.conversion import maps_launch
+from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.convolution import ATTRS, check_groups, conv_weight_slope, geometry
 from ascend_lab.ops.expressions import narrow, out_size, wide
 from ascend_lab.ops.formats import TypeRule, Values, numpy_type

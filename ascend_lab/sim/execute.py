@@ -112,11 +112,8 @@ def _tensor(buffer: Buffer, tensors: Mapping[str, Values]) -> Values:
     except ValueError as error:
         raise InputError(f"tensor {buffer.name}: an array", str(error), "stack its rows") from error
     if given.size != buffer.elements or given.dtype != dtype:
-        raise InputError(
-            f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}",
-            f"{given.size} of {given.dtype}",
-            "check shape and format",
-        )
+        needed = f"tensor {buffer.name}: {buffer.elements} elements of {buffer.dtype}"
+        raise InputError(needed, f"{given.size} of {given.dtype}", "check shape and format")
     return given.reshape(-1).copy()
 
 
@@ -146,11 +143,8 @@ def _row(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> int:
     index, bound = int(core.view(place, env).reshape(-1)[0]), instruction.number("bound")
     if not 0 <= index < bound:
         where = ", ".join(f"{name}={value}" for name, value in env.items()) or "no loop"
-        raise SimulationError(
-            f"{instruction.op}: an index of 0..{bound - 1}, read from {place.buffer.name}",
-            f"{index} at {where}",
-            "check the indices before the launch",
-        )
+        needed = f"{instruction.op}: an index of 0..{bound - 1}, read from {place.buffer.name}"
+        raise SimulationError(needed, f"{index} at {where}", "check the indices before the launch")
     return index * instruction.number("pitch")
 
 

@@ -194,11 +194,9 @@ def run_reference(
         raise SimulationError("Numba for the compiled engine", "not installed", "pip install numba")
     events = sum(program.runs())
     if events > MAX_EVENTS:
-        raise SimulationError(
-            f"at most {MAX_EVENTS} steps to follow one by one",
-            str(events),
-            "use a smaller shape, or loops that the fast engine can take",
-        )
+        got = str(events)
+        remedy = "use a smaller shape, or loops that the fast engine can take"
+        raise SimulationError(f"at most {MAX_EVENTS} steps to follow one by one", got, remedy)
     if not program.pipes:
         return 0, [], Record((), (), (), ()) if record else None
     free = _zeros(len(program.pipes), compiled)
@@ -207,11 +205,9 @@ def run_reference(
     run: Callable[..., int] = _compiled_run() if compiled else _run
     stuck = run(*_arguments(program, code, free, compiled), record, *records)
     if stuck >= 0:
-        raise SyncError(
-            "flags that let every pipe finish",
-            f"pipe {program.pipes[stuck]} waits forever",
-            "run the sanitizer: it names the cycle of events",
-        )
+        needed = "flags that let every pipe finish"
+        got = f"pipe {program.pipes[stuck]} waits forever"
+        raise SyncError(needed, got, "run the sanitizer: it names the cycle of events")
     ends = [int(t) for t in free[: len(program.pipes)]]
     finish = [t + tail for t, tail in zip(ends, program.tail_latency, strict=True)]
     kept = None

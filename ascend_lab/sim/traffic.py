@@ -52,11 +52,9 @@ class Traffic:
         """
         wrong = [f"{n}: {w}" for n, w in warm.items() if not 0.0 <= w <= 1.0]
         if wrong or (write_back_bytes or 0) < 0:
-            raise SimulationError(
-                "shares of tensors in L2 from 0 to 1, and 0 or more bytes written back",
-                ", ".join(wrong) or str(write_back_bytes),
-                "pass what L2.touch returns",
-            )
+            needed = "shares of tensors in L2 from 0 to 1, and 0 or more bytes written back"
+            got = ", ".join(wrong) or str(write_back_bytes)
+            raise SimulationError(needed, got, "pass what L2.touch returns")
         fetched = {
             name: size - int(warm.get(name, 0.0) * min(size, self.read_once[name]))
             for name, size in self.fetched.items()

@@ -36,12 +36,10 @@ def numpy_type(dtype: str) -> Any:
     return _TYPES[dtype]
 
 
-# What the vector unit computes: each operation on NumPy arrays in the hardware's formats.
-
-
+# -- what the vector unit computes -----------------------------------------------------------------
 Values = NDArray[Any]
 
-_ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
+ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
     "vadd": np.add,
     "vsub": np.subtract,
     "vmul": np.multiply,
@@ -65,7 +63,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., Values]] = {
     "vor": np.bitwise_or,
     "vnot": np.bitwise_not,
 }
-_COMPARE: Mapping[str, Callable[..., Values]] = {
+COMPARE: Mapping[str, Callable[..., Values]] = {
     "gt": np.greater,
     "ge": np.greater_equal,
     "lt": np.less,
@@ -73,7 +71,7 @@ _COMPARE: Mapping[str, Callable[..., Values]] = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-_ROUND: Mapping[str, Callable[..., Values]] = {
+ROUND: Mapping[str, Callable[..., Values]] = {
     "floor": np.floor,
     "ceil": np.ceil,
     "trunc": np.trunc,
@@ -133,19 +131,19 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
     kind = srcs[0].dtype
     if op in ("vand", "vor", "vnot"):
         bits = np.dtype(f"u{kind.itemsize}")
-        return _ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
+        return ELEMENTWISE[op](*(s.astype(kind).view(bits) for s in srcs)).view(kind)
     if op == "vcopy":
         return srcs[0]
     if op == "vconv":
         rounding = str(instruction.attr("round", "rint"))
-        return _ROUND[rounding](srcs[0].astype(np.float64)) if rounding in _ROUND else srcs[0]
+        return ROUND[rounding](srcs[0].astype(np.float64)) if rounding in ROUND else srcs[0]
     if op == "vcmp":
-        return _COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
+        return COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
     wide: Any = kind if kind.kind in "iu" else np.float32
     values = [s.astype(wide) for s in srcs]
     if op in WITH_SCALAR:
         values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))
-    result: Values = _ELEMENTWISE[op](*values).astype(kind)
+    result: Values = ELEMENTWISE[op](*values).astype(kind)
     return result
 
 

@@ -1,7 +1,7 @@
 """Training: the step as a graph, its precision, recomputation, and what it costs."""
 
 from ascend_lab.train.autodiff import cuts, every, training_graph
-from ascend_lab.train.compile import compile_training, training_layouts
+from ascend_lab.train.compile import compile_training
 from ascend_lab.train.profile import GradientRow, StepProfile, profile_layers, profile_training
 from ascend_lab.train.step import (
     DynamicLossScale,
@@ -33,5 +33,4 @@ __all__ = [
     "scaling_curve",
     "step_timeline",
     "training_graph",
-    "training_layouts",
 ]

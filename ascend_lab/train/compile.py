@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph import Constant, Editor, Graph, Node, Stages, TensorType
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import Front, finish_stages
-from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
+from ascend_lab.graph.compile import Road, finish_stages, front_stages
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.layout import ELEMENTWISE, _Assigner, cancel_trans_data
-from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.layout import ELEMENTWISE, Assigner
+from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
 from ascend_lab.ops.expressions import Pair, reach
@@ -40,24 +38,20 @@ FOLDS = ("reduce_sum", "reduce_mean")
 
 def images_in_blocks(graph: Graph) -> Graph:
     """Return the graph with layouts, as `assign_layouts`; folds over images stay in NC1HWC0."""
-    work = _Images(graph, True)
-    for node in graph.nodes:
-        work.add(node)
-    return work.finish()
+    return _Images(graph).assigned()
 
 
-class _Images(_Assigner):
+class _Images(Assigner):
     """Layouts as for any graph, and folds and selections of images in the layout they have."""
 
     def followed(self, node: Node) -> str:
         """Return the layout that a node takes over, NC1HWC0 also for folds over images."""
-        given = [n for n in node.inputs if not self.is_constant(n)]
-        image = any("NC1HWC0" in self.layouts(n) for n in given)
+        given = [n for n in node.inputs if n not in self.graph.constants]
+        image = any("NC1HWC0" in self.forms[n] for n in given)
         if image and node.op in FOLDS and folds_image(self.graph, node):
             return "NC1HWC0"
         if image and node.op in ALSO_ELEMENTWISE - ELEMENTWISE:
-            out = self.graph.types[node.output]
-            fits = self.fits(node, "NC1HWC0", out)
+            fits = self.fits(node, "NC1HWC0")
             return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
         return super().followed(node)
 
@@ -72,7 +66,7 @@ def folds_image(graph: Graph, node: Node) -> bool:
 
 def batch_norms_apart(graph: Graph) -> Graph:
     """Return the graph with every batch norm of images by batch statistics in its parts."""
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         image = len(edit.types[node.inputs[0]].shape) == 4
         if node.op == "batch_norm_training" and image and node.attr("momentum", 0.9) == 0.0:
@@ -80,7 +74,7 @@ def batch_norms_apart(graph: Graph) -> Graph:
     return edit.finish()
 
 
-def _apart(edit: Editor, node: Node) -> None:
+def _apart(edit: Draft, node: Node) -> None:
     x, scale, bias = node.inputs[:3]
     kind, name = edit.types[x], node.name
     channels = (kind.shape[1],)
@@ -100,14 +94,14 @@ def _apart(edit: Editor, node: Node) -> None:
         edit.replace(old, put("reshape", new, shape=channels))
 
 
-def _column(edit: Editor, name: str, norm: str) -> str:
+def _column(edit: Draft, name: str, norm: str) -> str:
     """Return numbers per channel as (1, c, 1, 1); a constant stays one."""
     shape = (1, edit.types[name].shape[0], 1, 1)
     if name not in edit.constants:
         return edit.insert("reshape", (name,), {"shape": shape}, f"{norm}.reshape")
     kind = replace(edit.types[name], shape=shape)
     made = derived(kind, lambda values: values.reshape(shape), edit.constants[name])
-    return edit.constant(made, f"{name}.column")
+    return edit.add(made, f"{name}.column")
 
 
 def casts_apart(graph: Graph) -> Graph:
@@ -115,7 +109,7 @@ def casts_apart(graph: Graph) -> Graph:
 
     Shared, it would be a kernel of its own that writes twice the bytes it reads.
     """
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         readers = graph.readers[node.output]
         wide = node.op == "cast" and node.attr("dtype") == "fp32" and len(readers) > 1
@@ -140,7 +134,7 @@ def casts_apart(graph: Graph) -> Graph:
 
 def as_convolutions(graph: Graph) -> Graph:
     """Return the graph with transposed convolutions of one group and computed weights rewritten."""
-    edit = Editor(graph)
+    edit = Draft(graph)
     for node in edit:
         if node.op != "conv_transpose2d" or len(node.inputs) > 2 or node.attr("groups", 1) != 1:
             continue
@@ -151,7 +145,7 @@ def as_convolutions(graph: Graph) -> Graph:
     return edit.finish()
 
 
-def _convolution(edit: Editor, node: Node) -> str:
+def _convolution(edit: Draft, node: Node) -> str:
     """Append the convolution; return its output, "" where the padding exceeds the kernel's."""
     attrs = operator_of(node.op).settings(node.attrs)
     step, pads, spread = geometry(attrs["stride"], attrs["pad"], attrs["dilation"])
@@ -170,7 +164,7 @@ def _convolution(edit: Editor, node: Node) -> str:
     return edit.insert("conv2d", (image, turned), {"pad": sides, "dilation": spread}, node.name)
 
 
-def stretched(edit: Editor, x: str, step: Pair, extra: Pair, name: str) -> str:
+def stretched(edit: Draft, x: str, step: Pair, extra: Pair, name: str) -> str:
     """Append zeros between pixels: the gradient of reading every stride-th one."""
     high, wide = edit.types[x].shape[2:]
     size = ((high - 1) * step[0] + 1 + extra[0], (wide - 1) * step[1] + 1 + extra[1])
@@ -181,14 +175,14 @@ def stretched(edit: Editor, x: str, step: Pair, extra: Pair, name: str) -> str:
     return edit.insert("avg_pool2d_grad", (x,), attrs, f"{name}.stretched")
 
 
-def flipped(edit: Editor, weight: str, name: str) -> str:
+def flipped(edit: Draft, weight: str, name: str) -> str:
     """Append weights (k, c, r, s) as (c, k, r, s), the last two axes turned around."""
     kind = edit.types[weight]
     k, c, r, s = kind.shape
     if (r, s) == (1, 1):
         return edit.insert("transpose", (weight,), {"perm": (1, 0, 2, 3)}, f"{name}.turned")
     title, taps = f"{name}.flipped", np.arange(r * s, dtype=np.int32)[::-1].copy()
-    indices = edit.constant(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
+    indices = edit.add(Constant(TensorType((r * s,), "int32"), taps), f"{title}.taps")
     rows = _reshaped(edit, edit.insert("transpose", (weight,), {"perm": (2, 3, 1, 0)}, title),
                      (r * s, c * k), title)  # fmt: skip
     back = edit.insert("gather", (rows, indices), {"axis": 0}, title)
@@ -196,7 +190,7 @@ def flipped(edit: Editor, weight: str, name: str) -> str:
     return edit.insert("transpose", (shaped,), {"perm": (2, 3, 0, 1)}, title)
 
 
-def _reshaped(edit: Editor, x: str, shape: Shape, name: str) -> str:
+def _reshaped(edit: Draft, x: str, shape: Shape, name: str) -> str:
     return edit.insert("reshape", (x,), {"shape": shape}, name)
 
 
@@ -210,6 +204,10 @@ def _reshaped(edit: Editor, x: str, shape: Shape, name: str) -> str:
 
 
 MERGING = "CommonSubexpressionEliminationPass"
+TRAINING = Road(
+    dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks
+)
+"""The road of a step: number formats are its own, and sums of channels stay with the images."""
 
 
 def compile_training(
@@ -222,15 +220,5 @@ def compile_training(
     chip = load_chip(chip) if isinstance(chip, str) else chip
     again = "recompute" in step.phases.values()
     names = [name for name in passes if not (again and name == MERGING)]
-    rewritten, report = run_passes(step.graph, names)
-    laid_out = training_layouts(rewritten, chip)
-    front = Front(report.matches, rewritten, stay_in_fractals(laid_out, chip))
-    return finish_stages(front, chip, fusion=fusion)
-
-
-def training_layouts(graph: Graph, chip: Chip) -> Graph:
-    """Return a graph of a step after passes, in operators that have kernels, with layouts."""
-    for rewrite in (batch_norms_apart, as_convolutions, casts_apart):
-        graph = rewrite(graph)
-    plain = canonical(graph, chip)
-    return cancel_trans_data(images_in_blocks(plain))
+    road = replace(TRAINING, passes=names, fusion=fusion)
+    return finish_stages(front_stages(step.graph, chip, road), chip, road)

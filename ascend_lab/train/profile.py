@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
@@ -33,18 +34,15 @@ from ascend_lab.graph import (
     zoo,
 )
 from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.decide import stay_in_fractals
+from ascend_lab.graph.compile import front_stages
 from ascend_lab.graph.fusion import fuse
 from ascend_lab.graph.layout import assign_layouts
-from ascend_lab.graph.passes import DEFAULT, run_passes
-from ascend_lab.graph.tasks import compile_tasks, keep
+from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.train.autodiff import training_graph
-from ascend_lab.train.compile import training_layouts
+from ascend_lab.train.compile import TRAINING
 from ascend_lab.train.step import TrainingGraph, optimiser
 
 HEADER = ("name", "ready_us", "bytes")
-_UPDATES: dict[tuple[int, int, str, str], tuple[Chip, float]] = {}
-"""Seconds of updates by size, identity of the chip (kept with them), optimiser and format."""
 LONGEST_STAY = 2500
 """Nodes up to which tensors are kept in fractals wherever that saves conversions."""
 
@@ -165,12 +163,9 @@ def weights_in_place(step: TrainingGraph) -> Graph:
 
 def compile_step(step: TrainingGraph, chip: Chip) -> Compiled:
     """Return the kernels of forward and backward; number formats stay as the step states them."""
-    rewritten, _ = run_passes(weights_in_place(step), DEFAULT)
-    laid_out = training_layouts(rewritten, chip)
-    if len(laid_out.nodes) <= LONGEST_STAY:
-        laid_out = stay_in_fractals(laid_out, chip)
-    laid_out = promptly(laid_out)
-    return compile_tasks(laid_out, chip, fuse(laid_out, chip, None).groups)
+    road = replace(TRAINING, most_moved=LONGEST_STAY)
+    front = front_stages(weights_in_place(step), chip, road)
+    return road.kernels(promptly(front.laid_out), chip)
 
 
 def promptly(graph: Graph) -> Graph:
@@ -252,15 +247,9 @@ def updates_s(step: TrainingGraph, chip: Chip, optimizer: str) -> float:
     return sum(count * update_s(n, chip, optimizer, dtype) for n, count in sizes.items())
 
 
+@lru_cache(4096)
 def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> float:
     """Return the seconds in which one parameter is updated, from a cold L2."""
-    key = (elements, id(chip), optimizer, dtype)
-    if key not in _UPDATES:
-        keep(_UPDATES, key, (chip, _update_s(elements, chip, optimizer, dtype)))
-    return _UPDATES[key][1]
-
-
-def _update_s(elements: int, chip: Chip, optimizer: str, dtype: str) -> float:
     found = optimiser(optimizer, None)
     assert found is not None
     net = GraphBuilder("update")

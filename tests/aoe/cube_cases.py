@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -14,6 +15,8 @@ from ascend_lab.kernels import ConvShape, GemmShape
 from ascend_lab.kernels.epilogue import Epilogue, Operand, Step
 
 CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+ON_CHIPS = [pytest.param(n, marks=() if "910" in n else pytest.mark.full) for n in CHIPS]
+"""A coupled and a split chip by default, all of them with `-m full`."""
 LAYERS = (
     GemmShape(128, 768, 768, "fp16", "fp16"),
     GemmShape(1, 2048, 1000),

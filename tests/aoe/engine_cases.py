@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from ascend_lab.aoe import Operator, operators_of
+from ascend_lab.aoe import Tunable, operators_of
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.tuning import Job, job_of
 from ascend_lab.aoe.workers import Measure
@@ -17,7 +17,8 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import Graph, GraphBuilder, compile_graph
 from ascend_lab.graph.lower import lower
 
-CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
+CHIPS = ("Ascend910A", "Ascend910B2")
+"""A coupled and a split chip; what names none is tuned for Ascend310."""
 
 
 class Net(GraphBuilder):
@@ -154,19 +155,19 @@ def jobs_of_graph(graph: Graph, chip: str, dtype: str = "fp16") -> list[Job]:
     return found
 
 
-def only(graph: Graph, chip: str = "Ascend310", unit: str = "") -> Operator:
+def only(graph: Graph, chip: str = "Ascend310", unit: str = "") -> Tunable:
     """Return the one operator of a network that can be tuned."""
     found = operators_of(compile_graph(graph, chip))
     (operator,) = [op for op in found if op.unit and unit in ("", op.unit)]
     return operator
 
 
-def first(graph: Graph, chip: str = "Ascend310") -> Operator:
+def first(graph: Graph, chip: str = "Ascend310") -> Tunable:
     """Return the first operator of a network that can be tuned."""
     return next(op for op in operators_of(compile_graph(graph, chip)) if op.unit)
 
 
-def with_warm(operator: Operator, warm: frozenset[str]) -> Operator:
+def with_warm(operator: Tunable, warm: frozenset[str]) -> Tunable:
     """Return the operator as it is where L2 holds other tensors at its start."""
     cold = replace(operator, warm=warm)
     return replace(cold, default_cycles=cold.cycles(lower(cold.piece, cold.chip).kernel))

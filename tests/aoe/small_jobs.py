@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator
+from ascend_lab.aoe.operators import Tunable
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.lower import Choice, lower
@@ -66,7 +66,7 @@ def write_convolutions(path: Path) -> Path:
 class SmallJob:
     """A product with its default tiling and some with other tiles."""
 
-    operator: Operator
+    operator: Tunable
     search: str = "exhaustive"
 
     @property
@@ -117,7 +117,7 @@ class SmallMeasure:
         return operator.cycles(lower(operator.piece, operator.chip, self.job.choice(point)).kernel)
 
 
-def small_job_of(operator: Operator) -> SmallJob:
+def small_job_of(operator: Tunable) -> SmallJob:
     """Return a job for products only."""
     if operator.unit != "cube":
         raise UnsupportedError("a product", operator.op)

@@ -37,7 +37,7 @@ OLD = MODEL_VERSION - 1
 
 
 @given(banks)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_built_in_bank_finds_what_was_written(entries: list[BankEntry]) -> None:
     with TemporaryDirectory() as folder:
         file, again = Path(folder) / "bank.gz", Path(folder) / "again.gz"

@@ -30,7 +30,7 @@ def write_many(file: Path, name: str) -> None:
         for i in range(COUNT):
             store.put(entry(f"{name} {i}"))
             store.put(entry(f"common {i}", after_cycles=100 + (i + len(name)) % 7, search=name))
-            store.save_trial(name, i, (i,), float(i))
+            store.save_trials(name, [Trial(i, (i,), float(i))])
 
 
 def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
@@ -58,9 +58,10 @@ WRITER = textwrap.dedent("""
     sys.path.insert(0, sys.argv[2])
     from bank_cases import entry
     from ascend_lab.aoe.bank import Store
+    from ascend_lab.aoe.drive import Trial
     store = Store(sys.argv[1])
     for i in itertools.count():
-        store.save_trial("run", i, (i, "x" * 50), 1.0 * i)
+        store.save_trials("run", [Trial(i, (i, "x" * 50), 1.0 * i)])
         store.put(entry(str(i), schedule=["x" * 500]))
         print(i, flush=True)
 """)

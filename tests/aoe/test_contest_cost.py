@@ -180,7 +180,7 @@ def loop_latency(problem: Problem, operations, granularity, order) -> float:
     return total
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     operations=st.sampled_from([(0,), (1,), (2,), (0, 1), (1, 2), (2, 3), (0, 1, 2), (0, 1, 2, 3)]),
     w=st.integers(1, 45),

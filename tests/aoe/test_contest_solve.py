@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_contest_cost import EXAMPLE_3, NATIVE
 from test_contest_problem import FOLDER
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.contest import Problem, Step, read_problem, schedule_latencies, solve
 from ascend_lab.lab.contest.merge import intervals, merge, resident_tensors
@@ -109,13 +109,13 @@ def problems(draw, most: int = 6, chain: bool = False) -> Problem:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(problem=problems())
 def test_any_graph_gets_a_legal_schedule_between_the_bounds(problem):
     check(problem, solve(problem, None, 60))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems(most=4))
 def test_no_search_beats_the_exact_one(problem):
     prices = Prices(problem)
@@ -130,7 +130,7 @@ def test_no_search_beats_the_exact_one(problem):
         assert best <= prices.total(groups) * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(problem=problems(most=5, chain=True))
 def test_cutting_a_chain_is_exact(problem):
     prices = Prices(problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cube_cases import CHIPS, LAYERS, Case, cases, epilogue_for, rows_of
+from cube_cases import LAYERS, ON_CHIPS, Case, cases, epilogue_for, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ from ascend_lab.kernels import ConvShape, GemmShape
 from ascend_lab.kernels.conv_windows import tiles_per_image, window_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases(), st.integers(0, 100))
 def test_bounds_stay_below_the_simulator(case: Case, seed: int) -> None:
     measure = case.measure
@@ -31,7 +31,7 @@ def test_bounds_stay_below_the_simulator(case: Case, seed: int) -> None:
         assert measure.bound(point) == bounds.closed[row] <= low <= cycles, point
 
 
-@pytest.mark.parametrize("name", CHIPS)
+@pytest.mark.parametrize("name", ON_CHIPS)
 @pytest.mark.parametrize("shape", LAYERS, ids=str)
 @pytest.mark.parametrize("kind", ["", "bias"])
 def test_bounds_are_close_where_it_counts(

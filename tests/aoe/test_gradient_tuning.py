@@ -20,7 +20,7 @@ from ascend_lab.aoe.gradient.tuning import (
     tuning_text,
 )
 from ascend_lab.chip import load_chip
-from ascend_lab.cli.main import aoe
+from ascend_lab.cli import aoe
 from ascend_lab.cluster import collective_time, load_topology
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.graph import Graph, GraphBuilder

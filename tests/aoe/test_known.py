@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import engine_cases as cases
 import pytest
@@ -33,6 +34,14 @@ UNITS = {
 }
 
 
+@lru_cache
+def kept(unit):
+    """The operator of a unit, tuned, and the entry it leaves; once for all tests."""
+    operator = cases.first(UNITS[unit])
+    found = tune_operator(operator, BUDGET)
+    return operator, found, entry_of(found, BUDGET)
+
+
 @settings(max_examples=6)
 @given(cases.networks, st.sampled_from(cases.CHIPS))
 def test_what_is_kept_comes_back_as_it_was(graph, chip):
@@ -61,8 +70,7 @@ def test_what_is_kept_comes_back_as_it_was(graph, chip):
     ],
 )
 def test_a_schedule_that_does_not_fit_leaves_the_default(unit, schedule):
-    operator = cases.first(UNITS[unit])
-    good = entry_of(tune_operator(operator, BUDGET), BUDGET)
+    operator, _, good = kept(unit)
     assert good.improved
     back = from_bank(operator, replace(good, schedule=schedule), "custom")
     assert back.choice is None and back.after_cycles == operator.default_cycles
@@ -74,8 +82,7 @@ def test_a_schedule_that_does_not_fit_leaves_the_default(unit, schedule):
 @pytest.mark.parametrize("value", [0, -1, 10**9, 10**30, 1.5, "x", None, [1], {}])
 def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
     """Banks are merged from files of other people."""
-    operator, knowledge = cases.first(UNITS[unit]), Knowledge(None, None)
-    good = entry_of(tune_operator(operator, BUDGET), BUDGET)
+    (operator, _, good), knowledge = kept(unit), Knowledge(None, None)
     job = job_of(operator)
     for name in SIZES:
         tiling = good.schedule["tiling"] | {name: value}
@@ -91,22 +98,20 @@ def test_a_tiling_with_a_wrong_number_does_no_harm(unit, value):
 
 
 def test_a_schedule_of_another_unit_does_not_fit():
-    cube, vector = (entry_of(tune_operator(cases.first(UNITS[u]), BUDGET), BUDGET)
-                    for u in ("cube", "vector"))  # fmt: skip
-    for unit, entry in (("cube", vector), ("vector", cube)):
+    for unit, other in (("cube", "vector"), ("vector", "cube")):
+        entry = kept(other)[2]
         assert entry.improved
-        back = from_bank(cases.first(UNITS[unit]), entry, "builtin")
+        back = from_bank(kept(unit)[0], entry, "builtin")
         assert back.choice is None and "does not fit" in back.note
 
 
 def test_a_schedule_that_is_no_longer_faster_is_not_used():
-    operator = cases.first(UNITS["cube"])
-    found = tune_operator(operator, BUDGET)
+    operator, found, kept_entry = kept("cube")
     assert found.proven
     job = job_of(operator)
     slow = max(list(job.space.points())[:40], key=job.measure)
     assert job.measure(slow) > operator.default_cycles
-    entry = replace(entry_of(found, BUDGET), schedule=job.choice(slow).as_dict())
+    entry = replace(kept_entry, schedule=job.choice(slow).as_dict())
     back = from_bank(operator, entry, "custom")
     assert back.choice is None and back.after_cycles == operator.default_cycles
     assert not back.proven and back.bound_cycles <= back.after_cycles

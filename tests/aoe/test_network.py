@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import engine_cases as cases
@@ -16,7 +17,7 @@ from graph_strategies import whole_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.aoe import Knowledge, Settings, tune_network, workers_of
+from ascend_lab.aoe import Knowledge, Settings, tune_network
 from ascend_lab.aoe import network as network_module
 from ascend_lab.aoe import tuning as tuning_module
 from ascend_lab.aoe import workers as clock_module
@@ -43,6 +44,12 @@ NET = small_net()
 COMPILED = compile_graph(NET, "Ascend310")
 TUNABLE = sum(bool(op.unit) for op in cases.operators_of(COMPILED))
 assert TUNABLE == 3
+
+
+@lru_cache
+def alone(settings):
+    """The network tuned with these settings and no bank, once for all tests."""
+    return tune_network(COMPILED, settings)
 
 
 def bank(folder, **more):
@@ -123,7 +130,7 @@ def test_a_network_is_never_slower(graph, chip, seed):
 
 def test_choices_that_harm_the_network_are_left_out(monkeypatch):
     """Simulated times are made up: a network with the first choice in it is slower."""
-    found = [r for r in tune_network(COMPILED, FEW).results if r.choice]
+    found = [r for r in alone(FEW).results if r.choice]
     assert len(found) >= 2
     bad = found[0].operator.piece.key
 
@@ -154,11 +161,8 @@ def test_choices_that_harm_the_network_are_left_out(monkeypatch):
     assert all(r.choice is None for r in kept)  # the report says what the network has
 
 
-def test_one_seed_gives_one_network_whatever_the_workers():
-    alone, again = tune_network(COMPILED, FEW), tune_network(COMPILED, FEW)
-    assert timeless(again) == timeless(alone)
-    with workers_of("processes:2") as workers:
-        assert timeless(tune_network(COMPILED, FEW, workers=workers)) == timeless(alone)
+def test_one_seed_gives_one_network():
+    assert timeless(tune_network(COMPILED, FEW)) == timeless(alone(FEW))
 
 
 def test_only_what_the_user_wants():
@@ -243,7 +247,7 @@ WORK = ((tuning_module, "job_of"), (tuning_module, "agree"), (tuning_module, "pr
 @pytest.mark.parametrize("stop", [1, 6, 9])
 def test_ctrl_c_keeps_what_was_found_and_the_next_run_goes_on(stop, tmp_path):
     plain = replace(FEW, search="random", early_stop=None)
-    whole = tune_network(COMPILED, plain)
+    whole = alone(plain)
     heard = []
 
     def progress(*told):
@@ -334,7 +338,7 @@ def test_a_killed_run_loses_nothing(stop, tmp_path):
     with bank(tmp_path) as knowledge:
         again = tune_network(COMPILED, PLAIN, knowledge, progress=progress)
         assert knowledge.warnings == []
-    whole = tune_network(COMPILED, PLAIN)
+    whole = alone(PLAIN)
     assert as_used(again) == as_used(whole) and again.after_s == whole.after_s
     assert again.outcomes.count("hit") >= 1
     measured = sum(r.trials for r in again.results)
@@ -383,7 +387,7 @@ def test_a_bank_that_cannot_be_written_does_not_stop_tuning(tmp_path):
     with bank(tmp_path) as knowledge:
         knowledge._store._con.execute("PRAGMA query_only=1")
         found = tune_network(COMPILED, FEW, knowledge)
-        assert as_used(found) == as_used(tune_network(COMPILED, FEW))
+        assert as_used(found) == as_used(alone(FEW))
         assert 0 < found.outcomes.count("hit") < TUNABLE
         (warning,) = {w.partition("bank.db")[0] for w in knowledge.warnings}
         assert "tuning goes on" in knowledge.warnings[0] and "writing" in warning
@@ -407,7 +411,7 @@ def test_a_full_disk_does_not_stop_tuning(tmp_path):
                     break
             assert i < 999
         found = tune_network(COMPILED, FEW, knowledge)
-        assert as_used(found) == as_used(tune_network(COMPILED, FEW))
+        assert as_used(found) == as_used(alone(FEW))
         assert any("full" in w and "tuning goes on" in w for w in knowledge.warnings)
         assert knowledge.unsaved
         assert tune_network(COMPILED, FEW, knowledge).outcomes == ("hit",) * TUNABLE

@@ -14,7 +14,7 @@ from ascend_lab.aoe import Knowledge, Settings, tune_operator
 from ascend_lab.aoe.bank import MODEL_VERSION, Store, write_builtin
 from ascend_lab.aoe.network import entry_of, from_bank, tune_network
 from ascend_lab.aoe.tuning import job_of
-from ascend_lab.aoe.vector.prior import DECISIONS, Decision, decisions_of, examples, learn, prior_of
+from ascend_lab.aoe.vector.prior import DECISIONS, Decision, decisions_of, examples, learn
 from ascend_lab.cli import tune_flags as cli_aoe_flags
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import choice_of
@@ -72,7 +72,7 @@ def test_reductions_can_turn_a_choice_around():
 
 def test_an_empty_bank_says_nothing():
     space = job_of(cases.only(IMPROVES)).space
-    prior = prior_of(Knowledge(None, None), space)
+    prior = learn(Knowledge(None, None).entries()).prior(space)
     for at in range(len(space.names)):
         prefix = space.default_point[:at]
         options = space.options(prefix)
@@ -105,7 +105,7 @@ def test_entries_that_do_not_say_are_skipped(schedule):
     assert learn([bad, good]) == learn([good]) and learn([good]).weights
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(bank_cases.banks)
 def test_no_bank_breaks_it(entries):
     assert not learn(entries).weights

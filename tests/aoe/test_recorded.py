@@ -146,5 +146,5 @@ def test_the_verb_says_when_no_trial_ran(tmp_path):
     file.write_text("a,time_ms\n1,\n2,3\n")
     words = ["--search", "exhaustive", "--budget", "1", "--seeds", "2"]
     data, text = run_verb(str(file), *words)
-    assert data["best_per_seed"] == [None, None] and data["median_ratio"] is None
+    assert data["best_per_seed"] == [math.inf] * 2 and data["median_ratio"] == math.inf
     assert "inf" in text

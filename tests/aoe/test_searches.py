@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.drive import drive
-from ascend_lab.aoe.search import SEARCHES, Genetic, Mcts, branch_and_bound, search_named, tree_of
+from ascend_lab.aoe.search import SEARCHES, BranchAndBound, Genetic, Mcts, search_named, tree_of
 from ascend_lab.aoe.search.surrogate import Surrogate, scaled
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.errors import InputError
@@ -83,7 +83,7 @@ def test_costs_that_are_all_equal_or_zero_or_no_numbers(name):
 
 
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_small_table_is_searched_to_its_end(data):
     points = data.draw(
         st.lists(st.tuples(*[st.integers(0, 3)] * 3), unique=True, min_size=1, max_size=12)
@@ -104,7 +104,7 @@ def test_names_of_searches():
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 def test_branch_and_bound_proves_the_optimum_without_trying_all(space):
-    search = branch_and_bound(cases.bound)
+    search = BranchAndBound(cases.bound)
     trace = drive(search, space, cases.cost, 1000)
     assert trace.end == "exhausted" and search.proven
     assert trace.best.cost == cases.optimum(space) == search.lower_bound
@@ -112,7 +112,7 @@ def test_branch_and_bound_proves_the_optimum_without_trying_all(space):
 
 
 def test_branch_and_bound_that_is_cut_short_gives_a_bound_but_no_proof():
-    space, search = SPACES["aliases"], branch_and_bound(cases.bound)
+    space, search = SPACES["aliases"], BranchAndBound(cases.bound)
     needed = len(drive(search, space, cases.cost, 1000).trials)
     for budget in range(1, needed):
         trace = drive(search, space, cases.cost, budget)

@@ -33,7 +33,7 @@ def space_of(points) -> TableSpace:
 
 
 @given(TABLES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_options_lead_to_all_points_and_to_no_others(points):
     space = space_of(points)
     found = [()]
@@ -45,7 +45,7 @@ def test_options_lead_to_all_points_and_to_no_others(points):
 
 
 @given(TABLES, st.integers(0, 2**32 - 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_moves_are_legal_and_do_what_they_say(points, seed):
     space, rng, legal = space_of(points), np.random.default_rng(seed), set(points)
     one, two = space.sample(rng), space.sample(rng)

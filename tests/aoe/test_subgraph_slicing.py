@@ -100,7 +100,7 @@ def sizes_of(draw, total, most=4):
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_images_on_every_axis(data):
     draw = data.draw
@@ -169,7 +169,7 @@ def test_shared_weights_stay_shared():
     assert readers == [3] * len(readers)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), axis=st.sampled_from(["batch", "sequence"]))
 def test_attention(data, axis):
     graph = attention()
@@ -261,7 +261,7 @@ def test_random_inputs_fit_the_sliced_graph():
     assert random_inputs(new, 1).keys() == random_inputs(graph, 1).keys()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(graph=whole_graphs(), data=st.data())
 def test_any_region_of_any_graph_keeps_its_values(graph, data):
     """Whole numbers: results are equal bit for bit, or the region is refused."""

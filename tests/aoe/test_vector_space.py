@@ -14,7 +14,7 @@ from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.isa import sanitize
 from ascend_lab.sim import simulate_kernel
 
-SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def tensor(*shape, dtype="fp16", name="x"):
@@ -55,7 +55,7 @@ CASES = {
     "ragged": lambda: te.vrelu(tensor(103, 37)),
     "copy": lambda: te.vmuls(te.transpose(tensor(30, 50), (1, 0)), 2.0),
 }
-REAL = ("Ascend310", "Ascend910A", "Ascend910B2")
+REAL = ("Ascend910A", "Ascend910B2")
 
 
 def space_of(case, chip_name):
@@ -76,7 +76,7 @@ def test_the_default_is_a_point_of_the_space(case, chip_name):
     assert cycles(space.build(point)) == cycles(space.default)
 
 
-@pytest.mark.parametrize("chip_name", REAL[::2])
+@pytest.mark.parametrize("chip_name", REAL[1:])
 @pytest.mark.parametrize("case", CASES)
 def test_random_points_are_legal_distinct_schedules(case, chip_name):
     space, rng = space_of(case, chip_name), np.random.default_rng(3)
@@ -96,7 +96,7 @@ def test_random_points_of_random_programs_compute_the_reference(program, chip_na
     check_values(program, chip_name, seed)
 
 
-@settings(SOME, max_examples=20)
+@settings(SOME, max_examples=10)
 @given(programs(kinds=ANYTHING), st.sampled_from(CHIPS), st.integers(0, 2**16))
 def test_so_do_those_of_programs_that_move_elements(program, chip_name, seed):
     check_values(program, chip_name, seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.graph import Graph, GraphBuilder
 from ascend_lab.graph.onnx import save_onnx
 

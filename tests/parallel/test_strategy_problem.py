@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from strategy_cases import BENCHMARK, EXAMPLE
 
-from ascend_lab.cli.main import ascend_lab as main
+from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
 from ascend_lab.parallel.strategy import FORBIDDEN, evaluate, parse_problem, read_problem
 

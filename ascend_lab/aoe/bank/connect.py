@@ -23,8 +23,9 @@ APPLICATION_ID = 0x414C4B42
 """Stands in the header of every bank ("ALKB"), so that another database is not taken for one."""
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 8.0
-LONGEST_BYTES = 2**31
+LARGEST_BYTES = 2**31
 """Of a bank: larger files are refused before they are read."""
+_LEFT = "name another file; this one is left as it is"
 _ROWS = "SELECT rowid, digest, kind, op, chip, line FROM entries"
 
 _SCHEMA = f"""
@@ -51,8 +52,8 @@ def connect(file: Path, write: bool) -> tuple[sqlite3.Connection, int]:
     """
     with explained(file, "opening knowledge bank"):
         size_bytes = _size_bytes(file, write)
-        if size_bytes > LONGEST_BYTES:
-            needed = f"a knowledge bank of at most {LONGEST_BYTES:,} bytes"
+        if size_bytes > LARGEST_BYTES:
+            needed = f"a knowledge bank of at most {LARGEST_BYTES:,} bytes"
             raise BankError("not-a-bank", needed, f"{size_bytes:,} in {file}", "name another file")
         if not write:
             return _read(file)
@@ -79,8 +80,7 @@ def _size_bytes(file: Path, write: bool) -> int:
         got = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or the like"
         raise BankError("unwritable", f"a file as knowledge bank {file}", got, "name another")
     if not write and not found.st_size:
-        remedy = "name another file; this one is left as it is"
-        raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", remedy)
+        raise BankError("not-a-bank", f"opening knowledge bank {file}", "an empty file", _LEFT)
     return found.st_size
 
 
@@ -206,17 +206,10 @@ def _text(raw: bytes) -> str:
 def _check(con: sqlite3.Connection, file: Path) -> None:
     """Refuse a database that is no bank, or one of a later version."""
     if con.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise BankError(
-            "not-a-bank",
-            f"opening knowledge bank {file}",
-            "a database of some other program",
-            "name another file; this one is left as it is",
-        )
+        got, remedy = "a database of some other program", _LEFT
+        raise BankError("not-a-bank", f"opening knowledge bank {file}", got, remedy)
     version = con.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
-        raise BankError(
-            "newer",
-            f"a knowledge bank of version {SCHEMA_VERSION} in {file}",
-            f"version {version}",
-            "update ascend_lab, or export it as JSON Lines with the newer one",
-        )
+        needed = f"a knowledge bank of version {SCHEMA_VERSION} in {file}"
+        remedy = "update ascend_lab, or export it as JSON Lines with the newer one"
+        raise BankError("newer", needed, f"version {version}", remedy)

@@ -1,4 +1,19 @@
-"""What is known, from both banks: the custom one of the user first, then the built-in one."""
+"""What is known and where it lies: the custom bank of the user first, then the built-in one.
+
+The custom bank lies where `TUNE_BANK_PATH`, else `ASCEND_CACHE_PATH` says, else in the home folder.
+
+| asked before | `REPEAT_TUNE` | done | counted in |
+|---|---|---|---|
+| hit | no | use the entry | `repo_hit_num` |
+| hit | yes, better found | written to the custom bank | `repo_update_num` |
+| hit | yes, nothing better | the entry stays | `repo_reserved_num` |
+| miss | better than the default | written to the custom bank | `repo_add_num` |
+| miss | nothing better | the default itself is written | `repo_unsatisfied_num` |
+
+The published tool writes no record in the last case and searches again next time. Here the entry
+says that the default is the best known (`improved` is False, `proven` if that is certain), so that
+a second run is a hit.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +105,8 @@ class Knowledge:
 
     def entries(self) -> list[BankEntry]:
         """Return all entries of this `MODEL_VERSION`, custom ones first, of a key the best one."""
-        stored = self._asked(Store.entries, ())
-        known = {entry.key: entry for entry in stored}
+        none: tuple[BankEntry, ...] = ()
+        known = {entry.key: entry for entry in self._asked(Store.entries, none)}
         for key, entry in sorted(self.unsaved.items(), key=lambda pair: pair[0].digest):
             known[key] = entry if entry.better_than(known.get(key)) else known[key]
         found = [*known.values(), *self._builtin_besides(known)]
@@ -177,21 +192,7 @@ class Knowledge:
             return otherwise
 
 
-# Hit, miss, repeat: what to do with a problem, and how the report counts what was done.
-#
-# | asked before | `REPEAT_TUNE` | done | counted in |
-# |---|---|---|---|
-# | hit | no | use the entry | `repo_hit_num` |
-# | hit | yes, better found | written to the custom bank | `repo_update_num` |
-# | hit | yes, nothing better | the entry stays | `repo_reserved_num` |
-# | miss | better than the default | written to the custom bank | `repo_add_num` |
-# | miss | nothing better | the default itself is written | `repo_unsatisfied_num` |
-#
-# The published tool writes no record in the last case and searches again next time. Here the
-# entry
-# says that the default is the best known (`improved` is False, `proven` if that is certain), so
-# that
-# a second run is a hit.
+# -- hit, miss, repeat ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +238,12 @@ def repo_summary(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
     return {**counts, "total_num": len(seen)}
 
 
-# Where the custom bank lies: `TUNE_BANK_PATH`, else `ASCEND_CACHE_PATH`, else the home folder.
-
+# -- where the custom bank lies --------------------------------------------------------------------
 
 ROOT_VARIABLE = "TUNE_BANK_PATH"
 CACHE_VARIABLE = "ASCEND_CACHE_PATH"
 REPEAT_VARIABLE = "REPEAT_TUNE"
+_SETTING = f"set {ROOT_VARIABLE} to a folder that may be written"
 
 
 def bank_file(
@@ -262,7 +263,14 @@ def bank_file(
         folder, variable = Path(cache) / "aoe_data", CACHE_VARIABLE
     else:
         folder, variable = (home or _home()) / ".ascend_lab" / "aoe", "the home folder"
-    return (_made(folder, variable) if make else folder) / FILE_NAME
+    if not make:
+        return folder / FILE_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        needed, got = f"a folder for the knowledge bank, from {variable}", f"{str(folder)!r}: "
+        raise InputError(needed, f"{got}{error.strerror}", _SETTING) from None
+    return _usable(folder, variable) / FILE_NAME
 
 
 def open_knowledge(
@@ -315,18 +323,4 @@ def _home() -> Path:
     try:
         return Path.home()
     except RuntimeError as error:
-        remedy = f"set {ROOT_VARIABLE} to a folder that may be written"
-        raise InputError("a home folder for the knowledge bank", str(error), remedy) from None
-
-
-def _made(folder: Path, variable: str) -> Path:
-    """Make the folder and return it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"a folder for the knowledge bank, from {variable}",
-            f"{str(folder)!r}: {error.strerror}",
-            f"set {ROOT_VARIABLE} to a folder that may be written",
-        ) from None
-    return _usable(folder, variable)
+        raise InputError("a home folder for the knowledge bank", str(error), _SETTING) from None

@@ -1,4 +1,7 @@
-"""What can go wrong with a knowledge bank, as one error with a reason."""
+"""What a bank holds: keys that say which problem on which chip, entries that answer them.
+
+An entry is a row of the custom bank, a line of a JSON Lines file, or a line of the built-in bank.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,11 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.output import write_whole
 
+# -- what can go wrong -----------------------------------------------------------------------------
+
 Reason = Literal[
     "missing", "unwritable", "full", "busy", "not-a-bank", "newer", "damaged", "line", "record"
 ]
-
 SURVIVABLE: frozenset[Reason] = frozenset({"unwritable", "full", "busy"})
 """Reasons that only keep results from being stored: tuning may go on without the file."""
 
@@ -37,6 +41,7 @@ class BankError(InputError):
         self.reason: Reason = reason
 
 
+_HELD = "another process holds it: wait for that one or end it"
 _CODES: dict[int, tuple[Reason, str]] = {
     sqlite3.SQLITE_READONLY: (
         "unwritable",
@@ -49,8 +54,8 @@ _CODES: dict[int, tuple[Reason, str]] = {
     ),
     sqlite3.SQLITE_FULL: ("full", "free some space, then run again"),
     sqlite3.SQLITE_IOERR: ("full", "check that the disk is there, works and has space"),
-    sqlite3.SQLITE_BUSY: ("busy", "another process holds it: wait for that one or end it"),
-    sqlite3.SQLITE_LOCKED: ("busy", "another process holds it: wait for that one or end it"),
+    sqlite3.SQLITE_BUSY: ("busy", _HELD),
+    sqlite3.SQLITE_LOCKED: ("busy", _HELD),
     sqlite3.SQLITE_NOTADB: ("not-a-bank", "name another file; this one is left as it is"),
 }
 _DAMAGED: tuple[Reason, str] = (
@@ -75,18 +80,14 @@ def explained(file: Path, doing: str) -> Iterator[None]:
         raise BankError("missing", what, "no such file", "check the name") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no system call takes
         got = getattr(error, "strerror", None) or str(error)
-        remedy = "check the name and the permissions"
-        raise BankError("unwritable", what, got, remedy) from None
+        raise BankError("unwritable", what, got, "check the name and the permissions") from None
 
 
-# What a bank holds: a key that says which problem on which chip, and an entry that answers it.
-
+# -- keys and entries ------------------------------------------------------------------------------
 
 Kind = Literal["op", "graph", "profile"]
-
 MODEL_VERSION = 1
 """Raised whenever the simulator's cycle counts change: older entries then are no hits any more."""
-
 LARGEST_LOG2 = 1000
 """Of a feature: no size is near it, and 2 to that power is a number."""
 _WORDS_ONLY = frozenset(("name", "summary", "facts", "sources",
@@ -125,9 +126,8 @@ def _plain(value: object) -> Any:
 class BankKey:
     """Which problem: chip, its numbers, cores used, operator or graph, and its full canonical text.
 
-    `op` is an operator's name ("conv2d") or a graph's. Two problems are the same exactly when their
-    texts are. `chip_digest` comes from the function of that name: who edits a chip file gets no
-    answers that were found for the preset.
+    Two problems are the same exactly when their texts are. `chip_digest` comes from the function of
+    that name: who edits a chip file gets no answers that were found for the preset.
     """
 
     chip: str
@@ -227,49 +227,14 @@ def better(a: BankEntry, b: BankEntry) -> BankEntry:
     return min(a, b, key=lambda entry: (entry.rank, to_line(entry)))
 
 
-def to_line(entry: BankEntry) -> str:
-    """Return an entry as one line of JSON Lines, without the line end."""
-    data = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "key"}
-    data["key"] = {f.name: getattr(entry.key, f.name) for f in fields(entry.key)}
-    return canonical(data)
-
-
-def from_line(line: str | bytes) -> BankEntry:
-    """Return the entry written by `to_line`; BankError says which field is wrong."""
-    try:
-        data = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise BankError("record", "one JSON object", str(error)) from None
-    key_data = _checked(data, BankEntry)["key"]
-    return BankEntry(**(data | {"key": BankKey(**_checked(key_data, BankKey))}))
-
-
-def _checked(data: object, record: type) -> dict[str, Any]:
-    """Return `data` if it is an object with exactly the fields of `record`."""
-    names = {f.name for f in fields(record)}
-    if not isinstance(data, dict):
-        raise BankError("record", f"a {record.__name__} as a JSON object", repr(data)[:60])
-    if set(data) != names:
-        wrong = [f"no {name!r}" for name in sorted(names - set(data))]
-        wrong += [f"an unknown {name!r}" for name in sorted(set(data) - names)]
-        raise BankError("record", f"the fields of a {record.__name__}", ", ".join(wrong))
-    return data
-
-
-def _no_constant(word: str) -> None:
-    raise ValueError(f"{word} is no JSON number")
-
-
 def _features(values: object) -> tuple[float, ...]:
     """Return numbers as a tuple of floats."""
-    good = isinstance(values, list | tuple) and all(
+    if isinstance(values, list | tuple) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < LARGEST_LOG2
         for v in values
-    )
-    if not good:
-        raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
-    assert isinstance(values, list | tuple)
-    return tuple(float(v) for v in values)
+    ):
+        return tuple(map(float, values))
+    raise _wrong("BankEntry", "features", f"numbers below {LARGEST_LOG2}", values)
 
 
 def _integer(record: str, name: str, value: object, least: int | None) -> None:
@@ -284,11 +249,43 @@ def _wrong(record: str, name: str, needed: str, got: object) -> BankError:
     return BankError("record", f"{record}.{name} must be {needed}", repr(got)[:80])
 
 
-# Entries as JSON Lines: one entry a line, to look at, to send and to keep in version control.
-
+# -- JSON Lines: one entry a line, to look at, to send and to keep in version control --------------
 
 LONGEST_BYTES = 2**28
 """Of a file of lines: larger ones are refused before they are read."""
+
+
+def to_line(entry: BankEntry) -> str:
+    """Return an entry as one line of JSON Lines, without the line end."""
+    data = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "key"}
+    data["key"] = {f.name: getattr(entry.key, f.name) for f in fields(entry.key)}
+    return canonical(data)
+
+
+def from_line(line: str | bytes) -> BankEntry:
+    """Return the entry written by `to_line`; BankError says which field is wrong."""
+
+    def no_constant(word: str) -> None:
+        raise ValueError(f"{word} is no JSON number")
+
+    try:
+        data = json.loads(line, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BankError("record", "one JSON object", str(error)) from None
+    key = BankKey(**_checked(_checked(data, BankEntry)["key"], BankKey))
+    return BankEntry(**(data | {"key": key}))
+
+
+def _checked(data: object, record: type) -> dict[str, Any]:
+    """Return `data` if it is an object with exactly the fields of `record`."""
+    names = {f.name for f in fields(record)}
+    if not isinstance(data, dict):
+        raise BankError("record", f"a {record.__name__} as a JSON object", repr(data)[:60])
+    if set(data) != names:
+        wrong = [f"no {name!r}" for name in sorted(names - set(data))]
+        wrong += [f"an unknown {name!r}" for name in sorted(set(data) - names)]
+        raise BankError("record", f"the fields of a {record.__name__}", ", ".join(wrong))
+    return data
 
 
 def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
@@ -321,17 +318,17 @@ def read_file(file: str | Path) -> bytes:
         return Path(file).read_bytes()
 
 
-# The bank that comes with the package: read-only, one compressed JSON Lines file.
-#
-# A line is a JSON list of an entry's fields; of the problem only a 128-bit digest is kept, so
-# that
-# the file stays small. The package works without the file: the bank is empty then.
-
+# -- the bank that comes with the package: a compressed list a line, problems as digests -----------
 
 BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl.gz")
 _HEADER = {"format": "ascend_lab built-in knowledge bank", "version": 1}
 _KEY = tuple(f.name for f in fields(BankKey) if f.name != "problem")
 _ENTRY = tuple(f.name for f in fields(BankEntry) if f.name != "key")
+
+
+def short(key: BankKey) -> BankKey:
+    """Return the key with the digest of its problem in place of the problem."""
+    return replace(key, problem=digest(key.problem))
 
 
 def find_builtin(key: BankKey, file: Path = BUILTIN_FILE) -> BankEntry | None:
@@ -345,48 +342,33 @@ def builtin_entries(file: Path = BUILTIN_FILE) -> Mapping[BankKey, BankEntry]:
     """Return the built-in entries by their short keys (see `short`); none if there is no file."""
     if not file.exists():
         return MappingProxyType({})
+    found = {}
     try:
         lines = gzip.decompress(file.read_bytes()).splitlines()
         if not lines or json.loads(lines[0]) != _HEADER:
             raise ValueError("no header, or one of another version")
-        entries = [_entry(json.loads(line)) for line in lines[1:]]
+        for line in lines[1:]:
+            *values, problem = json.loads(line)
+            key = BankKey(problem=problem, **dict(zip(_KEY, values, strict=False)))
+            rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
+            found[key] = BankEntry(key=key, **rest)
     except (OSError, EOFError, zlib.error, ValueError, TypeError, BankError) as error:
         remedy = "install ascend_lab again, or delete that file: it is not needed"
         raise BankError("damaged", f"reading built-in bank {file}", str(error), remedy) from None
-    return MappingProxyType({entry.key: entry for entry in entries})
+    return MappingProxyType(found)
 
 
 def write_builtin(entries: Iterable[BankEntry], file: Path = BUILTIN_FILE) -> int:
-    """Write the built-in bank: the better one of each key, equal bytes for equal entries.
-
-    Returns the number of entries.
-    """
+    """Write the better entry of each key, equal bytes for equal entries; return how many."""
     best: dict[BankKey, BankEntry] = {}
     for entry in entries:
         small = replace(entry, key=short(entry.key))
         best[small.key] = better(best.get(small.key, small), small)
-    rows = [canonical(_HEADER)]
-    rows += sorted(_row(entry) for entry in best.values())
-    data = ("\n".join(rows) + "\n").encode("ascii")
+    rows = []
+    for key, entry in best.items():  # the digest comes last, so that like lines sort together
+        values = [*(getattr(key, n) for n in _KEY), *(getattr(entry, n) for n in _ENTRY)]
+        rows.append(canonical([*values, key.problem]))
+    data = ("\n".join([canonical(_HEADER), *sorted(rows)]) + "\n").encode("ascii")
     write_whole(file, gzip.compress(data, compresslevel=9, mtime=0))
     builtin_entries.cache_clear()
     return len(best)
-
-
-def short(key: BankKey) -> BankKey:
-    """Return the key with the digest of its problem in place of the problem."""
-    return replace(key, problem=digest(key.problem))
-
-
-def _row(entry: BankEntry) -> str:
-    """Return an entry as a line; the digest comes last, so that like lines sort together."""
-    key = [getattr(entry.key, name) for name in _KEY]
-    return canonical([*key, *(getattr(entry, name) for name in _ENTRY), entry.key.problem])
-
-
-def _entry(row: list[Any]) -> BankEntry:
-    """Return the entry of a line."""
-    *values, problem = row
-    key = dict(zip(_KEY, values, strict=False))
-    rest = dict(zip(_ENTRY, values[len(_KEY) :], strict=True))
-    return BankEntry(key=BankKey(problem=problem, **key), **rest)

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from ascend_lab.aoe.bank.connect import connect
 from ascend_lab.aoe.bank.records import (
@@ -25,14 +24,18 @@ from ascend_lab.aoe.bank.records import (
     write_lines,
 )
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.space import Point
 
 FILE_NAME = "knowledge.db"
-
-Written = Literal["add", "update", "reserved"]
-"""A new key; a better entry under a known key; or what was there stays."""
 UNFINISHED_DAYS = 30
 """The trials of a search that nobody has gone on with for so long are removed."""
+Written = Literal["add", "update", "reserved"]
+"""A new key; a better entry under a known key; or what was there stays."""
+_PURGE = (
+    "CREATE TABLE IF NOT EXISTS runs (run_id TEXT PRIMARY KEY, touched REAL NOT NULL)",
+    "INSERT OR IGNORE INTO runs SELECT DISTINCT run_id, julianday('now') FROM trials",
+    f"DELETE FROM runs WHERE touched < julianday('now') - {UNFINISHED_DAYS}",
+    "DELETE FROM trials WHERE run_id NOT IN (SELECT run_id FROM runs)",
+)
 
 
 class Store:
@@ -65,12 +68,10 @@ class Store:
         remedy = "the file is kept, `aoe bank forget --unreadable` removes them"
         return f"{self.skipped} unreadable rows of {self.file} are passed over; {remedy}"
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- entries -----------------------------------------------------------------------------------
@@ -100,7 +101,7 @@ class Store:
 
     def merge(self, other: Store) -> dict[Written, int]:
         """Take over every entry of `other` that is new or better; all of them or none."""
-        return self._take(other.entries())
+        return self.take(other.entries())
 
     def export_jsonl(self, file: str | Path) -> int:
         """Write all entries to `file`, one JSON object a line; return how many."""
@@ -114,7 +115,7 @@ class Store:
         if wrong:
             remedy = "correct or delete that line; nothing was imported"
             raise BankError("line", str(wrong[0]), "", remedy)
-        return self._take(entries)
+        return self.take(entries)
 
     def forget(self, keys: Iterable[BankKey]) -> None:
         """Delete the entries of these keys, all or none."""
@@ -127,12 +128,6 @@ class Store:
         return len(found)
 
     # -- trials of running searches ----------------------------------------------------------------
-
-    def save_trial(
-        self, run_id: str, number: int, point: Point, cost: float, note: str = ""
-    ) -> None:
-        """Keep one trial of the search `run_id` (see `save_trials`)."""
-        self.save_trials(run_id, (Trial(number, point, cost, note),))
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
         """Keep trials, at once and cheaply: they survive a killed process.
@@ -169,7 +164,7 @@ class Store:
         rows = self._read("PRAGMA integrity_check")
         return tuple(text for (text,) in rows if text != "ok")
 
-    def _take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
+    def take(self, entries: Iterable[BankEntry]) -> dict[Written, int]:
         """Keep the better one of each key, in one transaction; count what happened."""
         counts: Counter[Written] = Counter()
         with self._writing(durable=True):
@@ -208,15 +203,8 @@ class Store:
     def _purge(self) -> None:
         """Delete the trials of searches that nobody will go on with, if the file can be written."""
         with suppress(BankError), self._writing(durable=False):
-            self._con.execute(
-                "CREATE TABLE IF NOT EXISTS runs (run_id TEXT PRIMARY KEY, touched REAL NOT NULL)"
-            )
-            self._con.execute(
-                "INSERT OR IGNORE INTO runs SELECT DISTINCT run_id, julianday('now') FROM trials"
-            )
-            old = f"touched < julianday('now') - {UNFINISHED_DAYS}"
-            self._con.execute(f"DELETE FROM runs WHERE {old}")
-            self._con.execute("DELETE FROM trials WHERE run_id NOT IN (SELECT run_id FROM runs)")
+            for statement in _PURGE:
+                self._con.execute(statement)
 
     @contextmanager
     def _writing(self, durable: bool) -> Iterator[None]:

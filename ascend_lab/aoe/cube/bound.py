@@ -16,7 +16,7 @@ import numpy as np
 from ascend_lab.aoe.cube.pipe_work import After, after_of, closed_bounds, turns_of
 from ascend_lab.aoe.cube.space import Array, Columns, Shape
 from ascend_lab.aoe.cube.walk import Walk
-from ascend_lab.aoe.cube.work import Floats, Job, conv_job, gemm_job
+from ascend_lab.aoe.cube.work import CubeWork, Floats, conv_work, gemm_work, rows_of
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.epilogue import Epilogue
@@ -46,9 +46,9 @@ class Bounds:
         """Prepare the rows of `table`."""
         shape, chip, warm = problem.shape, problem.chip, problem.warm
         if isinstance(shape, ConvShape):
-            self.job: Job = conv_job(shape, chip, table, warm)
+            self.job: CubeWork = conv_work(shape, chip, table, warm)
         else:
-            self.job = gemm_job(shape, chip, table, warm)
+            self.job = gemm_work(shape, chip, table, warm)
         self.after: After = after_of(self.job, problem.epilogue, shape.out_dtype, warm)
         self.least = _memory_cycles(self.job, self.after, warm)
         self.launch_cycles = round(chip.launch_overhead_s * chip.clock_hz)
@@ -64,7 +64,7 @@ class Bounds:
         order = np.argsort(self.turns[rows], kind="stable")
         out = np.zeros(len(rows))
         for part in np.array_split(order, max(1, len(order) // 2048)):
-            walk = Walk(self.job.take(rows[part]), self.after.take(rows[part]))
+            walk = Walk(rows_of(self.job, rows[part]), rows_of(self.after, rows[part]))
             out[part] = walk.run(TURNS)
         return np.maximum(out + self.launch_cycles, self.closed[rows])
 
@@ -75,7 +75,7 @@ class Bounds:
         return turns_of(self.job) * w.m_tiles * w.n_tiles * w.bundles
 
 
-def _memory_cycles(job: Job, after: After, warm: Collection[str]) -> Floats:
+def _memory_cycles(job: CubeWork, after: After, warm: Collection[str]) -> Floats:
     """Cycles memory needs for what is read once and not in L2, and for what L2 cannot keep."""
     chip = job.chip
     elements = job.out_pixels * job.out_blocks * FRACTAL

@@ -51,7 +51,7 @@ from ascend_lab.kernels.epilogue import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
 
-NAMES = (
+CONV_NAMES = (
     *("rows", "cols", "window", "m", "n", "order"),
     *("stage", "k", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
@@ -82,8 +82,8 @@ def conv_space(
         table = _staged_products(shape, chip, table)
         if len(table["m"]) < most:
             break
-    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in NAMES}
-    return CubeSpace(shape, chip, demand, NAMES, whole)
+    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in CONV_NAMES}
+    return CubeSpace(shape, chip, demand, CONV_NAMES, whole)
 
 
 def pixel_tiles(shape: ConvShape, most: int, ratio: float, *, strip: bool) -> Array:
@@ -206,10 +206,10 @@ def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns
         return {}
     found = found.take(fitting(demand, chip, found.tilings))
     best = int(np.argmin(conv_estimate(shape, chip, found, demand)))
-    return canonical_row(shape, chip, found.tilings.schedule(best, shape.dtype))
+    return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
-def canonical_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
+def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
     bundle, strip = bundles_of(shape), takes_strips(shape, schedule, chip)
     oh, ow = shape.out_hw
@@ -229,13 +229,13 @@ def canonical_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Colum
         "k": min(schedule.base_k // c0_of(shape.dtype), stage * shape.taps),
         **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
     }
-    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in NAMES}
+    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in CONV_NAMES}
     return row | {"order": canonical_order(shape, row)}
 
 
 def conv_schedule_of(shape: ConvShape, point: Point) -> GemmSchedule:
     """Return the schedule of a point of a convolution's space."""
-    g = dict(zip(NAMES, point, strict=True))
+    g = dict(zip(CONV_NAMES, point, strict=True))
     c0, step = c0_of(shape.dtype), -(-g["stage"] * shape.taps // g["k"])
     plain = GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, step, g["rows"], g["cols"]

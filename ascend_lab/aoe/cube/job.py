@@ -1,4 +1,4 @@
-"""How long a point takes: its kernel, built and simulated as the graph compiler launches it."""
+"""Operators of the cube as jobs: how long a tiling takes, what to try first, the proven best."""
 
 from __future__ import annotations
 
@@ -11,34 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
-from ascend_lab.aoe.cube.conv_space import (
-    NAMES as CONV_NAMES,
-)
-from ascend_lab.aoe.cube.conv_space import (
-    canonical_row as conv_row,
-)
-from ascend_lab.aoe.cube.conv_space import (
-    conv_schedule_of,
-    conv_space,
-)
+from ascend_lab.aoe.cube.conv_space import CONV_NAMES, conv_row, conv_schedule_of, conv_space
 from ascend_lab.aoe.cube.space import (
+    GEMM_NAMES,
     MOST,
     Columns,
     CubeSpace,
     Shape,
+    gemm_row,
     gemm_schedule_of,
     gemm_space,
     number_of,
     word_of,
 )
-from ascend_lab.aoe.cube.space import (
-    NAMES as GEMM_NAMES,
-)
-from ascend_lab.aoe.cube.space import (
-    canonical_row as gemm_row,
-)
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, base_name, warm_cycles
+from ascend_lab.aoe.operators import Tunable, base_name, warm_cycles
 from ascend_lab.aoe.space import Point, TableSpace, completed
 from ascend_lab.aoe.workers import Deadline, attempt
 from ascend_lab.chip import Chip
@@ -156,9 +143,6 @@ class CubeMeasure(CubeProblem):
         return float(Bounds(self, table).closed[0])
 
 
-# Operators of the cube as jobs: their tilings, what to try first, and how far one can get.
-
-
 FIRST = 16
 """Points with the least bounds, tried before the search breeds its own."""
 WALKED = 1024
@@ -173,7 +157,7 @@ class SharedMeasure(CubeMeasure):
     it for them.
     """
 
-    operator: Operator | None = None
+    operator: Tunable | None = None
 
     def __call__(self, point: Point) -> float:
         """Return the cycles of a point; raises what lowering raises."""
@@ -186,7 +170,7 @@ class CubeJob:
 
     search = "genetic"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take an operator of the cube; raises what its space raises."""
         self.operator = operator
         piece, chip = operator.piece, operator.chip
@@ -245,9 +229,6 @@ class CubeJob:
         return int(min(best, least)), best <= least
 
 
-# Branch and bound: simulate in the order of certified bounds until no bound is below the best.
-
-
 CHUNK = 512
 """Bounds are made tighter for so many tilings at once at first, twice as many each time."""
 
@@ -278,7 +259,7 @@ class Proof:
 
 
 class _Search:
-    """Rows by their bounds: closed forms in `order`, tighter ones in a heap."""
+    """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
 
     def __init__(self, space: CubeSpace, measure: CubeMeasure) -> None:
         self.space, self.measure = space, measure
@@ -337,9 +318,6 @@ def prove(
     return Proof(point, cycles, low, search.trials, search.walked, space.size)
 
 
-# A batch of products as a job: each is tiled alike, on the cores that are its share.
-
-
 TILING_NAMES = tuple(f.name for f in fields(Tilings))
 
 
@@ -347,7 +325,7 @@ TILING_NAMES = tuple(f.name for f in fields(Tilings))
 class ProductMeasure:
     """Point -> cycles of the whole batch, launch included."""
 
-    operator: Operator
+    operator: Tunable
     shape: GemmShape
 
     def __call__(self, point: Point) -> float:
@@ -356,11 +334,11 @@ class ProductMeasure:
 
 
 class ProductJob:
-    """A batch of products by the schedule language."""
+    """A batch of products by the schedule language: each tiled alike, on the cores it shares."""
 
     search = "genetic"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take a batch of products; raises what its space raises."""
         self.operator = operator
         node, piece = operator.piece.graph.nodes[0], operator.piece

@@ -1,7 +1,13 @@
-"""How a finished tile leaves L0C: pieces, and the cycles each takes, for many tilings at once.
+"""What each pipe has to do under every tiling, and lower bounds in closed form that follow.
 
-On chips with a vector unit beside the cube a tile goes piece by piece through UB, where the
-epilogue is computed; on the others the fix pipe does all in one copy.
+    cycles >= (first data reach the pipe) + (all its work) + (last tile leaves)
+
+for every pipe. Where a queue has s slots, load and use of one slot follow each other, so that
+(all loads + all latencies + all uses) / s is a bound too. Sums leave out what rounding up to whole
+cycles adds and what short tiles cost more, so they stay below the simulator's.
+
+On chips with a vector unit beside the cube a finished tile leaves L0C piece by piece through UB,
+where the epilogue is computed; on the others the fix pipe does all in one copy.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ascend_lab.aoe.cube.space import Array, same_rows, up
-from ascend_lab.aoe.cube.work import Floats, Job
+from ascend_lab.aoe.cube.work import CubeWork, Floats
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path, VectorCost
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.epilogue import (
@@ -52,14 +58,6 @@ class After:
     channel_cycles_per_byte: Floats
     channel_latency: Array
 
-    def take(self, index: Array) -> After:
-        """Return what follows in some tilings."""
-        names = [n for n in self.__slots__ if isinstance(getattr(self, n), np.ndarray)]
-        values = {
-            n: getattr(self, n)[index] if n in names else getattr(self, n) for n in self.__slots__
-        }
-        return After(**values)
-
     def blocks(self, run: Array, n: Array) -> Array:
         """Return output blocks of a piece of a tile of `n` blocks, `run` elements each."""
         blocks: Array = np.minimum(np.maximum(self.piece_blocks * self.piece_run // run, 1), n)
@@ -67,7 +65,7 @@ class After:
 
 
 def after_of(
-    job: Job, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
+    job: CubeWork, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
 ) -> After:
     """Return what follows the sums of each tiling of a job; L2 holds the operands `warm`.
 
@@ -108,14 +106,16 @@ def after_of(
     )
 
 
-def _rooms(job: Job, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
+def _rooms(job: CubeWork, demand: Demand | None, out_bytes: int) -> tuple[Array, Array]:
     """Return the blocks of numbers per channel a slot holds, and the output blocks of a piece."""
     chip, w = job.chip, job.work
     tile_n = np.minimum(w.n, w.n_own)
     if demand is None:
         fit = chip.buffers.get("UB", 0) // (2 * w.m * BLOCK * out_bytes)
         return np.zeros_like(w.n), np.clip(fit, 1, tile_n) if chip.combined else tile_n
-    held = _held(demand, chip, w.n_own, tile_n)
+    (owns, tiles), _, which = same_rows([w.n_own, tile_n])
+    pairs = zip(owns.tolist(), tiles.tolist(), strict=True)
+    held = np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)[which]
     if not chip.combined:
         return held, tile_n
     left = chip.buffers["UB"] - 2 * held * demand.block_bytes
@@ -130,18 +130,20 @@ def _channel_copies(epilogue: Epilogue | None, chip: Chip) -> tuple[int, int]:
     return sum(units), sum(u * size for u, size in zip(units, sizes, strict=True))
 
 
-def _held(demand: Demand, chip: Chip, n_own: Array, tile_n: Array) -> Array:
-    """Return the blocks of numbers per channel a slot holds: `channel_blocks` on arrays."""
-    (owns, tiles), _, which = same_rows([n_own, tile_n])
-    pairs = zip(owns.tolist(), tiles.tolist(), strict=True)
-    return np.array([channel_blocks(demand, chip, *pair) for pair in pairs], np.int64)[which]
-
-
 def copied(path: Path, size_bytes: Array, cycles_per_byte: Floats | float | None = None) -> Array:
     """Return cycles of a copy on a path, by default at its own rate."""
     rate = 1.0 / path.rate_bytes_per_cycle if cycles_per_byte is None else cycles_per_byte
     moved = np.ceil(size_bytes * rate - 1e-9)
     return np.asarray(path.startup_cycles + moved.astype(np.int64))
+
+
+def fed(job: CubeWork, m: Array, n: Array, depth: Array) -> tuple[Array, Array]:
+    """Return the cycles that copy a tile of A and one of B from L1 to L0."""
+    l0a, l0b, area = job.chip.path("L1", "L0A"), job.chip.path("L1", "L0B"), job.area_bytes
+    b = depth * copied(l0b, n * area)
+    if job.is_conv:
+        return copied(l0a, m * depth * area), b
+    return np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area), b
 
 
 def vector_cycles(after: After, chip: Chip, count: Array, run: Array) -> Array:
@@ -181,16 +183,6 @@ def tail_cycles(after: After, chip: Chip) -> int:
     return chip.vector_costs.get(op, chip.vector_costs["default"]).tail_cycles
 
 
-# Lower bounds in closed form, one per tiling: what each pipe has to do, and what alternates.
-#
-#     cycles >= (first data reach the pipe) + (all its work) + (last tile leaves)
-#
-# for every pipe. Where a queue has s slots, load and use of one slot follow each other, so that
-# (all loads + all latencies + all uses) / s is a bound too. Sums leave out what rounding up to
-# whole
-# cycles adds and what short tiles cost more, so they stay below the simulator's.
-
-
 @dataclass(frozen=True, slots=True)
 class Busy:
     """Cycles of work on one core: MTE2 for A, for B, for operands; MTE1 for A, for B; the cube;
@@ -215,7 +207,7 @@ class Busy:
         return load, feed, self.cube, self.drain, self.store
 
 
-def turns_of(job: Job) -> Array:
+def turns_of(job: CubeWork) -> Array:
     """Return the turns of the cube for one tile."""
     w = job.work
     stages = up(w.units, w.stage)
@@ -223,13 +215,13 @@ def turns_of(job: Job) -> Array:
     return (stages - 1) * up(w.stage * job.taps, w.k) + up(last * job.taps, w.k)
 
 
-def macs_per_fractal(job: Job) -> int:
+def macs_per_fractal(job: CubeWork) -> int:
     """Return the cycles of the cube for 16 x C0 x 16 products."""
     m0, k0, n0 = job.chip.cube_shape(job.dtype)
     return -(-FRACTAL // m0) * -(-c0_of(job.dtype) // k0) * -(-FRACTAL // n0)
 
 
-def busy_of(job: Job, after: After) -> Busy:
+def busy_of(job: CubeWork, after: After) -> Busy:
     """Return the work of every pipe."""
     chip, w, f = job.chip, job.work, job.chip.flag_cycles
     tiles = w.m_tiles * w.n_tiles * w.bundles
@@ -255,7 +247,7 @@ def busy_of(job: Job, after: After) -> Busy:
     )
 
 
-def _loads(job: Job) -> tuple[Floats, Floats, Array, Array]:
+def _loads(job: CubeWork) -> tuple[Floats, Floats, Array, Array]:
     """MTE2: cycles for A and for B, and how often each is loaded."""
     w, f, area = job.work, job.chip.flag_cycles, job.area_bytes
     start = job.chip.path("GM", "L1").startup_cycles
@@ -274,7 +266,7 @@ def _loads(job: Job) -> tuple[Floats, Floats, Array, Array]:
     return a, b, a_copies, b_copies
 
 
-def _feeds(job: Job) -> tuple[Floats, Floats]:
+def _feeds(job: CubeWork) -> tuple[Floats, Floats]:
     """MTE1: cycles for A and for B, flags counted."""
     chip, w, area = job.chip, job.work, job.area_bytes
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
@@ -293,7 +285,7 @@ def _feeds(job: Job) -> tuple[Floats, Floats]:
     return feed_a, feed_b
 
 
-def _drains(job: Job, after: After, tiles: Array, elements: Array) -> tuple[Floats, Floats]:
+def _drains(job: CubeWork, after: After, tiles: Array, elements: Array) -> tuple[Floats, Floats]:
     """Cycles out of L0C, the epilogue's steps included, and of the last hop to GM."""
     chip, f, size = job.chip, job.chip.flag_cycles, DTYPE_BYTES[after.out_dtype]
     if not chip.combined:
@@ -310,10 +302,10 @@ def _drains(job: Job, after: After, tiles: Array, elements: Array) -> tuple[Floa
     return tiles * float(heads) + elements * per_element, store
 
 
-def first_of(job: Job) -> tuple[Floats, Floats, Floats]:
+def first_of(job: CubeWork) -> tuple[Floats, Floats, Floats]:
     """Cycles of the first loads from GM, of the first copies to L0, and of the first product."""
     chip, w, area = job.chip, job.work, job.area_bytes
-    path, l0a, l0b = chip.path("GM", "L1"), chip.path("L1", "L0A"), chip.path("L1", "L0B")
+    path = chip.path("GM", "L1")
     m, n = job.sides.fractals[w.first], np.where(w.n_tiles == 1, w.n_last, w.n)
     stage = np.minimum(w.stage, w.units)
     depth = np.minimum(w.k, stage * job.taps)
@@ -322,16 +314,13 @@ def first_of(job: Job) -> tuple[Floats, Floats, Floats]:
     a = np.where(w.by_a, 0, copied(path, a_size, job.a.cycles_per_byte))
     b = np.where(w.by_b, 0, copied(path, b_size, job.b.cycles_per_byte))
     latency = np.minimum(job.a.latency_cycles, job.b.latency_cycles)
-    if job.is_conv:
-        feed_a = copied(l0a, m * depth * area)
-    else:
-        feed_a = np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area)
-    feed = np.where(w.by_a, 0, feed_a) + np.where(w.by_b, 0, depth * copied(l0b, n * area))
+    feed_a, feed_b = fed(job, m, n, depth)
+    feed = np.where(w.by_a, 0, feed_a) + np.where(w.by_b, 0, feed_b)
     product = chip.cube_head_cycles + m * n * depth * macs_per_fractal(job)
     return (a + b + latency) * 1.0, feed * 1.0, product * 1.0
 
 
-def last_of(job: Job, after: After) -> Floats:
+def last_of(job: CubeWork, after: After) -> Floats:
     """Least cycles from the end of the last product until its tile is in GM."""
     chip, w = job.chip, job.work
     size = DTYPE_BYTES[after.out_dtype]
@@ -346,7 +335,7 @@ def last_of(job: Job, after: After) -> Floats:
     return (last + path.latency_cycles + chip.l2.latency_cycles).astype(np.float64)
 
 
-def closed_bounds(job: Job, after: After) -> Floats:
+def closed_bounds(job: CubeWork, after: After) -> Floats:
     """Return a lower bound of the cycles of each tiling, without memory's own limit."""
     w, busy, f = job.work, busy_of(job, after), job.chip.flag_cycles
     first_load, first_feed, first_cube = first_of(job)
@@ -365,7 +354,7 @@ def closed_bounds(job: Job, after: After) -> Floats:
     return np.maximum(bounds, 0.0)
 
 
-def _out_of_l0c(job: Job, after: After, tiles: Array) -> Floats:
+def _out_of_l0c(job: CubeWork, after: After, tiles: Array) -> Floats:
     """Cycles a tile that fills L0C alone keeps the cube waiting, all tiles but the last one."""
     w, chip, size = job.work, job.chip, DTYPE_BYTES[after.out_dtype]
     if not chip.combined:
@@ -383,7 +372,7 @@ def _out_of_l0c(job: Job, after: After, tiles: Array) -> Floats:
     return total
 
 
-def _alternating(job: Job, busy: Busy) -> list[Floats]:
+def _alternating(job: CubeWork, busy: Busy) -> list[Floats]:
     """Bounds by the slots of L1 and L0: load, latency and use of one slot do not overlap."""
     w, feed = job.work, busy.feed_a + busy.feed_b
     a_staged, b_staged = ~w.by_a & ~w.hold_a, ~w.by_b & ~w.hold_b

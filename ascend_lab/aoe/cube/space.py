@@ -1,4 +1,14 @@
-"""Tables of genes: columns of one length, grown gene by gene, and the space they become."""
+"""Tables of genes, and the space of a matrix product's tilings that grows gene by gene.
+
+Genes in the order of decision: core grid, L0 tile, loop order, what stays in L1, what bypasses it,
+K tile, K tiles a stage, slots of L1 and of L0. Sizes are in fractals.
+
+Left out is only what cannot win: of the tiles that give every core as many of them the smallest
+stands for all (each of its instructions is as short or shorter), and two slots stand for one where
+both fit (no wait gets longer; the flags of the second slot cost a few cycles at most); and the loop
+order alone changes nothing where nothing stays, all tiles are alike and everything fits L2. K tiles
+and stages cut K as evenly as can be, one size for each number of parts.
+"""
 
 from __future__ import annotations
 
@@ -106,12 +116,7 @@ class CubeSpace(TableSpace):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        chip: Chip,
-        demand: Demand | None,
-        names: Sequence[str],
-        table: Columns,
+        self, shape: Shape, chip: Chip, demand: Demand | None, names: Sequence[str], table: Columns
     ) -> None:
         """Sort the rows and drop those that are there twice; raise `InputError` without any."""
         if not len(table[names[0]]):
@@ -136,23 +141,7 @@ def number_of(name: str, value: int | str) -> int:
     return TEXTS[name].index(str(value)) if name in TEXTS else int(value)
 
 
-# The space of a matrix product's tilings, and of both operators the way to schedules and back.
-#
-# Genes in the order of decision: core grid, L0 tile, loop order, what stays in L1, what bypasses
-# it,
-# K tile, K tiles a stage, slots of L1 and of L0. Sizes are in fractals.
-#
-# Left out is only what cannot win: of the tiles that give every core as many of them the smallest
-# stands for all (each of its instructions is as short or shorter), and two slots stand for one
-# where
-# both fit (no wait gets longer; the flags of the second slot cost a few cycles at most); and the
-# loop
-# order alone changes nothing where nothing stays, all tiles are alike and everything fits L2. K
-# tiles
-# and stages cut K as evenly as can be, one size for each number of parts.
-
-
-NAMES = (
+GEMM_NAMES = (
     *("rows", "cols", "m", "n", "order", "keep", "bypass"),
     *("k", "step", "a_l1", "b_l1", "a_l0", "b_l0"),
 )
@@ -190,8 +179,8 @@ def gemm_space(
         table = _walks(shape, chip, demand, table)
         if len(table["m"]) < most:
             break
-    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in NAMES}
-    return CubeSpace(shape, chip, demand, NAMES, whole)
+    whole = {n: np.append(table[n], row.get(n, np.zeros(0, np.int64))) for n in GEMM_NAMES}
+    return CubeSpace(shape, chip, demand, GEMM_NAMES, whole)
 
 
 def area_of(dtype: str) -> int:
@@ -328,10 +317,10 @@ def _default_row(shape: GemmShape, chip: Chip, demand: Demand | None) -> Columns
     if not len(found.m):
         raise CapacityError("a 16x16 tile in L0", str(dict(chip.buffers)), "enlarge the buffers")
     best = int(np.argmin(estimate(shape, chip, found, demand)))
-    return canonical_row(shape, chip, found.schedule(best, shape.dtype))
+    return gemm_row(shape, chip, found.schedule(best, shape.dtype))
 
 
-def canonical_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
+def gemm_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a product's schedule as a table of one row."""
     m1, k1, n1 = shape.fractals
     m, n = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
@@ -349,7 +338,7 @@ def canonical_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
         "bypass": schedule.bypass,
         **{name: getattr(schedule, f"{name}_slots") for name in SLOTS},
     }
-    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in NAMES}
+    row = {name: np.array([number_of(name, genes[name])], np.int64) for name in GEMM_NAMES}
     for name in "ab":  # slots nobody uses
         row[f"{name}_l1"] = np.where(uses(row, "bypass", name), 2, row[f"{name}_l1"])
     row |= _canonical(shape, row)
@@ -359,7 +348,7 @@ def canonical_row(shape: GemmShape, _: Chip, schedule: GemmSchedule) -> Columns:
 
 def gemm_schedule_of(shape: GemmShape, point: Point) -> GemmSchedule:
     """Return the schedule of a point of a product's space."""
-    g = dict(zip(NAMES, point, strict=True))
+    g = dict(zip(GEMM_NAMES, point, strict=True))
     c0 = c0_of(shape.dtype)
     plain = GemmSchedule(
         g["m"] * FRACTAL, g["k"] * c0, g["n"] * FRACTAL, g["step"], g["rows"], g["cols"]

@@ -1,4 +1,9 @@
-"""The state of many kernels that run side by side: times of pipes, slots, places in the loops."""
+"""Run the kernels of many tilings side by side, one turn of the cube at a time, as arrays.
+
+What is kept are the waits and durations of a kernel's pipes; where a detail is left out (room in UB
+between pieces of a tile, the latency of numbers per channel), a wait is missing and never one too
+many. So the times are at most those of the simulator, and in most kernels equal to them.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +16,13 @@ from ascend_lab.aoe.cube.pipe_work import (
     After,
     busy_of,
     copied,
+    fed,
     macs_per_fractal,
     tail_cycles,
     vector_cycles,
 )
 from ascend_lab.aoe.cube.space import Array, Mask, up
-from ascend_lab.aoe.cube.work import Job
+from ascend_lab.aoe.cube.work import CubeWork, rows_of
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
 
@@ -47,7 +53,7 @@ class Slots:
 class State:
     """Times per pipe in `at`, work done per pipe in `done`, slots, and turns of the loops."""
 
-    def __init__(self, job: Job, after: After) -> None:
+    def __init__(self, job: CubeWork, after: After) -> None:
         """Start all kernels; `after` is what follows a tile."""
         self.job, self.after, self.flag = job, after, job.chip.flag_cycles
         w, f = job.work, self.flag
@@ -71,9 +77,6 @@ class State:
         """Let a pipe be busy `until`, `cycles` of the time with work."""
         self.at[pipe] = np.where(where, until, self.at[pipe])
         self.done[pipe] += np.where(where, cycles, 0)
-
-
-# How finished tiles leave L0C in kernels that run side by side, and what an epilogue loads.
 
 
 class Drains(State):
@@ -121,7 +124,7 @@ class Drains(State):
         self, where: Mask, index: Array, drain: Array, sizes: tuple[Array, Array, Array]
     ) -> None:
         """Move tiles piece by piece through UB; `sizes`: elements and fractals high, blocks."""
-        f, after, (run, fractals, n) = self.flag, self.after.take(index), sizes
+        f, after, (run, fractals, n) = self.flag, rows_of(self.after, index), sizes
         stride = fractals * BLOCK if after.plan is None else run
         most = after.blocks(stride, n)
         # an epilogue gives L0C back as soon as its only piece has left it
@@ -195,19 +198,10 @@ class Drains(State):
         self.slots[queue].free(every, mask)
 
 
-# Run the kernels of many tilings side by side, one turn of the cube at a time, as arrays.
-#
-# What is kept are the waits and durations of a kernel's pipes; where a detail is left out (room
-# in UB
-# between pieces of a tile, the latency of numbers per channel), a wait is missing and never one
-# too
-# many. So the times are at most those of the simulator, and in most kernels equal to them.
-
-
 class Walk(Drains):
     """Kernels that go turn by turn through their loops."""
 
-    def __init__(self, job: Job, after: After) -> None:
+    def __init__(self, job: CubeWork, after: After) -> None:
         """Start all kernels; `after` is what follows a tile."""
         super().__init__(job, after)
         self.load_channels()
@@ -294,15 +288,8 @@ class Walk(Drains):
 
     def _multiply(self, going: Mask, m: Array, n: Array, depth: Array) -> None:
         """Feed L0A and L0B, multiply, give the slots back."""
-        job, f = self.job, self.flag
-        chip, area = job.chip, job.area_bytes
-        l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-        if job.is_conv:
-            a_cycles = copied(l0a, m * depth * area)
-        else:
-            a_cycles = np.minimum(m, depth) * copied(l0a, np.maximum(m, depth) * area)
-        b_cycles = depth * copied(l0b, n * area)
-        cube = self.at["cube"]
+        job, chip, f, cube = self.job, self.job.chip, self.flag, self.at["cube"]
+        a_cycles, b_cycles = fed(job, m, n, depth)
         for name, cycles, by in (("a", a_cycles, job.work.by_a), ("b", b_cycles, job.work.by_b)):
             slots = self.slots[f"{name}0"]
             full = slots.wait(self.at["feed"]) + 2 * f + cycles

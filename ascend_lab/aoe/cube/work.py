@@ -7,7 +7,8 @@ another in `Sides`; `first` is where a tiling's list begins.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,22 @@ from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
 from ascend_lab.kernels.tiles import chunks
 
 Floats = NDArray[np.float64]
+
+
+_Record = TypeVar("_Record")
+
+
+def rows_of(record: _Record, index: Array) -> _Record:
+    """Return a record's entries of some tilings: every array at `index`, all else as it is."""
+    assert is_dataclass(record) and not isinstance(record, type)
+    found: dict[str, Any] = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if isinstance(value, np.ndarray):
+            found[f.name] = value[index]
+        elif isinstance(value, CoreWork | Load):
+            found[f.name] = rows_of(value, index)
+    return replace(record, **found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +60,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CoreWork:
     """One core's work, one entry per tiling.
 
     Tiles along m and n, `bundles` times; depth in units of `taps` fractals of K, `stage` units a
@@ -80,13 +97,9 @@ class Work:
     b_l0: Array
     ragged: Mask
 
-    def take(self, index: Array) -> Work:
-        """Return the work of some tilings."""
-        return Work(*(getattr(self, f.name)[index] for f in fields(self)))
-
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CubeWork:
     """The work of all tilings of a table, and what they share."""
 
     chip: Chip
@@ -94,7 +107,7 @@ class Job:
     taps: int
     is_conv: bool
     sides: Sides
-    work: Work
+    work: CoreWork
     a: Load
     b: Load
     out_pixels: int
@@ -105,20 +118,11 @@ class Job:
         """Bytes of a fractal of A or B."""
         return area_of(self.dtype)
 
-    def take(self, index: Array) -> Job:
-        """Return the job of some tilings."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
-        loads = {
-            name: Load(*(getattr(parts[name], f.name)[index] for f in fields(Load)))
-            for name in "ab"
-        }
-        return Job(**(parts | loads | {"work": self.work.take(index)}))
-
 
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
     """Return the cost of loads if `reads` bytes in all are read and `once` different ones exist.
 
-    The mix of L2 and memory of `sim.cost`, where each byte comes from memory once.
+    The mix of L2 and memory of `sim.compiled`, where each byte comes from memory once.
     """
     path, n = chip.path("GM", "L1"), cores.astype(np.float64)
     fresh = np.minimum(1.0, once / np.maximum(reads, 1))
@@ -132,7 +136,7 @@ def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
     return Load(per_byte, np.rint(latency).astype(np.int64), least.astype(np.int64))
 
 
-def gemm_job(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> Job:
+def gemm_work(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
     """Return the work of every tiling of a product's table; L2 holds the sides `warm`."""
     m1, k1, n1 = shape.fractals
     area = area_of(shape.dtype)
@@ -146,7 +150,7 @@ def gemm_job(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = (
     reads_a = m1 * k1 * area * np.where(keep_a, t["cols"], n_all)
     reads_b = n1 * k1 * area * np.where(keep_b, t["rows"], m_all)
     no = np.zeros(len(cores), bool)
-    work = Work(
+    work = CoreWork(
         t["rows"], cores, np.ones_like(cores), first, m_tiles, t["m"],
         m_own, m_own * FRACTAL, m_own * area,
         n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
@@ -156,7 +160,7 @@ def gemm_job(shape: GemmShape, chip: Chip, t: Columns, warm: Collection[str] = (
     )  # fmt: skip
     a = load_of(chip, reads_a, 0 if "a" in warm else m1 * k1 * area, cores)
     b = load_of(chip, reads_b, 0 if "b" in warm else n1 * k1 * area, cores)
-    return Job(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
+    return CubeWork(chip, shape.dtype, 1, False, sides, work, a, b, m1 * FRACTAL, n1)
 
 
 def _listed(own: Array, tile: Array, area: int) -> tuple[Sides, Array]:
@@ -174,15 +178,13 @@ def pixel_bytes(dtype: str) -> int:
     return c0_of(dtype) * DTYPE_BYTES[dtype]
 
 
-# What one core of a convolution does under every tiling of a table.
-
-
-def conv_job(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> Job:
+def conv_work(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = ()) -> CubeWork:
     """Return the work of every tiling of a convolution's table; L2 holds the sides `warm`."""
     bundle, pixel, area = bundles_of(shape), pixel_bytes(shape.dtype), area_of(shape.dtype)
     shares, inside = _columns(shape, t)
     # the first share has no bundle of another size, unless it is the only one
-    alone = max(1, bundle.count - _uneven(shape))
+    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1) and bundle.count > 1
+    alone = max(1, bundle.count - uneven)
     bundles = np.where(shares > 1, up(bundle.count, shares), alone)
     n_all = up(bundle.n1, t["n"])
     n_own = np.minimum(up(n_all, inside) * t["n"], bundle.n1)
@@ -200,7 +202,7 @@ def conv_job(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = (
     held_w = hold_all | (once & nm)
     reads_w = weights * np.where(held_w, t["rows"], m["all"])
     no = np.zeros(len(cores), bool)
-    work = Work(
+    work = CoreWork(
         t["rows"], cores, bundles, m["first"], m["tiles"], t["m"], m["fractals"], m["pixels"],
         m["windows"] * pixel, n_tiles, t["n"], n_own - (n_tiles - 1) * t["n"], n_own,
         np.full_like(cores, bundle.c1), np.minimum(t["stage"], bundle.c1), t["k"],
@@ -211,13 +213,7 @@ def conv_job(shape: ConvShape, chip: Chip, t: Columns, warm: Collection[str] = (
     w = load_of(chip, reads_w, 0 if "b" in warm else weights, cores)
     oh, ow = shape.out_hw
     pixels, blocks = shape.n * oh * ow, (bundle.count - 1) * bundle.n1 + bundle.last_n1
-    return Job(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
-
-
-def _uneven(shape: ConvShape) -> int:
-    """Return 1 if the last bundle is smaller than the others."""
-    b = bundles_of(shape)
-    return int((b.c1, b.n1) != (b.last_c1, b.last_n1) and b.count > 1)
+    return CubeWork(chip, shape.dtype, shape.taps, True, sides, work, x, w, pixels, blocks)
 
 
 def _columns(shape: ConvShape, t: Columns) -> tuple[Array, Array]:

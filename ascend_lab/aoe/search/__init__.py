@@ -8,15 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search.genetic import Birth, Genetic
+from ascend_lab.aoe.search.genetic import Birth, Genetic, SimpleGenetic
 from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
 from ascend_lab.aoe.search.plain import (
     Annealing,
     BranchAndBound,
     IteratedLocal,
-    branch_and_bound,
     exhaustive,
-    no_bound,
     random_order,
 )
 from ascend_lab.aoe.search.surrogate import Surrogate
@@ -29,7 +27,7 @@ SEARCHES: dict[str, Search] = {
     "genetic": Genetic(),
     "iterated-local": IteratedLocal(),
     "mcts": Mcts(),
-    "branch-and-bound": branch_and_bound(no_bound),
+    "branch-and-bound": BranchAndBound(),
 }
 """Searches by name; branch and bound without a bound of its own enumerates the space."""
 ALIASES = {
@@ -68,10 +66,9 @@ __all__ = [
     "IteratedLocal",
     "Mcts",
     "Node",
+    "SimpleGenetic",
     "Surrogate",
-    "branch_and_bound",
     "exhaustive",
-    "no_bound",
     "paced",
     "random_order",
     "search_named",

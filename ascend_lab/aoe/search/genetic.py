@@ -1,8 +1,10 @@
-"""The genetic algorithm of the textbooks: selection, crossover, mutation, generation by generation.
+"""Genetic searches: that of the textbooks, and one whose children are screened by a model.
 
-Parents are picked by tournament, crossed decision by decision, repaired where the mix is not legal,
-and sometimes mutated; the best parents stay. J. H. Holland, "Adaptation in Natural and Artificial
-Systems", 1975.
+In both, parents are picked by tournament, crossed decision by decision, repaired where the mix is
+not legal, and mutated (J. H. Holland, "Adaptation in Natural and Artificial Systems", 1975). In the
+second, a model of the trials so far ranks many children, the neighbours of the best point and some
+random strangers, and only the most promising few are measured, as in L. Zheng et al., "Ansor:
+Generating High-Performance Tensor Programs", OSDI 2020.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ TRIES = 10
 
 @dataclass
 class SimpleGenetic:
-    """The search; `log` holds every generation of the latest run, its points in order of cost.
+    """That of the textbooks; `log` holds every generation of the latest run, in order of cost.
 
     `population` points make a generation, of which the best `keep` live on. A child is mutated with
     probability `mutation`; each parent is the best of `tournament` random points. A child that
@@ -79,20 +81,6 @@ class SimpleGenetic:
     def pick(self, count: int, rng: np.random.Generator) -> int:
         """Return the best place among some random ones: a tournament."""
         return int(rng.integers(count, size=self.tournament).min())
-
-
-# A genetic search whose many children are screened by a learned model.
-#
-# Every generation, parents picked by tournament are crossed and mutated into many children. A
-# model
-# of the trials so far ranks these, the neighbours of the best point and some random strangers,
-# and
-# only the most promising few are measured. The best points of all generations are the next
-# parents.
-# J. H. Holland, "Adaptation in Natural and Artificial Systems", 1975; the screening by a learned
-# cost
-# model is that of L. Zheng et al., "Ansor: Generating High-Performance Tensor Programs", OSDI
-# 2020.
 
 
 Scored = tuple[float, int, Point]

@@ -82,7 +82,7 @@ class Mcts:
     ) -> Steps:
         """Grow the tree until its root is closed."""
         self.root = Node()
-        run = _Run(self, Fresh(space, rng), self.root)
+        run = _Rollouts(self, Fresh(space, rng), self.root)
         batch = run.fresh.legal(start) or run.fresh.sample(self.batch)
         while batch:
             costs = yield from run.fresh.ask(batch)
@@ -93,7 +93,7 @@ class Mcts:
 
 
 @dataclass
-class _Run:
+class _Rollouts:
     """One run: the tree, the trials, and the model of them."""
 
     search: Mcts
@@ -208,7 +208,7 @@ class _Run:
         return completed(space, point, prefix)
 
     def _holds(self, point: Point) -> bool:
-        """Return whether the tree has a point."""
+        """Tell whether the tree has a point."""
         node: Node | None = self.root
         for value in point:
             node = node.children.get(value) if node else None

@@ -1,4 +1,10 @@
-"""What every search remembers: costs by candidate, and which points it has not tried."""
+"""Searches without a model: all points, random ones, walks from valley to valley, proofs.
+
+Iterated local search: H. R. Lourenco, O. C. Martin, T. Stuetzle, "Iterated Local Search", 2003.
+Annealing: S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing",
+Science, 1983. Branch and bound: A. H. Land, A. G. Doig, "An Automatic Method of Solving Discrete
+Programming Problems", 1960.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +21,14 @@ from ascend_lab.aoe.space import Point, Space, completed, mutated, neighbours
 
 PATIENCE = 50
 """Samples in a row that are no news, after which a space is enumerated instead."""
+BATCH = 16
+"""Points proposed at a time."""
+STUCK = 100
+"""Moves in a row to points tried before, after which annealing goes on from a random point."""
 
 
 class Fresh:
-    """The costs of the candidates a search has proposed, and a source of others."""
+    """What every search remembers: costs of the candidates it proposed, and a source of others."""
 
     def __init__(self, space: Space, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng
@@ -31,6 +41,14 @@ class Fresh:
         for point, cost in zip(batch, costs, strict=True):
             self.costs[self.space.key(point)] = cost
         return costs
+
+    def best_of(
+        self, batch: list[Point]
+    ) -> Generator[list[Point], list[float], tuple[float, Point]]:
+        """Propose a batch; return its least cost and the first point that has it."""
+        costs = yield from self.ask(batch)
+        cost, _, point = min(zip(costs, range(len(batch)), batch, strict=True))
+        return cost, point
 
     def cost(self, point: Point) -> float | None:
         """Return the cost of a point, or None if it was never proposed."""
@@ -58,8 +76,11 @@ class Fresh:
                 found[key], misses = point, 0
                 continue
             misses += 1
-            if misses > PATIENCE and not self._enumerate():
-                break
+            if misses > PATIENCE:
+                if self.space.size is None:
+                    break
+                left = self.new(list(self.space.points()))  # from now on, from a list of all
+                self._rest = [left[i] for i in self.rng.permutation(len(left))]
         if self._rest is not None and len(found) < count:
             self._rest = self.new(self._rest)
             for point in self._rest:
@@ -67,21 +88,6 @@ class Fresh:
                     break
                 found.setdefault(self.space.key(point), point)
         return list(found.values())
-
-    def _enumerate(self) -> bool:
-        """From now on take points from a list of all that are left, if they can be counted."""
-        if self.space.size is None:
-            return False
-        left = self.new(list(self.space.points()))
-        self._rest = [left[i] for i in self.rng.permutation(len(left))]
-        return True
-
-
-# Try every point, in order or shuffled: the searches that need no idea of the space.
-
-
-BATCH = 16
-"""Points proposed at a time."""
 
 
 def exhaustive(space: Space, rng: np.random.Generator, start: Sequence[Point] = ()) -> Steps:
@@ -102,17 +108,12 @@ def random_order(space: Space, rng: np.random.Generator, start: Sequence[Point] 
         batch = fresh.sample(BATCH)
 
 
-# Iterated local search: walk down to the nearest valley, jump a little, walk down again.
-#
-# H. R. Lourenco, O. C. Martin, T. Stuetzle, "Iterated Local Search", 2003.
-
-
-Walk = Generator[list[Point], list[float], tuple[float, Point]]
-
-
 @dataclass(frozen=True)
 class IteratedLocal:
-    """`batch` neighbours are tried at a time; a jump changes `jump` decisions of the best point."""
+    """Walk down to the nearest valley, jump a little, walk down again.
+
+    `batch` neighbours are tried at a time; a jump changes `jump` decisions of the best point.
+    """
 
     batch: int = 4
     jump: int = 3
@@ -122,13 +123,10 @@ class IteratedLocal:
     ) -> Steps:
         """Walk down from the start, then from jumps, until no point is left."""
         fresh = Fresh(space, rng)
-        batch = fresh.legal(start) or fresh.sample(self.batch)
-        costs = yield from fresh.ask(batch)
-        cost, _, point = min(zip(costs, range(len(batch)), batch, strict=True))
+        cost, point = yield from fresh.best_of(fresh.legal(start) or fresh.sample(self.batch))
         cost, point = yield from self._down(fresh, cost, point)
         while batch := self._jumps(fresh, point):
-            costs = yield from fresh.ask(batch)
-            reached, _, foot = min(zip(costs, range(len(batch)), batch, strict=True))
+            reached, foot = yield from fresh.best_of(batch)
             reached, foot = yield from self._down(fresh, reached, foot)
             if reached < cost:
                 cost, point = reached, foot
@@ -140,7 +138,9 @@ class IteratedLocal:
                 return found
         return fresh.sample(1)
 
-    def _down(self, fresh: Fresh, cost: float, point: Point) -> Walk:
+    def _down(
+        self, fresh: Fresh, cost: float, point: Point
+    ) -> Generator[list[Point], list[float], tuple[float, Point]]:
         """Go to the first batch of neighbours with a better one, until there is none."""
         moved = True
         while moved:
@@ -148,30 +148,21 @@ class IteratedLocal:
             nearby = fresh.new(neighbours(fresh.space, point))
             order = [nearby[i] for i in fresh.rng.permutation(len(nearby))]
             for first in range(0, len(order), self.batch):
-                batch = order[first : first + self.batch]
-                costs = yield from fresh.ask(batch)
-                reached, _, best = min(zip(costs, range(len(batch)), batch, strict=True))
+                reached, best = yield from fresh.best_of(order[first : first + self.batch])
                 if reached < cost:
                     cost, point, moved = reached, best, True
                     break
         return cost, point
 
 
-# Simulated annealing: a walk that accepts worse points with a chance that falls with time.
-#
-# A step to a neighbour whose cost is `d` relative to the current one is taken with probability
-# exp(-d / T), where T falls from `hot` to `cold` over `length` trials and then starts anew.
-# S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by Simulated Annealing", Science,
-# 1983.
-
-
-STUCK = 100
-"""Moves in a row to points tried before, after which the walk goes on from a random point."""
-
-
 @dataclass(frozen=True)
 class Annealing:
-    """One walk; temperatures are relative costs: at 0.5 a step up of 50 % passes by 1 / e."""
+    """A walk that accepts worse points with a chance that falls with time.
+
+    A step to a neighbour whose cost is `d` relative to the current one is taken with probability
+    exp(-d / T), where T falls from `hot` to `cold` over `length` trials and then starts anew: at
+    0.5 a step up of 50 % passes by 1 / e.
+    """
 
     length: int = 500
     hot: float = 0.5
@@ -182,9 +173,7 @@ class Annealing:
     ) -> Steps:
         """Walk until there is no point left that was not tried."""
         fresh = Fresh(space, rng)
-        batch = fresh.legal(start) or fresh.sample(1)
-        costs = yield from fresh.ask(batch)
-        cost, _, point = min(zip(costs, range(len(batch)), batch, strict=True))
+        cost, point = yield from fresh.best_of(fresh.legal(start) or fresh.sample(1))
         trials = moves = 0
         while True:
             moves = moves + 1
@@ -203,20 +192,10 @@ class Annealing:
         """Return the probability of going from one cost to another."""
         if other <= cost:
             return 1.0
-        if math.isinf(other):
+        if math.isinf(other) or cost <= 0:
             return 0.0
-        done = trials % self.length / self.length
-        heat = self.hot * (self.cold / self.hot) ** done
-        return math.exp(-(other / cost - 1) / heat) if cost > 0 else 0.0
-
-
-# Branch and bound: the search that proves its result.
-#
-# A certified bound says of a prefix that no point behind it costs less. The prefix of least bound
-# is
-# opened first; when that bound reaches the best cost, nothing better is left and the best is
-# proven.
-# A. H. Land, A. G. Doig, "An Automatic Method of Solving Discrete Programming Problems", 1960.
+        heat = self.hot * (self.cold / self.hot) ** (trials % self.length / self.length)
+        return math.exp(-(other / cost - 1) / heat)
 
 
 Bound = Callable[[Point], float]
@@ -225,15 +204,20 @@ _Open = tuple[float, int, int, Point]
 """Bound, minus the length (deep prefixes first among equal bounds), order of arrival, prefix."""
 
 
+def no_bound(prefix: Point) -> float:
+    """Return minus infinity: nothing is known of the points behind a prefix."""
+    return -math.inf
+
+
 @dataclass
 class BranchAndBound:
-    """Best bound first; `batch` points are measured at a time.
+    """Open the prefix of least certified `bound` first, until no bound is below the best cost.
 
-    `lower_bound` is what no point of the space undercuts, as far as known; `opened` counts
-    prefixes; `proven` says that the best of the run is the optimum.
+    `batch` points are measured at a time. `lower_bound` is what no point of the space undercuts, as
+    far as known; `opened` counts prefixes; `proven` says that the best of the run is the optimum.
     """
 
-    bound: Bound
+    bound: Bound = no_bound
     batch: int = 4
     lower_bound: float = field(default=-math.inf, init=False)
     opened: int = field(default=0, init=False)
@@ -264,18 +248,7 @@ class BranchAndBound:
             for value in fresh.space.options(prefix):
                 self.opened += 1
                 child = (*prefix, value)
-                # a bound never falls on the way down
-                low = max(bound, self.bound(child))
+                low = max(bound, self.bound(child))  # a bound never falls on the way down
                 if low < best:
                     heapq.heappush(heap, (low, -len(child), self.opened, child))
         return batch
-
-
-def branch_and_bound(bound: Bound, batch: int = 4) -> BranchAndBound:
-    """Return the search that uses a certified bound."""
-    return BranchAndBound(bound, batch)
-
-
-def no_bound(prefix: Point) -> float:
-    """Return minus infinity: nothing is known of the points behind a prefix."""
-    return -math.inf

@@ -1,17 +1,23 @@
 """The subgraph tuner: operators in slices, so that what one leaves in L2 the next finds there."""
 
 from ascend_lab.aoe.subgraph.regions import Region, SlicePlan
-from ascend_lab.aoe.subgraph.segments import compiled, prepared
-from ascend_lab.aoe.subgraph.slicing import sliced
-from ascend_lab.aoe.subgraph.tune import SubgraphResult, network_bound, tune_subgraph
+from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
+from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
+from ascend_lab.aoe.subgraph.tune import SubgraphResult, network_bound, plan_time, tune_subgraph
 
 __all__ = [
     "Region",
+    "Segments",
     "SlicePlan",
     "SubgraphResult",
+    "cheapest",
     "compiled",
+    "even",
+    "every",
     "network_bound",
+    "plan_time",
     "prepared",
+    "ranges_of",
     "sliced",
     "tune_subgraph",
 ]

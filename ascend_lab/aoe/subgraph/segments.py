@@ -1,7 +1,11 @@
-"""Where slicing stands in the compiler: behind rewriting and number formats, before layouts.
+"""Segments of a network between cut points: how each may be sliced, what that costs, the cheapest.
 
-There every operator is one that lowering knows, no layout hides an axis, and equal slices become
-equal pieces, which are lowered once.
+Slicing stands behind rewriting and number formats, before layouts: there every operator is one that
+lowering knows, no layout hides an axis, and equal slices become equal pieces, lowered once.
+
+A segment is compiled and timed alone. Assumed: when it starts, L2 holds what writing its inputs,
+whole and in order, leaves there, and nothing else. Costs of segments so add up along a chain; the
+real network's differ by what else happens to be in L2, so that plans are timed on it in the end.
 """
 
 from __future__ import annotations
@@ -16,35 +20,42 @@ from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph
-from ascend_lab.graph.canonical import canonical
-from ascend_lab.graph.compile import in_format
+from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.counts import live_bytes, spans, weight_bytes
-from ascend_lab.graph.decide import stay_in_fractals
-from ascend_lab.graph.fusion import fuse
-from ascend_lab.graph.layout import ELEMENTWISE, assign_layouts, cancel_trans_data
+from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.lower import piece_of
-from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.tasks import compile_tasks
 from ascend_lab.isa import Launch
 from ascend_lab.sim import analyse
 from ascend_lab.sim.simulate import time_launch
 
+SLACK = 2.0
+"""Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
+SIZES = 3
+"""Sizes of slices tried for a segment: the largest that pass, along each axis."""
+MOST_PARTS = {"batch": 64, "height": 8, "sequence": 8}
+"""Axes tried, and the most slices along each."""
+MOST_POINTS = 20
+"""Cut points used at most."""
+Way = tuple[str, tuple[int, ...]]
+"""Axis and sizes."""
+WHOLE: Way = ("", ())
+
 
 def prepared(graph: Graph, chip: Chip, *, dtype: str = "fp16") -> Graph:
     """Return a model's graph as slicing takes it: rewritten, in a number format, canonical."""
-    return canonical(in_format(run_passes(graph, DEFAULT)[0], dtype), chip)
+    road = Road(dtype=dtype)
+    return road.prepare(road.rewrite(graph)[0], chip)
 
 
 def laid_out(graph: Graph, chip: Chip) -> Graph:
     """Return a prepared graph with layouts."""
-    return stay_in_fractals(cancel_trans_data(assign_layouts(graph)), chip)
+    return DEFAULT_ROAD.lay_out(graph, chip)
 
 
 def compiled(graph: Graph, chip: Chip) -> Compiled:
     """Return the kernels of a prepared graph, sliced or not; raises as `compile_stages`."""
-    laid = laid_out(graph, chip)
-    return compile_tasks(laid, chip, fuse(laid, chip).groups)
+    return DEFAULT_ROAD.kernels(laid_out(graph, chip), chip)
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
@@ -63,30 +74,7 @@ def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
         inner = node is not None and node.op == "trans_data" and wanted not in laid.outputs
         outs.append(node.inputs[0] if node is not None and inner else name)
     own = pruned(replace(own, outputs=tuple(outs)))
-    return compile_tasks(own, chip, fuse(own, chip).groups)
-
-
-# Segments of a network between cut points: how each may be sliced, and what that costs.
-#
-# A segment is compiled and timed alone. Assumed: when it starts, L2 holds what writing its
-# inputs,
-# whole and in order, leaves there, and nothing else. Costs of segments so add up along a chain;
-# the
-# real network's differ by what else happens to be in L2, so that plans are timed on it in the
-# end.
-
-
-SLACK = 2.0
-"""Slices are tried if they need at most so many times L2: part of what they reuse still hits."""
-SIZES = 3
-"""Sizes of slices tried for a segment: the largest that pass, along each axis."""
-MOST_PARTS = {"batch": 64, "height": 8, "sequence": 8}
-"""Axes tried, and the most slices along each."""
-MOST_POINTS = 20
-"""Cut points used at most."""
-Way = tuple[str, tuple[int, ...]]
-"""Axis and sizes."""
-WHOLE: Way = ("", ())
+    return DEFAULT_ROAD.kernels(own, chip)
 
 
 def even(size: int, count: int) -> tuple[int, ...]:
@@ -104,7 +92,8 @@ def cut_points(graph: Graph) -> list[int]:
     free = [i for i in range(1, end) if graph.nodes[i].op not in ELEMENTWISE]
     if len(free) <= MOST_POINTS:
         return [0, *free, end]
-    crossing = {i: _crossing(graph, i) for i in free}
+    live = [(n, ends) for n, ends in spans(graph).items() if n not in graph.inputs]
+    crossing = {i: [n for n, (first, last) in live if first < i <= last] for i in free}
     cost = {i: sum(graph.types[n].size_bytes for n in names) for i, names in crossing.items()}
     chain = [i for i in free if len(crossing[i]) == 1]
     found = [0, *chain[:: -(-len(chain) // MOST_POINTS) or 1], end]
@@ -116,21 +105,6 @@ def cut_points(graph: Graph) -> list[int]:
         third = len(longest) // 3
         inner = longest[third : len(longest) - third]
         found = sorted([*found, min(inner, key=lambda i: cost[i])])
-    return found
-
-
-def _crossing(graph: Graph, position: int) -> list[str]:
-    """Return the activations written, or given, before a node that it or a later one reads."""
-    return [
-        name for name, (first, last) in _spans(graph).items()
-        if first < position <= last and name not in graph.inputs
-    ]  # fmt: skip
-
-
-def _spans(graph: Graph) -> dict[str, tuple[int, int]]:
-    memory = vars(graph)
-    found: dict[str, tuple[int, int]] = memory.setdefault("_spans", None) or spans(graph)
-    memory["_spans"] = found
     return found
 
 
@@ -277,51 +251,35 @@ def _size(part: Graph, axis: str) -> int:
     return min(part.types[n].shape[place] for n in part.outputs) if fits[axis] else 0
 
 
-# The cheapest slicing of a chain of units, exactly: dynamic programming over cut points.
-#
-#     best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
-#
-# where a unit may also stay whole. Exact for costs that add up; see `segments` for what that
-# assumes.
-
-
 Choice = tuple[int, int, Way]
 """Units first .. stop-1 and how they are sliced."""
 Ways = Callable[[int, int], Iterable[Way]]
 Cost = Callable[[int, int, Way], float]
 
 
-def free(first: int, stop: int, way: Way) -> float:
-    """Return the bound that holds for all costs."""
-    return 0.0
-
-
-def cheapest(count: int, ways: Ways, cost: Cost, least: Cost = free) -> tuple[float, list[Choice]]:
+def cheapest(
+    count: int, ways: Ways, cost: Cost, least: Cost = lambda first, stop, way: 0.0
+) -> tuple[float, list[Choice]]:
     """Return the least cost of `count` units and the segments that reach it, in order.
 
-    No cost is asked for if `least`, a bound below it, shows that the segment cannot help.
+        best(j) = min over i < j and ways w of units i .. j-1:  best(i) + cost(i, j, w)
+
+    where a unit may also stay whole: dynamic programming, exact for costs that add up. No cost is
+    asked for if `least`, a bound below it, shows that the segment cannot help.
     """
-    best: list[tuple[float, Choice | None]] = [(0.0, None)]
+    best: list[tuple[float, list[Choice]]] = [(0.0, [])]
     for stop in range(1, count + 1):
-        found: tuple[float, Choice | None] = (math.inf, None)
+        found: tuple[float, list[Choice]] = (math.inf, [])
         for first in reversed(range(stop)):
+            before, chosen = best[first]
             for way in choices(first, stop, ways):
-                if best[first][0] + least(first, stop, way) >= found[0]:
+                if before + least(first, stop, way) >= found[0]:
                     continue
-                total = best[first][0] + cost(first, stop, way)
+                total = before + cost(first, stop, way)
                 if total < found[0]:
-                    found = total, (first, stop, way)
+                    found = total, [*chosen, (first, stop, way)]
         best.append(found)
-    return best[-1][0], _walk_back(best)
-
-
-def _walk_back(best: list[tuple[float, Choice | None]]) -> list[Choice]:
-    chosen: list[Choice] = []
-    last = best[-1][1]
-    while last is not None:
-        chosen.append(last)
-        last = best[last[0]][1]
-    return chosen[::-1]
+    return best[-1]
 
 
 def choices(first: int, stop: int, ways: Ways) -> list[Way]:

@@ -1,8 +1,13 @@
-"""Which part of every tensor each slice of a region computes: slice rules walked backwards."""
+"""A graph in slices: equal in value, other in the order of work and the size of each piece.
+
+Slice rules walked backwards say which part of every tensor each slice computes. Every slice of a
+node is a node of its own on part of the operands, with the attributes its rule gives it. Weights
+that are not cut stay shared, so that they are found in L2 again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,26 +21,41 @@ from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, infer, pru
 from ascend_lab.graph.draft import given_attrs
 from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import hull, part_of, rules_of
-from ascend_lab.ops.slicing import AxisRule, Cut, Range, SliceRules, cut
+from ascend_lab.ops.slicing import Cut, Range, SliceRules, cut
 
 
 @dataclass(frozen=True)
 class Ranges:
     """How a part of a graph is sliced: the axis of every tensor cut, and ranges slice by slice.
 
-    `wanted` are the ranges of the part's outputs, `spans` what each slice computes of each node's
-    results, by (node name, slice); a node has none where a slice finds all it needs computed.
+    `along` is the axis of each node's first output that is cut. `wanted` are the ranges of the
+    part's outputs, `spans` what each slice computes of each node's results, by (node name, slice);
+    a node has none where a slice finds all it needs computed.
     """
 
     part: Graph
-    axes: Mapping[str, int]
-    wanted: list[dict[str, Range]]
-    spans: Mapping[tuple[str, int], Range]
     rules: Mapping[str, SliceRules]
+    axes: Mapping[str, int]
+    along: Mapping[str, int]
+    wanted: list[dict[str, Range]]
+    spans: dict[tuple[str, int], Range]
 
     def cut(self, node: Node, span: Range) -> Cut:
         """Return what a slice of a node's results needs."""
-        return _cut(self.part, node, self.rules[node.name], self.axes, span)
+        shapes = [t.shape for t in self.part.in_types(node)]
+        return cut(self.rules[node.name], shapes, node.attrs, self.along[node.name], span)
+
+    def needs(self, wanted: Mapping[str, Range]) -> dict[str, Range]:
+        """Return what one slice needs of every tensor it cuts."""
+        need = dict(wanted)
+        for node in reversed(self.part.nodes):
+            span = hull(need[name] for name in node.outputs if name in need)
+            need.update(dict.fromkeys(node.outputs, span))
+            for name, taken in zip(node.inputs, self.cut(node, span).ranges, strict=True):
+                if name in self.part.producers:
+                    known = need.get(name), taken.get(self.axes[name])
+                    need[name] = hull(r for r in known if r)
+        return need
 
 
 def ranges_of(part: Graph, region: Region) -> Ranges:
@@ -45,11 +65,11 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
     slice would read padding only, or part of what belongs together.
     """
     rules = {node.name: rules_of(part, node) for node in part.nodes}
-    axes = _axes(part, region, rules)
+    axes, along = _axes(part, region, rules)
     sizes = {n: region.spans(part.types[n].shape[axes[n]]) for n in part.outputs}
     wanted = [{n: sizes[n][i] for n in part.outputs} for i in range(len(region.parts))]
-    needs = [_needs(part, rules, axes, one) for one in wanted]
-    spans: dict[tuple[str, int], Range] = {}
+    found = Ranges(part, rules, axes, along, wanted, {})
+    needs = [found.needs(one) for one in wanted]
     for node in part.nodes:
         done: int | None = None
         for i, need in enumerate(needs):
@@ -57,30 +77,31 @@ def ranges_of(part: Graph, region: Region) -> Ranges:
             if region.halo == "store" and done is not None:
                 low = done
             if low < high:
-                spans[node.name, i] = low, high
+                found.spans[node.name, i] = low, high
                 done = high
-    return Ranges(part, axes, wanted, spans, rules)
+    return found
 
 
-def _rule(node: Node, rules: SliceRules, axes: Mapping[str, int]) -> tuple[int, AxisRule]:
-    """Return the axis of a node's first output that is cut, and its rule."""
-    place, name = next((i, n) for i, n in enumerate(node.outputs) if n in axes)
-    for axis, rule in enumerate(rules.axes):
-        if rule.joins[place] == axes[name] and rule.splits:
-            return axis, rule
-    reasons = {r.reason for r in rules.axes if r.joins[place] == axes[name]}
-    got = f"{node.name} ({node.op}): {' '.join(reasons) or 'no such axis'}"
-    raise InputError(f"axis {axes[name]} of {name} in slices", got, "end the region before it")
-
-
-def _axes(part: Graph, region: Region, rules: Mapping[str, SliceRules]) -> dict[str, int]:
-    """Return the axis along which each tensor is cut, from the outputs backwards."""
+def _axes(
+    part: Graph, region: Region, rules: Mapping[str, SliceRules]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the axis along which each tensor is cut, and each node, from the outputs backwards."""
     found = {n: axis_number(region.axis, part.types[n], n) for n in part.outputs}
+    along: dict[str, int] = {}
     whole: dict[str, str] = {}
     for node in reversed(part.nodes):
-        if not any(name in found for name in node.outputs):
+        cut_up = [(i, n) for i, n in enumerate(node.outputs) if n in found]
+        if not cut_up:  # somebody needs it whole
             break
-        _, rule = _rule(node, rules[node.name], found)
+        place, name = cut_up[0]
+        axes = [(axis, rule) for axis, rule in enumerate(rules[node.name].axes)
+                if rule.joins[place] == found[name]]  # fmt: skip
+        splits = [(axis, rule) for axis, rule in axes if rule.splits]
+        if not splits:
+            reasons = " ".join({rule.reason for _, rule in axes}) or "no such axis"
+            needed, got = f"axis {found[name]} of {name} in slices", f"{node.name} ({node.op}): "
+            raise InputError(needed, got + reasons, "end the region before it")
+        along[node.name], rule = splits[0]
         pairs = list(zip(node.outputs, rule.joins, strict=True))
         reads = {s.input: s.axis for s in rule.sources}
         pairs += [(node.inputs[i], axis) for i, axis in reads.items()]
@@ -95,43 +116,7 @@ def _axes(part: Graph, region: Region, rules: Mapping[str, SliceRules]) -> dict[
         if name in whole:
             got = f"{whole[name]}, which needs it whole"
             raise InputError(f"{name} in slices", got, "end the region before it")
-    return found
-
-
-def _needs(
-    part: Graph, rules: Mapping[str, SliceRules], axes: Mapping[str, int],
-    wanted: Mapping[str, Range],
-) -> dict[str, Range]:  # fmt: skip
-    """Return what one slice needs of every tensor it cuts."""
-    need = dict(wanted)
-    for node in reversed(part.nodes):
-        span = hull(need[name] for name in node.outputs if name in need)
-        need.update(dict.fromkeys(node.outputs, span))
-        piece = _cut(part, node, rules[node.name], axes, span)
-        for name, taken in zip(node.inputs, piece.ranges, strict=True):
-            if name in part.producers:
-                need[name] = _joined((need.get(name), taken.get(axes[name])))
-    return need
-
-
-def _joined(ranges: Iterable[Range | None]) -> Range:
-    return hull(r for r in ranges if r)
-
-
-def _cut(part: Graph, node: Node, rules: SliceRules, axes: Mapping[str, int], span: Range) -> Cut:
-    axis, _ = _rule(node, rules, axes)
-    shapes = [t.shape for t in part.in_types(node)]
-    return cut(rules, shapes, node.attrs, axis, span)
-
-
-# A graph in slices: equal in value, other in the order of work and the size of each piece.
-#
-# Every slice of a node is a node of its own on part of the operands, with the attributes its
-# slice
-# rule gives it. Weights that are not cut stay shared, so that they are found in L2 again.
-
-
-Taken = Mapping[int, Range]
+    return found, along
 
 
 def sliced(graph: Graph, plan: SlicePlan) -> Graph:
@@ -152,7 +137,10 @@ def sliced(graph: Graph, plan: SlicePlan) -> Graph:
 
 
 class _Sliced:
-    """The new graph as far as it is built; `pieces` are slices of tensors by name."""
+    """The new graph as far as it is built.
+
+    `pieces` are slices of tensors by name, `cuts` what is cut out of tensors, once for all readers.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -170,10 +158,8 @@ class _Sliced:
             if (node.name, i) in ranges.spans:
                 self.slice_of(node, i, ranges, shared)
         for name in part.outputs:
-            axis = ranges.axes[name]
-            parts = [
-                self.piece(name, axis, one[name], i, shared) for i, one in enumerate(ranges.wanted)
-            ]
+            axis, spans = ranges.axes[name], [one[name] for one in ranges.wanted]
+            parts = [self.piece(name, axis, span, i, shared) for i, span in enumerate(spans)]
             self.append("concat", parts, {"axis": axis}, name, (self.types[name],))
 
     def slice_of(self, node: Node, i: int, ranges: Ranges, shared: bool) -> None:
@@ -200,18 +186,17 @@ class _Sliced:
 
     def piece(self, name: str, axis: int, span: Range, i: int, shared: bool) -> str:
         """Return a part of a tensor, from the slices there are or from the whole tensor."""
-        size = self.types[name].shape[axis]
-        whole = [(i, (0, size), name)]
-        known = [p for p in self.pieces.get(name, whole) if shared or p[0] == i]
+        whole = [(i, (0, self.types[name].shape[axis]), name)]
+        known = [(r, new) for at, r, new in self.pieces.get(name, whole) if shared or at == i]
         low, high = span
-        for _, (start, end), new in known:
+        for (start, end), new in known:
             if start <= low and high <= end:
                 return self.cut(new, axis, (low - start, high - start))
-        parts = []
-        for _, (start, end), new in sorted(known, key=lambda p: p[1]):
-            if start < high and low < end:
-                inner = max(low, start) - start, min(high, end) - start
-                parts.append(self.cut(new, axis, inner))
+        parts = [
+            self.cut(new, axis, (max(low, start) - start, min(high, end) - start))
+            for (start, end), new in sorted(known, key=lambda pair: pair[0])
+            if start < high and low < end
+        ]
         key = (name, axis, span)
         if key not in self.cuts:
             new = self.new_name(f"{name}.{low}_{high}")
@@ -219,35 +204,34 @@ class _Sliced:
         return self.cuts[key]
 
     def cut(self, name: str, axis: int, span: Range) -> str:
-        """Return entries of an axis of a tensor, cut out once for all readers."""
+        """Return entries of an axis of a tensor."""
         shape = self.types[name].shape
         if span == (0, shape[axis]):
             return name
         key = (name, axis, span)
         if key not in self.cuts:
-            begin = tuple(span[0] if a == axis else 0 for a in range(len(shape)))
-            end = tuple(span[1] if a == axis else n for a, n in enumerate(shape))
+            begin, end = [0] * len(shape), list(shape)
+            begin[axis], end[axis] = span
             new = self.new_name(f"{name}.{span[0]}_{span[1]}")
-            self.cuts[key] = self.append("slice", [name], {"begin": begin, "end": end}, new)
+            attrs = {"begin": tuple(begin), "end": tuple(end)}
+            self.cuts[key] = self.append("slice", [name], attrs, new)
         return self.cuts[key]
 
-    def constant(self, name: str, taken: Taken) -> str:
+    def constant(self, name: str, taken: Mapping[int, Range]) -> str:
         """Return a part of a constant; the constant itself if all of it is taken."""
         old = self.constants[name]
-        shape = old.type.shape
-        cuts = {a: span for a, span in taken.items() if span != (0, shape[a])}
+        cuts = {a: span for a, span in taken.items() if span != (0, old.type.shape[a])}
         if not cuts:
             return name
         key = (name, *sorted(cuts.items()))
         if key not in self.cuts:
-            index = tuple(slice(*cuts[a]) if a in cuts else slice(None) for a in range(len(shape)))
-            sizes = tuple(cuts[a][1] - cuts[a][0] if a in cuts else n for a, n in enumerate(shape))
-            kind = TensorType(sizes, old.type.dtype)
+            spans = [cuts.get(a, (0, size)) for a, size in enumerate(old.type.shape)]
+            kind = TensorType(tuple(high - low for low, high in spans), old.type.dtype)
+            index = tuple(slice(low, high) for low, high in spans)
             data = old.data if isinstance(old.data, Fill) else partial(_part, old, index)
             ends = "_".join(f"{low}_{high}" for low, high in cuts.values())
-            new = self.new_name(f"{name}.{ends}")
+            new = self.cuts[key] = self.new_name(f"{name}.{ends}")
             self.types[new], self.constants[new] = kind, Constant(kind, data)
-            self.cuts[key] = new
         return self.cuts[key]
 
     def append(
@@ -255,8 +239,7 @@ class _Sliced:
         kinds: tuple[TensorType, ...] = (),
     ) -> str:  # fmt: skip
         """Append a node that writes one tensor of its name; return it."""
-        found = kinds or infer(op, [self.types[n] for n in reads], attrs)
-        self.types[name] = found[0]
+        self.types[name] = (kinds or infer(op, [self.types[n] for n in reads], attrs))[0]
         self.nodes.append(Node(name, op, tuple(reads), (name,), given_attrs(op, dict(attrs))))
         return name
 
@@ -273,11 +256,10 @@ def _part(constant: Constant, index: tuple[slice, ...]) -> NDArray[Any]:
 
 def _steps(part: Graph, region: Region) -> Iterator[tuple[Node, int]]:
     """Yield nodes and slices in the order in which they run."""
-    count = len(region.parts)
+    order = range(len(region.parts))
     if region.order == "depth":
-        yield from ((node, i) for i in range(count) for node in part.nodes)
+        yield from ((node, i) for i in order for node in part.nodes)
         return
-    order = range(count)
     for place, node in enumerate(part.nodes):
         if place and node.op not in ELEMENTWISE:
             order = order[::-1]

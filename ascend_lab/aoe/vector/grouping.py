@@ -1,4 +1,4 @@
-"""Which stages of an expression share a nest: the ways to fuse, and folds cut into partial ones."""
+"""The first decisions: which stages share a nest, and folds cut into partial ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from ascend_lab import dsl as steps
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.layout import Nest, read_layout
 from ascend_lab.aoe.vector.nest import NestSpace
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import core_count
 from ascend_lab.dsl.nests import moves_only
@@ -37,6 +37,11 @@ class Group:
     schedule: Schedule
     nests: tuple[Nest, ...]
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether every nest has one axis."""
+        return all(len(self.schedule.state.stage(n.phase.root).axes) == 1 for n in self.nests)
+
 
 def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> Group:
     """Return a group of stages as nests; raises `ScheduleError` where the way does not apply."""
@@ -46,8 +51,11 @@ def regroup(s: Schedule, phase: Phase, way: str, parts: int) -> Group:
     cut = False
     for each in phases:
         partial = ""
-        if parts > 1:
-            s, partial = _partial(s, each, parts)
+        fold = _own_fold(s, each) if parts > 1 else None
+        if fold is not None and parts in part_counts(s, fold):
+            axis = max(fold.reduce, key=lambda a: a.extent)
+            s = steps.split(s, fold.name, axis.name, axis.extent // parts)
+            s, partial = steps.rfactor(s, fold.name, f"{axis.name}_o"), f"{fold.name}_rf"
         cut = cut or bool(partial)
         found += [Phase(partial), each] if partial else [each]
     if parts > 1 and not cut:
@@ -77,16 +85,6 @@ def _phases(s: Schedule, phase: Phase, way: str) -> tuple[Schedule, list[Phase]]
     if way == "inlined":
         return s, [Phase(phase.root, tuple(folds), phase.outputs)]
     return s, [Phase(n) for n in (*folds, *phase.outputs, phase.root)]
-
-
-def _partial(s: Schedule, phase: Phase, parts: int) -> tuple[Schedule, str]:
-    """Cut the fold of a nest into `parts`; return the name of the partial fold, if it divides."""
-    stage = _own_fold(s, phase)
-    if stage is None or parts not in part_counts(s, stage):
-        return s, ""
-    axis = max(stage.reduce, key=lambda a: a.extent)
-    s = steps.split(s, stage.name, axis.name, axis.extent // parts)
-    return steps.rfactor(s, stage.name, f"{axis.name}_o"), f"{stage.name}_rf"
 
 
 def _own_fold(s: Schedule, phase: Phase) -> Stage | None:
@@ -120,27 +118,24 @@ def _keeps_lanes(stage: Stage) -> bool:
 def ways(s: Schedule, phase: Phase) -> dict[str, tuple[int, ...]]:
     """Return the ways that apply to a group, each with the numbers of partial folds."""
     found: dict[str, Group] = {}
+
+    def is_known(group: Group) -> bool:
+        same = (g.nests == group.nests and g.schedule.state == group.schedule.state
+                for g in found.values())  # fmt: skip
+        return any(same)
+
     for way in WAYS:
         with suppress(AscendLabError):
             merged = regroup(s, phase, way, 1)
-            if any(_same(merged, other) for other in found.values()):
+            if is_known(merged):
                 continue
             found[way] = merged
         with suppress(AscendLabError):
-            apart = regroup(s, phase, way + APART, 1)
-            known = any(_same(apart, other) for other in found.values())
-            if not known and not (way in found and _flat(found[way])):
+            apart, merged_too = regroup(s, phase, way + APART, 1), found.get(way)
+            # where every nest has one axis, tiles of it do what its tensors' axes allow
+            if not is_known(apart) and not (merged_too and merged_too.is_flat):
                 found[way + APART] = apart
     return {name: (1, *_parts(s, phase, name)) for name in found}
-
-
-def _flat(group: Group) -> bool:
-    """True if every nest has one axis: whatever its tensors' axes allow, tiles of it do too."""
-    return all(len(group.schedule.state.stage(n.phase.root).axes) == 1 for n in group.nests)
-
-
-def _same(one: Group, two: Group) -> bool:
-    return one.nests == two.nests and one.schedule.state == two.schedule.state
 
 
 def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
@@ -150,9 +145,6 @@ def _parts(s: Schedule, phase: Phase, way: str) -> Sequence[int]:
         stage = _own_fold(s, each)
         counts |= dict.fromkeys(part_counts(s, stage) if stage is not None else ())
     return tuple(counts)
-
-
-# The first decisions: how every group of stages is split into nests, and its folds into parts.
 
 
 AS_DEFAULT = "default"
@@ -181,16 +173,13 @@ class Grouping:
         self._ways = [(p, found) for p, found in self._ways if found]
         self._spaces: dict[object, NestSpace] = {}
         self._known: dict[Point, Structure | None] = {(): Structure(start)}
-        self.names = tuple(n for g in range(len(self._ways)) for n in self._names(g))
+        ends = [f" {g + 1}" if len(self._ways) > 1 else "" for g in range(len(self._ways))]
+        self.names = tuple(f"{word}{end}" for end in ends for word in ("way", "parts"))
         self.default_head: Point = ()
         self.default_head = self._match(()) or (AS_DEFAULT, 1) * len(self._ways)
         if self.default_head[:1] == (AS_DEFAULT,):
             nests = tuple(self._nest(self._bare, n) for n in self._nests)
             self._known[self.default_head] = Structure(self._bare, nests)
-
-    def _names(self, group: int) -> tuple[str, str]:
-        end = f" {group + 1}" if len(self._ways) > 1 else ""
-        return f"way{end}", f"parts{end}"
 
     def options(self, head: Point) -> tuple[Value, ...]:
         """Return the ways of the next group, or its numbers of partial folds."""
@@ -236,7 +225,7 @@ class Grouping:
         shapes = {r.source: s.state.find(r.source).shape for x in stages for r in x.reads}
         key = (nest, tuple(stages), tuple(shapes.items()))
         if key not in self._spaces:
-            same = nest in self._nests and _alike(s, self._bare, nest.phase)
+            same = nest in self._nests and all(x == self._bare.state.stage(x.name) for x in stages)
             layout = read_layout(self.default.state, nest.phase) if same else None
             self._spaces[key] = NestSpace(s, nest, layout)
         return self._spaces[key]
@@ -258,11 +247,6 @@ class Grouping:
         return None
 
 
-def _alike(one: Schedule, two: Schedule, phase: Phase) -> bool:
-    names = (*phase.tiles, *phase.outputs, phase.root)
-    return all(one.state.stage(n) == two.state.stage(n) for n in names)
-
-
 def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     """Return a schedule without its layouts, and the nests these belong to."""
     keep: list[Step] = []
@@ -275,16 +259,11 @@ def _stripped(default: Schedule) -> tuple[Schedule, tuple[Nest, ...]]:
     nests = []
     for stage in default.state.stages:
         if isinstance(stage, Stage) and stage.attach is None and stage.vector_at:
-            phase = _phase_of(default, stage)
+            inside = [
+                x for x in default.state.stages
+                if isinstance(x, Stage) and x.attach is not None and x.attach[0] == stage.name
+            ]  # fmt: skip
+            tiles = tuple(x.name for x in inside if not x.output)
+            phase = Phase(stage.name, tiles, tuple(x.name for x in inside if x.output))
             nests.append(Nest(phase, tuple(row_axes(bare.state, phase))))
     return bare, tuple(nests)
-
-
-def _phase_of(s: Schedule, root: Stage) -> Phase:
-    inside = [
-        x
-        for x in s.state.stages
-        if isinstance(x, Stage) and x.attach is not None and x.attach[0] == root.name
-    ]
-    tiles = tuple(x.name for x in inside if not x.output)
-    return Phase(root.name, tiles, tuple(x.name for x in inside if x.output))

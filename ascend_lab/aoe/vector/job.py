@@ -1,4 +1,4 @@
-"""How long a point takes: its schedule lowered, and its kernel simulated."""
+"""Vector operators as jobs: how long a point takes, how far one can get, and the proven best."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ascend_lab.aoe.drive import Trial
-from ascend_lab.aoe.operators import Operator, warm_cycles
+from ascend_lab.aoe.operators import Tunable, warm_cycles
 from ascend_lab.aoe.space import Point
 from ascend_lab.aoe.vector.bound import vector_bound
 from ascend_lab.aoe.vector.layout import Layout, lay
@@ -66,15 +66,12 @@ def _space(measure: VectorMeasure) -> VectorSpace:
     return vector_space(measure.outputs, measure.chip)
 
 
-# A vector operator as a job: its chain of schedule decisions, and how far one can get.
-
-
 class VectorJob:
     """Elementwise work, reductions and what combines them, by a chain of primitives."""
 
     search = "mcts"
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Tunable) -> None:
         """Take an operator of the vector unit; raises what its space raises."""
         self.operator = operator
         self.outputs = tuple(vector_outputs(operator.piece)[0])
@@ -106,18 +103,14 @@ class VectorJob:
         return min(self.least_cycles, best), best <= self.least_cycles
 
 
-# The best point of a space, proven: nests do not disturb each other, so each is enumerated alone.
-#
-# With nothing in L2 at the start of a phase, cycles of a kernel = sum over its phases + barriers.
-# So the best of all combinations of layouts is the combination of the best ones.
-
-
 def optimum(
     space: VectorSpace, known: dict[tuple[int, Layout], int] | None = None
 ) -> tuple[Point, int]:
     """Return the best point of a space and its cycles, launch included, L2 cold.
 
-    Takes one simulation per layout of every nest, not per point: seconds for most operators.
+    With nothing in L2 at the start of a phase, cycles of a kernel = sum over its phases + barriers:
+    the best of all combinations of layouts is the combination of the best ones. Takes
+    one simulation per layout of every nest, not per point: seconds for most operators.
     `known` of a `NestCosts` is read and filled, so that neither simulates what the other has.
     """
     nests: dict[int, tuple[Point, int]] = {}
@@ -152,9 +145,6 @@ def nest_cycles(nest: NestSpace, layout: Layout) -> int:
     laid = lay(nest.schedule, nest.nest, layout)
     launches = lower_stage(laid, nest.nest.phase.root)
     return sum(simulate(launch, nest.schedule.chip).cycles for launch in launches)
-
-
-# Cycles of any point from those of single nests, each simulated once: for searches to replay.
 
 
 @dataclass

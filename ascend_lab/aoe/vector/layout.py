@@ -1,20 +1,138 @@
-"""Ladders of numbers worth trying: shares of cores, widths of tiles, parts of folds."""
+"""How one nest is laid out: the numbers, what they take of a core, and which are worth trying."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ascend_lab import dsl as steps
 from ascend_lab.chip import DTYPE_BYTES, Chip
-from ascend_lab.dsl import schedule as steps
 from ascend_lab.dsl.auto_fuse import Phase
 from ascend_lab.dsl.auto_tile import attach_tiles, fold_loops
 from ascend_lab.dsl.boxes import ub_bytes
 from ascend_lab.dsl.nests import complete
 from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.stages import Leaf, Stage, State
+from ascend_lab.dsl.stages import Stage, State
 from ascend_lab.kernels.gemm_schedule import up
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Numbers of a nest.
+
+    `cuts`: (axis, elements a core takes, elements of a tile); `folds`: (stage.axis, width) of the
+    folds walked in parts; `depth`: slots of every tile that is loaded or stored; `guard`: the axis
+    whose last tile is moved back so that it is whole, or nothing.
+    """
+
+    cuts: tuple[tuple[str, int, int], ...]
+    folds: tuple[tuple[str, int], ...] = ()
+    depth: int = 2
+    guard: str = ""
+
+    def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
+        """Return what the bytes grow with: widths of axes and folds of `extents`, and slots."""
+        folds = {**extents, **dict(self.folds)}
+        return (*(width for _, _, width in self.cuts), *folds.values(), self.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Stages computed in one nest, and the axes of its root that may be cut."""
+
+    phase: Phase
+    rows: tuple[str, ...]
+
+
+def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
+    """Return the schedule with one more nest laid out.
+
+    Raises `ScheduleError` for numbers that no nest can have.
+    """
+    phase, bound, loops, tiles = nest.phase, [], [], []
+    name = phase.root
+    extents = {a.name: a.extent for a in s.state.stage(name).axes}
+    for axis, share, width in layout.cuts:
+        leaf = axis
+        if share < extents[axis]:
+            s = steps.split(s, name, leaf, share)
+            bound.append(f"{leaf}_o")
+            leaf = f"{leaf}_i"
+        if width < share or (width == 1 and axis in nest.rows):
+            tail = "guard" if axis == layout.guard else "cut"
+            s = steps.split(s, name, leaf, width, tail=tail)
+            loops.append(f"{leaf}_o")
+            leaf = f"{leaf}_i"
+        tiles.append(leaf)
+    folds = dict(layout.folds)
+    s, inner, rest = fold_loops(s, name, folds)
+    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
+    for loop in bound:
+        s = steps.bind(s, name, loop)
+    s = steps.vectorise(s, name, tiles[0])
+    if phase.tiles or phase.outputs:
+        s = attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
+    for each in (name, *phase.outputs):
+        s = steps.double_buffer(s, each, layout.depth)
+    return s
+
+
+def read_layout(state: State, phase: Phase) -> Layout:
+    """Return the numbers of a nest that is laid out already: the inverse of `lay`."""
+    root = state.stage(phase.root)
+    cuts = []
+    for axis in root.axes:
+        outer = [x for x in root.loops if x.root == axis.name]
+        share = next((x.width for x in outer if x.name in root.bound), axis.extent)
+        # the last loop over parts of an axis says the width of a tile
+        widths = [x.width for x in outer[:-1] if x.name not in root.bound]
+        cuts.append((axis.name, share, min([share, *widths[-1:]])))
+    folds = []
+    for stage in (state.stage(n) for n in (*phase.tiles, phase.root)):
+        for fold in stage.reduce if stage.fold else ():
+            leaves = [x for x in stage.loops if x.root == fold.name]
+            if len(leaves) > 1:
+                folds.append((f"{stage.name}.{fold.name}", leaves[0].width))
+    return Layout(tuple(cuts), tuple(folds), root.depth)
+
+
+# -- what a nest takes of a core before its program is written -------------------------------------
+
+
+def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
+    """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
+    done = complete(laid, root)
+    one, two = (ub_bytes(_deep(done, depth), root, chip) for depth in (1, 2))
+    return one, two - one, queues(done)
+
+
+def along_lanes(stage: Stage) -> bool:
+    """True if a fold walks its source along the axis that lies contiguously."""
+    last = stage.reduce[-1].name
+    return any(dict(r.index[-1].terms).get(last) == 1 for r in stage.reads if r.index)
+
+
+def _deep(done: State, depth: int) -> State:
+    """Return a completed nest with so many slots a tile."""
+    stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
+    return replace(done, stages=tuple(stages))
+
+
+def queues(done: State) -> int:
+    """Return the most queues of a completed nest between two pipes: one a place that is filled."""
+    found: dict[tuple[bool, bool], set[object]] = {}
+    for stage in done.stages:
+        if isinstance(stage, Stage) and stage.scope == "UB":
+            source = done.find(stage.sources[0]) if stage.sources else None
+            loaded = stage.is_copy and getattr(source, "scope", "GM") == "GM"
+            stored = any(getattr(r, "scope", "GM") == "GM" for r in done.readers(stage.name))
+            if loaded or stored:
+                found.setdefault((loaded, stored), set()).add(stage.attach)
+    return max(map(len, found.values()), default=0)
+
+
+# -- ladders of numbers worth trying ---------------------------------------------------------------
 
 TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Tiles a share is cut into: each number about a half above the one before."""
@@ -125,130 +243,3 @@ def fold_widths(extents: Mapping[str, int], elements: int) -> tuple[tuple[str, i
             found.append((name, max(now, 1)))
         left[stage] = now // extent
     return tuple(reversed(found))
-
-
-# What a nest takes of a core before its program is written: bytes of UB, and queues.
-
-
-def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
-    """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
-    done = complete(laid, root)
-    one, two = (ub_bytes(_deep(done, depth), root, chip) for depth in (1, 2))
-    return one, two - one, queues(done)
-
-
-def along_lanes(stage: Stage) -> bool:
-    """True if a fold walks its source along the axis that lies contiguously."""
-    last = stage.reduce[-1].name
-    return any(dict(r.index[-1].terms).get(last) == 1 for r in stage.reads if r.index)
-
-
-def _deep(done: State, depth: int) -> State:
-    """Return a completed nest with so many slots a tile."""
-    stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
-    return replace(done, stages=tuple(stages))
-
-
-def queues(done: State) -> int:
-    """Return the most queues of a completed nest between two pipes: one a place that is filled."""
-    found: dict[tuple[bool, bool], set[object]] = {}
-    for stage in done.stages:
-        if isinstance(stage, Stage) and stage.scope == "UB":
-            source = done.find(stage.sources[0]) if stage.sources else None
-            loaded = stage.is_copy and getattr(source, "scope", "GM") == "GM"
-            stored = any(getattr(r, "scope", "GM") == "GM" for r in done.readers(stage.name))
-            if loaded or stored:
-                found.setdefault((loaded, stored), set()).add(stage.attach)
-    return max(map(len, found.values()), default=0)
-
-
-# How one nest is laid out: what a core takes, how wide its tiles are, how many slots they have.
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Numbers of a nest.
-
-    `cuts`: (axis, elements a core takes, elements of a tile); `folds`: (stage.axis, width) of the
-    folds walked in parts; `depth`: slots of every tile that is loaded or stored; `guard`: the axis
-    whose last tile is moved back so that it is whole, or nothing.
-    """
-
-    cuts: tuple[tuple[str, int, int], ...]
-    folds: tuple[tuple[str, int], ...] = ()
-    depth: int = 2
-    guard: str = ""
-
-    def sizes(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Return what the bytes grow with: widths of axes and folds of `extents`, and slots."""
-        folds = {**extents, **dict(self.folds)}
-        return (*(width for _, _, width in self.cuts), *folds.values(), self.depth)
-
-
-@dataclass(frozen=True, slots=True)
-class Nest:
-    """Stages computed in one nest, and the axes of its root that may be cut."""
-
-    phase: Phase
-    rows: tuple[str, ...]
-
-
-def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
-    """Return the schedule with one more nest laid out.
-
-    Raises `ScheduleError` for numbers that no nest can have.
-    """
-    phase, bound, loops, tiles = nest.phase, [], [], []
-    name = phase.root
-    extents = {a.name: a.extent for a in s.state.stage(name).axes}
-    for axis, share, width in layout.cuts:
-        leaf = axis
-        if share < extents[axis]:
-            s = steps.split(s, name, leaf, share)
-            bound.append(f"{leaf}_o")
-            leaf = f"{leaf}_i"
-        if width < share or (width == 1 and axis in nest.rows):
-            tail = "guard" if axis == layout.guard else "cut"
-            s = steps.split(s, name, leaf, width, tail=tail)
-            loops.append(f"{leaf}_o")
-            leaf = f"{leaf}_i"
-        tiles.append(leaf)
-    folds = dict(layout.folds)
-    s, inner, rest = fold_loops(s, name, folds)
-    s = steps.reorder(s, name, *bound, *loops, *inner, *tiles, *rest)
-    for loop in bound:
-        s = steps.bind(s, name, loop)
-    s = steps.vectorise(s, name, tiles[0])
-    if phase.tiles or phase.outputs:
-        s = attach_tiles(s, phase, [*bound, *loops], folds, layout.depth)
-    for each in (name, *phase.outputs):
-        s = steps.double_buffer(s, each, layout.depth)
-    return s
-
-
-def read_layout(state: State, phase: Phase) -> Layout:
-    """Return the numbers of a nest that is laid out already: the inverse of `lay`."""
-    root = state.stage(phase.root)
-    cuts = []
-    for axis in root.axes:
-        outer = [x for x in root.loops if x.root == axis.name]
-        share = next((x.width for x in outer if x.name in root.bound), axis.extent)
-        cuts.append((axis.name, share, min(share, _inner(outer, root.bound, share))))
-    folded = [state.stage(n) for n in (*phase.tiles, phase.root)]
-    folds = [f for stage in folded if stage.fold for f in _folds(stage)]
-    return Layout(tuple(cuts), tuple(folds), root.depth)
-
-
-def _inner(leaves: Sequence[Leaf], bound: Sequence[str], share: int) -> int:
-    """Return the width of a tile: the last loop over parts of an axis says it."""
-    widths = [x.width for x in leaves[:-1] if x.name not in bound]
-    return widths[-1] if widths else share
-
-
-def _folds(stage: Stage) -> list[tuple[str, int]]:
-    found = []
-    for axis in stage.reduce:
-        leaves = [x for x in stage.loops if x.root == axis.name]
-        if len(leaves) > 1:
-            found.append((f"{stage.name}.{axis.name}", leaves[0].width))
-    return found

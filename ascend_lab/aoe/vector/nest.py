@@ -104,10 +104,7 @@ class NestSpace:
     # -- decisions to numbers ---------------------------------------------------------------------
     def layout(self, point: Point) -> Layout:
         """Return the numbers the decisions stand for."""
-        spread, share, share2, cut, width, outer, fold, depth, tail = (
-            *point,
-            *LEAST[len(point) :],
-        )
+        spread, share, share2, cut, width, outer, fold, depth, tail = (*point, *LEAST[len(point) :])
         if spread == WHOLE:
             assert self.default is not None
             return self.default

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.aoe.bank import BankEntry, Knowledge
+from ascend_lab.aoe.bank import BankEntry
 from ascend_lab.aoe.search.mcts import Prior
 from ascend_lab.aoe.space import Point, Value
 from ascend_lab.aoe.vector.space import VectorSpace
@@ -143,8 +143,3 @@ def learn(entries: Iterable[BankEntry]) -> Policy:
         chances = power / np.repeat(np.add.reduceat(power, starts), counts)
         weights += RATE * ((seen - chances @ table) / len(known) - PULL * weights)
     return Policy(dict(zip(names, weights.tolist(), strict=True)))
-
-
-def prior_of(knowledge: Knowledge, space: VectorSpace) -> Prior:
-    """Return the prior that a bank teaches for a space."""
-    return learn(knowledge.entries()).prior(space)

@@ -38,8 +38,12 @@ class VectorSpace:
         self._head = len(self.grouping.names)
         heads = self.grouping.heads()
         nests = list(zip_longest(*(self.structure(h).nests for h in heads)))
-        self._slots = [_open_decisions([n for n in slot if n is not None]) for slot in nests]
-        self.names = (*self.grouping.names, *_nest_names(self._slots))
+        opened = [set[int]().union(*(n.open_decisions for n in slot if n)) for slot in nests]
+        self._slots = [tuple(sorted(places)) for places in opened]
+        ends = [f" {k + 1}" if len(nests) > 1 else "" for k in range(len(nests))]
+        pairs = zip(self._slots, ends, strict=True)
+        own = (DECISIONS[at] + end for slot, end in pairs for at in slot)
+        self.names = (*self.grouping.names, *own)
         self._places = [(k, at) for k, slot in enumerate(self._slots) for at in slot]
 
     # -- points and schedules ---------------------------------------------------------------------
@@ -64,7 +68,10 @@ class VectorSpace:
         return (*head, *(own[at] for slot, own in pairs for at in slot))
 
     def build(self, point: Point) -> Schedule:
-        """Return the schedule of a point; raise `AscendLabError` if it is not one of the space."""
+        """Return the schedule of a point: a chain of primitives that prints, stores and replays.
+
+        Raises `AscendLabError` for a point of another space.
+        """
         if len(point) != len(self.names):
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
@@ -119,23 +126,10 @@ class VectorSpace:
                 yield self.joined(head, chosen)
 
 
-def _open_decisions(nests: Sequence[NestSpace]) -> tuple[int, ...]:
-    """Return the places of the decisions that have a choice in one of these nests."""
-    closed = set(range(len(DECISIONS)))
-    for nest in nests:
-        closed -= nest.open_decisions
-    return tuple(at for at in range(len(DECISIONS)) if at not in closed)
-
-
 def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
     """Return all decisions about a nest, those without a choice and those still open at least."""
     given = dict(zip(slot, values, strict=False))
     return tuple(given.get(at, value) for at, value in enumerate(LEAST))
-
-
-def _nest_names(slots: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    ends = [f" {k + 1}" if len(slots) > 1 else "" for k in range(len(slots))]
-    return tuple(DECISIONS[at] + end for slot, end in zip(slots, ends, strict=True) for at in slot)
 
 
 def vector_space(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> VectorSpace:
@@ -144,8 +138,3 @@ def vector_space(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> Vector
     Raises `UnsupportedError` for products of the cube, and what `auto_schedule` raises.
     """
     return VectorSpace(outputs, load_chip(chip) if isinstance(chip, str) else chip)
-
-
-def build(space: VectorSpace, point: Point) -> Schedule:
-    """Return the schedule of a point: a chain of primitives that prints, stores and replays."""
-    return space.build(point)

@@ -1,4 +1,4 @@
-"""Lowering: from pieces of a graph to kernels."""
+"""Lowering: from a piece of a graph to its kernel, by default or as a tuner chose."""
 
 from __future__ import annotations
 
@@ -18,87 +18,6 @@ from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, pack
 from ascend_lab.graph.lower.vector import lower_vector
 from ascend_lab.ops.formats import check_chip
 
-# From a piece of a graph to a kernel: which way to lower it.
-
-
-CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
-PRODUCTS = ("matmul", "batch_matmul")
-IN_PLACE = ("scatter_add", "scatter_update")
-"""Templates that change an input: the expression, which copies first, is lowered instead."""
-
-
-def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
-    """Return the kernel of a piece, by default or as a tuner chose.
-
-    Raises a typed error if it cannot be written for the chip.
-    """
-    check(piece, chip)
-    if choice is not None:
-        return _chosen(piece, chip, choice)
-    nodes = piece.graph.nodes
-    op = nodes[0].op
-    if op in (*CONVOLUTIONS, *PRODUCTS):
-        _refuse_packed_twice(piece)
-    if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
-        return lower_moves(piece, chip)
-    if op == "trans_data":
-        return lower_trans_data(piece, chip)
-    if op in CONVOLUTIONS:
-        return lower_conv(piece, chip)
-    if op == "conv_transpose2d":
-        return lower_deconv(piece, chip)
-    if op in PRODUCTS:
-        return lower_product(piece, chip)
-    if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
-        return lower_weight_gradient(piece, chip)
-    if len(nodes) == 1 and op not in IN_PLACE:
-        found = lower_template(piece, chip)
-        if found is not None:
-            return found
-    return lower_vector(piece, chip)
-
-
-def _chosen(piece: Piece, chip: Chip, choice: Choice) -> Lowered:
-    """Return the kernel with a given tiling, or by the steps of a given schedule."""
-    op = piece.graph.nodes[0].op
-    if choice.tiling is None:
-        return lower_vector(piece, chip, choice.steps)
-    if op in CONVOLUTIONS:
-        return lower_conv(piece, chip, choice.tiling)
-    if op in PRODUCTS:
-        return lower_product(piece, chip, choice.tiling)
-    raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
-
-
-def by_template(piece: Piece, chip: Chip) -> bool:
-    """Tell whether a single operator has a kernel written by hand for its unit."""
-    op = piece.graph.nodes[0].op
-    if op in ("trans_data", "conv_transpose2d"):
-        return True
-    single = len(piece.graph.nodes) == 1 and op not in IN_PLACE
-    return single and lower_template(piece, chip) is not None
-
-
-def _refuse_packed_twice(piece: Piece) -> None:
-    """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
-    first, *rest = piece.graph.nodes
-    later = {name for node in rest for name in node.inputs}
-    again = sorted(piece.constants.intersection(first.inputs) & later)
-    if again:
-        raise UnsupportedError("a constant packed in one way", piece.names[again[0]], "cut here")
-
-
-def check(piece: Piece, chip: Chip) -> None:
-    """Raise `TypeMismatchError` for a format that the operator's unit does not compute."""
-    for node in piece.graph.nodes:
-        operator = operator_of(node.op)
-        dtypes = tuple(piece.type(n).dtype for n in node.inputs)
-        main = operator.types.main(operator.names(len(dtypes)), dtypes)
-        if node.op != "trans_data":
-            check_chip(f"{piece.names.get(node.output, node.op)} ({node.op})",
-                       operator.types, main, chip)  # fmt: skip
-
-
 __all__ = [
     "CONVOLUTIONS",
     "PRODUCTS",
@@ -111,3 +30,67 @@ __all__ = [
     "packed",
     "piece_of",
 ]
+CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
+PRODUCTS = ("matmul", "batch_matmul")
+IN_PLACE = ("scatter_add", "scatter_update")
+"""Templates that change an input: the expression, which copies first, is lowered instead."""
+
+
+def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
+    """Return the kernel of a piece, by default or as a tuner chose.
+
+    Raises a typed error if it cannot be written for the chip.
+    """
+    _check_formats(piece, chip)
+    nodes, op = piece.graph.nodes, piece.graph.nodes[0].op
+    tiling = choice.tiling if choice else None
+    if choice is not None and tiling is None:
+        return lower_vector(piece, chip, choice.steps)
+    if op in CONVOLUTIONS:
+        _refuse_packed_twice(piece)
+        return lower_conv(piece, chip, tiling)
+    if op in PRODUCTS:
+        _refuse_packed_twice(piece)
+        return lower_product(piece, chip, tiling)
+    if tiling is not None:
+        raise UnsupportedError("a convolution or a product for a tiling", op, "give it steps")
+    if len(nodes) > 1 and all(node.op in MOVES for node in nodes):
+        return lower_moves(piece, chip)
+    if op == "trans_data":
+        return lower_trans_data(piece, chip)
+    if op == "conv_transpose2d":
+        return lower_deconv(piece, chip)
+    if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
+        return lower_weight_gradient(piece, chip)
+    return _from_template(piece, chip) or lower_vector(piece, chip)
+
+
+def by_template(piece: Piece, chip: Chip) -> bool:
+    """Tell whether a single operator has a kernel written by hand for its unit."""
+    own = piece.graph.nodes[0].op in ("trans_data", "conv_transpose2d")
+    return own or _from_template(piece, chip) is not None
+
+
+def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
+    single = len(piece.graph.nodes) == 1 and piece.graph.nodes[0].op not in IN_PLACE
+    return lower_template(piece, chip) if single else None
+
+
+def _refuse_packed_twice(piece: Piece) -> None:
+    """Raise `UnsupportedError` if a cube operator's constant is read by what follows, too."""
+    first, *rest = piece.graph.nodes
+    later = {name for node in rest for name in node.inputs}
+    again = sorted(piece.constants.intersection(first.inputs) & later)
+    if again:
+        raise UnsupportedError("a constant packed in one way", piece.names[again[0]], "cut here")
+
+
+def _check_formats(piece: Piece, chip: Chip) -> None:
+    """Raise `TypeMismatchError` for a format that the operator's unit does not compute."""
+    for node in piece.graph.nodes:
+        if node.op != "trans_data":
+            operator = operator_of(node.op)
+            dtypes = tuple(piece.type(n).dtype for n in node.inputs)
+            main = operator.types.main(operator.names(len(dtypes)), dtypes)
+            where = f"{piece.names.get(node.output, node.op)} ({node.op})"
+            check_chip(where, operator.types, main, chip)

@@ -10,14 +10,20 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType
-from ascend_lab.graph.lower.conv import channels, is_channel, operand_forms, operands_of
+from ascend_lab.graph.lower.epilogue import (
+    channels,
+    epilogue_of,
+    is_channel,
+    operand_forms,
+    operands_of,
+)
 from ascend_lab.graph.lower.moves import named
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
-from ascend_lab.graph.lower.vector import epilogue_of, expressions
+from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
-from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
@@ -49,6 +55,13 @@ def is_turned(node: Node, kinds: Sequence[TensorType]) -> bool:
     return turned and plain and a.shape[0] % FRACTAL == 0
 
 
+def is_plain(piece: Piece) -> bool:
+    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
+    node = piece.graph.nodes[0]
+    ranks = [len(piece.type(n).shape) for n in node.inputs]
+    return ranks == [2, 2] and not node.attr("trans_a", False)
+
+
 def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) -> Lowered:
     """Return the product at the head of a piece, the rest as its epilogue, by default or tiled.
 
@@ -69,16 +82,15 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
         if tiling is not None:
             raise UnsupportedError("a product that takes a tiling", "a^T b", "drop the tiling")
         return _turned(piece, names, chip, forms)
-    if is_plain(piece):
-        return _plain(piece, names, chip, forms, tiling)
-    return _batched(piece, names, chip, forms, tiling)
-
-
-def is_plain(piece: Piece) -> bool:
-    """Tell whether the hand-written kernel computes a product: two matrices, the first as is."""
-    node = piece.graph.nodes[0]
-    ranks = [len(piece.type(n).shape) for n in node.inputs]
-    return ranks == [2, 2] and not node.attr("trans_a", False)
+    if not is_plain(piece):  # a batch, by a schedule of primitives
+        out = batched_output(piece, names)
+        return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
+    shape, epilogue = product_job(piece, chip)
+    if epilogue:
+        forms |= operand_forms(epilogue, piece, _main(piece.type(node.output)))
+    launch = gemm_launch(shape, chip, tiling, epilogue)
+    tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
+    return Lowered(Kernel("matmul", (renamed(launch, tensors),)), forms)
 
 
 def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
@@ -90,20 +102,18 @@ def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
     return GemmShape(m, k, out.shape[1], piece.type(node.inputs[0]).dtype, last), epilogue
 
 
-def _plain(
-    piece: Piece,
-    names: tuple[str, str],
-    chip: Chip,
-    forms: dict[str, Form],
-    tiling: GemmSchedule | None,
-) -> Lowered:
-    """Return a product of two matrices by the hand-written kernel."""
-    shape, epilogue = product_job(piece, chip)
-    main = _main(piece.type(piece.graph.nodes[0].output))
-    more = operand_forms(epilogue, piece, main) if epilogue else {}
-    launch = gemm_launch(shape, chip, tiling, epilogue)
-    own = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
-    return Lowered(Kernel("matmul", (renamed(launch, own),)), {**forms, **more})
+def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
+    """Return the expression of a batch of products, its operands under `names`."""
+    first, *rest = piece.graph.nodes
+    a, b = names or first.inputs
+    if [n.op for n in rest] not in ([], ["relu"]):
+        got = str(piece.graph)
+        raise UnsupportedError("a batched product alone or with relu", got, "split it")
+    kinds = {n: piece.type(n.partition(".")[0]) for n in (a, b)}
+    tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
+    plain = TensorType(piece.output.shape, piece.output.dtype)
+    found = expressions((replace(first, inputs=(a, b)), *rest), tensors, plain)
+    return te.renamed(found[piece.graph.outputs[-1]], piece.graph.outputs[-1])
 
 
 def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, Form]) -> Lowered:
@@ -114,13 +124,12 @@ def _turned(piece: Piece, names: tuple[str, str], chip: Chip, forms: dict[str, F
     if len(piece.graph.nodes) > 1:
         raise UnsupportedError("a product a^T b alone", str(piece.graph), "split it")
     (rows, k), columns = piece.type(names[0]).shape, piece.output.shape[1]
-    dtype = piece.type(names[0]).dtype
-    shape = ConvShape(
-        1, columns, rows // FRACTAL, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=piece.output.dtype
-    )
-    kernel = weight_kernel(shape, chip)
+    dtype, out_dtype = piece.type(names[0]).dtype, piece.output.dtype
+    high = rows // FRACTAL
+    shape = ConvShape(1, columns, high, FRACTAL, k, 1, 1, dtype=dtype, out_dtype=out_dtype)
     own = {"grad": names[0], "x": names[1], "y": piece.graph.outputs[-1]}
-    return Lowered(named(kernel, own), forms, {"zeros": np.zeros(ZEROS, numpy_type(dtype))})
+    zeros = {"zeros": np.zeros(ZEROS, numpy_type(dtype))}
+    return Lowered(named(weight_kernel(shape, chip), own), forms, zeros)
 
 
 def _main(out: TensorType) -> TensorType:
@@ -133,10 +142,9 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     On split chips a bias right behind it is added to the wide sums, as the bias table does;
     elsewhere the sums are rounded on their way to the vector unit.
     """
-    out = piece.type(node.output)
+    out, nodes = piece.type(node.output), piece.graph.nodes[1:]
     main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
-    nodes = piece.graph.nodes[1:]
     known, operands = operands_of(piece, nodes, main)
     known[node.output] = narrow(sums, out.dtype)
     bias = _bias(piece, node)
@@ -160,28 +168,3 @@ def _bias(piece: Piece, node: Node) -> str:
     read_once = sum(others[0] in n.inputs for n in piece.graph.nodes) == 1
     channel = is_channel(piece.type(others[0]).shape, _main(piece.type(node.output)))
     return others[0] if read_once and channel else ""
-
-
-def _batched(
-    piece: Piece,
-    names: tuple[str, str],
-    chip: Chip,
-    forms: dict[str, Form],
-    tiling: GemmSchedule | None,
-) -> Lowered:
-    """Return a batch of products by a schedule of primitives; at most a ReLU may follow."""
-    out = batched_output(piece, names)
-    return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
-
-
-def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
-    """Return the expression of a batch of products, its operands under `names`."""
-    graph = piece.graph
-    names = names or (graph.nodes[0].inputs[0], graph.nodes[0].inputs[1])
-    if [n.op for n in graph.nodes[1:]] not in ([], ["relu"]):
-        raise UnsupportedError("a batched product alone or with relu", str(graph), "split it")
-    kinds = {n: piece.type(n.partition(".")[0]) for n in names}
-    tensors = {n: te.placeholder(kind.shape, kind.dtype, n) for n, kind in kinds.items()}
-    nodes = (replace(graph.nodes[0], inputs=names), *graph.nodes[1:])
-    found = expressions(nodes, tensors, TensorType(piece.output.shape, piece.output.dtype))
-    return te.renamed(found[graph.outputs[-1]], graph.outputs[-1])

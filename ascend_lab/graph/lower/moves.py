@@ -1,4 +1,9 @@
-"""Pieces that only move data: conversions between layouts, and templates on stored shapes."""
+"""Pieces that move data: conversions and chains of moves, and templates on stored shapes.
+
+An address is a sum of digits times strides. A layout gives every axis its digits, a reshape reads
+all digits in a row and groups them anew, a transpose permutes axes. So a whole chain of moves is
+one list of (count, stride in the source, stride in the target), and one strided copy does it.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +17,30 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
+from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
 from ascend_lab.isa import Kernel
-from ascend_lab.isa.program import renamed
 from ascend_lab.layout import AddressMap
-from ascend_lab.layout.conversion import maps_launch
 from ascend_lab.layout.maps import Piece as Digits
+from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.conv_gradient import in_blocks
 from ascend_lab.ops.operator import Call, Template
 
-ALONG_CHANNELS = ("concat", "split", "slice")
-"""Operators that also work on NC1HWC0, where they cut channels at whole blocks."""
+MOVES = ("trans_data", "reshape", "transpose")
 BLOCK = 16
 
 
-def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
-    """Return the program that copies a tensor from one layout to another."""
-    (x,), (y,) = piece.graph.inputs, piece.graph.outputs
-    maps = maps_between(piece.type(x), piece.type(y))
-    launch = maps_launch(*maps, chip, "trans_data")
-    return Lowered(Kernel("trans_data", (renamed(launch, {"x": x, "y": y}),)))
+def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
+    """Return a kernel with its tensors renamed, workspaces out of the way."""
+    clash = {t.name: f"{t.name}_work" for t in kernel.tensors
+             if t.name not in names and t.name in names.values()}  # fmt: skip
+    table = {**names, **clash}
+    return replace(kernel, phases=tuple(renamed(p, table) for p in kernel.phases))
 
 
+# -- templates ------------------------------------------------------------------------------------
 def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     """Return the kernel of a single operator's template on stored shapes; None if it has none."""
     (node,) = piece.graph.nodes
@@ -49,7 +54,9 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     if not template.applies(call, chip):
         return None
     kernel = template.kernel(call, chip)
-    names = template_names(node, template, kernel)
+    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
+    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
+    names = dict(zip((*outs, *reads), (*node.outputs, *node.inputs), strict=True))
     forms = {
         new: partial(_fed, template, call, node.inputs.index(new), old)
         for old, new in names.items()
@@ -57,19 +64,6 @@ def lower_template(piece: Piece, chip: Chip) -> Lowered | None:
     }
     extra = {name: values.reshape(-1) for name, values in sorted(template.extra(call).items())}
     return Lowered(named(kernel, names), forms, extra)
-
-
-def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
-    """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
-    found = lower_template(piece, chip)
-    if found is not None:
-        return found
-    (node,), types = piece.graph.nodes, piece.graph.types
-    x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
-    settings = operator_of(node.op).settings(node.attrs)
-    settings["out_dtype"] = piece.output.dtype
-    y = te.renamed(in_blocks(x, grad, **settings), node.output)
-    return Lowered(te.lower(te.auto_schedule(y, chip)))
 
 
 def _fed(template: Template, call: Call, place: int, name: str, array: Values) -> Values:
@@ -86,22 +80,20 @@ def blocked(
 
     Operators that take images in NC1HWC0 by themselves keep the logical ones.
     """
-    shapes = [t.shape or (1,) for t in types]
-    attrs = dict(settings)
+    attrs, kind = dict(settings), types[0] if types else None
     if node.op == "cast":
-        shapes = [t.stored_shape or (1,) for t in types]
-    if node.op not in ALONG_CHANNELS or types[0].layout == "ND":
-        return attrs, shapes
-    if types[0].layout not in ("NC1HWC0", "FRACTAL_NZ"):
-        raise UnsupportedError(f"{node.op} on ND or blocks", types[0].layout, "convert it")
-    image, shapes = types[0].layout == "NC1HWC0", [t.stored_shape for t in types]
-    axis = attrs.get("axis")
-    if axis is not None:
-        attrs["axis"] = axis % len(types[0].shape)
-    if image and node.op == "split" and attrs["axis"] == 1:
+        return attrs, [t.stored_shape or (1,) for t in types]
+    if node.op not in ("concat", "split", "slice") or kind is None or kind.layout == "ND":
+        return attrs, [t.shape or (1,) for t in types]
+    if kind.layout not in ("NC1HWC0", "FRACTAL_NZ"):
+        raise UnsupportedError(f"{node.op} on ND or blocks", kind.layout, "convert it")
+    shapes = [t.stored_shape for t in types]
+    if attrs.get("axis") is not None:
+        attrs["axis"] %= len(kind.shape)
+    if kind.layout == "NC1HWC0" and node.op == "split" and attrs["axis"] == 1:
         attrs["sizes"] = tuple(n // BLOCK for n in attrs["sizes"])
     if node.op == "slice":
-        attrs.update(_blocked_slice(attrs, types[0], shapes[0]))
+        attrs.update(_blocked_slice(attrs, kind, shapes[0]))
     return attrs, shapes
 
 
@@ -118,34 +110,19 @@ def _blocked_slice(
     return {"begin": (*low, *begin[2:], 0), "end": (*high, *end[2:], stored[-1])}
 
 
-def template_names(node: Node, template: Template, kernel: Kernel) -> dict[str, str]:
-    """Return canonical names for a template's tensors: inputs, and outputs y or y0, y1."""
-    known, reads = {t.name for t in kernel.tensors}, template.names(len(node.inputs))
-    outs = ("y",) if "y" in known else tuple(f"y{i}" for i in range(len(node.outputs)))
-    names = dict(zip(outs, node.outputs, strict=True))
-    return {**names, **dict(zip(reads, node.inputs, strict=True))}
+def lower_weight_gradient(piece: Piece, chip: Chip) -> Lowered:
+    """Return a convolution's weight gradient: on the cube, or where that has no room on vectors."""
+    found = lower_template(piece, chip)
+    if found is not None:
+        return found
+    (node,), types = piece.graph.nodes, piece.graph.types
+    x, grad = (te.placeholder(types[n].stored_shape, types[n].dtype, n) for n in node.inputs)
+    settings = {**operator_of(node.op).settings(node.attrs), "out_dtype": piece.output.dtype}
+    y = te.renamed(in_blocks(x, grad, **settings), node.output)
+    return Lowered(te.lower(te.auto_schedule(y, chip)))
 
 
-def named(kernel: Kernel, names: Mapping[str, str]) -> Kernel:
-    """Return a kernel with its tensors renamed, workspaces out of the way."""
-    clash = {t.name: f"{t.name}_work" for t in kernel.tensors
-             if t.name not in names and t.name in names.values()}  # fmt: skip
-    table = {**names, **clash}
-    return replace(kernel, phases=tuple(renamed(p, table) for p in kernel.phases))
-
-
-# Chains of moves as one: conversions, reshapes and transposes are digits changing places.
-#
-# An address is a sum of digits times strides. A layout gives every axis its digits, a reshape
-# reads
-# all digits in a row and groups them anew, a transpose permutes axes. So a whole chain is one
-# list of
-# (count, stride in the source, stride in the target), and one strided copy does it.
-
-
-MOVES = ("trans_data", "reshape", "transpose")
-
-
+# -- moves ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Digit:
     """`count` values of an index, `stride` elements apart in the source."""
@@ -157,33 +134,40 @@ class Digit:
 Axes = list[list[Digit]]
 
 
+def _copied(piece: Piece, chip: Chip, maps: tuple[AddressMap, AddressMap], name: str) -> Lowered:
+    """Return the kernel that copies between two maps."""
+    (x,), (y,) = piece.graph.inputs, piece.graph.outputs
+    return Lowered(Kernel(name, (renamed(maps_launch(*maps, chip, name), {"x": x, "y": y}),)))
+
+
+def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
+    """Return the program that copies a tensor from one layout to another."""
+    maps = maps_between(piece.type(piece.graph.inputs[0]), piece.output)
+    return _copied(piece, chip, maps, "trans_data")
+
+
 def lower_moves(piece: Piece, chip: Chip) -> Lowered:
     """Return the program of a chain of moves.
 
     Raises `UnsupportedError` where a layout pads, or a reshape cuts through a digit.
     """
-    graph, (x,), (y,) = piece.graph, piece.graph.inputs, piece.graph.outputs
-    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(piece.type(x))]
-    for node in graph.nodes:
-        shape = piece.type(node.output).shape
+    source = piece.type(piece.graph.inputs[0])
+    axes = [[Digit(p.count, p.stride) for p in own] for own in _of_axes(source)]
+    for node in piece.graph.nodes:
         if node.op == "transpose":
             perm = node.attr("perm") or tuple(reversed(range(len(axes))))
             axes = [axes[i] for i in perm]
         elif node.op == "reshape":
-            axes = grouped([d for axis in axes for d in axis], shape)
-    sources: list[Digit] = []
-    targets: list[int] = []
-    for axis, own in zip(axes, _of_axes(piece.type(y)), strict=True):
-        counts = [p.count for p in own]
-        for digits, target in zip(grouped(axis, counts), own, strict=True):
-            sources += digits
-            targets += _strides(digits, target.stride)
-    maps = (
-        _map([(d.count, d.stride) for d in sources], piece.type(x)),
-        _map([(d.count, t) for d, t in zip(sources, targets, strict=True)], piece.type(y)),
-    )
-    launch = maps_launch(*maps, chip, "rearrange")
-    return Lowered(Kernel("rearrange", (renamed(launch, {"x": x, "y": y}),)))
+            axes = grouped([d for axis in axes for d in axis], piece.type(node.output).shape)
+    reads: list[tuple[int, int]] = []
+    writes: list[tuple[int, int]] = []
+    for axis, own in zip(axes, _of_axes(piece.output), strict=True):
+        for digits, target in zip(grouped(axis, [p.count for p in own]), own, strict=True):
+            reads += [(d.count, d.stride) for d in digits]
+            steps = [math.prod(d.count for d in digits[i + 1 :]) for i in range(len(digits))]
+            writes += [(d.count, target.stride * n) for d, n in zip(digits, steps, strict=True)]
+    maps = _map(reads, source), _map(writes, piece.output)
+    return _copied(piece, chip, maps, "rearrange")
 
 
 def _of_axes(kind: TensorType) -> list[tuple[Digits, ...]]:
@@ -216,15 +200,6 @@ def grouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
             need //= digit.count
         axes.append(own)
     return axes
-
-
-def _strides(digits: Sequence[Digit], last: int) -> list[int]:
-    """Return the target strides of digits that together count steps of `last`."""
-    found: list[int] = []
-    for digit in reversed(digits):
-        found.append(last)
-        last *= digit.count
-    return found[::-1]
 
 
 def _map(digits: Sequence[tuple[int, int]], kind: TensorType) -> AddressMap:

@@ -25,6 +25,7 @@ from ascend_lab.graph.onnx.tensors import (
     Tensor,
     Values,
 )
+from ascend_lab.ops.formats import numpy_type
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, NodeProto
@@ -66,11 +67,14 @@ class Context:
     folder: Path | None = None
     rebatch: tuple[int, int] | None = None
     """The batch the model fixes, and the one it is imported with instead."""
+    within: str = ""
+    """The operator of the model whose function's body the node is of."""
 
     @property
     def where(self) -> str:
         """The node as messages name it."""
-        return f"node {self.name} ({self.op})"
+        inner = f", its {self.op}" if self.within else ""
+        return f"node {self.name} ({self.within or self.op}){inner}"
 
     # -- inputs -----------------------------------------------------------------------------------
     def has(self, i: int) -> bool:
@@ -199,10 +203,53 @@ class Context:
         values = np.asarray(array, NUMPY[elem])
         return Tensor(elem, values.shape, known=values)
 
+    def table(self, array: Any, dtype: str, name: str = "table") -> Value:
+        """Return a constant of the graph with these numbers."""
+        values = np.asarray(array).astype(numpy_type(dtype))
+        return self.net.lasting(values, TensorType(values.shape, dtype), f"{self.name}/{name}")
+
     def number(self, value: float, dtype: str) -> Value:
         """Return a constant scalar."""
-        kind = TensorType((), dtype)
-        return self.net.lasting(np.array(value), kind, f"{self.name}/number")
+        return self.net.lasting(np.array(value), TensorType((), dtype), f"{self.name}/number")
+
+    # -- shapes -----------------------------------------------------------------------------------
+    def axis(self, axis: int, rank: int) -> int:
+        """Return an axis counted from 0; refuse one the tensor does not have."""
+        if not -rank <= axis < rank:
+            self.unsupported(f"an axis of a tensor of {rank} axes", str(axis))
+        return axis % rank
+
+    def reshape(self, x: Value, shape: Shape) -> Value:
+        """Return x in another shape; itself if it has it."""
+        return x if x.shape == shape else self.emit("reshape", x, shape=shape)
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """Return x with its axes permuted; itself if none moves."""
+        order = tuple(int(p) for p in perm)
+        return x if order == tuple(range(len(order))) else self.emit("transpose", x, perm=order)
+
+    def part(self, x: Value, axis: int, begin: int, end: int) -> Value:
+        """Return a range of one axis; x itself if that is all of it."""
+        axis %= len(x.shape)
+        if (begin, end) == (0, x.shape[axis]):
+            return x
+        low, high = [0] * len(x.shape), list(x.shape)
+        low[axis], high[axis] = begin, end
+        return self.emit("slice", x, begin=tuple(low), end=tuple(high))
+
+    def choose(self, condition: Value, x: Value, y: Value) -> Value:
+        """Return x where the condition (0 or 1, any format) holds, else y of x's format."""
+        return self.emit("select", self.cast(condition, x.type.dtype), x, y)
+
+    def counting(self, size: int, axis: int, rank: int) -> Value:
+        """Return 0, 1, ... size - 1 along one axis of a tensor of `rank` axes, size 1 elsewhere."""
+        shape = tuple(size if i == axis else 1 for i in range(rank))
+        return self.table(np.arange(size).reshape(shape), "int32", "counting")
+
+    def typed(self, value: Value, elem: str) -> Tensor:
+        """Return an output of an element type of its own."""
+        roots = frozenset().union(*(t.roots for t in self.inputs if t))
+        return Tensor(elem, value.shape, value, roots=roots)
 
     def unsupported(self, needed: str, got: str, remedy: str = "rewrite the model") -> NoReturn:
         """Raise `UnsupportedError` naming the node."""
@@ -285,8 +332,10 @@ def signature(op: str, opset: int) -> Signature | None:
             schema = defs.get_schema(op, schema.since_version - 1)
     except defs.SchemaError:
         return None
-    defaults, kinds = {}, {}
-    for name, attribute in schema.attributes.items():
+    defaults: dict[str, Any] = {}
+    kinds: dict[str, int] = {}
+    stated: dict[str, Any] = schema.attributes
+    for name, attribute in stated.items():
         kinds[name] = int(attribute.type)
         given = attribute.default_value
         empty = () if _FIELDS.get(kinds[name]) in _LISTS and op != "Constant" else None
@@ -340,7 +389,8 @@ def attributes(
     for attribute in node.attribute:
         name = attribute.name
         if outer is not None and attribute.ref_attr_name:
-            found[name] = outer[attribute.ref_attr_name]
+            value = outer[attribute.ref_attr_name]
+            found[name] = found[name] if value is None else value
             continue
         if name not in found and not _in_any_opset(node.op_type, name):
             known = ", ".join(found) or "none"

@@ -7,44 +7,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.errors import AscendLabError, GraphError, InputError, UnsupportedError
+from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value, pruned
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.onnx import (
-    composed,
+    elementwise,
+    indexing,
+    moves,
+    products,
+    quantised,
+    recurrent,
+    reductions,
+    shapes,
+    signals,
+    windows,
 )
-from ascend_lab.graph.onnx import (
-    elementwise as convert_activation,
-)
-from ascend_lab.graph.onnx import (
-    elementwise as convert_math,
-)
-from ascend_lab.graph.onnx import (
-    moves as convert_move,
-)
-from ascend_lab.graph.onnx import (
-    products as convert_nn,
-)
-from ascend_lab.graph.onnx import (
-    reductions as convert_norm,
-)
-from ascend_lab.graph.onnx import (
-    reductions as convert_reduce,
-)
-from ascend_lab.graph.onnx import (
-    shapes as convert_known,
-)
-from ascend_lab.graph.onnx import (
-    shapes as convert_shape,
-)
-from ascend_lab.graph.onnx import (
-    windows as convert_pool,
-)
-from ascend_lab.graph.onnx import (
-    windows as convert_resize,
-)
-from ascend_lab.graph.onnx.converter import Context, Converter, Result, attributes, find, title
-from ascend_lab.graph.onnx.fold import folded
+from ascend_lab.graph.onnx.converter import Context, attributes, find, title
 from ascend_lab.graph.onnx.model_file import (
     checked_nodes,
     element_of,
@@ -56,38 +34,18 @@ from ascend_lab.graph.onnx.model_file import (
     sizes_of,
 )
 from ascend_lab.graph.onnx.names import Builder
-from ascend_lab.graph.onnx.tensors import (
-    FORMATS,
-    INTEGERS,
-    SMALL,
-    Limits,
-    Tensor,
-    check_size,
-    tensor_of,
-)
+from ascend_lab.graph.onnx.nodes import tensors_of
+from ascend_lab.graph.onnx.tensors import FORMATS, Limits, Tensor, check_size, tensor_of
 from ascend_lab.limits import refuse_above
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-CATEGORIES = (
-    composed,
-    convert_math,
-    convert_activation,
-    convert_nn,
-    convert_norm,
-    convert_pool,
-    convert_reduce,
-    convert_resize,
-    convert_shape,
-    convert_move,
-    convert_known,
-)
+FAMILIES = (
+    elementwise, indexing, moves, products, quantised, recurrent, reductions, shapes, signals,
+    windows,
+)  # fmt: skip
 """Modules whose import fills `CONVERTERS`."""
-
-
-_MALFORMED = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError)
-"""What attributes of other kinds or sizes than the standard's lead to inside a converter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,50 +147,31 @@ class _Importer:
         inputs = [self.tensors[name] if name else None for name in node.input]
         ctx = Context(
             how.op, title(node), self.opset, self.net, inputs, attributes(node, self.opset),
-            len(node.output), how.result or next((t.elem for t in inputs if t), ""), self.limits,
-            self.folder, self.rebatch,
+            len(node.output), "", self.limits, self.folder, self.rebatch,
         )  # fmt: skip
         start = self.net.node_count
-        results = self._early(ctx, start, _converted(ctx, how))
+        results = tensors_of(ctx)
         for name in node.output[len(results) :]:
             if name in self.read:
                 ctx.unsupported(f"{len(results)} outputs", f"{name} is used")
         self._name(ctx, start, dict(zip(node.output, results, strict=False)))
 
-    def _early(self, ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
-        """Return whole numbers computed from what is known as known: shapes depend on them."""
-        fresh = [found.name for found in results if isinstance(found, Value)]
-        sizes = [t.elements if t.known is not None else SMALL + 1 for t in ctx.inputs if t]
-        sizes += [self.net.type_of(name).elements for name in fresh]
-        if not fresh or not any(ctx.inputs) or ctx.result not in (*INTEGERS, "bool"):
-            return results
-        if sum(sizes) > SMALL:
-            return results
-        arrays = self.net.computed(start, fresh)
-        return tuple(
-            ctx.known(arrays[found.name], ctx.result) if isinstance(found, Value) else found
-            for found in results
-        )
-
-    def _name(self, ctx: Context, start: int, results: Mapping[str, Result]) -> None:
+    def _name(self, ctx: Context, start: int, results: Mapping[str, Tensor]) -> None:
         """Enter the results under the model's names; the graph's tensors take them over."""
-        roots = frozenset().union(*(t.roots for t in ctx.inputs if t))
         wanted: dict[str, str] = {}
         for name, found in results.items():
-            if name and isinstance(found, Value):
-                wanted.setdefault(found.name, name)
+            if name and found.value is not None:
+                wanted.setdefault(found.value.name, name)
         for kind in self.net.written_since(start):
             check_size(ctx.where, kind.shape, self.limits)
         renamed = self.net.settle(start, ctx.name, wanted)
-        if ctx.result == "int64":
-            self.net.narrow(start)
         for name, found in results.items():
-            if isinstance(found, Tensor):
-                self.tensors[name] = found if found.name or found.value else _named(found, name)
+            if found.value is not None:
+                value = renamed.get(found.value.name, found.value)
+                self.tensors[name] = replace(found, value=value)
             else:
-                value = renamed.get(found.name, found)
-                self.tensors[name] = Tensor(ctx.result, value.shape, value, roots=roots)
-            check_size(f"{ctx.where}: output", self.tensors[name].shape, self.limits)
+                self.tensors[name] = found if found.name else replace(found, name=name)
+            check_size(f"{ctx.where}: output", found.shape, self.limits)
 
     def finish(self) -> Imported:
         """Return the graph with the model's outputs."""
@@ -251,37 +190,3 @@ class _Importer:
         ctx = Context("output", name, self.opset, self.net, [tensor], {}, 1, "", self.limits)
         value = ctx.value(tensor)
         return value if value.name == name else self.net.copy(value, name)
-
-
-def _named(tensor: Tensor, name: str) -> Tensor:
-    return replace(tensor, name=name)
-
-
-def _check_types(ctx: Context, how: Converter) -> None:
-    """Raise `UnsupportedError` unless each input has a type it may have."""
-    for i, tensor in enumerate(ctx.inputs):
-        allowed = how.types[min(i, len(how.types) - 1)]
-        if tensor is not None and tensor.elem not in allowed:
-            ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
-
-
-def _converted(ctx: Context, how: Converter) -> Sequence[Result]:
-    """Return what the node writes: folded if all is known and small, else converted."""
-    try:
-        early = folded(ctx)
-        if early is not None:
-            return (early,)
-        _check_types(ctx, how)
-        found = how.convert(ctx)
-    except UnsupportedError:
-        raise
-    except AscendLabError as error:
-        if any(t is not None and not t.elements for t in ctx.inputs):
-            raise UnsupportedError(f"{ctx.where}: {error.needed}", error.got, "skip it") from error
-        if error.needed.startswith("node "):
-            raise
-        raise GraphError(f"{ctx.where}: {error.needed}", error.got, error.remedy) from error
-    except _MALFORMED as error:
-        got = f"{type(error).__name__}: {error}"
-        raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
-    return (found,) if isinstance(found, Value | Tensor) else tuple(found)

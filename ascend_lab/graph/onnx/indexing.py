@@ -7,14 +7,6 @@ import math
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import (
-    axis_in,
-    chosen,
-    counting,
-    reshaped_to,
-    table,
-    typed,
-)
 from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, NUMBERS, Shape, Values
 
@@ -25,37 +17,37 @@ def _first(ctx: Context, x: Value, axis: int, extreme: str, last: bool = False) 
     """Return the place of the largest or smallest element along an axis, kept with size 1."""
     size = x.shape[axis]
     hit = ctx.emit("equal", x, ctx.emit(extreme, x, axis=axis, keepdims=True))
-    places = counting(ctx, size, axis, len(x.shape))
-    missed = table(ctx, np.array(-1 if last else size), "int32", "missed")
-    marked = chosen(ctx, hit, places, missed)
+    places = ctx.counting(size, axis, len(x.shape))
+    missed = ctx.table(np.array(-1 if last else size), "int32", "missed")
+    marked = ctx.choose(hit, places, missed)
     return ctx.emit("reduce_max" if last else "reduce_min", marked, axis=axis, keepdims=True)
 
 
 @converter("ArgMax", "ArgMin", types=(_COMPARED,), result="int64")
 def _argmax(ctx: Context) -> Value:
     x = ctx.input(0)
-    axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     if not x.shape[axis]:
         ctx.unsupported("an axis with elements", str(x.shape))
     extreme = "reduce_max" if ctx.op == "ArgMax" else "reduce_min"
     place = _first(ctx, x, axis, extreme, bool(ctx.attr("select_last_index")))
     if ctx.attr("keepdims"):
         return place
-    return reshaped_to(ctx, place, (*x.shape[:axis], *x.shape[axis + 1 :]))
+    return ctx.reshape(place, (*x.shape[:axis], *x.shape[axis + 1 :]))
 
 
 @converter("Hardmax", types=(FLOATS,))
 def _hardmax(ctx: Context) -> Value:
     """Mark the first largest element with 1; before opset 13 of all axes from `axis` on."""
     x, shape = ctx.input(0), ctx.shape(0)
-    axis = axis_in(ctx, ctx.attr("axis"), len(shape))
+    axis = ctx.axis(ctx.attr("axis"), len(shape))
     if ctx.opset < 13:
-        x = reshaped_to(ctx, x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+        x = ctx.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
         axis = 1
     place = _first(ctx, x, axis, "reduce_max")
-    places = counting(ctx, x.shape[axis], axis, len(x.shape))
+    places = ctx.counting(x.shape[axis], axis, len(x.shape))
     hot = ctx.cast(ctx.emit("equal", places, place), x.type.dtype)
-    return reshaped_to(ctx, hot, shape)
+    return ctx.reshape(hot, shape)
 
 
 @converter("Compress", types=(ANY, ("bool",)))
@@ -63,8 +55,8 @@ def _compress(ctx: Context) -> Value:
     x, kept = ctx.input(0), np.flatnonzero(ctx.const(1))
     axis = ctx.attr("axis")
     if axis is None:
-        x, axis = reshaped_to(ctx, x, (x.type.elements,)), 0
-    return _picked(ctx, x, kept, axis_in(ctx, axis, len(x.shape)))
+        x, axis = ctx.reshape(x, (x.type.elements,)), 0
+    return _picked(ctx, x, kept, ctx.axis(axis, len(x.shape)))
 
 
 @converter("ReverseSequence", types=(ANY, ("int64",)))
@@ -72,42 +64,20 @@ def _reverse_sequence(ctx: Context) -> Value:
     """Turn round the first `length` steps of each sequence: rows of a table picked anew."""
     x, lengths = ctx.input(0), ctx.ints(1)
     rank = len(x.shape)
-    time, batch = (axis_in(ctx, ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
+    time, batch = (ctx.axis(ctx.attr(f"{key}_axis"), rank) for key in ("time", "batch"))
     if {time, batch} != {0, 1} or len(lengths) != x.shape[batch]:
         ctx.unsupported("time and batch as the first two axes, one length each", f"{x.shape}")
     places = np.arange(x.type.elements // int(np.prod(x.shape[2:]))).reshape(x.shape[:2])
     turned = places if batch == 0 else places.T
     for row, length in zip(turned, lengths, strict=True):
         row[:length] = row[:length][::-1].copy()
-    flat = reshaped_to(ctx, x, (places.size, *x.shape[2:]))
-    return reshaped_to(ctx, _picked(ctx, flat, places.ravel(), 0), x.shape)
-
-
-@converter("CenterCropPad", types=(ANY, ("int32", "int64")))
-def _center_crop_pad(ctx: Context) -> Value:
-    """Cut or add zeros on both sides, half each; the odd one behind."""
-    x, wanted = ctx.input(0), ctx.ints(1)
-    axes = ctx.attr("axes") or tuple(range(len(x.shape)))
-    if len(axes) != len(wanted) or min(wanted, default=1) < 1:
-        ctx.unsupported("a size of at least 1 for each axis", str(wanted))
-    begin, end = [0] * len(x.shape), list(x.shape)
-    pads = [(0, 0)] * len(x.shape)
-    for axis, size in zip(axes, wanted, strict=True):
-        at = axis_in(ctx, axis, len(x.shape))
-        more = size - x.shape[at]
-        if more > 0:
-            pads[at] = (more // 2, more - more // 2)
-        else:
-            begin[at] = -more // 2
-            end[at] = begin[at] + size
-    if list(x.shape) != [e - b for b, e in zip(begin, end, strict=True)]:
-        x = ctx.emit("slice", x, begin=tuple(begin), end=tuple(end))
-    return ctx.emit("pad", x, pads=tuple(pads)) if any(map(any, pads)) else x
+    flat = ctx.reshape(x, (places.size, *x.shape[2:]))
+    return ctx.reshape(_picked(ctx, flat, places.ravel(), 0), x.shape)
 
 
 def _picked(ctx: Context, x: Value, places: np.ndarray, axis: int) -> Value:
     """Return the slices of x at known places along an axis."""
-    return ctx.emit("gather", x, table(ctx, places, "int32", "places"), axis=axis)
+    return ctx.emit("gather", x, ctx.table(places, "int32", "places"), axis=axis)
 
 
 # Reads and writes at computed places: an element, or a slice, for each index tuple.
@@ -128,9 +98,9 @@ def _strides(shape: Shape) -> Values:
 
 def _counted(ctx: Context, indices: Value, sizes: Values) -> Value:
     """Return indices counted from 0: those below 0 grow by the sizes."""
-    below = ctx.emit("less", indices, table(ctx, 0, "int32", "zero"))
-    raised = ctx.emit("add", indices, table(ctx, sizes, "int32", "sizes"))
-    return chosen(ctx, below, raised, indices)
+    below = ctx.emit("less", indices, ctx.table(0, "int32", "zero"))
+    raised = ctx.emit("add", indices, ctx.table(sizes, "int32", "sizes"))
+    return ctx.choose(below, raised, indices)
 
 
 def _elements(ctx: Context, shape: Shape, axis: int) -> Value:
@@ -145,29 +115,29 @@ def _elements(ctx: Context, shape: Shape, axis: int) -> Value:
     rest = sum((own[i] * steps[i] for i in range(len(shape)) if i != axis), np.zeros(1, np.int64))
     scaled = _counted(ctx, indices, np.array(shape[axis]))
     if steps[axis] != 1:
-        scaled = ctx.emit("mul", scaled, table(ctx, steps[axis], "int32", "step"))
+        scaled = ctx.emit("mul", scaled, ctx.table(steps[axis], "int32", "step"))
     base = np.broadcast_to(rest, indices.shape)
-    return ctx.emit("add", scaled, table(ctx, base, "int32", "base")) if base.any() else scaled
+    return ctx.emit("add", scaled, ctx.table(base, "int32", "base")) if base.any() else scaled
 
 
 @converter("GatherElements", types=_TYPES, since=11)
 def _gather_elements(ctx: Context) -> Value:
     x = ctx.input(0)
-    axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
-    flat = reshaped_to(ctx, x, (x.type.elements,))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    flat = ctx.reshape(x, (x.type.elements,))
     return ctx.emit("gather", flat, _elements(ctx, x.shape, axis), axis=0)
 
 
 @converter("ScatterElements", "Scatter", types=_TYPES, since=9)
 def _scatter_elements(ctx: Context) -> Value:
     x, updates = ctx.input(0), ctx.input(2)
-    axis = axis_in(ctx, ctx.attr("axis"), len(x.shape))
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
     places = _elements(ctx, x.shape, axis)
     if updates.shape != places.shape:
         ctx.unsupported(f"updates {places.shape}", str(updates.shape))
     flat = (v.type.elements for v in (x, places, updates))
-    rows = [reshaped_to(ctx, v, (n,)) for v, n in zip((x, places, updates), flat, strict=True)]
-    return reshaped_to(ctx, ctx.emit(_way(ctx), *rows), x.shape)
+    rows = [ctx.reshape(v, (n,)) for v, n in zip((x, places, updates), flat, strict=True)]
+    return ctx.reshape(ctx.emit(_way(ctx), *rows), x.shape)
 
 
 def _way(ctx: Context) -> str:
@@ -189,12 +159,12 @@ def _rows(ctx: Context, shape: Shape, batch: int = 0) -> tuple[Value, Shape]:
     sizes = np.array(shape[batch : batch + depth])
     steps = _strides(shape[batch : batch + depth])
     counted = _counted(ctx, indices, sizes)
-    scaled = ctx.emit("mul", counted, table(ctx, steps, "int32", "steps"))
+    scaled = ctx.emit("mul", counted, ctx.table(steps, "int32", "steps"))
     rows = ctx.emit("reduce_sum", scaled, axis=-1)
     if batch:
         own = np.arange(math.prod(shape[:batch])) * int(np.prod(sizes))
         base = own.reshape(*shape[:batch], *(1,) * (len(rows.shape) - batch))
-        rows = ctx.emit("add", rows, table(ctx, base, "int32", "base"))
+        rows = ctx.emit("add", rows, ctx.table(base, "int32", "base"))
     return rows, shape[batch + depth :]
 
 
@@ -203,7 +173,7 @@ def _gather_nd(ctx: Context) -> Value:
     x = ctx.input(0)
     rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims"))
     count = x.type.elements // max(math.prod(rest), 1)
-    return ctx.emit("gather", reshaped_to(ctx, x, (count, *rest)), rows, axis=0)
+    return ctx.emit("gather", ctx.reshape(x, (count, *rest)), rows, axis=0)
 
 
 @converter("ScatterND", types=_TYPES, since=11)
@@ -213,8 +183,8 @@ def _scatter_nd(ctx: Context) -> Value:
     if updates.shape != (*rows.shape, *rest):
         ctx.unsupported(f"updates {(*rows.shape, *rest)}", str(updates.shape))
     count = x.type.elements // max(math.prod(rest), 1)
-    table_ = reshaped_to(ctx, x, (count, *rest))
-    return reshaped_to(ctx, ctx.emit(_way(ctx), table_, rows, updates), x.shape)
+    table_ = ctx.reshape(x, (count, *rest))
+    return ctx.reshape(ctx.emit(_way(ctx), table_, rows, updates), x.shape)
 
 
 @converter("TopK", types=((*NUMBERS, "int8", "uint8"), ("int64",)), since=10)
@@ -225,26 +195,26 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     """
     x, k = ctx.input(0), int(ctx.scalar(1))
     rank = len(x.shape)
-    axis = axis_in(ctx, ctx.attr("axis"), rank)
+    axis = ctx.axis(ctx.attr("axis"), rank)
     n = x.shape[axis]
     if not 0 < k <= n or x.type.elements * n > _MOST:
         ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
     turned = ctx.emit("transpose", x, perm=(*(i for i in range(rank) if i != axis), axis))
     lead = turned.shape[:-1]
-    column, row = (reshaped_to(ctx, turned, (*lead, *s)) for s in ((n, 1), (1, n)))
+    column, row = (ctx.reshape(turned, (*lead, *s)) for s in ((n, 1), (1, n)))
     before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
     tied = ctx.emit("equal", row, column)
-    lower = table(ctx, np.tril(np.ones((n, n)), -1), "int32", "lower")
+    lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
     tied = ctx.emit("mul", ctx.cast(tied, "int32"), lower)
     order = ctx.emit(
         "reduce_sum", ctx.emit("add", ctx.cast(before, "int32"), tied), axis=-1, keepdims=True
     )
-    hits = ctx.emit("equal", order, counting(ctx, k, 0, 1))
-    values = chosen(ctx, hits, column, table(ctx, 0, x.type.dtype, "none"))
-    places = ctx.emit("mul", hits, reshaped_to(ctx, counting(ctx, n, 0, 1), (n, 1)))
+    hits = ctx.emit("equal", order, ctx.counting(k, 0, 1))
+    values = ctx.choose(hits, column, ctx.table(0, x.type.dtype, "none"))
+    places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
     back = tuple(np.argsort((*(i for i in range(rank) if i != axis), axis)))
     outs = [
         ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=back)
         for v in (values, places)
     ]
-    return outs[0], typed(ctx, outs[1], "int64")
+    return outs[0], ctx.typed(outs[1], "int64")

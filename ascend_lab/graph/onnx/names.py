@@ -84,6 +84,9 @@ class Builder(GraphBuilder):
         new = {old: name for old, name in wanted.items() if old in written}
         for old, name in new.items():
             self._types[name] = self._types.pop(old)
+            if old in self._narrowed:
+                self._narrowed.remove(old)
+                self._narrowed.add(name)
         main = next(iter(new), "")
         for at, node in enumerate(fresh, start):
             self._nodes[at] = replace(

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import part, reshaped_to, table, typed
 from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS
 
@@ -47,14 +44,14 @@ class _Layer:
 
     def project(self, x: Value, weights: Value, begin: int, end: int) -> Value:
         """Return x times the transposed rows of gates begin to end."""
-        rows = part(self.ctx, weights, 0, begin * self.hidden, end * self.hidden)
+        rows = self.ctx.part(weights, 0, begin * self.hidden, end * self.hidden)
         return self.ctx.emit("matmul", x, rows, trans_b=True)
 
     def bias(self, which: int, begin: int, end: int, total: Value) -> Value:
         """Add the input's (0) or the state's (1) bias of gates begin to end."""
         if self.biases is None:
             return total
-        piece = part(self.ctx, self.biases[which], 0, begin * self.hidden, end * self.hidden)
+        piece = self.ctx.part(self.biases[which], 0, begin * self.hidden, end * self.hidden)
         return self.ctx.emit("add", total, piece)
 
     def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
@@ -65,7 +62,7 @@ class _Layer:
 
     def gate(self, gates: Value, i: int) -> Value:
         """Return one gate of several."""
-        return part(self.ctx, gates, 1, i * self.hidden, (i + 1) * self.hidden)
+        return self.ctx.part(gates, 1, i * self.hidden, (i + 1) * self.hidden)
 
     def active(self, which: int, x: Value) -> Value:
         """Return an activation function's values, its argument limited if the layer clips."""
@@ -77,7 +74,7 @@ class _Layer:
         """Add the cell's share of gate i, if the layer lets gates see the cell."""
         if self.peepholes is None:
             return total
-        piece = part(self.ctx, self.peepholes, 0, i * self.hidden, (i + 1) * self.hidden)
+        piece = self.ctx.part(self.peepholes, 0, i * self.hidden, (i + 1) * self.hidden)
         return self.ctx.emit("add", total, self.ctx.emit("mul", piece, c))
 
 
@@ -156,10 +153,10 @@ def _unrolled(
         now = tuple(_initial(ctx, 5 + i, d, (batch, hidden)) for i in range(states))
         hiddens = []
         for step in range(steps)[::way]:
-            now = cell(layer, reshaped_to(ctx, part(ctx, x, 0, step, step + 1), x.shape[1:]), now)
-            hiddens.append(reshaped_to(ctx, now[0], (1, 1, batch, hidden)))
+            now = cell(layer, ctx.reshape(ctx.part(x, 0, step, step + 1), x.shape[1:]), now)
+            hiddens.append(ctx.reshape(now[0], (1, 1, batch, hidden)))
         outs.append(_joined(ctx, hiddens[::way], 0))
-        lasts.append([reshaped_to(ctx, s, (1, batch, hidden)) for s in now])
+        lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
     every = _joined(ctx, outs, 1)
     final = [_joined(ctx, [last[i] for last in lasts], 0) for i in range(states)]
     if not ctx.attr("layout"):
@@ -187,7 +184,7 @@ def _layer(ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> _La
     if ctx.has(3):
         both = _own(ctx, 3, d)
         half = both.shape[0] // 2
-        biases = part(ctx, both, 0, 0, half), part(ctx, both, 0, half, 2 * half)
+        biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
     if ctx.has(7):
         peepholes = _own(ctx, 7, d)
     return _Layer(ctx, hidden, functions, _own(ctx, 1, d), _own(ctx, 2, d), biases, peepholes)
@@ -196,49 +193,25 @@ def _layer(ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> _La
 def _own(ctx: Context, i: int, d: int) -> Value:
     """Return the part of an input that belongs to direction d."""
     value = ctx.input(i)
-    return reshaped_to(ctx, part(ctx, value, 0, d, d + 1), value.shape[1:])
+    return ctx.reshape(ctx.part(value, 0, d, d + 1), value.shape[1:])
 
 
 def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
     """Return a state before the first step, zeros if none is given."""
     if not ctx.has(i):
-        zero = table(ctx, 0, ctx.input(0).type.dtype, "zero")
+        zero = ctx.table(0, ctx.input(0).type.dtype, "zero")
         return ctx.emit("expand", zero, shape=shape)
     given = ctx.input(i)
     if ctx.attr("layout"):
         given = ctx.emit("transpose", given, perm=(1, 0, 2))
-    return reshaped_to(ctx, part(ctx, given, 0, d, d + 1), shape)
+    return ctx.reshape(ctx.part(given, 0, d, d + 1), shape)
 
 
 # Layers that carry a state from call to call: causal convolutions and linear attention.
 
 
-_MOST_STATES = 256
+_MOST_TOKENS = 256
 _RULES = ("linear", "gated", "delta", "gated_delta")
-
-
-@converter("CausalConvWithState", types=(FLOATS,), since=27)
-def _causal_conv(ctx: Context) -> Sequence[Result]:
-    """Convolve each channel with its past; return the outputs and the last k - 1 inputs."""
-    x, weight = ctx.input(0), ctx.input(1)
-    (n, c, length), k = x.shape, weight.shape[2]
-    activation = ctx.attr("activation")
-    if activation not in ("none", "silu", "swish") or weight.shape != (c, 1, k):
-        ctx.unsupported("kernels (channels, 1, k), silu or none", f"{weight.shape}")
-    if k == 1:
-        whole = x
-    elif ctx.has(3):
-        whole = ctx.emit("concat", ctx.input(3), x, axis=2)
-    else:
-        whole = ctx.emit("pad", x, pads=((0, 0), (0, 0), (k - 1, 0)))
-    image = reshaped_to(ctx, whole, (n, c, 1, length + k - 1))
-    kernel = reshaped_to(ctx, weight, (c, 1, 1, k))
-    bias = (ctx.input(2),) if ctx.has(2) else ()
-    out = reshaped_to(ctx, ctx.emit("conv2d", image, kernel, *bias, groups=c), (n, c, length))
-    out = out if activation == "none" else ctx.emit("silu", out)
-    if k == 1:
-        return out, ctx.known(np.zeros((n, c, 0)), ctx.elem(0))
-    return out, part(ctx, whole, 2, length, length + k - 1)
 
 
 @converter("LinearAttention", types=(FLOATS,), since=27)
@@ -246,28 +219,28 @@ def _linear_attention(ctx: Context) -> Sequence[Result]:
     """Step by step: the state forgets, learns k v^T and is read by q; in fp32."""
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
-    if rule not in _RULES or heads < 1 or readers % heads or not 0 < steps <= _MOST_STATES:
-        ctx.unsupported(f"a known rule over 1 to {_MOST_STATES} steps", f"{rule}, {steps} steps")
+    if rule not in _RULES or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
+        ctx.unsupported(f"a known rule over 1 to {_MOST_TOKENS} steps", f"{rule}, {steps} steps")
     if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
         ctx.unsupported("decay for gated rules, beta for delta rules", rule)
     q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))
     scale = ctx.attr("scale") or 1 / math.sqrt(width // readers)
     state = ctx.optional(3, "fp32")
     if state is None:
-        zero = table(ctx, 0, "fp32", "zero")
+        zero = ctx.table(0, "fp32", "zero")
         state = ctx.emit("expand", zero, shape=(n, heads, k.shape[-1], v.shape[-1]))
     gates = {name: _steps(ctx, i, 0) for name, i in (("decay", 4), ("beta", 5)) if ctx.has(i)}
     outs = []
     for step in range(steps):
         key, value = (_row(ctx, x, step) for x in (k, v))
         state = _updated(ctx, state, key, value, {g: _row(ctx, x, step) for g, x in gates.items()})
-        query = reshaped_to(ctx, _row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
+        query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
         read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
-        outs.append(reshaped_to(ctx, read, (n, 1, readers * v.shape[-1])))
+        outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
     every = outs[0] if steps == 1 else ctx.emit("concat", *outs, axis=1)
     kind = ctx.elem(3) if ctx.has(3) else ctx.elem(0)
     last = ctx.cast(state, ctx.input(3 if ctx.has(3) else 0).type.dtype)
-    return ctx.cast(every, ctx.input(0).type.dtype), typed(ctx, last, kind)
+    return ctx.cast(every, ctx.input(0).type.dtype), ctx.typed(last, kind)
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:
@@ -277,20 +250,20 @@ def _steps(ctx: Context, i: int, heads: int) -> Value:
     own = heads or min(width, ctx.attr("kv_num_heads"))
     if width % own:
         ctx.unsupported(f"a width of {own} heads", str(x.shape))
-    return reshaped_to(ctx, x, (n, t, own, width // own))
+    return ctx.reshape(x, (n, t, own, width // own))
 
 
 def _row(ctx: Context, x: Value, step: int) -> Value:
     """Return one step (n, heads, 1, d)."""
     n, _, heads, d = x.shape
-    return reshaped_to(ctx, part(ctx, x, 1, step, step + 1), (n, heads, 1, d))
+    return ctx.reshape(ctx.part(x, 1, step, step + 1), (n, heads, 1, d))
 
 
 def _updated(ctx: Context, state: Value, k: Value, v: Value, gates: dict[str, Any]) -> Value:
     """Return the state after one step: e^g S + k^T (beta (v - k e^g S)), or + k^T v."""
     if "decay" in gates:
         n, heads, _, d = gates["decay"].shape
-        kept = reshaped_to(ctx, ctx.emit("exp", gates["decay"]), (n, heads, d, 1))
+        kept = ctx.reshape(ctx.emit("exp", gates["decay"]), (n, heads, d, 1))
         state = ctx.emit("mul", state, kept)
     if "beta" in gates:
         known = ctx.emit("batch_matmul", k, state)

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.composed.parts import axis_in, axis_mixed, reshaped_to, table
 from ascend_lab.graph.onnx.converter import Context, converter
-from ascend_lab.graph.onnx.tensors import (
-    ANY,
-    ELEMENTS,
-    FLOATS,
-    INTEGERS,
-    Tensor,
-    Values,
-    check_size,
-)
-from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 
 CROP = "tf_crop_and_resize"
 ROWS, WEIGHTS = 2**16, 2**26
 """Rows and elements of the matrix that interpolates along one axis, at most."""
+
+
+def _mixed(ctx: Context, x: Value, axis: int, weights: Values) -> Value:
+    """Return x with one axis multiplied by a matrix (out, size)."""
+    order = [*(i for i in range(len(x.shape)) if i != axis), axis]
+    turned = ctx.transpose(x, order)
+    lead = turned.shape[:-1]
+    flat = ctx.reshape(turned, (math.prod(lead), turned.shape[-1]))
+    mixed = ctx.emit("matmul", flat, ctx.table(weights.T, x.type.dtype, "weights"))
+    return ctx.transpose(ctx.reshape(mixed, (*lead, len(weights))), np.argsort(order).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _scaled(size: int, scale: float, **more: float) -> _Axis:
 def _axes(ctx: Context) -> dict[int, _Axis]:
     """Return the axes to change, from `scales` or `sizes`."""
     shape, rank = ctx.shape(0), len(ctx.shape(0))
-    axes = [axis_in(ctx, a, rank) for a in ctx.attr("axes") or range(rank)]
+    axes = [ctx.axis(a, rank) for a in ctx.attr("axes") or range(rank)]
     crop = ctx.attr("coordinate_transformation_mode") == CROP
     roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
     if crop and len(roi) != 2 * len(axes):
@@ -158,14 +158,14 @@ def _resized(ctx: Context, changes: dict[int, _Axis], attrs: dict[str, Any]) -> 
             beyond = (at < 0) | (at > change.length - 1)
             outside = outside | beyond.reshape([-1 if i == axis else 1 for i in range(rank)])
         if mixes:
-            x = axis_mixed(ctx, x, axis, _weights(at, change, attrs))
+            x = _mixed(ctx, x, axis, _weights(at, change, attrs))
         else:
             rows = np.clip(_NEAREST[attrs["nearest_mode"]](at), 0, change.length - 1)
-            x = ctx.emit("gather", x, table(ctx, rows, "int32", "rows"), axis=axis)
+            x = ctx.emit("gather", x, ctx.table(rows, "int32", "rows"), axis=axis)
     if not outside.any():
         return x
-    fill = table(ctx, attrs["extrapolation_value"], x.type.dtype, "fill")
-    return ctx.emit("select", table(ctx, outside, x.type.dtype, "outside"), fill, x)
+    fill = ctx.table(attrs["extrapolation_value"], x.type.dtype, "fill")
+    return ctx.emit("select", ctx.table(outside, x.type.dtype, "outside"), fill, x)
 
 
 def _check_sizes(ctx: Context, changes: dict[int, _Axis], mixes: bool) -> None:
@@ -222,8 +222,6 @@ def _cubic(t: Values, a: float) -> Values:
 
 
 _MOST = 2048
-_COSINES = {"HannWindow": (0.5, 0.5), "HammingWindow": (25 / 46, 21 / 46),
-            "BlackmanWindow": (0.42, 0.5, 0.08)}  # fmt: skip
 
 
 @converter("DFT", types=(FLOATS, INTEGERS, ("int64",)), since=17)
@@ -231,7 +229,7 @@ def _dft(ctx: Context) -> Value:
     """Multiply (real, imaginary) pairs along an axis by e^(-2 pi i k n / N), or its inverse."""
     x, rank = ctx.input(0), len(ctx.shape(0))
     asked = int(ctx.scalar(2)) if ctx.has(2) else -2
-    axis = axis_in(ctx, asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
+    axis = ctx.axis(asked if ctx.opset >= 20 else ctx.attr("axis"), rank)
     parts, n = x.shape[-1], x.shape[axis]
     half = bool(ctx.attr("onesided") and ctx.attr("inverse"))
     length = int(ctx.scalar(1)) if ctx.has(1) else (2 * (n - 1) if half else n)
@@ -241,14 +239,12 @@ def _dft(ctx: Context) -> Value:
         ctx.unsupported("a real signal, of which one side is enough", "a complex one")
     matrix = _fourier(ctx, n, length, parts)
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
-    turned = x if order == tuple(range(rank)) else ctx.emit("transpose", x, perm=order)
+    turned = ctx.transpose(x, order)
     lead = turned.shape[:-2]
-    mixed = axis_mixed(ctx, reshaped_to(ctx, turned, (*lead, n * parts)), len(lead), matrix)
+    mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
-    out = reshaped_to(ctx, mixed, (*lead, len(matrix) // wide, wide))
-    if order == tuple(range(rank)):
-        return out
-    return ctx.emit("transpose", out, perm=tuple(int(i) for i in np.argsort(order)))
+    out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
+    return ctx.transpose(out, np.argsort(order).tolist())
 
 
 def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
@@ -259,62 +255,9 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
     turn = turn / length if inverse else turn
     if inverse and onesided:  # the other side is the mirror image: its conjugates
-        mirrored = (at > 0) & (2 * at < length)
-        real, imaginary = turn * np.where(mirrored, 2, 1), turn * np.where(mirrored, 2, 1)
-        pairs = np.stack([real.real, -imaginary.imag], axis=-1)[:, None]
-    else:
-        pairs = np.stack(
-            [np.stack([turn.real, -turn.imag], -1), np.stack([turn.imag, turn.real], -1)], 1
-        )
+        turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
+    both = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(*turn.shape, 2, 2)
+    pairs = both.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
     full = np.zeros((outs, pairs.shape[1], n, parts))
     full[:, :, : at.shape[1]] = pairs[..., :parts]
     return full.reshape(outs * pairs.shape[1], n * parts)
-
-
-@converter(*_COSINES, types=(INTEGERS,), since=17)
-def _cosine_window(ctx: Context) -> Tensor:
-    """Return a0 - a1 cos(x) + a2 cos(2 x) over one period."""
-    size, number = int(ctx.scalar(0)), ctx.attr("output_datatype")
-    if not 1 < size <= 2**20 or number not in ELEMENTS:
-        ctx.unsupported("a window of 2 to 2^20 numbers", f"{size} of type {number}")
-    angle = 2 * np.pi * np.arange(size) / (size if ctx.attr("periodic") else size - 1)
-    terms = (a * (-1) ** i * np.cos(i * angle) for i, a in enumerate(_COSINES[ctx.op]))
-    return ctx.known(sum(terms, np.zeros(size)), ELEMENTS[number][0])
-
-
-@converter("LpPool", types=(FLOATS,), since=2)
-def _lp_pool(ctx: Context) -> Value:
-    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
-    x, size = ctx.input(0), ctx.shape(0)[2:]
-    if ctx.attr("ceil_mode"):
-        ctx.unsupported("ceil_mode = 0", "1")
-    window = window_of(ctx, ctx.attr("kernel_shape"), size)
-    powers = as_image(ctx, _powered(ctx, x))
-    channels = powers.shape[1]
-    ones = table(ctx, np.ones((channels, 1, *window.kernel)), x.type.dtype, "ones")
-    how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
-    settings = {key: plain(value) for key, value in how.items()}
-    total = ctx.emit("conv2d", powers, ones, groups=channels, **settings)
-    return as_row(ctx, _root(ctx, total), len(x.shape))
-
-
-@converter("GlobalLpPool", types=(FLOATS,), since=2)
-def _global_lp_pool(ctx: Context) -> Value:
-    x = ctx.input(0)
-    if len(x.shape) < 3:
-        ctx.unsupported("an image (n, c, ...)", str(x.shape))
-    axes = tuple(range(2, len(x.shape)))
-    return _root(ctx, ctx.emit("reduce_sum", _powered(ctx, x), axis=axes, keepdims=True))
-
-
-def _powered(ctx: Context, x: Value) -> Value:
-    p = ctx.attr("p")
-    if p < 1:
-        ctx.unsupported("p of at least 1", str(p))
-    size = ctx.emit("abs", x)
-    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
-
-
-def _root(ctx: Context, x: Value) -> Value:
-    p = ctx.attr("p")
-    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))

@@ -1,105 +1,74 @@
-"""Passes: rewritings of a graph that keep what it computes, each in a file of its own.
+"""Passes: rewritings of a graph that keep what it computes, run in rounds until nothing changes.
 
-`run_passes(graph)` runs the default ones until nothing changes; `PASSES` holds all by name.
+`run_passes(graph)` runs the default ones; `PASSES` holds all by name.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.counts import MODES, moved_bytes, peak_live_bytes, topological_order
-from ascend_lab.graph.draft import Draft as Rewriter
+from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.passes import (
-    clean as common,
-)
-from ascend_lab.graph.passes import (
-    clean as constant_folding,
-)
-from ascend_lab.graph.passes import (
-    clean as dead_code,
-)
-from ascend_lab.graph.passes import (
-    formats as int8,
-)
-from ascend_lab.graph.passes import (
-    formats as precision,
-)
-from ascend_lab.graph.passes import (
-    images as affine,
-)
-from ascend_lab.graph.passes import (
-    images as convolutions,
-)
-from ascend_lab.graph.passes import (
-    images as pooling,
-)
-from ascend_lab.graph.passes import (
-    recognise as activations,
-)
-from ascend_lab.graph.passes import (
-    recognise as attention,
-)
-from ascend_lab.graph.passes import (
-    recognise as products,
-)
-from ascend_lab.graph.passes import (
-    simplify as algebra,
-)
-from ascend_lab.graph.passes import (
-    simplify as casts,
-)
-from ascend_lab.graph.passes import (
-    simplify as identity,
-)
-from ascend_lab.graph.passes import (
-    simplify as movement,
-)
-from ascend_lab.graph.passes import (
-    simplify as scalars,
-)
+from ascend_lab.graph.passes import clean, formats, images, recognise, simplify
 from ascend_lab.graph.passes.formats import convert, measured_scales, quantise
-from ascend_lab.graph.passes.rewrite import Pass, derived, match, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, derived, match, rewrites, settings, sweep
 
-# All passes by name, and the order in which they run unless told otherwise.
-
+__all__ = [
+    "DEFAULT",
+    "PASSES",
+    "Draft",
+    "Pass",
+    "Report",
+    "Step",
+    "convert",
+    "derived",
+    "get_pass",
+    "match",
+    "measured_scales",
+    "quantise",
+    "register_pass",
+    "rewrites",
+    "run_passes",
+    "settings",
+    "sweep",
+]
 
 PASSES: dict[str, Pass] = {
     one.name: one
     for one in (
-        dead_code.DEAD_CODE,
-        constant_folding.FOLDING,
-        common.COMMON,
-        identity.IDENTITY,
-        scalars.SCALARS,
-        algebra.ALGEBRA,
-        algebra.REASSOCIATION,
-        movement.PERMUTE,
-        movement.RESHAPES,
-        casts.CASTS,
-        convolutions.PAD_CONV,
-        affine.BATCH_NORM_SCALE,
-        affine.CONV_BATCH_NORM,
-        affine.CONV_SCALE,
-        affine.CONV_BIAS,
-        convolutions.FULLY_CONNECTED,
-        pooling.MEAN,
-        pooling.GLOBAL_POOL,
-        activations.LAYER_NORM_PASS,
-        activations.GELU_PASS,
-        activations.ACTIVATION_PASS,
-        attention.ATTENTION,
-        products.BATCHES,
-        products.NO_BIAS,
-        products.BIAS,
-        pooling.POOL_TO_CONV,
-        activations.GELU_ERF_PASS,
-        precision.FP16,
-        precision.BF16,
-        int8.INT8,
+        clean.DEAD_CODE,
+        clean.FOLDING,
+        clean.COMMON,
+        simplify.identity,
+        simplify.scalar_operand,
+        simplify.algebra,
+        simplify.reassociation,
+        simplify.permute,
+        simplify.reshapes,
+        simplify.casts,
+        images.pad_conv,
+        images.batch_norm_scale,
+        images.CONV_BATCH_NORM,
+        images.CONV_SCALE,
+        images.CONV_BIAS,
+        images.fully_connected,
+        images.mean_of_image,
+        images.pool_of_image,
+        recognise.layer_norm,
+        recognise.gelu,
+        recognise.activation,
+        recognise.attention,
+        recognise.flat_product,
+        recognise.gemm_to_matmul,
+        recognise.product_bias,
+        images.pool_to_conv,
+        recognise.gelu_erf,
+        formats.FP16,
+        formats.BF16,
+        formats.INT8,
     )
 }
 """Every pass by name; `register_pass` adds one."""
@@ -108,6 +77,8 @@ DEFAULT: tuple[str, ...] = tuple(
     one.name for one in PASSES.values() if one.stage in ("prepare", "fuse")
 )
 """Passes that keep values (up to rounding), in the order they run."""
+ROUNDS = 8
+"""Most rounds: each shortens chains of equal nodes to half, so that few are needed."""
 
 
 def get_pass(name: str) -> Pass:
@@ -127,13 +98,6 @@ def register_pass(one: Pass) -> Pass:
     return one
 
 
-# Running passes: by name, in rounds until nothing changes, with a report of what they did.
-
-
-ROUNDS = 8
-"""Most rounds: each shortens chains of equal nodes to half, so that few are needed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One pass that matched: how often, and the graph before and after."""
@@ -149,7 +113,7 @@ class Report:
     """What a run of passes did, pass by pass in order; those that found nothing are left out."""
 
     start: Graph
-    steps: tuple[Step, ...] = field(default_factory=tuple)
+    steps: tuple[Step, ...] = ()
     rounds: int = 0
 
     @property
@@ -193,27 +157,3 @@ def run_passes(
             if quiet == len(passes):
                 return current, Report(graph, tuple(steps), done)
     return current, Report(graph, tuple(steps), done)
-
-
-__all__ = [
-    "DEFAULT",
-    "MODES",
-    "PASSES",
-    "Pass",
-    "Report",
-    "Rewriter",
-    "Step",
-    "convert",
-    "derived",
-    "get_pass",
-    "match",
-    "measured_scales",
-    "moved_bytes",
-    "peak_live_bytes",
-    "quantise",
-    "register_pass",
-    "run_passes",
-    "settings",
-    "sweep",
-    "topological_order",
-]

@@ -1,16 +1,17 @@
-"""Another number format for a whole graph: inputs, constants, nodes; casts only where needed."""
+"""Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
+
+int8: y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, one scale each, sx = max|x| / 127.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.graph.draft import Draft, given_attrs, pruned
+from ascend_lab.graph.draft import Draft, given_attrs
 from ascend_lab.graph.evaluate import evaluate, random_inputs
 from ascend_lab.graph.ir import (
     Constant,
@@ -19,16 +20,20 @@ from ascend_lab.graph.ir import (
     Node,
     Seeded,
     TensorType,
+    Values,
     infer,
     operator_of,
-    verify,
 )
 from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 from ascend_lab.ops.formats import FLOATS
 
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
+HEAVY = ("conv2d", "matmul", "gemm")
+STEPS = 127
+"""Largest number used in int8: symmetric around 0, so that -128 is left out."""
 
 
+# -- fp16, bf16 -----------------------------------------------------------------------------------
 def convert(graph: Graph, dtype: str, source: str = "fp32") -> tuple[Graph, int]:
     """Compute in `dtype` what is computed in `source`: inputs, constants and outputs change too.
 
@@ -44,11 +49,9 @@ def convert(graph: Graph, dtype: str, source: str = "fp32") -> tuple[Graph, int]
     if not state.count:
         return graph, 0
     for name in graph.outputs:
-        if graph.types[name].dtype == source and state.types[name].dtype == source:
+        if graph.types[name].dtype == source and state.draft.types[name].dtype == source:
             state.cast_output(name)
-    nodes, types = tuple(state.nodes), state.types
-    made = replace(graph, nodes=nodes, types=types, constants=state.constants)
-    return verify(pruned(made)), state.count
+    return state.draft.finish(), state.count
 
 
 class _Conversion:
@@ -56,41 +59,29 @@ class _Conversion:
 
     def __init__(self, graph: Graph, dtype: str, source: str) -> None:
         self.graph, self.dtype, self.source = graph, dtype, source
-        self.nodes: list[Node] = []
-        self.count = 0
-        self.constants = dict(graph.constants)
-        self.types = {name: graph.types[name] for name in (*graph.inputs, *graph.constants)}
+        self.draft = Draft(graph, nodes=())
         self.names: dict[tuple[str, str], str] = {}
         self.sums: set[str] = set()
-        self.titles = {node.name for node in graph.nodes}
+        self.count = 0
         for name in graph.inputs:
-            kind = graph.types[name]
-            if kind.dtype == source:
-                self.types[name] = TensorType(kind.shape, dtype, kind.layout)
+            if graph.types[name].dtype == source:
+                self.draft.types[name] = replace(graph.types[name], dtype=dtype)
                 self.count += 1
-
-    def free(self, wanted: str) -> str:
-        """Return a name nobody has."""
-        name, number = wanted, 0
-        while name in self.types or name in self.graph.types or name in self.titles:
-            number += 1
-            name = f"{wanted}_{number}"
-        return name
 
     def wanted(self, name: str, dtype: str) -> str:
         """Return the name of a tensor in a format: itself, a converted constant, or a cast."""
-        kind = self.types[name]
-        if kind.dtype == dtype:
+        draft, constant = self.draft, self.draft.constants.get(name)
+        if draft.types[name].dtype == dtype:
             return name
         if (name, dtype) not in self.names:
-            new = self.free(f"{name}_{dtype}")
-            self.names[name, dtype] = new
-            self.types[new] = TensorType(kind.shape, dtype, kind.layout)
-            if name in self.constants:
-                self.constants[new] = in_format(self.constants[name], dtype)
+            if constant is not None:
+                new = draft.add(in_format(constant, dtype), f"{name}_{dtype}")
                 self.count += 1
             else:
-                self.nodes.append(Node(new, "cast", (name,), (new,), {"dtype": dtype}))
+                new = draft.new_name(f"{name}_{dtype}")
+                kind = replace(draft.types[name], dtype=dtype)
+                draft.put(Node(new, "cast", (name,), (new,), {"dtype": dtype}), kind)
+            self.names[name, dtype] = new
         return self.names[name, dtype]
 
     def node(self, node: Node) -> None:
@@ -104,88 +95,58 @@ class _Conversion:
         if not kept:
             attrs = {k: self.dtype if v == self.source else v for k, v in attrs.items()}
         if node.op == "cast" or kept:
-            formats = tuple(self.types[name].dtype for name in node.inputs)
+            formats = tuple(self.draft.types[name].dtype for name in node.inputs)
         else:
             moves = main == self.source and self.dtype in rule.allowed
             self.count += moves
             main = self.dtype if moves else main
             formats = rule.inputs(names, main, attrs)
         inputs = tuple(map(self.wanted, node.inputs, formats))
-        kinds = infer(node.op, [self.types[name] for name in inputs], attrs)
-        self.types.update(zip(node.outputs, kinds, strict=True))
-        self.nodes.append(Node(node.name, node.op, inputs, node.outputs,
-                               given_attrs(node.op, attrs)))  # fmt: skip
+        kinds = infer(node.op, [self.draft.types[name] for name in inputs], attrs)
+        given = given_attrs(node.op, attrs)
+        self.draft.put(Node(node.name, node.op, inputs, node.outputs, given), *kinds)
 
     def cast_output(self, name: str) -> None:
         """Let a graph output that is still in the old format be written by a cast."""
-        old = self.free(f"{name}_{self.source}")
-        self.types[old] = self.types[name]
-        if name in self.constants:
-            self.constants[old] = self.constants.pop(name)
-
-        def renamed(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(old if one == name else one for one in names)
-
-        self.nodes = [
-            replace(node, inputs=renamed(node.inputs), outputs=renamed(node.outputs))
-            for node in self.nodes
-        ]
-        cast = Node(self.free(f"{name}_cast"), "cast", (old,), (name,), {"dtype": self.dtype})
-        self.types[name] = replace(self.types[name], dtype=self.dtype)
-        self.nodes.append(cast)
+        draft = self.draft
+        old, title = draft.new_name(f"{name}_{self.source}"), draft.new_name(f"{name}_cast")
+        kind = draft.types[old] = draft.types[name]
+        if name in draft.constants:
+            draft.constants[old] = draft.constants.pop(name)
+        for node in draft.nodes.values():
+            inputs, outputs = (
+                tuple(old if one == name else one for one in names)
+                for names in (node.inputs, node.outputs)
+            )
+            draft.nodes[node.name] = replace(node, inputs=inputs, outputs=outputs)
+        cast = Node(title, "cast", (old,), (name,), {"dtype": self.dtype})
+        draft.put(cast, replace(kind, dtype=self.dtype))
 
     def scales_sums(self, node: Node, before: tuple[str, ...]) -> bool:
         """Tell whether a node casts int32 to the old format, or scales what such a cast gave."""
         casts = node.op == "cast" and before[0] == "int32" and node.attr("dtype") == self.source
-        found = casts or (node.op == "muls" and node.inputs[0] in self.sums)
         if casts:
             self.sums.add(node.output)
-        return found
+        return casts or (node.op == "muls" and node.inputs[0] in self.sums)
 
 
 def in_format(constant: Constant, dtype: str) -> Constant:
     """Return a constant in another format: floats saturate; large ones convert when asked for."""
-    kind = TensorType(constant.type.shape, dtype, constant.type.layout)
+    kind = replace(constant.type, dtype=dtype)
     most = LARGEST.get(dtype, np.inf)
     if isinstance(constant.data, Seeded) and dtype in FLOATS:
         return Constant(kind, constant.data)
     if isinstance(constant.data, Fill):
         return Constant(kind, Fill(min(max(constant.data.value, -most), most)))
 
-    def converted(values: NDArray[Any]) -> NDArray[Any]:
-        wide: NDArray[Any] = values.astype(np.float64)
+    def converted(values: Values) -> Values:
+        wide = values.astype(np.float64)
         return np.where(np.isfinite(wide), np.clip(wide, -most, most), wide)
 
     return derived(kind, converted, constant)
 
 
-FP16 = Pass(
-    "Fp16ConversionPass",
-    "precision",
-    lambda graph: convert(graph, "fp16"),
-    "computes fp32 graphs in fp16",
-    "changed",
-)
-BF16 = Pass(
-    "Bf16ConversionPass",
-    "precision",
-    lambda graph: convert(graph, "bf16"),
-    "computes fp32 graphs in bf16",
-    "changed",
-)
-
-
-# Products and convolutions in int8: quantise, multiply in int8, sum in int32, scale back.
-#
-# y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, one scale per tensor: sx = max|x| /
-# 127.
-
-
-HEAVY = ("conv2d", "matmul", "gemm")
-STEPS = 127
-"""Largest number used: symmetric around 0, so that -128 is left out."""
-
-
+# -- int8 -----------------------------------------------------------------------------------------
 def weighted(graph: Graph) -> list[Node]:
     """Return the nodes that can run in int8: floats times constant weights."""
     return [
@@ -206,7 +167,7 @@ def measured_scales(graph: Graph, seed: int = 0) -> dict[str, float]:
     return {name: scale_of(array) for name, array in values.items()}
 
 
-def scale_of(values: NDArray[Any]) -> float:
+def scale_of(values: Values) -> float:
     """Return the step of a symmetric int8 scale that holds all values; 1 if all are 0."""
     most = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     return most / STEPS if most > 0 and np.isfinite(most) else 1.0
@@ -218,82 +179,71 @@ def quantise(graph: Graph, scales: Mapping[str, float] | None = None) -> tuple[G
     `scales` gives the step of each tensor they read; None measures it on seeded inputs.
     """
     known = measured_scales(graph) if scales is None else scales
-    names = {node.name for node in weighted(graph) if node.inputs[0] in known}
-    if not names:
+    reads = {node.name: node.inputs[0] for node in weighted(graph) if node.inputs[0] in known}
+    if not reads:
         return graph, 0
 
-    def rule(rw: Draft, node: Node) -> bool:
-        return node.name in names and _in_int8(rw, node, known[graph.node(node.name).inputs[0]])
+    def rule(draft: Draft, node: Node) -> bool:
+        return node.name in reads and _in_int8(draft, node, known[reads[node.name]])
 
     return sweep(rule, *HEAVY)(graph)
 
 
-def _in_int8(rw: Draft, node: Node, step: float) -> bool:
-    weight = rw.constant(node.inputs[1])
-    assert weight is not None
-    out = rw.type(node.output)
+def _in_int8(draft: Draft, node: Node, step: float) -> bool:
+    out, options, gemm = draft.type(node.output), settings(node), node.op == "gemm"
+    weight = draft.constants[node.inputs[1]]
     scale = scale_of(weight.array())
-    low = _quantised(rw, node, step)
-    packed = derived(TensorType(weight.type.shape, "int8"), partial(_rounded, scale), weight)
-    inputs = [low, rw.add(packed, f"{node.inputs[1]}_int8")]
-    options = settings(node)
-    if node.op == "conv2d" and len(node.inputs) > 2:
-        inputs.append(_bias(rw, node, step * scale))
-    drop = ("out_dtype", "alpha", "beta") if node.op == "gemm" else ("out_dtype",)
+    reads = [
+        _quantised(draft, node, step),
+        _derived(draft, node.inputs[1], "int8", partial(_rounded, scale, STEPS, -STEPS)),
+    ]
+    if node.op == "conv2d" and len(node.inputs) > 2:  # the bias in int32, as the sums are
+        whole = partial(_rounded, step * scale, 2**31 - 1, -(2**31))
+        reads.append(_derived(draft, node.inputs[2], "int32", whole))
+    drop = ("out_dtype", "alpha", "beta") if gemm else ("out_dtype",)
     attrs = {key: value for key, value in options.items() if key not in drop}
-    op = "matmul" if node.op == "gemm" else node.op
-    sums = rw.insert(op, inputs, attrs, f"{node.name}_sums")
-    wide = rw.insert("cast", [sums], {"dtype": "fp32"}, f"{node.name}_wide")
-    factor = step * scale * float(options.get("alpha", 1.0))
-    if node.op != "gemm" and out.dtype == "fp32":
-        return rw.become(node, "muls", [wide], {"number": factor})
-    y = rw.insert("muls", [wide], {"number": factor}, f"{node.name}_scaled")
-    if node.op == "gemm":
-        y = rw.insert("add", [y, _summand(rw, node)], {}, f"{node.name}_sum")
-    return rw.become(node, "cast", [y], {"dtype": out.dtype})
+    sums = draft.insert("matmul" if gemm else node.op, reads, attrs, f"{node.name}_sums")
+    wide = draft.insert("cast", [sums], {"dtype": "fp32"}, f"{node.name}_wide")
+    factor = {"number": step * scale * float(options.get("alpha", 1.0))}
+    if not gemm and out.dtype == "fp32":
+        return draft.become(node, "muls", [wide], factor)
+    y = draft.insert("muls", [wide], factor, f"{node.name}_scaled")
+    if gemm:
+        beta = float(options["beta"])
+        summand = _derived(draft, node.inputs[2], "fp32", lambda v: v.astype(np.float64) * beta)
+        y = draft.insert("add", [y, summand], {}, f"{node.name}_sum")
+    return draft.become(node, "cast", [y], {"dtype": out.dtype})
 
 
-def _quantised(rw: Draft, node: Node, step: float) -> str:
+def _quantised(draft: Draft, node: Node, step: float) -> str:
     """Return round(x / step) in int8, made once for all readers."""
     x = node.inputs[0]
-    cast = rw.maker(f"{x}_int8")
-    steps = None if cast is None or cast.op != "cast" else rw.maker(cast.inputs[0])
+    cast = draft.maker(f"{x}_int8")
+    steps = None if cast is None or cast.op != "cast" else draft.maker(cast.inputs[0])
     if cast is not None and steps is not None and steps.inputs == (x,):
         return cast.output
-    scaled = rw.insert("muls", [x], {"number": 1 / step}, f"{x}_steps")
-    return rw.insert("cast", [scaled], {"dtype": "int8"}, f"{x}_int8")
+    scaled = draft.insert("muls", [x], {"number": 1 / step}, f"{x}_steps")
+    return draft.insert("cast", [scaled], {"dtype": "int8"}, f"{x}_int8")
 
 
-def _rounded(scale: float, values: NDArray[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = np.clip(np.rint(values.astype(np.float64) / scale), -STEPS, STEPS)
-    return found
+def _derived(draft: Draft, name: str, dtype: str, compute: Callable[[Values], Values]) -> str:
+    """Return a constant computed anew in another format."""
+    old = draft.constants[draft.resolve(name)]
+    made = derived(TensorType(old.type.shape, dtype), compute, old)
+    return draft.add(made, f"{name}_{dtype}")
 
 
-def _bias(rw: Draft, node: Node, step: float) -> str:
-    """Return round(b / (sx sw)) in int32, as the sums are."""
-    bias = rw.constant(node.inputs[2])
-    assert bias is not None
-
-    def whole(values: NDArray[Any]) -> NDArray[Any]:
-        found: NDArray[Any] = np.clip(
-            np.rint(values.astype(np.float64) / step), -(2**31), 2**31 - 1
-        )
-        return found
-
-    made: Constant = derived(TensorType(bias.type.shape, "int32"), whole, bias)
-    return rw.add(made, f"{node.inputs[2]}_int32")
+def _rounded(scale: float, most: int, least: int, values: Values) -> Values:
+    return np.clip(np.rint(values.astype(np.float64) / scale), least, most)
 
 
-def _summand(rw: Draft, node: Node) -> str:
-    """Return a gemm's beta * bias in fp32."""
-    bias = rw.constant(node.inputs[2])
-    assert bias is not None
-    beta = float(settings(node)["beta"])
-    kind = TensorType(bias.type.shape, "fp32")
-    made = derived(kind, lambda values: values.astype(np.float64) * beta, bias)
-    return rw.add(made, f"{node.inputs[2]}_fp32")
-
-
+FP16, BF16 = (
+    Pass(name, "precision", partial(convert, dtype=dtype), summary, "changed")
+    for name, dtype, summary in (
+        ("Fp16ConversionPass", "fp16", "computes fp32 graphs in fp16"),
+        ("Bf16ConversionPass", "bf16", "computes fp32 graphs in bf16"),
+    )
+)
 INT8 = Pass(
     "Int8ConversionPass",
     "precision",

@@ -1,4 +1,4 @@
-"""Scales and shifts per channel melt into what computes the channel: conv + BN, scale, bias.
+"""Convolutions take in what stands around them: batch norm, scale, bias, padding; and pooling.
 
 y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new bias a b + c, both
 computed in fp64 and rounded once, and only when somebody asks for their values.
@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.ir import Constant, Fill, Node, TensorType
-from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
+from ascend_lab.graph.ir import Constant, Fill, Node, TensorType, Values
+from ascend_lab.graph.passes.rewrite import Pass, derived, rewrites, settings, sweep
 from ascend_lab.ops.pooling import geometry
 from ascend_lab.ops.shapes import axes_of, pad_pairs, pair
-
-Values = NDArray[Any]
-CONVOLUTIONS = ("conv2d", "conv_transpose2d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +27,14 @@ class Affine:
     sources: tuple[Constant, ...]
     factors: Callable[..., tuple[Any, Any]]
 
+    def wide(self, arrays: tuple[Values, ...]) -> tuple[Any, Any]:
+        """Return (a, c) in fp64."""
+        return self.factors(*(array.astype(np.float64) for array in arrays))
 
-def per_channel(rw: Draft, name: str, rank: int, channels: int) -> Constant | None:
+
+def per_channel(draft: Draft, name: str, rank: int, channels: int) -> Constant | None:
     """Return a constant that broadcasts over channels (axis 1) only, or is one number."""
-    constant = rw.constant(name)
+    constant = draft.constant(name)
     if constant is None or len(constant.type.shape) > rank:
         return None
     shape = (1,) * (rank - len(constant.type.shape)) + constant.type.shape
@@ -41,20 +42,22 @@ def per_channel(rw: Draft, name: str, rank: int, channels: int) -> Constant | No
     return constant if fits else None
 
 
-def affine_of(rw: Draft, node: Node) -> tuple[str, Affine] | None:
+def affine_of(draft: Draft, node: Node) -> tuple[str, Affine] | None:
     """Return a node as (what it reads, scale and shift of each channel); None if it is no such."""
     if node.op == "batch_norm":
-        return _batch_norm(rw, node)
+        known = tuple(c for c in map(draft.constant, node.inputs[1:]) if c is not None)
+        factors = partial(_normal, settings(node)["epsilon"])
+        return (node.inputs[0], Affine(known, factors)) if len(known) == 4 else None
     if node.op in ("muls", "adds"):
         number = settings(node)["number"]
-        pair = (number, 0.0) if node.op == "muls" else (1.0, number)
-        return node.inputs[0], Affine((), lambda: pair)
+        both = (number, 0.0) if node.op == "muls" else (1.0, number)
+        return node.inputs[0], Affine((), lambda: both)
     if node.op not in ("mul", "add"):
         return None
-    kind = rw.type(node.output)
+    kind = draft.type(node.output)
     for x, other in (node.inputs, node.inputs[::-1]):
-        if len(kind.shape) >= 2 and rw.type(x) == kind:
-            found = per_channel(rw, other, len(kind.shape), kind.shape[1])
+        if len(kind.shape) >= 2 and draft.type(x) == kind:
+            found = per_channel(draft, other, len(kind.shape), kind.shape[1])
             if found is not None and node.op == "mul":
                 return x, Affine((found,), lambda c: (c.ravel(), 0.0))
             if found is not None:
@@ -62,155 +65,127 @@ def affine_of(rw: Draft, node: Node) -> tuple[str, Affine] | None:
     return None
 
 
-def _batch_norm(rw: Draft, node: Node) -> tuple[str, Affine] | None:
+def _normal(
+    epsilon: float, scale: Values, bias: Values, mean: Values, variance: Values
+) -> tuple[Any, Any]:
     """Return a = scale / sqrt(variance + epsilon), c = bias - mean a."""
-    parameters = [rw.constant(name) for name in node.inputs[1:]]
-    known = tuple(p for p in parameters if p is not None)
-    epsilon = settings(node)["epsilon"]
-
-    def factors(scale: Values, bias: Values, mean: Values, variance: Values) -> tuple[Any, Any]:
-        a = scale / np.sqrt(variance + epsilon)
-        return a, bias - mean * a
-
-    return (node.inputs[0], Affine(known, factors)) if len(known) == len(parameters) else None
+    a = scale / np.sqrt(variance + epsilon)
+    return a, bias - mean * a
 
 
-def into_convolution(rw: Draft, node: Node) -> bool:
+def into_convolution(draft: Draft, node: Node) -> bool:
     """Fold a scale and shift into the convolution before it, if nobody else reads that."""
-    found = affine_of(rw, node)
+    found = affine_of(draft, node)
     if found is None:
         return False
-    conv = rw.only(found[0], *CONVOLUTIONS, "depthwise_conv2d")
-    if conv is None or rw.type(conv.output).dtype != rw.type(conv.inputs[0]).dtype:
+    conv = draft.only(found[0], "conv2d", "conv_transpose2d", "depthwise_conv2d")
+    if conv is None or draft.type(conv.output).dtype != draft.type(conv.inputs[0]).dtype:
         return False
-    weight = rw.constant(conv.inputs[1])
-    bias = rw.constant(conv.inputs[2]) if len(conv.inputs) > 2 else None
-    if weight is None or weight.type.dtype == "int8" or (bias is None and len(conv.inputs) > 2):
+    weight, biased = draft.constant(conv.inputs[1]), len(conv.inputs) > 2
+    bias = draft.constant(conv.inputs[2]) if biased else None
+    if weight is None or weight.type.dtype == "int8" or (biased and bias is None):
         return False
-    if conv.op == "conv_transpose2d" and conv.attr("groups", 1) != 1:
+    turned, deep = conv.op == "conv_transpose2d", conv.op == "depthwise_conv2d"
+    scales, shifts = node.op not in ("add", "adds"), node.op not in ("mul", "muls")
+    if (turned and conv.attr("groups", 1) != 1) or (deep and not scales):
         return False
-    axis = 1 if conv.op == "conv_transpose2d" else 0
-    scaled = _weights(rw, conv, weight, found[1], axis) if _scales(node) else conv.inputs[1]
-    if conv.op == "depthwise_conv2d":
-        return _depthwise(rw, conv, node, scaled, found[1])
-    if not _shifts(node) and bias is None:
-        return rw.become(conv, conv.op, (conv.inputs[0], scaled), conv.attrs, node)
-    shifted = _bias(rw, conv, bias, found[1])
-    return rw.become(conv, conv.op, (conv.inputs[0], scaled, shifted), conv.attrs, node)
+    reads = [conv.inputs[0], conv.inputs[1]]
+    if scales:
+        reads[1] = _weights(draft, conv, weight, found[1], 1 if turned else 0)
+    if deep and shifts:  # it takes no bias: the shift stays an addition
+        shift = _summand(draft, conv, None, found[1], (1, 1), "shift")
+        draft.become(conv, conv.op, reads, conv.attrs)
+        return draft.become(node, "add", (conv.output, shift))
+    if not deep and (shifts or biased):
+        reads.append(_summand(draft, conv, bias, found[1], (), "bias"))
+    return draft.become(conv, conv.op, reads, conv.attrs, node)
 
 
-def _scales(node: Node) -> bool:
-    return node.op not in ("add", "adds")
-
-
-def _shifts(node: Node) -> bool:
-    return node.op not in ("mul", "muls")
-
-
-def _weights(rw: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
+def _weights(draft: Draft, conv: Node, weight: Constant, affine: Affine, axis: int) -> str:
     """Return the name of the weights times a."""
     column = tuple(-1 if i == axis else 1 for i in range(4))
 
     def scaled(w: Values, *arrays: Values) -> Values:
-        a = np.asarray(affine.factors(*(v.astype(np.float64) for v in arrays))[0], np.float64)
+        a = np.asarray(affine.wide(arrays)[0], np.float64)
         result: Values = w.astype(np.float64) * (a if a.size == 1 else a.reshape(column))
         return result
 
-    name = f"{conv.inputs[1]}_scaled"
-    return rw.add(derived(weight.type, scaled, weight, *affine.sources), name)
+    made = derived(weight.type, scaled, weight, *affine.sources)
+    return draft.add(made, f"{conv.inputs[1]}_scaled")
 
 
-def _bias(rw: Draft, conv: Node, bias: Constant | None, affine: Affine) -> str:
-    """Return the name of a b + c."""
-    out = rw.type(conv.output)
-    kind = TensorType((out.shape[1],), out.dtype)
-    old = () if bias is None else (bias,)
+def _summand(
+    draft: Draft,
+    conv: Node,
+    bias: Constant | None,
+    affine: Affine,
+    tail: tuple[int, ...],
+    what: str,
+) -> str:
+    """Return the name of a b + c, one number a channel."""
+    out = draft.type(conv.output)
+    kind, old = TensorType((out.shape[1], *tail), out.dtype), () if bias is None else (bias,)
 
     def shifted(*arrays: Values) -> Values:
-        wide = [v.astype(np.float64) for v in arrays]
-        a, c = affine.factors(*wide[len(old) :])
-        result: Values = np.broadcast_to(c + (a * wide[0] if old else 0.0), kind.shape)
-        return result
+        a, c = affine.wide(arrays[len(old) :])
+        start = a * arrays[0].astype(np.float64) if old else 0.0
+        return np.broadcast_to(c + start, kind.shape[:1]).reshape(kind.shape)
 
-    return rw.add(derived(kind, shifted, *old, *affine.sources), f"{conv.name}_bias")
+    return draft.add(derived(kind, shifted, *old, *affine.sources), f"{conv.name}_{what}")
 
 
-def _depthwise(rw: Draft, conv: Node, node: Node, scaled: str, affine: Affine) -> bool:
-    """Scale the weights; the shift stays an addition, for the operator takes no bias."""
-    if node.op in ("add", "adds"):
+CONV_BATCH_NORM, CONV_SCALE, CONV_BIAS = (
+    Pass(name, "fuse", sweep(into_convolution, *ops), summary, "rounded")
+    for name, ops, summary in (
+        (
+            "ConvBatchnormFusionPass",
+            ("batch_norm",),
+            "folds batch norm into the weights and bias of the convolution before it",
+        ),
+        (
+            "ConvScaleFusionPass",
+            ("mul", "muls"),
+            "folds a factor per channel into the convolution before it",
+        ),
+        (
+            "AABiasaddConvFusion",
+            ("add", "adds"),
+            "makes a summand per channel the bias of the convolution before it",
+        ),
+    )
+)
+
+
+@rewrites("BatchnormScaleFusionPass", "mul", "muls", "add", "adds", values="rounded")
+def batch_norm_scale(draft: Draft, node: Node) -> bool:
+    """Fold factors and summands per channel into the batch norm before them."""
+    found = affine_of(draft, node)
+    norm = None if found is None else draft.only(found[0], "batch_norm")
+    if found is None or norm is None or draft.type(norm.inputs[0]) != draft.type(norm.output):
         return False
-    if node.op in ("mul", "muls"):
-        return rw.become(conv, conv.op, (conv.inputs[0], scaled), conv.attrs, node)
-    out = rw.type(conv.output)
-    kind = TensorType((out.shape[1], 1, 1), out.dtype)
-
-    def column(*arrays: Values) -> Values:
-        shift: Values = affine.factors(*(v.astype(np.float64) for v in arrays))[1]
-        return shift.reshape(kind.shape)
-
-    shift = rw.add(derived(kind, column, *affine.sources), f"{conv.name}_shift")
-    rw.become(conv, conv.op, (conv.inputs[0], scaled), conv.attrs)
-    return rw.become(node, "add", (conv.output, shift))
-
-
-def into_batch_norm(rw: Draft, node: Node) -> bool:
-    """Fold a scale or shift into the batch norm before it."""
-    found = affine_of(rw, node)
-    norm = None if found is None else rw.only(found[0], "batch_norm")
-    if found is None or norm is None or rw.type(norm.inputs[0]) != rw.type(norm.output):
-        return False
-    scale, bias = (rw.constant(name) for name in norm.inputs[1:3])
+    scale, bias = (draft.constant(name) for name in norm.inputs[1:3])
     if scale is None or bias is None:
         return False
     affine = found[1]
 
-    def both(old: Values, *arrays: Values) -> tuple[Any, Any]:
-        a, c = affine.factors(*(v.astype(np.float64) for v in arrays))
-        return old * a, old * a + c
+    def part(place: int, old: Values, *arrays: Values) -> Values:
+        a, c = affine.wide(arrays)
+        result: Values = (old * a, old * a + c)[place]
+        return result
 
     new = [
-        rw.add(derived(one.type, lambda *v, i=i: both(*v)[i], one, *affine.sources), name)
+        draft.add(derived(one.type, partial(part, i), one, *affine.sources), name)
         for i, (one, name) in enumerate(zip((scale, bias), norm.inputs[1:3], strict=True))
     ]
-    return rw.become(norm, "batch_norm", (norm.inputs[0], *new, *norm.inputs[3:]), norm.attrs, node)
+    reads = (norm.inputs[0], *new, *norm.inputs[3:])
+    return draft.become(norm, "batch_norm", reads, norm.attrs, node)
 
 
-CONV_BATCH_NORM = Pass(
-    "ConvBatchnormFusionPass",
-    "fuse",
-    sweep(into_convolution, "batch_norm"),
-    "folds batch norm into the weights and bias of the convolution before it",
-    "rounded",
-)
-CONV_SCALE = Pass(
-    "ConvScaleFusionPass",
-    "fuse",
-    sweep(into_convolution, "mul", "muls"),
-    "folds a factor per channel into the convolution before it",
-    "rounded",
-)
-CONV_BIAS = Pass(
-    "AABiasaddConvFusion",
-    "fuse",
-    sweep(into_convolution, "add", "adds"),
-    "makes a summand per channel the bias of the convolution before it",
-    "rounded",
-)
-BATCH_NORM_SCALE = Pass(
-    "BatchnormScaleFusionPass",
-    "fuse",
-    sweep(into_batch_norm, "mul", "muls", "add", "adds"),
-    "folds factors and summands per channel into the batch norm before them",
-    "rounded",
-)
-
-
-# Convolutions that absorb padding, or that are matrix products.
-
-
-def absorb_padding(rw: Draft, node: Node) -> bool:
+# -- padding, windows as large as the image -------------------------------------------------------
+@rewrites("PadConv2dFusionPass", "conv2d", "depthwise_conv2d")
+def pad_conv(draft: Draft, node: Node) -> bool:
     """Let a convolution pad with zeros itself."""
-    source = rw.only(node.inputs[0], "pad")
+    source = draft.only(node.inputs[0], "pad")
     if source is None or settings(source)["value"] != 0:
         return False
     outer = settings(source)["pads"]
@@ -218,112 +193,75 @@ def absorb_padding(rw: Draft, node: Node) -> bool:
         return False
     own = pad_pairs("conv2d", settings(node)["pad"])
     pads = tuple((a[0] + b[0], a[1] + b[1]) for a, b in zip(outer[2:], own, strict=True))
-    return rw.become(node, node.op, (*source.inputs, *node.inputs[1:]), {**node.attrs, "pad": pads})
+    reads = (*source.inputs, *node.inputs[1:])
+    return draft.become(node, node.op, reads, {**node.attrs, "pad": pads})
 
 
-def to_matmul(rw: Draft, node: Node) -> bool:
-    """Turn a convolution whose window is the whole image into a matrix product (n, c h w).
+@rewrites("ConvToFullyConnectionFusionPass", "conv2d", stage="opt-in", values="rounded")
+def fully_connected(draft: Draft, node: Node) -> bool:
+    """Turn a convolution over a window as large as the image into a matrix product (n, c h w).
 
     One node becomes three: of use where matrix products are what is tuned, not to save nodes.
     """
-    x, weight = (rw.type(name) for name in node.inputs[:2])
-    options = settings(node)
-    whole = x.shape[2:] == weight.shape[2:] and rw.type(node.output).shape[2:] == (1, 1)
+    x, weight = (draft.type(name) for name in node.inputs[:2])
+    options, out = settings(node), draft.type(node.output)
+    constants = [draft.constant(name) for name in node.inputs[1:]]
+    whole = x.shape[2:] == weight.shape[2:] and out.shape[2:] == (1, 1)
     padded = any(map(any, pad_pairs("conv2d", options["pad"])))
-    spread = pair("dilation", options["dilation"])
-    constant = rw.constant(node.inputs[1])
-    bias = rw.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    if not whole or padded or options["groups"] != 1 or constant is None:
+    if not whole or padded or options["groups"] != 1 or constants[0] is None or None in constants:
         return False
-    if spread != (1, 1) and weight.shape[2:] != (1, 1):
+    if pair("dilation", options["dilation"]) != (1, 1) and weight.shape[2:] != (1, 1):
         return False
-    if options["out_dtype"] or x.dtype == "int8" or (bias is None and len(node.inputs) > 2):
+    if options["out_dtype"] or x.dtype == "int8":
         return False
     k, n = weight.shape[0], x.shape[0]
     inner = weight.elements // k
-    flat = derived(TensorType((k, inner), weight.dtype), lambda w: w.reshape(k, inner), constant)
-    rows = rw.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
-    table = rw.add(flat, f"{node.inputs[1]}_matrix")
-    op = "gemm" if bias is not None else "matmul"
-    made = rw.insert(op, (rows, table, *node.inputs[2:]), {"trans_b": True}, f"{node.name}_product")
-    return rw.become(node, "reshape", [made], {"shape": rw.type(node.output).shape})
+    kind = TensorType((k, inner), weight.dtype)
+    flat = derived(kind, lambda w: w.reshape(k, inner), constants[0])
+    rows = draft.insert("reshape", node.inputs[:1], {"shape": (n, inner)}, f"{node.name}_rows")
+    reads = (rows, draft.add(flat, f"{node.inputs[1]}_matrix"), *node.inputs[2:])
+    op = "gemm" if len(constants) > 1 else "matmul"
+    made = draft.insert(op, reads, {"trans_b": True}, f"{node.name}_product")
+    return draft.become(node, "reshape", [made], {"shape": out.shape})
 
 
-PAD_CONV = Pass(
-    "PadConv2dFusionPass",
-    "fuse",
-    sweep(absorb_padding, "conv2d", "depthwise_conv2d"),
-    "lets a convolution pad with zeros itself",
-)
-FULLY_CONNECTED = Pass(
-    "ConvToFullyConnectionFusionPass",
-    "opt-in",
-    sweep(to_matmul, "conv2d"),
-    "turns a convolution over a window as large as the image into a matrix product",
-    "rounded",
-)
-
-
-# Pooling as a strided convolution, and means over an image.
-
-
-def mean_of_image(rw: Draft, node: Node) -> bool:
-    """Turn the mean over axes 2 and 3 into global_avg_pool."""
-    shape = rw.type(node.inputs[0]).shape
-    options = settings(node)
-    if len(shape) != 4 or axes_of("reduce_mean", options["axis"], shape) != (2, 3):
-        return False
-    if options["keepdims"]:
-        return rw.become(node, "global_avg_pool", node.inputs)
-    mean = rw.insert("global_avg_pool", node.inputs, name=f"{node.name}_mean")
-    return rw.become(node, "reshape", [mean], {"shape": shape[:2]})
-
-
-def pool_of_image(rw: Draft, node: Node) -> bool:
-    """Turn an average over a window as large as the image into global_avg_pool."""
-    shape = rw.type(node.inputs[0]).shape
-    size, _, pads = _geometry(node)
-    if size != shape[2:] or any(map(any, pads)):
-        return False
-    return rw.become(node, "global_avg_pool", node.inputs)
-
-
-def pooling_to_convolution(rw: Draft, node: Node) -> bool:
-    """Turn pooling into a convolution of the same window, stride and padding, channel by channel.
-
-    The weights are all 1 / window: for average pooling that counts its padding the results are
-    the same; a maximum becomes a mean, and only training the new weights makes up for that.
-    """
-    kind = rw.type(node.inputs[0])
-    size, step, pads = _geometry(node)
-    shape = (kind.shape[1], 1, *size)
-    weights = Constant(TensorType(shape, kind.dtype), Fill(1.0 / float(np.prod(size))))
-    attrs = {"stride": step, "pad": pads, "groups": kind.shape[1]}
-    name = rw.add(weights, f"{node.name}_weight")
-    return rw.become(node, "conv2d", (node.inputs[0], name), attrs)
-
-
-def _geometry(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
+# -- pooling --------------------------------------------------------------------------------------
+def _window(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[tuple[int, int], ...]]:
     options = settings(node)
     return geometry(*(options[key] for key in ("kernel", "stride", "pad")))
 
 
-MEAN = Pass(
-    "AReduceMeanFusionPass",
-    "fuse",
-    sweep(mean_of_image, "reduce_mean"),
-    "turns a mean over the pixels into global average pooling",
-)
-GLOBAL_POOL = Pass(
-    "GlobalPoolingPass",
-    "fuse",
-    sweep(pool_of_image, "avg_pool2d"),
-    "turns an average over the whole image into global average pooling",
-)
-POOL_TO_CONV = Pass(
-    "PoolingToConvPass",
-    "opt-in",
-    sweep(pooling_to_convolution, "max_pool2d", "avg_pool2d"),
-    "turns pooling into a strided convolution, to be trained again",
-    "changed",
-)
+@rewrites("AReduceMeanFusionPass", "reduce_mean")
+def mean_of_image(draft: Draft, node: Node) -> bool:
+    """Turn a mean over the pixels into global average pooling."""
+    shape, options = draft.type(node.inputs[0]).shape, settings(node)
+    if len(shape) != 4 or axes_of("reduce_mean", options["axis"], shape) != (2, 3):
+        return False
+    if options["keepdims"]:
+        return draft.become(node, "global_avg_pool", node.inputs)
+    mean = draft.insert("global_avg_pool", node.inputs, name=f"{node.name}_mean")
+    return draft.become(node, "reshape", [mean], {"shape": shape[:2]})
+
+
+@rewrites("GlobalPoolingPass", "avg_pool2d")
+def pool_of_image(draft: Draft, node: Node) -> bool:
+    """Turn an average over the whole image into global average pooling."""
+    size, _, pads = _window(node)
+    whole = size == draft.type(node.inputs[0]).shape[2:] and not any(map(any, pads))
+    return whole and draft.become(node, "global_avg_pool", node.inputs)
+
+
+@rewrites("PoolingToConvPass", "max_pool2d", "avg_pool2d", stage="opt-in", values="changed")
+def pool_to_conv(draft: Draft, node: Node) -> bool:
+    """Turn pooling into a strided convolution, to be trained again.
+
+    The weights are all 1 / window: for average pooling that counts its padding the results are
+    the same; a maximum becomes a mean, and only training the new weights makes up for that.
+    """
+    kind, (size, step, pads) = draft.type(node.inputs[0]), _window(node)
+    channels = kind.shape[1]
+    weights = TensorType((channels, 1, *size), kind.dtype)
+    filled = Constant(weights, Fill(1.0 / float(np.prod(size))))
+    attrs = {"stride": step, "pad": pads, "groups": channels}
+    name = draft.add(filled, f"{node.name}_weight")
+    return draft.become(node, "conv2d", (node.inputs[0], name), attrs)

@@ -1,4 +1,12 @@
-"""What passes are made of: a pass with its name, and rules that rewrite one node at a time."""
+"""What passes are made of: rules that rewrite one node at a time, and patterns they look for.
+
+Patterns are nested tuples, matched from the last node backwards:
+
+    ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
+    ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
+    ("adds", "x", {"number": "$eps"})           an attribute to remember
+    ("pow", "x", 3.0)                           a constant that holds one number
+"""
 
 from __future__ import annotations
 
@@ -8,13 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.graph.draft import SMALL, Draft
-from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, operator_of
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values, operator_of
 from ascend_lab.ops.formats import round_to
 
-Values = NDArray[Any]
+Rule = Callable[[Draft, Node], bool]
+Apply = Callable[[Graph], tuple[Graph, int]]
+Effect = Literal["exact", "rounded", "changed"]
+Pattern = Any
+Found = dict[str, Any]
+COMMUTES = ("add", "mul", "max", "min")
+CLOSE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +40,9 @@ class Pass:
 
     name: str
     stage: str
-    apply: Callable[[Graph], tuple[Graph, int]]
+    apply: Apply
     summary: str
-    values: Literal["exact", "rounded", "changed"] = "exact"
+    values: Effect = "exact"
 
     @property
     def changes_values(self) -> bool:
@@ -41,10 +54,7 @@ class Pass:
         return self.apply(graph)[0]
 
 
-Rule = Callable[[Draft, Node], bool]
-
-
-def sweep(rule: Rule, *ops: str) -> Callable[[Graph], tuple[Graph, int]]:
+def sweep(rule: Rule, *ops: str) -> Apply:
     """Return the pass that offers every node (of `ops`, if given) to a rule once, in order."""
 
     def apply(graph: Graph) -> tuple[Graph, int]:
@@ -59,6 +69,17 @@ def sweep(rule: Rule, *ops: str) -> Callable[[Graph], tuple[Graph, int]]:
         return (draft.finish(), count) if count else (graph, 0)
 
     return apply
+
+
+def rewrites(
+    name: str, *ops: str, stage: str = "fuse", values: Effect = "exact"
+) -> Callable[[Rule], Pass]:
+    """Make a rule the pass of that name over nodes of `ops`; its first line is the summary."""
+
+    def made(rule: Rule) -> Pass:
+        return Pass(name, stage, sweep(rule, *ops), (rule.__doc__ or "").splitlines()[0], values)
+
+    return made
 
 
 def settings(node: Node) -> dict[str, Any]:
@@ -82,34 +103,20 @@ def derived(
     return Constant(kind, lazy.array())
 
 
-# Patterns of several nodes, written as nested tuples and matched from the last node backwards.
-#
-# ("mul", "x", ("sigmoid", "x"))              x * sigmoid(x), both the same tensor
-# ("adds", "x", {"number": 1.0})              an attribute with a value (numbers within 0.1 %)
-# ("adds", "x", {"number": "$eps"})           an attribute to remember
-# ("pow", "x", 3.0)                           a constant that holds one number
-
-
-Pattern = Any
-Found = dict[str, Any]
-COMMUTES = ("add", "mul", "max", "min")
-CLOSE = 1e-3
-
-
-def match(rw: Draft, node: Node, *patterns: Pattern) -> Found | None:
+def match(draft: Draft, node: Node, *patterns: Pattern) -> Found | None:
     """Return what the names of the first fitting pattern stand for; None if none fits.
 
     Nodes inside the match must not be read from outside it.
     """
     for pattern in patterns:
-        for found in _node(rw, node, pattern, {}):
+        for found in _node(draft, node, pattern, {}):
             readers: Mapping[str, set[str]] = found.pop("", {})
-            if all(rw.uses[name] == len(by) for name, by in readers.items()):
+            if all(draft.uses[name] == len(by) for name, by in readers.items()):
                 return found
     return None
 
 
-def _node(rw: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
+def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Found]:
     op, *parts = pattern
     wanted = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     if node.op != op or len(node.inputs) != len(parts):
@@ -117,39 +124,36 @@ def _node(rw: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[Fou
     bound = _attributes(settings(node), wanted, found)
     if bound is None:
         return
-    orders = [node.inputs]
-    if op in COMMUTES:
-        orders.append(node.inputs[::-1])
-    for inputs in orders:
-        yield from _inputs(rw, node, list(zip(inputs, parts, strict=True)), bound)
+    for inputs in (node.inputs, node.inputs[::-1]) if op in COMMUTES else (node.inputs,):
+        yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), bound)
 
 
 def _inputs(
-    rw: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
+    draft: Draft, node: Node, pairs: list[tuple[str, Pattern]], found: Found
 ) -> Iterator[Found]:
     if not pairs:
         yield found
         return
     (name, part), *rest = pairs
-    for bound in _tensor(rw, node, name, part, found):
-        yield from _inputs(rw, node, rest, bound)
+    for bound in _tensor(draft, node, name, part, found):
+        yield from _inputs(draft, node, rest, bound)
 
 
-def _tensor(rw: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
-    name = rw.resolve(name)
+def _tensor(draft: Draft, reader: Node, name: str, part: Pattern, found: Found) -> Iterator[Found]:
+    name = draft.resolve(name)
     if isinstance(part, str):
         if found.get(part, name) == name:
             yield {**found, part: name}
     elif isinstance(part, float):
-        number = rw.number(name)
+        number = draft.number(name)
         if number is not None and math.isclose(number, part, rel_tol=CLOSE):
             yield found
     else:
-        maker = rw.maker(name)
+        maker = draft.maker(name)
         if maker is not None and len(maker.outputs) == 1:
             readers = found.get("", {})
             seen = {**found, "": {**readers, name: readers.get(name, set()) | {reader.name}}}
-            yield from _node(rw, maker, part, seen)
+            yield from _node(draft, maker, part, seen)
 
 
 def _attributes(options: Mapping[str, Any], wanted: Found, found: Found) -> Found | None:

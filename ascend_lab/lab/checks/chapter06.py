@@ -15,13 +15,7 @@ from ascend_lab.dsl.boxes import Range
 from ascend_lab.dsl.run import steps
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.isa import Affine, sanitize
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
@@ -38,22 +32,6 @@ Arrays = Mapping[str, NDArray[Any]]
 # -- 2: split a range ------------------------------------------------------------------------------
 
 
-def check_ex_06_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        n = int(rng.integers(1, 300))
-        tail = ("cut", "guard")[rng.integers(2)]
-        return {"n": n, "factor": int(rng.integers(1, n + 1)), "tail": tail}
-
-    edges = [
-        {"n": n, "factor": factor, "tail": tail}
-        for n, factor in ((22, 8), (24, 8), (5, 5), (7, 1))
-        for tail in ("cut", "guard")
-    ]
-    return check_against("ex_06_2", fn, _parts, draw, edge_cases=edges, seed=seed)
-
-
 def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
     """Return the parts that the interpreter walks for a loop split like that."""
     x = te.placeholder((n,), name="x")
@@ -66,22 +44,7 @@ def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
 # -- 3: the largest tile ---------------------------------------------------------------------------
 
 
-def check_ex_06_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits.
-
-    The formula adds `inputs` fp16 vectors; factors are multiples of 128. The judge lowers the
-    schedule with that factor, which must fit, and with the next larger one, which must not.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        chip = load_chip(CHIPS[rng.integers(len(CHIPS))])
-        inputs, slots = int(rng.integers(1, 6)), int(rng.integers(1, 5))
-        return {"ub_bytes": chip.buffers["UB"], "inputs": inputs, "slots": slots}
-
-    return check_property("ex_06_3", fn, _judge_tile, draw, cases=12, seed=seed)
-
-
-def _judge_tile(got: Any, case: Case) -> str | None:
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, int | np.integer) or got < UNIT or got % UNIT:
         return f"expected a whole number of elements, a multiple of {UNIT}"
     if not _fits(int(got), **case):
@@ -110,49 +73,6 @@ def _fits(factor: int, ub_bytes: int, inputs: int, slots: int) -> bool:
 
 
 # -- 4 and 5: schedules to repair ------------------------------------------------------------------
-
-
-def check_ex_06_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a faster schedule: `fn(rows, columns)` schedules y = x + p, p added to every row.
-
-    Inputs x (rows, columns) and p (columns,), fp16, on the Ascend910B2: the same bits, no finding
-    of the sanitizer, and at most 1.25 times the cycles of ours.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows, columns = ((16, 65536), (48, 65536), (64, 30000))[rng.integers(3)]
-        return {"rows": rows, "columns": columns}
-
-    def judge(got: Any, case: Case) -> str | None:
-        rows, columns = case["rows"], case["columns"]
-        rng = np.random.default_rng(rows)
-        x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
-        feed = {"x": x.astype(np.float16), "p": p.astype(np.float16)}
-        return _judge(got, feed, feed["x"] + feed["p"], 0.0, _table(rows, columns))
-
-    edges = [{"rows": 32, "columns": 65536}]
-    return check_property("ex_06_4", fn, judge, draw, edge_cases=edges, cases=1, seed=seed)
-
-
-def check_ex_06_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k].
-
-    Input x (rows, columns) in fp32, columns a multiple of 131,072, on the Ascend910B2: the sums
-    within rounding, no finding, and at most 1.25 times the cycles of ours.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]
-        return {"rows": rows, "columns": columns}
-
-    def judge(got: Any, case: Case) -> str | None:
-        rows, columns = case["rows"], case["columns"]
-        x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
-        near = 1e-6 * float(abs(x).sum(1).max())
-        return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
-
-    edges = [{"rows": 4, "columns": 262144}]
-    return check_property("ex_06_5", fn, judge, draw, edge_cases=edges, cases=1, seed=seed)
 
 
 def _judge(
@@ -202,3 +122,67 @@ def _sums(rows: int, columns: int) -> Schedule:
     s = te.split(te.rfactor(s, "y", "k_o"), "y_rf", "k", 4096)
     s = te.reorder(s, "y_rf", "p", "i", "k_o", "k_i")
     return te.double_buffer(te.bind(s, "y_rf", "p"), "y_rf")
+
+
+@ex.against(
+    _parts,
+    edges=[
+        {"n": n, "factor": factor, "tail": tail}
+        for n, factor in ((22, 8), (24, 8), (5, 5), (7, 1))
+        for tail in ("cut", "guard")
+    ],
+)
+def check_ex_06_2(rng: ex.Rng) -> ex.Case:
+    """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
+    n = int(rng.integers(1, 300))
+    tail = ("cut", "guard")[rng.integers(2)]
+    return {"n": n, "factor": int(rng.integers(1, n + 1)), "tail": tail}
+
+
+@ex.judged(_judge_tile, cases=12)
+def check_ex_06_3(rng: ex.Rng) -> ex.Case:
+    """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits.
+
+    The formula adds `inputs` fp16 vectors; factors are multiples of 128. The judge lowers the
+    schedule with that factor, which must fit, and with the next larger one, which must not.
+    """
+    chip = load_chip(CHIPS[rng.integers(len(CHIPS))])
+    inputs, slots = int(rng.integers(1, 6)), int(rng.integers(1, 5))
+    return {"ub_bytes": chip.buffers["UB"], "inputs": inputs, "slots": slots}
+
+
+def _judge_06_4(got: Any, case: ex.Case) -> str | None:
+    rows, columns = case["rows"], case["columns"]
+    rng = np.random.default_rng(rows)
+    x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
+    feed = {"x": x.astype(np.float16), "p": p.astype(np.float16)}
+    return _judge(got, feed, feed["x"] + feed["p"], 0.0, _table(rows, columns))
+
+
+@ex.judged(_judge_06_4, edges=[{"rows": 32, "columns": 65536}], cases=1)
+def check_ex_06_4(rng: ex.Rng) -> ex.Case:
+    """Check a faster schedule: `fn(rows, columns)` schedules y = x + p, p added to every row.
+
+    Inputs x (rows, columns) and p (columns,), fp16, on the Ascend910B2: the same bits, no finding
+    of the sanitizer, and at most 1.25 times the cycles of ours.
+    """
+    rows, columns = ((16, 65536), (48, 65536), (64, 30000))[rng.integers(3)]
+    return {"rows": rows, "columns": columns}
+
+
+def _judge_06_5(got: Any, case: ex.Case) -> str | None:
+    rows, columns = case["rows"], case["columns"]
+    x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
+    near = 1e-6 * float(abs(x).sum(1).max())
+    return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
+
+
+@ex.judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
+def check_ex_06_5(rng: ex.Rng) -> ex.Case:
+    """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k].
+
+    Input x (rows, columns) in fp32, columns a multiple of 131,072, on the Ascend910B2: the sums
+    within rounding, no finding, and at most 1.25 times the cycles of ours.
+    """
+    rows, columns = ((2, 524288), (8, 131072))[rng.integers(2)]
+    return {"rows": rows, "columns": columns}

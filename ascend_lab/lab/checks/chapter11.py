@@ -13,14 +13,7 @@ from ascend_lab.chip import BLOCK_BYTES, load_chip
 from ascend_lab.dsl.cross_core import two_pass
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 FP16_UNIT = 2.0**-11
@@ -34,21 +27,7 @@ CYCLE_SLACK = 1.3
 """A schedule may take this many times the cycles of ours."""
 
 
-def check_ex_11_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(units, most)`: the numbers of cores worth using, in rising order.
-
-    Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
-    cores are as fast.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"units": int(rng.integers(1, 400)), "most": int(rng.integers(1, 50))}
-
-    edges = [{"units": 63, "most": 32}, {"units": 1, "most": 8}, {"units": 48, "most": 48}]
-    return check_property("ex_11_1", fn, _judge_teeth, draw, edge_cases=edges, seed=seed)
-
-
-def _judge_teeth(got: Any, case: Case) -> str | None:
+def _judge_teeth(got: Any, case: ex.Case) -> str | None:
     units, right = case["units"], worth_using(case["units"], case["most"])
     if not isinstance(got, list | tuple):
         return "expected a list of numbers of cores"
@@ -68,29 +47,7 @@ def worth_using(units: int, most: int) -> list[int]:
     return [n for n in range(1, most + 1) if n == 1 or largest[n - 1] < largest[n - 2]]
 
 
-def check_ex_11_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works.
-
-    The shares follow each other from 0 to `elements`, start at whole 32-byte blocks, and differ by
-    at most one block, counting the ragged one at the end as whole; no core is left idle that could
-    have a block.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "elements": int(rng.integers(1, 3000)),
-            "itemsize": int(rng.choice([1, 2, 4])),
-            "cores": int(rng.integers(1, 50)),
-        }
-
-    edges = [
-        {"elements": e, "itemsize": i, "cores": c}
-        for e, i, c in ((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))
-    ]
-    return check_property("ex_11_2", fn, _judge_shares, draw, edge_cases=edges, seed=seed)
-
-
-def _judge_shares(got: Any, case: Case) -> str | None:
+def _judge_shares(got: Any, case: ex.Case) -> str | None:
     elements, cores = case["elements"], case["cores"]
     block = BLOCK_BYTES // case["itemsize"]
     wanted = min(cores, -(-elements // block))
@@ -101,7 +58,7 @@ def _judge_shares(got: Any, case: Case) -> str | None:
     for share in got:
         start, size = (int(n) for n in share)
         if start != at or size < 1:
-            return f"expected a share of at least one element from {at} on, got {show(share)}"
+            return f"expected a share of at least one element from {at} on, got {ex.show(share)}"
         if start % block:
             return f"expected starts at multiples of {block} elements, got {start}"
         at = start + size
@@ -113,47 +70,13 @@ def _judge_shares(got: Any, case: Case) -> str | None:
     return None
 
 
-def check_ex_11_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass.
-
-    A row of partial results takes t cycles to move. The second pass, on one core: one step and
-    parts * t. The tree: log2(parts) rounds of one step and 3 t. The answer is the t at which both
-    take as long, infinity where there is none.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "parts": int(2 ** rng.integers(1, 10)),
-            "step_cycles": int(rng.integers(50, 2000)),
-        }
-
-    edges = [{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)]
-    return check_against(
-        "ex_11_3", fn, tree_pays_from, draw, rel_tol=1e-9, edge_cases=edges, seed=seed
-    )
-
-
 def tree_pays_from(parts: int, step_cycles: float) -> float:
     """Return t with step + parts t = rounds (step + 3 t), or infinity if the tree never wins."""
     rounds = parts.bit_length() - 1
     return step_cycles * (rounds - 1) / (parts - 3 * rounds) if parts > 3 * rounds else math.inf
 
 
-def check_ex_11_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
-
-    x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
-    sanitizer, at most 1.3 times the cycles of `two_pass`.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"rows": 8 * int(rng.integers(1, 3)), "columns": 4096 * int(rng.integers(2, 7))}
-
-    edges = [{"rows": 8, "columns": 32768}]
-    return check_property("ex_11_4", fn, _judge_fold, draw, edge_cases=edges, cases=2, seed=seed)
-
-
-def _judge_fold(got: Any, case: Case) -> str | None:
+def _judge_fold(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, te.Schedule):
         return "expected a schedule (te.create_schedule and steps)"
     rows, columns = case["rows"], case["columns"]
@@ -186,27 +109,7 @@ def _our_cycles(rows: int, columns: int) -> int:
     return simulate_kernel(te.lower(two_pass(y, chip)), chip).cycles
 
 
-def check_ex_11_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree".
-
-    It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma
-    stands for the additions an element goes through.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        size = int(2 ** rng.integers(1, 9))
-        low = float(rng.choice([-1.0, 0.0]))
-        x = rng.uniform(low, 1.0, size).astype(np.float16)
-        return {"x": x, "order": str(rng.choice(["chain", "tree"]))}
-
-    one = np.array([1, FP16_UNIT], np.float16)
-    far = np.array([1, 2 * FP16_UNIT + FP16_UNIT / 16, -1, 0] * 16, np.float16)
-    lost = np.array([1] + [FP16_UNIT] * 200, np.float16)  # a chain loses all but the first
-    edges = [{"x": x, "order": order} for x in (one, far, lost) for order in ("chain", "tree")]
-    return check_property("ex_11_5", fn, _judge_bound, draw, edge_cases=edges, seed=seed)
-
-
-def _judge_bound(got: Any, case: Case) -> str | None:
+def _judge_bound(got: Any, case: ex.Case) -> str | None:
     x, order = case["x"], case["order"]
     steps = additions(x.size, order)
     ours = steps * FP16_UNIT / (1 - steps * FP16_UNIT) * float(np.abs(x.astype(np.float64)).sum())
@@ -238,3 +141,81 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
         rest = np.concatenate([x[half:], np.zeros(2 * half - x.size, np.float16)])
         x = (x[:half] + rest).astype(np.float16)
     return np.float16(x[0])
+
+
+@ex.judged(_judge_teeth, edges=ex.rows("units most", (63, 32), (1, 8), (48, 48)))
+def check_ex_11_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(units, most)`: the numbers of cores worth using, in rising order.
+
+    Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
+    cores are as fast.
+    """
+    return {"units": int(rng.integers(1, 400)), "most": int(rng.integers(1, 50))}
+
+
+@ex.judged(
+    _judge_shares,
+    edges=[
+        {"elements": e, "itemsize": i, "cores": c}
+        for e, i, c in ((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))
+    ],
+)
+def check_ex_11_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works.
+
+    The shares follow each other from 0 to `elements`, start at whole 32-byte blocks, and differ by
+    at most one block, counting the ragged one at the end as whole; no core is left idle that could
+    have a block.
+    """
+    return {
+        "elements": int(rng.integers(1, 3000)),
+        "itemsize": int(rng.choice([1, 2, 4])),
+        "cores": int(rng.integers(1, 50)),
+    }
+
+
+@ex.against(
+    tree_pays_from, edges=[{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)], rel_tol=1e-9
+)
+def check_ex_11_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass.
+
+    A row of partial results takes t cycles to move. The second pass, on one core: one step and
+    parts * t. The tree: log2(parts) rounds of one step and 3 t. The answer is the t at which both
+    take as long, infinity where there is none.
+    """
+    return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
+
+
+@ex.judged(_judge_fold, edges=[{"rows": 8, "columns": 32768}], cases=2)
+def check_ex_11_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
+
+    x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
+    sanitizer, at most 1.3 times the cycles of `two_pass`.
+    """
+    return {"rows": 8 * int(rng.integers(1, 3)), "columns": 4096 * int(rng.integers(2, 7))}
+
+
+@ex.judged(
+    _judge_bound,
+    edges=[
+        {"x": x, "order": order}
+        for x in (
+            np.array([1, FP16_UNIT], np.float16),
+            np.array([1, 2 * FP16_UNIT + FP16_UNIT / 16, -1, 0] * 16, np.float16),
+            np.array([1] + [FP16_UNIT] * 200, np.float16),
+        )
+        for order in ("chain", "tree")
+    ],
+)
+def check_ex_11_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree".
+
+    It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma
+    stands for the additions an element goes through.
+    """
+    size = int(2 ** rng.integers(1, 9))
+    low = float(rng.choice([-1.0, 0.0]))
+    x = rng.uniform(low, 1.0, size).astype(np.float16)
+    return {"x": x, "order": str(rng.choice(["chain", "tree"]))}

@@ -10,14 +10,7 @@ import numpy as np
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import KernelBuilder, Program, sanitize
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-    equal_to,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate
 
 SIDE = 16
@@ -27,25 +20,6 @@ SLACK = 1.1
 """A block kernel may take this many times the cycles of ours, not more."""
 
 INDEX_BYTES = 4
-
-
-def check_ex_12_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`.
-
-    It returns (loads, stores, wire_bytes) of a transpose of fp16 numbers, block after block; the
-    blocks at the edges are smaller, and a burst takes whole 32-byte blocks on the wires.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        names = ("rows", "columns", "block_rows", "block_columns")
-        return {name: int(rng.integers(1, 70)) for name in names}
-
-    edges = [
-        {"rows": 64, "columns": 48, "block_rows": 16, "block_columns": 16},
-        {"rows": 17, "columns": 33, "block_rows": 16, "block_columns": 16},
-        {"rows": 5, "columns": 7, "block_rows": 1, "block_columns": 1},
-    ]
-    return check_against("ex_12_1", fn, count_bursts, draw, edge_cases=edges, seed=seed)
 
 
 def count_bursts(
@@ -63,21 +37,7 @@ def count_bursts(
     return loads, stores, wire_bytes
 
 
-def check_ex_12_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check a block transpose: `fn(m, n)` returns a `Program` for the Toy chip.
-
-    y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and as fast as blocks
-    of 16 x 16 are: moving single elements is right, and too slow.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"m": int(rng.integers(1, 6)), "n": int(rng.integers(1, 6))}
-
-    edges = [{"m": 1, "n": 1}, {"m": 1, "n": 4}, {"m": 4, "n": 1}]
-    return check_property("ex_12_2", fn, _judge_turn, draw, edge_cases=edges, cases=5, seed=seed)
-
-
-def _judge_turn(got: Any, case: Case) -> str | None:
+def _judge_turn(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"
     chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
@@ -127,48 +87,9 @@ def _turn(chip: Chip, m: int, n: int) -> Program:
     return k.finish()
 
 
-def check_ex_12_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(index)`: positions of the updates that survive a scatter, by row.
-
-    The last update of a row wins. Position p of the answer belongs to the p-th smallest row that is
-    updated at all; with these positions no row is written twice.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows = int(rng.integers(1, 12))
-        return {"index": rng.integers(0, rows, int(rng.integers(1, 40)))}
-
-    edges = [{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])]
-    return check_property("ex_12_3", fn, _judge_last, draw, edge_cases=edges, seed=seed)
-
-
-def _judge_last(got: Any, case: Case) -> str | None:
+def _judge_last(got: Any, case: ex.Case) -> str | None:
     last = {int(row): place for place, row in enumerate(case["index"])}
-    return equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
-
-
-def check_ex_12_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted.
-
-    The way that moves the fewest bytes between memory and cores for a scatter-add; `reproducible`
-    rules out atomic.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        updates = int(rng.integers(1, 5000))
-        return {
-            "updates": updates,
-            "distinct": int(rng.integers(1, updates + 1)),
-            "row_bytes": 32 * int(2 ** rng.integers(0, 6)),
-            "cores": int(rng.choice([2, 32, 48])),
-            "reproducible": bool(rng.integers(0, 2)),
-        }
-
-    edges = [
-        {"updates": 64, "distinct": d, "row_bytes": b, "cores": c, "reproducible": r}
-        for d, b, c, r in ((64, 32, 32, False), (64, 32, 2, True), (1, 32, 32, False))
-    ]
-    return check_property("ex_12_4", fn, _judge_way, draw, edge_cases=edges, seed=seed)
+    return ex.equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
 
 
 def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict[str, int]:
@@ -184,7 +105,7 @@ def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict
     }
 
 
-def _judge_way(got: Any, case: Case) -> str | None:
+def _judge_way(got: Any, case: ex.Case) -> str | None:
     numbers = {name: case[name] for name in ("updates", "distinct", "row_bytes", "cores")}
     ways = moved_bytes(**numbers)
     if case["reproducible"]:
@@ -195,3 +116,65 @@ def _judge_way(got: Any, case: Case) -> str | None:
         return None
     listed = ", ".join(f"{name} {size}" for name, size in ways.items())
     return f"expected {' or '.join(map(repr, names))}, in bytes: {listed}"
+
+
+@ex.against(
+    count_bursts,
+    edges=ex.rows(
+        "rows columns block_rows block_columns", (64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)
+    ),
+)
+def check_ex_12_1(rng: ex.Rng) -> ex.Case:
+    """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`.
+
+    It returns (loads, stores, wire_bytes) of a transpose of fp16 numbers, block after block; the
+    blocks at the edges are smaller, and a burst takes whole 32-byte blocks on the wires.
+    """
+    names = ("rows", "columns", "block_rows", "block_columns")
+    return {name: int(rng.integers(1, 70)) for name in names}
+
+
+@ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 4), (4, 1)), cases=5)
+def check_ex_12_2(rng: ex.Rng) -> ex.Case:
+    """Check a block transpose: `fn(m, n)` returns a `Program` for the Toy chip.
+
+    y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and as fast as blocks
+    of 16 x 16 are: moving single elements is right, and too slow.
+    """
+    return {"m": int(rng.integers(1, 6)), "n": int(rng.integers(1, 6))}
+
+
+@ex.judged(
+    _judge_last, edges=[{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])]
+)
+def check_ex_12_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(index)`: positions of the updates that survive a scatter, by row.
+
+    The last update of a row wins. Position p of the answer belongs to the p-th smallest row that is
+    updated at all; with these positions no row is written twice.
+    """
+    rows = int(rng.integers(1, 12))
+    return {"index": rng.integers(0, rows, int(rng.integers(1, 40)))}
+
+
+@ex.judged(
+    _judge_way,
+    edges=[
+        {"updates": 64, "distinct": d, "row_bytes": b, "cores": c, "reproducible": r}
+        for d, b, c, r in ((64, 32, 32, False), (64, 32, 2, True), (1, 32, 32, False))
+    ],
+)
+def check_ex_12_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted.
+
+    The way that moves the fewest bytes between memory and cores for a scatter-add; `reproducible`
+    rules out atomic.
+    """
+    updates = int(rng.integers(1, 5000))
+    return {
+        "updates": updates,
+        "distinct": int(rng.integers(1, updates + 1)),
+        "row_bytes": 32 * int(2 ** rng.integers(0, 6)),
+        "cores": int(rng.choice([2, 32, 48])),
+        "reproducible": bool(rng.integers(0, 2)),
+    }

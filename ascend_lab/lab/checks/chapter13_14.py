@@ -11,21 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
-from ascend_lab.graph.passes import Rewriter, sweep
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-    show,
-)
+from ascend_lab.graph.passes import Draft, sweep
+from ascend_lab.lab.checks import core as ex
 
 DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 
 
-def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_13_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
 
     def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
@@ -34,7 +27,7 @@ def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
         return net.build()
 
-    def judge(got: Graph, case: Case) -> str | None:
+    def judge(got: Graph, case: ex.Case) -> str | None:
         used = [node.op for node in got.nodes]
         if "gemm" in used:
             return "which has a gemm in it; use matmul, muls and add"
@@ -44,56 +37,31 @@ def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         if found.shape != expected.shape:
             return f"of shape {found.shape}, expected {expected.shape}"
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-            return (
-                f"which computes {show(found.ravel()[:3])}, expected {show(expected.ravel()[:3])}"
-            )
+            shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
+            return f"which computes {shown[0]}, expected {shown[1]}"
         return None
 
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"a": (2, 3), "b": (3, 4), "c": (4,), "attributes": {}},
         {"a": (2, 3), "b": (3, 4), "c": None, "attributes": {}},
         {"a": (3, 2), "b": (4, 3), "c": (2, 4), "attributes": {"transA": 1, "transB": 1}},
         {"a": (2, 3), "b": (3, 4), "c": (2, 1), "attributes": {"alpha": 0.5, "beta": 0.0}},
     ]
     if not callable(fn):
-        return check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
-    result = check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
+        return ex.check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
+    result = ex.check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
                             seed=seed)  # fmt: skip
     return replace(result, subject=fn)
 
 
-def check_ex_13_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
-
-    def reference(graph: Graph) -> str | None:
-        ready = {*graph.inputs, *graph.constants}
-        for node in graph.nodes:
-            if not ready.issuperset(node.inputs):
-                return node.name
-            ready.update(node.outputs)
-        return None
-
-    sound = _chain(5)
-    swapped = replace(sound, nodes=(sound.nodes[1], sound.nodes[0], *sound.nodes[2:]))
-    nobody = replace(sound.nodes[-1], inputs=("nobody", "w"))
-    own = replace(sound.nodes[2], inputs=(*sound.nodes[2].inputs[:1], sound.nodes[2].output))
-    edges = [
-        {"graph": sound},
-        {"graph": swapped},
-        {"graph": replace(sound, nodes=(*sound.nodes[:-1], nobody))},
-        {"graph": replace(sound, nodes=(*sound.nodes[:2], own, *sound.nodes[3:]))},
-    ]
-    return check_against("ex_13_3", fn, reference, _draw_graph, edge_cases=edges, seed=seed)
-
-
-def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_13_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
 
     def interval(times: Sequence[float], over: Sequence[int], rate: float, wait: float, at: int
                  ) -> float:  # fmt: skip
         return max(sum(times[:at]), wait + over[at] / rate, sum(times[at:]))
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         times, over, rate, wait = case.values()
         if not isinstance(got, int | np.integer) or not 0 < got < len(times):
             return f"expected a position from 1 to {len(times) - 1}"
@@ -109,7 +77,7 @@ def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         {"times_s": [4.0, 1.0, 1.0, 1.0], "bytes_over": [1] * 4, "rate": 8.0, "latency_s": 0.0},
         {"times_s": [1.0] * 4, "bytes_over": [9, 2, 9, 1], "rate": 1.0, "latency_s": 0.5},
     ]
-    return check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
 
 
 # -- cases ----------------------------------------------------------------------------------------
@@ -121,7 +89,7 @@ def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
     return product + full["beta"] * given["c"] if "c" in given else product
 
 
-def _draw_gemm(rng: np.random.Generator) -> Case:
+def _draw_gemm(rng: np.random.Generator) -> ex.Case:
     m, k, n = (int(s) for s in rng.integers(2, 6, 3))
     options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
     said = {key: value for key, value in options.items() if rng.random() < 0.5}
@@ -145,7 +113,7 @@ def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
     return net.build()
 
 
-def _draw_graph(rng: np.random.Generator) -> Case:
+def _draw_graph(rng: np.random.Generator) -> ex.Case:
     graph = _chain(int(rng.integers(2, 9)), rng)
     nodes = list(graph.nodes)
     if rng.random() < 0.6:
@@ -154,7 +122,7 @@ def _draw_graph(rng: np.random.Generator) -> Case:
     return {"graph": replace(graph, nodes=tuple(nodes))}
 
 
-def _draw_cut(rng: np.random.Generator) -> Case:
+def _draw_cut(rng: np.random.Generator) -> ex.Case:
     count = int(rng.integers(2, 12))
     return {
         "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
@@ -173,7 +141,7 @@ PERMS = tuple(itertools.permutations(range(3)))
 
 
 # -- two transposes are one -----------------------------------------------------------------------
-def merge_transposes(rw: Rewriter, node: Any) -> bool:
+def merge_transposes(rw: Draft, node: Any) -> bool:
     """Let a transpose of a transpose read what the first one reads; drop it if nothing moves."""
     first = rw.maker(node.inputs[0])
     if first is None or first.op != "transpose":
@@ -212,13 +180,13 @@ def _count(graph: Graph) -> int:
     return sum(node.op == "transpose" for node in graph.nodes)
 
 
-def check_ex_14_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_14_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
 
     def run(steps: Any, reads: Any) -> Graph:
         return rewritten(fn, chain_graph(steps, reads))
 
-    def judge(got: Graph, case: Case) -> str | None:
+    def judge(got: Graph, case: ex.Case) -> str | None:
         before = chain_graph(case["steps"], case["reads"])
         best = rewritten(merge_transposes, before)
         inputs = random_inputs(before, 14)
@@ -232,19 +200,19 @@ def check_ex_14_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
             return f"with {_count(got)} transposes, expected {_count(best)}"
         return None
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
         return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
 
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"steps": [2, 5], "reads": []},
         {"steps": [3, 4], "reads": []},
         {"steps": [3, 6, 4], "reads": []},
         {"steps": [3, 3, 3], "reads": [1]},
     ]
     if not callable(fn):
-        return check_property("ex_14_2", fn, judge, draw, seed=seed)
-    result = check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
+        return ex.check_property("ex_14_2", fn, judge, draw, seed=seed)
+    result = ex.check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
     return replace(result, subject=fn)
 
 
@@ -259,32 +227,6 @@ def needed(
             kept.append(name)
             wanted.update(inputs)
     return kept[::-1]
-
-
-def check_ex_14_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        ops = ("add", "relu", "scatter", "print", "exp")
-        names, nodes = ["x"], []
-        for i in range(int(rng.integers(1, 12))):
-            inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
-            nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
-            names.append(f"n{i}")
-        outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
-        return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
-
-    chain = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
-    edges: list[Case] = [
-        {"nodes": chain, "outputs": ["n2"], "effects": set()},
-        {"nodes": chain, "outputs": ["x"], "effects": set()},
-        {
-            "nodes": [("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))],
-            "outputs": ["c"],
-            "effects": {"print"},
-        },
-    ]
-    return check_against("ex_14_3", fn, needed, draw, edge_cases=edges, cases=30, seed=seed)
 
 
 # -- a chain of scales and shifts -----------------------------------------------------------------
@@ -303,7 +245,7 @@ def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, V
     return w, b
 
 
-def draw_steps(rng: np.random.Generator) -> Case:
+def draw_steps(rng: np.random.Generator) -> ex.Case:
     """Return weights, bias and up to four steps for two to five channels."""
     k, c = (int(n) for n in rng.integers(2, 6, 2))
     steps: list[Step] = []
@@ -317,17 +259,85 @@ def draw_steps(rng: np.random.Generator) -> Case:
     return {"weight": weight, "bias": bias, "steps": steps}
 
 
-def check_ex_14_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_14_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
     rng = np.random.default_rng(3)
     weight, bias = rng.standard_normal((2, 1, 1, 1)), rng.standard_normal(2)
     ones, zeros = np.ones(2), np.zeros(2)
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"weight": weight, "bias": bias, "steps": []},
         {"weight": weight, "bias": bias, "steps": [("mul", np.array([2.0, 3.0]))]},
         {"weight": weight, "bias": bias, "steps": [("add", ones), ("mul", np.array([2.0, 3.0]))]},
         {"weight": weight, "bias": bias, "steps": [("bn", ones, zeros, ones, 4 * ones, 0.0)]},
     ]
-    return check_against(
+    return ex.check_against(
         "ex_14_4", fn, fold, draw_steps, rel_tol=1e-9, edge_cases=edges, cases=20, seed=seed
     )
+
+
+def _answer_13_3(graph: Graph) -> str | None:
+    ready = {*graph.inputs, *graph.constants}
+    for node in graph.nodes:
+        if not ready.issuperset(node.inputs):
+            return node.name
+        ready.update(node.outputs)
+    return None
+
+
+SOUND_3 = _chain(5)
+
+
+@ex.against(
+    _answer_13_3,
+    edges=[
+        {"graph": SOUND_3},
+        {"graph": replace(SOUND_3, nodes=(SOUND_3.nodes[1], SOUND_3.nodes[0], *SOUND_3.nodes[2:]))},
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(*SOUND_3.nodes[:-1], replace(SOUND_3.nodes[-1], inputs=("nobody", "w"))),
+            )
+        },
+        {
+            "graph": replace(
+                SOUND_3,
+                nodes=(
+                    *SOUND_3.nodes[:2],
+                    replace(
+                        SOUND_3.nodes[2],
+                        inputs=(*SOUND_3.nodes[2].inputs[:1], SOUND_3.nodes[2].output),
+                    ),
+                    *SOUND_3.nodes[3:],
+                ),
+            )
+        },
+    ],
+)
+def check_ex_13_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
+    return _draw_graph(rng)
+
+
+CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
+
+
+@ex.against(
+    needed,
+    edges=ex.rows(
+        "nodes outputs effects",
+        (CHAIN_3, ["n2"], set()),
+        (CHAIN_3, ["x"], set()),
+        ([("a", "exp", ("x",)), ("b", "print", ("a",)), ("c", "relu", ("x",))], ["c"], {"print"}),
+    ),
+    cases=30,
+)
+def check_ex_14_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
+    ops = ("add", "relu", "scatter", "print", "exp")
+    names, nodes = ["x"], []
+    for i in range(int(rng.integers(1, 12))):
+        inputs = tuple(names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3)))
+        nodes.append((f"n{i}", ops[int(rng.integers(len(ops)))], inputs))
+        names.append(f"n{i}")
+    outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
+    return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}

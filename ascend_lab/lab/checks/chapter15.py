@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.memory import Buffer, plan
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-)
+from ascend_lab.lab.checks import core as ex
 
 Life = tuple[int, int, int]
 """When a buffer is born, when it is dead, and its size."""
@@ -34,23 +28,13 @@ def peak(lives: Sequence[Life]) -> int:
     return max((sum(s for a, b, s in lives if a <= born < b) for born, _, _ in lives), default=0)
 
 
-def draw_lives(rng: np.random.Generator) -> Case:
+def draw_lives(rng: np.random.Generator) -> ex.Case:
     """Return up to 12 buffers, born within 9 tasks, in any order."""
     lives = []
     for _ in range(int(rng.integers(1, 13))):
         born = int(rng.integers(0, 9))
         lives.append((born, born + int(rng.integers(1, 5)), int(rng.integers(1, 9))))
     return {"lives": lives}
-
-
-def check_ex_15_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(lives)`: the most bytes alive at one time."""
-    edges: list[Case] = [
-        {"lives": []},
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
-    ]
-    return check_against("ex_15_1", fn, peak, draw_lives, edge_cases=edges, seed=seed)
 
 
 # -- greedy by size -------------------------------------------------------------------------------
@@ -70,17 +54,6 @@ def by_size(lives: Sequence[Life]) -> list[int]:
             at = max(at, end)
         offsets[i] = at
     return [offsets[i] for i in range(len(lives))]
-
-
-def check_ex_15_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
-    edges: list[Case] = [
-        {"lives": [(0, 2, 4), (2, 3, 5)]},
-        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
-        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
-        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
-    ]
-    return check_against("ex_15_2", fn, by_size, draw_lives, edge_cases=edges, seed=seed)
 
 
 # -- in place, where it is safe -------------------------------------------------------------------
@@ -130,7 +103,7 @@ def _compute(op: str, reads: Sequence[Values], size: int) -> Values:
     return -tiled[0] if op == "neg" else tiled[0] + tiled[1]
 
 
-def draw_nodes(rng: np.random.Generator) -> Case:
+def draw_nodes(rng: np.random.Generator) -> ex.Case:
     """Return up to 10 nodes over tensors of 8 elements and rows of 2, and one or two outputs."""
     sizes, nodes, names = {"x": 8, "row": 2}, [], ["x"]
     for i in range(int(rng.integers(1, 11))):
@@ -145,7 +118,7 @@ def draw_nodes(rng: np.random.Generator) -> Case:
     return {"nodes": nodes, "sizes": sizes, "outputs": outputs}
 
 
-def _pairs_judge(got: Any, case: Case) -> str | None:
+def _pairs_judge(got: Any, case: ex.Case) -> str | None:
     nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
     reads = {name: node_reads for name, _, node_reads in nodes}
     try:
@@ -171,36 +144,6 @@ def _pairs_judge(got: Any, case: Case) -> str | None:
     return f"expected {missing} more, such as {best}" if missing > 0 else None
 
 
-def check_ex_15_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
-    size8 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
-    edges: list[Case] = [
-        {"nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))], "sizes": size8, "outputs": ["b"]},
-        {"nodes": [("a", "neg", ("x",)), ("b", "shift", ("a",))], "sizes": size8, "outputs": ["b"]},
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))],
-            "sizes": size8,
-            "outputs": ["c"],
-        },
-        {
-            "nodes": [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
-            "sizes": {"x": 8, "row": 2, "a": 2, "b": 8},
-            "outputs": ["b"],
-        },
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "neg", ("a",))],
-            "sizes": size8,
-            "outputs": ["a", "b"],
-        },
-        {
-            "nodes": [("a", "neg", ("x",)), ("b", "add", ("a", "a"))],
-            "sizes": size8,
-            "outputs": ["b"],
-        },
-    ]
-    return check_property("ex_15_3", fn, _pairs_judge, draw_nodes, edge_cases=edges, seed=seed)
-
-
 # -- a trap for greedy by start -------------------------------------------------------------------
 def trap(ratio: float) -> list[Life]:
     """Return three buffers for which greedy by start needs `ratio` times the least; 1 < ratio < 2.
@@ -211,28 +154,76 @@ def trap(ratio: float) -> list[Life]:
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 
 
-def check_ex_15_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+@ex.against(
+    peak,
+    edges=[
+        {"lives": []},
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
+    ],
+)
+def check_ex_15_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(lives)`: the most bytes alive at one time."""
+    return draw_lives(rng)
+
+
+@ex.against(
+    by_size,
+    edges=[
+        {"lives": [(0, 2, 4), (2, 3, 5)]},
+        {"lives": [(0, 3, 2), (1, 3, 3), (2, 4, 1), (3, 5, 6), (4, 6, 1), (5, 6, 3)]},
+        {"lives": [(0, 2, 3), (1, 4, 3), (3, 5, 2)]},
+        {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
+    ],
+)
+def check_ex_15_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
+    return draw_lives(rng)
+
+
+SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
+
+
+@ex.judged(
+    _pairs_judge,
+    edges=ex.rows(
+        "nodes sizes outputs",
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["b"]),
+        ([("a", "neg", ("x",)), ("b", "shift", ("a",))], SIZE8_3, ["b"]),
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",)), ("c", "add", ("b", "a"))], SIZE8_3, ["c"]),
+        (
+            [("a", "neg", ("row",)), ("b", "add", ("x", "a"))],
+            {"x": 8, "row": 2, "a": 2, "b": 8},
+            ["b"],
+        ),
+        ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["a", "b"]),
+        ([("a", "neg", ("x",)), ("b", "add", ("a", "a"))], SIZE8_3, ["b"]),
+    ),
+)
+def check_ex_15_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
+    return draw_nodes(rng)
+
+
+def _judge_15_4(got: Any, case: ex.Case) -> str | None:
+    try:
+        buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
+    except (TypeError, ValueError):
+        return "expected a list of (born, dead, size)"
+    if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
+        return f"expected 1 to {MOST_LIVES} buffers of moderate size"
+    high, low = (
+        plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
+    )
+    bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
+    if low > bound:
+        return f"where greedy by size needs {low}, expected the bound, {bound}"
+    if high < case["ratio"] * bound:
+        return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
+    return None
+
+
+@ex.judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
+def check_ex_15_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
-
-    def judge(got: Any, case: Case) -> str | None:
-        try:
-            buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
-        except (TypeError, ValueError):
-            return "expected a list of (born, dead, size)"
-        if not 0 < len(buffers) <= MOST_LIVES or sum(b.size_bytes for b in buffers) > 2**40:
-            return f"expected 1 to {MOST_LIVES} buffers of moderate size"
-        high, low = (
-            plan(buffers, method=m).height_bytes for m in ("greedy-by-start", "greedy-by-size")
-        )
-        bound = plan(buffers, method="greedy-by-size").lower_bound_bytes
-        if low > bound:
-            return f"where greedy by size needs {low}, expected the bound, {bound}"
-        if high < case["ratio"] * bound:
-            return f"where greedy by start needs {high}, only {high / bound:.3f} times {bound}"
-        return None
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}
-
-    edges: list[Case] = [{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}]
-    return check_property("ex_15_4", fn, judge, draw, edge_cases=edges, cases=15, seed=seed)
+    return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}

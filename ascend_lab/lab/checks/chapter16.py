@@ -10,33 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-)
+from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[np.float64]
 State = tuple[float, float, Values]
 """Maximum m, sum l of e^(s - m), and sum o of e^(s - m) v."""
-
-
-def check_ex_16_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each.
-
-    The state of no scores at all is (-inf, 0, 0).
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        spread = float(rng.choice([1.0, 400.0]))
-        return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
-
-    empty = (-math.inf, 0.0, np.zeros(3))
-    some = _state(np.random.default_rng(1), 4, 2.0)
-    edges = [{"a": a, "b": b} for a, b in ((some, empty), (empty, some), (empty, empty))]
-    return check_against("ex_16_1", fn, merge, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
 
 
 def _state(rng: np.random.Generator, count: int, spread: float) -> State:
@@ -54,49 +32,11 @@ def merge(a: State, b: State) -> State:
     return m, f * a[1] + g * b[1], f * a[2] + g * b[2]
 
 
-def check_ex_16_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside.
-
-    k and v (t, d) are read once. For each block of `keys` all of q (n, d) is read, and of all n
-    rows o (d numbers), m and l in fp32 are read and written; the first block reads no state, the
-    last writes the result in fp16 instead of a state. q, k, v are fp16.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        n, t, d = (int(rng.integers(1, m)) for m in (5000, 5000, 257))
-        return {"n": n, "t": t, "d": d, "keys": int(rng.integers(1, 600))}
-
-    edges = [
-        {"n": 4096, "t": 4096, "d": 64, "keys": 128},
-        {"n": 64, "t": 100, "d": 16, "keys": 128},
-    ]
-    return check_against("ex_16_2", fn, keys_outside, draw, edge_cases=edges, seed=seed)
-
-
 def keys_outside(n: int, t: int, d: int, keys: int) -> int:
     """Return the bytes of the loop order with keys outside."""
     blocks = -(-t // keys)
     state = 4 * n * (d + 2)
     return 2 * (2 * t * d) + blocks * 2 * n * d + 2 * (blocks - 1) * state + 2 * n * d
-
-
-def check_ex_16_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "n": int(rng.integers(1, 300)),
-            "rows": int(rng.integers(1, 100)),
-            "keys": int(rng.integers(1, 100)),
-        }
-
-    edges = [
-        {"n": 8, "rows": 2, "keys": 2},
-        {"n": 100, "rows": 100, "keys": 7},
-        {"n": 100, "rows": 7, "keys": 100},
-        {"n": 33, "rows": 16, "keys": 16},
-    ]
-    return check_against("ex_16_3", fn, causal_blocks, draw, edge_cases=edges, seed=seed)
 
 
 def causal_blocks(n: int, rows: int, keys: int) -> int:
@@ -137,10 +77,10 @@ class KeyBlocks:
         return np.concatenate(ks), np.concatenate(vs)
 
 
-def check_ex_16_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_16_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(q, blocks)`: softmax(q k^T / sqrt(d)) v with k and v in blocks that pass once."""
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         counts = rng.integers(1, 9, int(rng.integers(1, 6)))
         n, d, e = (int(x) for x in rng.integers(1, 7, 3))
         spread = float(rng.choice([1.0, 30.0]))
@@ -149,17 +89,17 @@ def check_ex_16_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     rng = np.random.default_rng(16)
     edges = [_stream(rng, 1, 1, 1, [1], 1.0), _stream(rng, 3, 4, 2, [4, 4, 1], 1.0)]
     edges.append(_stream(rng, 3, 4, 2, [2, 2, 2], 60.0))
-    return check_property("ex_16_4", fn, _judge_stream, draw, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_16_4", fn, _judge_stream, draw, edge_cases=edges, seed=seed)
 
 
 def _stream(
     rng: np.random.Generator, n: int, d: int, e: int, counts: list[int], spread: float
-) -> Case:
+) -> ex.Case:
     blocks = [(rng.normal(0, spread, (c, d)), rng.normal(0, 1, (c, e))) for c in counts]
     return {"q": rng.normal(0, spread, (n, d)), "blocks": KeyBlocks(blocks)}
 
 
-def _judge_stream(got: Any, case: Case) -> str | None:
+def _judge_stream(got: Any, case: ex.Case) -> str | None:
     q, (k, v) = case["q"], case["blocks"].whole()
     scores = q @ k.T / math.sqrt(q.shape[1])
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -170,3 +110,48 @@ def _judge_stream(got: Any, case: Case) -> str | None:
         return "expected no NaN: did e^s overflow, or did you look at a block that has gone by?"
     wrong = float(np.abs(got - right).max())
     return None if wrong <= 1e-9 else f"expected softmax(q k^T / sqrt(d)) v, off by {wrong:.3g}"
+
+
+EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
+
+
+SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
+
+
+@ex.against(
+    merge,
+    edges=[{"a": a, "b": b} for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
+    rel_tol=1e-9,
+)
+def check_ex_16_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each.
+
+    The state of no scores at all is (-inf, 0, 0).
+    """
+    spread = float(rng.choice([1.0, 400.0]))
+    return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
+
+
+@ex.against(keys_outside, edges=ex.rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
+def check_ex_16_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside.
+
+    k and v (t, d) are read once. For each block of `keys` all of q (n, d) is read, and of all n
+    rows o (d numbers), m and l in fp32 are read and written; the first block reads no state, the
+    last writes the result in fp16 instead of a state. q, k, v are fp16.
+    """
+    n, t, d = (int(rng.integers(1, m)) for m in (5000, 5000, 257))
+    return {"n": n, "t": t, "d": d, "keys": int(rng.integers(1, 600))}
+
+
+@ex.against(
+    causal_blocks,
+    edges=ex.rows("n rows keys", (8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16)),
+)
+def check_ex_16_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
+    return {
+        "n": int(rng.integers(1, 300)),
+        "rows": int(rng.integers(1, 100)),
+        "keys": int(rng.integers(1, 100)),
+    }

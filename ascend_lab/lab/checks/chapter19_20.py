@@ -21,16 +21,7 @@ from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
 from ascend_lab.kernels.gemm_schedule import GemmShape
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_behind_wall,
-    check_property,
-    raised,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.process import Tell, Verdict
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (7, 112), (2, 600), (9, 80), (6, 1000), (4, 300))
@@ -41,19 +32,6 @@ Tree = dict[Point, tuple[int, float]]
 """Prefix -> (visits, least cost below)."""
 
 
-def check_ex_19_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
-
-    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
-    enter with one visit.
-    """
-    first: Case = {"tree": {}, "point": ("A", 1), "cost": 9.0}
-    worse: Case = {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0}
-    return check_against(
-        "ex_19_2", fn, _backed_up, _draw_tree, edge_cases=[first, worse], seed=seed
-    )
-
-
 def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
     grown = dict(tree)
     for depth in range(len(point) + 1):
@@ -62,7 +40,7 @@ def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
     return grown
 
 
-def _draw_tree(rng: np.random.Generator) -> Case:
+def _draw_tree(rng: np.random.Generator) -> ex.Case:
     def point() -> Point:
         return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
 
@@ -72,7 +50,7 @@ def _draw_tree(rng: np.random.Generator) -> Case:
     return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
-def check_ex_19_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_19_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(name, options)`: the values of a decision worth keeping.
 
     On elementwise operators of the Toy chip, all schedules are enumerated: a best one must stay,
@@ -84,9 +62,9 @@ def check_ex_19_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
     for shape in SHAPES:
         small_space(shape)  # kept here: what a check computes ends with it
-    cases: list[Case] = [{"shape": shape} for shape in SHAPES]
+    cases: list[ex.Case] = [{"shape": shape} for shape in SHAPES]
     tested = kept if callable(fn) else fn
-    found = check_property(
+    found = ex.check_property(
         "ex_19_3", tested, _judge_kept, lambda _: {}, edge_cases=cases, cases=0, seed=seed
     )
     return replace(found, subject=fn)
@@ -114,7 +92,7 @@ def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     return space, {point: measure(point) for point in space.points()}
 
 
-def _judge_kept(got: Sequence[Point], case: Case) -> str | None:
+def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     _, costs = small_space(case["shape"])
     if not got:
         return "expected some schedules to stay"
@@ -138,37 +116,7 @@ STUDENT_95 = 2.045
 """97.5 % point of Student's t with 29 degrees of freedom."""
 
 
-def check_ex_20_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
-
-    Decisions are taken in order; where the value is no option, the one of closest ratio is.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        space = _space(rng)
-        return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
-
-    return check_property("ex_20_1", fn, _judge_repair, draw, cases=60, seed=seed)
-
-
-def check_ex_20_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
-
-    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
-    no option the value of the other parent, and if neither is, the option closest to the first.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        space = _space(rng)
-        mother, father = space.sample(rng), space.sample(rng)
-        coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
-        return {"tilings": space, "mother": mother, "father": father, "coins": coins}
-
-    edges = [_forced(row) for row in FORCED]
-    return check_property("ex_20_2", fn, _judge_child, draw, edge_cases=edges, cases=60, seed=seed)
-
-
-def _forced(last: Sequence[int]) -> Case:
+def _forced(last: Sequence[int]) -> ex.Case:
     """Return a crossing whose last decision wants 8, when only two other values are options."""
     mother, father = (1, 1, 1, 8), (1, 2, 2, 1)
     rows = [mother, father, *((1, 1, 2, value) for value in last)]
@@ -183,11 +131,11 @@ def _space(rng: np.random.Generator) -> TableSpace:
     return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
 
 
-def _judge_repair(got: Any, case: Case) -> str | None:
+def _judge_repair(got: Any, case: ex.Case) -> str | None:
     return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
 
 
-def _judge_child(got: Any, case: Case) -> str | None:
+def _judge_child(got: Any, case: ex.Case) -> str | None:
     pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
     return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
 
@@ -257,13 +205,13 @@ def _watched(fn: Any) -> Search:
             if isinstance(batch, tuple) and not any(isinstance(v, tuple) for v in batch):
                 raise _NoSearchError(f"expected a list of points, got the point {batch}")
             if not isinstance(batch, list) or not all(isinstance(p, tuple) for p in batch):
-                raise _NoSearchError(f"expected a list of points, got {show(batch)}")
+                raise _NoSearchError(f"expected a list of points, got {ex.show(batch)}")
             costs = yield batch
 
     return search
 
 
-def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
 
     Both have the same seeds and 150 trials; the 95 % interval of the mean difference of
@@ -282,11 +230,50 @@ def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         except _NoSearchError as error:
             return False, str(error), SEEDS
         except Exception as error:
-            return False, f"your search {raised(error)}", SEEDS
+            return False, f"your search {ex.raised(error)}", SEEDS
         tell(SEEDS, "random order")
         low, high = interval(mine - regrets(lambda: random_order, seeds))
         said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
         said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
         return high < 0, said + ("" if high < 0 else ", expected an interval below 1"), SEEDS
 
-    return check_behind_wall("ex_20_3", fn, run, seed)
+    return ex.check_behind_wall("ex_20_3", fn, run, seed)
+
+
+@ex.against(
+    _backed_up,
+    edges=[
+        {"tree": {}, "point": ("A", 1), "cost": 9.0},
+        {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0},
+    ],
+)
+def check_ex_19_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
+
+    The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
+    enter with one visit.
+    """
+    return _draw_tree(rng)
+
+
+@ex.judged(_judge_repair, cases=60)
+def check_ex_20_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
+
+    Decisions are taken in order; where the value is no option, the one of closest ratio is.
+    """
+    space = _space(rng)
+    return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
+
+
+@ex.judged(_judge_child, edges=[_forced(row) for row in FORCED], cases=60)
+def check_ex_20_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
+
+    A decision takes the value of `mother` where its coin is true, else that of `father`; if that is
+    no option the value of the other parent, and if neither is, the option closest to the first.
+    """
+    space = _space(rng)
+    mother, father = space.sample(rng), space.sample(rng)
+    coins = tuple(bool(p) for p in rng.integers(0, 2, 4))
+    return {"tilings": space, "mother": mother, "father": father, "coins": coins}

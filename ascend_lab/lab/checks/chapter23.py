@@ -10,39 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.parallel.plans.pipeline import bubble_share
 from ascend_lab.parallel.plans.plan import state_bytes
 
 Values = NDArray[np.float64]
 Pass = tuple[Values, Values, Values, Values]
 """Output, and the slopes of input, first and second matrix."""
-
-
-def check_ex_23_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
-
-    def judge(got: Any, case: Case) -> str | None:
-        if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
-            return "expected a whole number of at least 1"
-        best = least_micro_batches(**case)
-        if int(got) != best:
-            share = bubble_share(case["stages"], int(got))
-            return f"with a bubble of {share:.4f}, expected {best}"
-        return None
-
-    edges = [{"stages": 1, "bubble": 0.5}, {"stages": 2, "bubble": 0.9}]
-    return check_property("ex_23_1", fn, judge, draw, edge_cases=edges, seed=seed)
 
 
 def least_micro_batches(stages: int, bubble: float) -> int:
@@ -53,53 +27,9 @@ def least_micro_batches(stages: int, bubble: float) -> int:
     return m
 
 
-def check_ex_23_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
-
-    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "parameters": int(rng.integers(1, 10**10)),
-            "ranks": int(rng.integers(1, 1025)),
-            "stage": int(rng.integers(0, 4)),
-        }
-
-    edges = [{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)]
-    return check_against("ex_23_2", fn, zero_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
-
-
 def zero_bytes(parameters: int, ranks: int, stage: int) -> float:
     """Return what one of `ranks` devices holds at a ZeRO stage, without activations."""
     return sum(state_bytes(parameters, ranks, stage))
-
-
-def check_ex_23_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
-
-    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
-    a layer, layers a multiple of the stages.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
-        return {
-            "data": data,
-            "tensor": tensor,
-            "pipeline": pipeline,
-            "layers": pipeline * int(rng.integers(1, 9)),
-            "width": 64 * int(rng.integers(1, 65)),
-            "length": int(2 ** rng.integers(7, 12)),
-            "batch": data * int(rng.integers(1, 33)),
-        }
-
-    size = {"layers": 8, "width": 64, "length": 128, "batch": 16}
-    edges = [
-        {"data": d, "tensor": t, "pipeline": p, **size}
-        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
-    ]
-    return check_against("ex_23_3", fn, sent_bytes, draw, rel_tol=1e-9, edge_cases=edges, seed=seed)
 
 
 def sent_bytes(
@@ -119,7 +49,7 @@ def sent_bytes(
     )
 
 
-def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_23_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
 
     `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
@@ -127,7 +57,7 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
     """
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
         hidden = ranks * int(rng.integers(1, 5))
         return {
@@ -147,7 +77,7 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
         return fn(x, ups, downs, slope, all_reduce), len(calls)
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         found, calls = got
         wanted = one_device(
             case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"]
@@ -157,8 +87,8 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         )
 
     if not callable(fn):
-        return check_property("ex_23_4", fn, judge, draw, seed=seed)
-    return replace(check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
+        return ex.check_property("ex_23_4", fn, judge, draw, seed=seed)
+    return replace(ex.check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
 
 
 def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
@@ -186,37 +116,8 @@ def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     for (name, right), mine in zip(parts, lists, strict=True):
         for rank, (one, two) in enumerate(zip(mine, right, strict=True)):
             if one.shape != two.shape or not np.allclose(one, two):
-                return f"expected on rank {rank} the {name} {show(two)}, got {show(one)}"
+                return f"expected on rank {rank} the {name} {ex.show(two)}, got {ex.show(one)}"
     return None
-
-
-def check_ex_23_5(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
-
-    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {
-            "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
-            "heads": int(rng.choice([1, 12, 16, 25, 40])),
-            "layers": int(rng.choice([1, 12, 24, 48])),
-            "batch": int(rng.choice([1, 8, 32, 96, 256])),
-        }
-
-    def judge(got: Any, case: Case) -> str | None:
-        try:
-            found = [tuple(int(n) for n in plan) for plan in got]
-        except (TypeError, ValueError):
-            return "expected triples (data, tensor, pipeline)"
-        return _judge_plans(found, degrees(**case))
-
-    edges = [
-        {"devices": 1, "heads": 1, "layers": 1, "batch": 1},
-        {"devices": 8, "heads": 1, "layers": 1, "batch": 1},
-        {"devices": 64, "heads": 40, "layers": 48, "batch": 256},
-    ]
-    return check_property("ex_23_5", fn, judge, draw, edge_cases=edges, seed=seed)
 
 
 def _judge_plans(found: list[tuple[int, ...]], wanted: Iterable[tuple[int, ...]]) -> str | None:
@@ -239,3 +140,95 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
         and heads % tensor == 0
         and layers % (devices // data // tensor) == 0
     ]
+
+
+def _judge_23_1(got: Any, case: ex.Case) -> str | None:
+    if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
+        return "expected a whole number of at least 1"
+    best = least_micro_batches(**case)
+    if int(got) != best:
+        share = bubble_share(case["stages"], int(got))
+        return f"with a bubble of {share:.4f}, expected {best}"
+    return None
+
+
+@ex.judged(_judge_23_1, edges=ex.rows("stages bubble", (1, 0.5), (2, 0.9)))
+def check_ex_23_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
+    return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
+
+
+@ex.against(
+    zero_bytes,
+    edges=[{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)],
+    rel_tol=1e-9,
+)
+def check_ex_23_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
+
+    Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
+    """
+    return {
+        "parameters": int(rng.integers(1, 10**10)),
+        "ranks": int(rng.integers(1, 1025)),
+        "stage": int(rng.integers(0, 4)),
+    }
+
+
+@ex.against(
+    sent_bytes,
+    edges=[
+        {
+            "data": d,
+            "tensor": t,
+            "pipeline": p,
+            "layers": 8,
+            "width": 64,
+            "length": 128,
+            "batch": 16,
+        }
+        for d, t, p in ((1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 2), (1, 1, 8))
+    ],
+    rel_tol=1e-9,
+)
+def check_ex_23_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
+
+    Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
+    a layer, layers a multiple of the stages.
+    """
+    data, tensor, pipeline = (int(2**k) for k in rng.integers(0, 5, 3))
+    return {
+        "data": data,
+        "tensor": tensor,
+        "pipeline": pipeline,
+        "layers": pipeline * int(rng.integers(1, 9)),
+        "width": 64 * int(rng.integers(1, 65)),
+        "length": int(2 ** rng.integers(7, 12)),
+        "batch": data * int(rng.integers(1, 33)),
+    }
+
+
+def _judge_23_5(got: Any, case: ex.Case) -> str | None:
+    try:
+        found = [tuple(int(n) for n in plan) for plan in got]
+    except (TypeError, ValueError):
+        return "expected triples (data, tensor, pipeline)"
+    return _judge_plans(found, degrees(**case))
+
+
+@ex.judged(
+    _judge_23_5,
+    edges=ex.rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
+)
+def check_ex_23_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
+
+    Products are the devices; tensor divides the heads, pipeline the layers, data the batch.
+    """
+    return {
+        "devices": int(rng.choice([1, 2, 6, 8, 12, 16, 24, 64, 96])),
+        "heads": int(rng.choice([1, 12, 16, 25, 40])),
+        "layers": int(rng.choice([1, 12, 24, 48])),
+        "batch": int(rng.choice([1, 8, 32, 96, 256])),
+    }

@@ -13,13 +13,7 @@ from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
 from ascend_lab.aoe.gradient.splits import all_splits, check_split, end_s, split_at, table_of
 from ascend_lab.errors import AscendLabError
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    check_against,
-    check_property,
-)
+from ascend_lab.lab.checks import core as ex
 
 WORSE = 1.5
 """What exercise 4 asks for: the rule's end / the best end."""
@@ -57,7 +51,7 @@ def best_of(
     )
 
 
-def _draw(rng: np.random.Generator, count: int) -> Case:
+def _draw(rng: np.random.Generator, count: int) -> ex.Case:
     gaps = rng.exponential(1.0, count)
     sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int)
     return {
@@ -68,90 +62,10 @@ def _draw(rng: np.random.Generator, count: int) -> Case:
     }
 
 
-def check_ex_24_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ready, sizes, a, b, lasts)`: the last bucket's end behind the last gradient."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        count = int(rng.integers(1, 9))
-        cuts = [i for i in range(count - 1) if rng.random() < 0.5]
-        return {**_draw(rng, count), "lasts": [*cuts, count - 1]}
-
-    edge = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
-    edges = [{**edge, "lasts": [1]}, {**edge, "lasts": [0, 1]}]
-    return check_against("ex_24_1", fn, tail_of, draw, rel_tol=CLOSE, edge_cases=edges, seed=seed)
-
-
-def check_ex_24_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ready, sizes, a, b)`: the last gradients of the buckets by the merge rule."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        return _draw(rng, int(rng.integers(1, 12)))
-
-    edges = [
-        {"ready": [0.0, 0.9, 1.8], "sizes": [10, 0, 0], "a": 1.0, "b": 1.0},
-        {"ready": [0.0, 5.0], "sizes": [1, 1], "a": 1.0, "b": 1.0},
-    ]
-    return check_against("ex_24_2", fn, merged, draw, edge_cases=edges, seed=seed)
-
-
 def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -> list[int]:
     """Return the buckets' last gradients by the released MG-WFBP rule."""
     split = mg_wfbp(table_of(rows_of(ready, sizes)), AlphaBeta(a, b))
     return [last for _, last in split]
-
-
-def check_ex_24_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(ready, sizes, a, b, most)`: last gradients of the best split in `most` buckets.
-
-    Compared with every split of up to 12 gradients; any split of the earliest end passes.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        case = _draw(rng, int(rng.integers(1, 11)))
-        return {**case, "most": int(rng.integers(1, 5))}
-
-    def judge(got: Any, case: Case) -> str | None:
-        given = case["ready"], case["sizes"], case["a"], case["b"]
-        try:
-            lasts = [int(last) for last in got]
-            check_split(split_at(lasts), len(case["ready"]))
-        except (TypeError, ValueError, IndexError, AscendLabError):
-            return "expected the last gradient of every bucket, in ascending order"
-        if len(lasts) > case["most"]:
-            return f"expected at most {case['most']} buckets"
-        end, best = ends_at(*given, lasts), best_of(*given, case["most"])
-        if end > best * (1 + CLOSE):
-            return f"which ends at {end:.3f}, expected {best:.3f}"
-        return None
-
-    edge = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "a": 1.0, "b": 1.0}
-    edges = [{**edge, "most": 1}, {**edge, "most": 3}]
-    return check_property("ex_24_3", fn, judge, draw, edge_cases=edges, cases=30, seed=seed)
-
-
-def check_ex_24_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn()`: (ready, sizes, a, b) for which the merge rule ends 1.5 times as late."""
-
-    def judge(got: Any, case: Case) -> str | None:
-        try:
-            ready, sizes, a, b = got
-            if any(size != int(size) for size in sizes):
-                return "expected sizes in whole bytes"
-            rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
-            best = plan(rows, cost)
-        except (TypeError, ValueError, AscendLabError) as error:
-            return f"expected ready times, whole sizes, a and b ({error})"
-        if any(x > y for x, y in pairwise(ready)):
-            return "expected ready times in ascending order"
-        times = best.gain("mg_wfbp") + 1
-        if times < WORSE:
-            return f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
-        return None
-
-    def draw(rng: np.random.Generator) -> Case:
-        return {}
-
-    return check_property("ex_24_4", fn, judge, draw, cases=1, seed=seed)
 
 
 # Checks of chapter 25: credit of two techniques, operators that no longer matter, a batch.
@@ -161,49 +75,9 @@ Row = tuple[str, int, int, int]
 """An operator: name, how often it occurs, cycles, and cycles that no schedule beats."""
 
 
-def check_ex_25_1(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(none, a, b, both)`: the factors credited to a and b, from four times."""
-
-    def draw(rng: np.random.Generator) -> Case:
-        none = float(rng.uniform(10, 1000))
-        a, b = (none / float(f) for f in rng.uniform(0.8, 5, 2))
-        return {"none": none, "a": a, "b": b, "both": none / float(rng.uniform(1, 12))}
-
-    edges = [
-        {"none": 8.0, "a": 4.0, "b": 2.0, "both": 1.0},
-        {"none": 8.0, "a": 2.0, "b": 2.0, "both": 2.0},
-    ]
-    return check_against(
-        "ex_25_1", fn, two_credits, draw, rel_tol=1e-9, edge_cases=edges, seed=seed
-    )
-
-
 def two_credits(none: float, a: float, b: float, both: float) -> tuple[float, float]:
     """Return the geometric mean of what each one gains first, and behind the other."""
     return math.sqrt(none / a * b / both), math.sqrt(none / b * a / both)
-
-
-def check_ex_25_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`.
-
-    `operators` are rows (name, count, cycles, bound); a gain is (before - after) / after of the
-    whole network, if that operator alone reached its bound.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        rows = []
-        for i in range(int(rng.integers(2, 12))):
-            cycles = int(rng.integers(100, 100_000))
-            bound = int(cycles * rng.uniform(0.3, 1.0))
-            rows.append((f"op{i}", int(rng.integers(1, 20)), cycles, bound))
-        return {"operators": rows, "least": float(rng.choice([0.001, 0.01, 0.1]))}
-
-    edges = [
-        {"operators": [("a", 1, 1000, 500), ("b", 1, 1000, 1000)], "least": 0.01},
-        {"operators": [("a", 10, 100, 50), ("b", 1, 1000, 500)], "least": 0.3},
-        {"operators": [("a", 1, 1000, 910), ("b", 9, 100, 100)], "least": 0.0485},
-    ]
-    return check_against("ex_25_2", fn, no_longer_matter, draw, edge_cases=edges, seed=seed)
 
 
 def no_longer_matter(operators: Sequence[Row], least: float) -> list[str]:
@@ -217,27 +91,135 @@ def no_longer_matter(operators: Sequence[Row], least: float) -> list[str]:
     return found
 
 
-def check_ex_25_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
-    """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None.
-
-    `times` maps batches to milliseconds; of equal rates the smaller batch.
-    """
-
-    def draw(rng: np.random.Generator) -> Case:
-        batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
-        times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
-        return {"times": times, "limit": float(rng.uniform(3, 90))}
-
-    edges = [
-        {"times": {1: 10.0, 2: 20.0}, "limit": 50.0},
-        {"times": {1: 10.0, 8: 50.0, 16: 120.0}, "limit": 200.0},
-        {"times": {4: 10.0}, "limit": 10.0},
-        {"times": {4: 10.0}, "limit": 9.0},
-    ]
-    return check_against("ex_25_3", fn, best_batch, draw, edge_cases=edges, seed=seed)
-
-
 def best_batch(times: Mapping[int, float], limit: float) -> int | None:
     """Return the batch with most images a second among those within the limit; None if none is."""
     within = [batch for batch, ms in times.items() if ms <= limit]
     return max(within, key=lambda batch: (batch / times[batch], -batch), default=None)
+
+
+EDGE_1 = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
+
+
+@ex.against(tail_of, edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}], rel_tol=CLOSE)
+def check_ex_24_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ready, sizes, a, b, lasts)`: the last bucket's end behind the last gradient."""
+    count = int(rng.integers(1, 9))
+    cuts = [i for i in range(count - 1) if rng.random() < 0.5]
+    return {**_draw(rng, count), "lasts": [*cuts, count - 1]}
+
+
+@ex.against(
+    merged,
+    edges=ex.rows(
+        "ready sizes a b", ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0), ([0.0, 5.0], [1, 1], 1.0, 1.0)
+    ),
+)
+def check_ex_24_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ready, sizes, a, b)`: the last gradients of the buckets by the merge rule."""
+    return _draw(rng, int(rng.integers(1, 12)))
+
+
+def _judge_24_3(got: Any, case: ex.Case) -> str | None:
+    given = case["ready"], case["sizes"], case["a"], case["b"]
+    try:
+        lasts = [int(last) for last in got]
+        check_split(split_at(lasts), len(case["ready"]))
+    except (TypeError, ValueError, IndexError, AscendLabError):
+        return "expected the last gradient of every bucket, in ascending order"
+    if len(lasts) > case["most"]:
+        return f"expected at most {case['most']} buckets"
+    end, best = ends_at(*given, lasts), best_of(*given, case["most"])
+    if end > best * (1 + CLOSE):
+        return f"which ends at {end:.3f}, expected {best:.3f}"
+    return None
+
+
+EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "a": 1.0, "b": 1.0}
+
+
+@ex.judged(_judge_24_3, edges=[{**EDGE_3, "most": 1}, {**EDGE_3, "most": 3}], cases=30)
+def check_ex_24_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ready, sizes, a, b, most)`: last gradients of the best split in `most` buckets.
+
+    Compared with every split of up to 12 gradients; any split of the earliest end passes.
+    """
+    case = _draw(rng, int(rng.integers(1, 11)))
+    return {**case, "most": int(rng.integers(1, 5))}
+
+
+def _judge_24_4(got: Any, case: ex.Case) -> str | None:
+    try:
+        ready, sizes, a, b = got
+        if any(size != int(size) for size in sizes):
+            return "expected sizes in whole bytes"
+        rows, cost = rows_of(ready, sizes), AlphaBeta(float(a), float(b))
+        best = plan(rows, cost)
+    except (TypeError, ValueError, AscendLabError) as error:
+        return f"expected ready times, whole sizes, a and b ({error})"
+    if any(x > y for x, y in pairwise(ready)):
+        return "expected ready times in ascending order"
+    times = best.gain("mg_wfbp") + 1
+    if times < WORSE:
+        return f"for which the rule ends {times:.2f} times as late, expected {WORSE} times"
+    return None
+
+
+@ex.judged(_judge_24_4, cases=1)
+def check_ex_24_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn()`: (ready, sizes, a, b) for which the merge rule ends 1.5 times as late."""
+    return {}
+
+
+@ex.against(
+    two_credits,
+    edges=ex.rows("none a b both", (8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)),
+    rel_tol=1e-9,
+)
+def check_ex_25_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(none, a, b, both)`: the factors credited to a and b, from four times."""
+    none = float(rng.uniform(10, 1000))
+    a, b = (none / float(f) for f in rng.uniform(0.8, 5, 2))
+    return {"none": none, "a": a, "b": b, "both": none / float(rng.uniform(1, 12))}
+
+
+@ex.against(
+    no_longer_matter,
+    edges=ex.rows(
+        "operators least",
+        ([("a", 1, 1000, 500), ("b", 1, 1000, 1000)], 0.01),
+        ([("a", 10, 100, 50), ("b", 1, 1000, 500)], 0.3),
+        ([("a", 1, 1000, 910), ("b", 9, 100, 100)], 0.0485),
+    ),
+)
+def check_ex_25_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`.
+
+    `operators` are rows (name, count, cycles, bound); a gain is (before - after) / after of the
+    whole network, if that operator alone reached its bound.
+    """
+    rows = []
+    for i in range(int(rng.integers(2, 12))):
+        cycles = int(rng.integers(100, 100_000))
+        bound = int(cycles * rng.uniform(0.3, 1.0))
+        rows.append((f"op{i}", int(rng.integers(1, 20)), cycles, bound))
+    return {"operators": rows, "least": float(rng.choice([0.001, 0.01, 0.1]))}
+
+
+@ex.against(
+    best_batch,
+    edges=ex.rows(
+        "times limit",
+        ({1: 10.0, 2: 20.0}, 50.0),
+        ({1: 10.0, 8: 50.0, 16: 120.0}, 200.0),
+        ({4: 10.0}, 10.0),
+        ({4: 10.0}, 9.0),
+    ),
+)
+def check_ex_25_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None.
+
+    `times` maps batches to milliseconds; of equal rates the smaller batch.
+    """
+    batches = sorted({int(b) for b in rng.integers(1, 65, 6)})
+    times = {b: float(rng.uniform(0.5, 2) * (5 + b)) for b in batches}
+    return {"times": times, "limit": float(rng.uniform(3, 90))}

@@ -26,10 +26,14 @@ DEFAULT_SEED = 7
 Case = Mapping[str, Any]
 """One call: parameter name -> value. Values are passed by position, names are for the message."""
 
-MakeCase = Callable[[np.random.Generator], Case]
+Rng = np.random.Generator
+MakeCase = Callable[[Rng], Case]
 Judge = Callable[[Any, Case], str | None]
 """Given what the function returned and the case, return None if right, else what is wrong,
 as the end of the sentence "your function returned ..., "."""
+
+Check = Callable[..., "CheckResult"]
+"""Called with the answer, a function, and `seed=`."""
 
 _EXERCISE = re.compile(r"ex_(\d\d)_(\d+)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -187,6 +191,40 @@ def check_against(
     return check_property(
         exercise, fn, judge, make_case, edge_cases=edge_cases, cases=cases, seed=seed
     )
+
+
+def rows(names: str, *values: Sequence[Any]) -> list[Case]:
+    """Return a case per row: `rows("m n", (1, 2), (3, 4))`."""
+    return [dict(zip(names.split(), row, strict=True)) for row in values]
+
+
+def judged(
+    judge: Judge, *, edges: Sequence[Case] = (), cases: int = DEFAULT_CASES
+) -> Callable[[MakeCase], Check]:
+    """Turn a function that draws a case, `check_ex_NN_k(rng)`, into the check of its exercise."""
+    return lambda draw: _check(draw, check_property, judge, edge_cases=edges, cases=cases)
+
+
+def against(
+    reference: Callable[..., object],
+    *,
+    edges: Sequence[Case] = (),
+    cases: int = DEFAULT_CASES,
+    rel_tol: float = 0.0,
+) -> Callable[[MakeCase], Check]:
+    """As `judged`, where right is what `reference` returns, numbers within a tolerance."""
+    options = {"edge_cases": edges, "cases": cases, "rel_tol": rel_tol}
+    return lambda draw: _check(draw, check_against, reference, **options)
+
+
+def _check(draw: MakeCase, kind: Callable[..., CheckResult], right: Any, **options: Any) -> Check:
+    def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+        exercise = check.__name__.removeprefix("check_")
+        return kind(exercise, fn, right, draw, seed=seed, **options)
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(check, name, getattr(draw, name))
+    return check
 
 
 def _values(case: Case) -> list[Any]:

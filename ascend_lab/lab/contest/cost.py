@@ -1,4 +1,23 @@
-"""A set of operations that run together: what they read, write and keep, and in which slices."""
+"""What a set of operations that run together costs: one roofline for every step of it.
+
+A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, K the deepest sum of
+its products; an operation with a smaller grid or fewer steps sits out the rest. Each step takes
+max(compute, moved elements / bandwidth). What is made and read inside the subgraph is free.
+
+- left factor: h x k a step; right factor: k x w; element-wise operand and result: h x w, when the
+  operation runs, which is after the last step of the products before it;
+- a product read as the left factor of another product of the subgraph keeps its own left factor
+  whole (h x K) for all steps of the tile (example 5 of PROBLEM.md);
+- compute: base cost x native tiles begun x (k / K);
+- no traversal order: every tile loads anew; a given order: a slice the step before held is free.
+
+Limits: a real machine pays for what is free here, so costs of deep fusions are optimistic. The
+organisers later forbade tiles above the native size (issues 74 and 86 of their repository), let the
+raster order reuse (issue 37: 7096 in place of the 8192 of example 4) and tied an element-wise
+operation before a product to tiles as wide as the sum (issue 71); the text followed here does not.
+
+Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examples 1 to 5.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +77,6 @@ class Group:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     kept: tuple[int, ...]
-    slices: tuple[Slice, ...]
     bundles: tuple[tuple[Slice, int], ...]
     works: tuple[Work, ...]
     depths: tuple[int, ...]
@@ -105,19 +123,12 @@ def group_of(
     slices = _slices(problem, ordered, own, resident, set(kept), ready)
     works = _works(problem, ordered, ready)
     alike = Counter(replace(piece, tensor=-1) for piece in slices)
-    return Group(
-        problem,
-        tuple(ordered),
-        reads,
-        writes,
-        kept,
-        slices,
-        tuple(alike.items()),
-        works,
-        tuple(sorted({work.depth for work in works} | {work.ready for work in works})),
-        tuple(sorted({work.height for work in works})),
-        tuple(sorted({work.width for work in works})),
-    )
+    depths = sorted({work.depth for work in works} | {work.ready for work in works})
+    sides = ({work.height for work in works}, {work.width for work in works})
+    heights, widths = (tuple(sorted(side)) for side in sides)
+    bundles = tuple(alike.items())
+    return Group(problem, tuple(ordered), reads, writes, kept, bundles, works, tuple(depths),
+                 heights, widths)  # fmt: skip
 
 
 def _works(problem: Problem, ordered: Sequence[int], ready: dict[int, int]) -> tuple[Work, ...]:
@@ -179,32 +190,6 @@ def _slices(
             size = (max(old.height, height), max(old.width, width))
             found[tensor, role] = replace(old, height=size[0], width=size[1])
     return tuple(found.values())
-
-
-# The contest's price of a schedule: one roofline for every step of every subgraph.
-#
-# A subgraph runs on a grid of tiles of w x h. A tile takes `ceil(K / k)` steps, K the deepest sum
-# of
-# its products; an operation with a smaller grid or fewer steps sits out the rest. Each step takes
-# max(compute, moved elements / bandwidth). What is made and read inside the subgraph is free.
-#
-# - left factor: h x k a step; right factor: k x w; element-wise operand and result: h x w, when
-# the
-#   operation runs, which is after the last step of the products before it;
-# - a product read as the left factor of another product of the subgraph keeps its own left factor
-#   whole (h x K) for all steps of the tile (example 5 of PROBLEM.md);
-# - compute: base cost x native tiles begun x (k / K);
-# - no traversal order: every tile loads anew; a given order: a slice the step before held is
-# free.
-#
-# Limits: a real machine pays for what is free here, so costs of deep fusions are optimistic. The
-# organisers later forbade tiles above the native size (issues 74 and 86 of their repository), let
-# the
-# raster order reuse (issue 37: 7096 in place of the 8192 of example 4) and tied an element-wise
-# operation before a product to tiles as wide as the sum (issue 71); the text followed here does
-# not.
-#
-# Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examples 1 to 5.
 
 
 Ints = NDArray[np.int64]

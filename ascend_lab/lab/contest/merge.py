@@ -1,4 +1,4 @@
-"""Searches over partitions: intervals of one order (exact), merging, annealing."""
+"""Searches over partitions: exact intervals, merging, annealing; and what stays in fast memory."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _changed(prices: Prices, groups: Partition, rng: random.Random) -> Partition
         part = relations.hull(1 << op | (1 << rng.choice(near) if near else 0)) & group
         parts = [part, group & ~part]
     elif kind < 0.9:
-        near = [other for other in rest if _near(relations.touching[op], other)]
+        near = [other for other in rest if relations.touching[op] & other]
         if not near:
             return None
         other = rng.choice(near)
@@ -167,10 +167,6 @@ def _changed(prices: Prices, groups: Partition, rng: random.Random) -> Partition
     else:
         parts = _copied(prices, rest, group, op)
     return _checked(prices, rest, parts)
-
-
-def _near(touching: int, group: int) -> bool:
-    return bool(touching & group)
 
 
 def _copied(prices: Prices, rest: list[int], group: int, op: int) -> list[int]:
@@ -196,9 +192,6 @@ def _checked(prices: Prices, rest: list[int], parts: list[int]) -> Partition | N
     if ordered is None or not prices.relations.covers(ordered):
         return None
     return found
-
-
-# What stays in fast memory between subgraphs: exact for a given sequence of groups.
 
 
 MOST_OPTIONS = 8

@@ -1,4 +1,4 @@
-"""The best granularity of a group: an estimate for all candidates, the price for the best few."""
+"""The price of a group: granularities are estimated, the best few priced, prices remembered."""
 
 from __future__ import annotations
 
@@ -184,9 +184,6 @@ def _compute(group: Group, w: Floats, h: Floats) -> Floats:
         across = work.width // w * np.ceil(w / wide) + np.ceil(work.width % w / wide)
         total += work.base_cost * (down * across)
     return total
-
-
-# A memory of group prices, shared by all searches, that also keeps the clock.
 
 
 Kept = frozenset[int]

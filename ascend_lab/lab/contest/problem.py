@@ -1,6 +1,7 @@
-"""A problem of the MLSys 2026 contest: operations on matrices, a fast and a slow memory.
+"""A problem of the MLSys 2026 contest, and times that no schedule of it can beat.
 
-The format is that of PROBLEM.md in github.com/yarongmu-google/MLSys, commit 38a2a695.
+Operations on matrices, a fast and a slow memory; the format is that of PROBLEM.md in
+github.com/yarongmu-google/MLSys, commit 38a2a695.
 """
 
 from __future__ import annotations
@@ -20,15 +21,8 @@ LARGEST = 2**40
 LONGEST_SIDE = 2**30
 """Longer sides would overflow 64 bits in an area."""
 FIELDS = (
-    "widths",
-    "heights",
-    "inputs",
-    "outputs",
-    "base_costs",
-    "op_types",
-    "fast_memory_capacity",
-    "slow_memory_bandwidth",
-    "native_granularity",
+    *("widths", "heights", "inputs", "outputs", "base_costs", "op_types"),
+    *("fast_memory_capacity", "slow_memory_bandwidth", "native_granularity"),
 )
 
 
@@ -79,9 +73,8 @@ class Problem:
 
 def read_problem(path: str | Path) -> Problem:
     """Read a problem from a JSON file; InputError for whatever is wrong with it."""
-    return parse_problem(
-        json_of(read_file(path, "a readable problem file", TABLE_BYTES), str(path))
-    )
+    data = read_file(path, "a readable problem file", TABLE_BYTES)
+    return parse_problem(json_of(data, str(path)))
 
 
 def parse_problem(data: Any) -> Problem:
@@ -97,18 +90,11 @@ def parse_problem(data: Any) -> Problem:
     native = _whole(data["native_granularity"], "native_granularity", 2, 1, LONGEST_SIDE)
     producer, consumers = _links(operations)
     order = _topological(operations, producer)
-    return Problem(
-        widths,
-        heights,
-        operations,
-        _number(data["fast_memory_capacity"], "fast_memory_capacity", above=0),
-        _number(data["slow_memory_bandwidth"], "slow_memory_bandwidth", above=0),
-        (native[0], native[1]),
-        producer,
-        consumers,
-        order,
-        tuple(sorted(range(len(order)), key=order.__getitem__)),
-    )
+    names = ("fast_memory_capacity", "slow_memory_bandwidth")
+    capacity, throughput = (_number(data[name], name, above=0) for name in names)
+    rank = tuple(sorted(range(len(order)), key=order.__getitem__))
+    sizes = (capacity, throughput, (native[0], native[1]))
+    return Problem(widths, heights, operations, *sizes, producer, consumers, order, rank)
 
 
 def _operations(data: dict[str, Any], tensors: int) -> tuple[Operation, ...]:
@@ -136,12 +122,10 @@ def _operations(data: dict[str, Any], tensors: int) -> tuple[Operation, ...]:
     return tuple(found)
 
 
-def _links(
-    operations: Sequence[Operation],
-) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
+def _links(ops: Sequence[Operation]) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
     producer: dict[int, int] = {}
     consumers: dict[int, list[int]] = {}
-    for index, operation in enumerate(operations):
+    for index, operation in enumerate(ops):
         for tensor in operation.outputs:
             if tensor in producer:
                 both = f"operations {producer[tensor]} and {index}"
@@ -191,9 +175,6 @@ def _number(value: Any, name: str, above: float | None = None) -> float:
         limit = "of at least 0" if above is None else f"above {above}"
         raise InputError(f"{name} {limit}", shown(value))
     return float(value)
-
-
-# Times that no schedule of a problem can beat, and what an ideal unfused one would take.
 
 
 def compute_time(problem: Problem, operation: int) -> float:

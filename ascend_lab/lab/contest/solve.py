@@ -1,4 +1,4 @@
-"""The best schedule of a small graph: every sequence of subgraphs, copies and residency too."""
+"""Solve a contest problem: exact when small, else dynamic programming, merging and annealing."""
 
 from __future__ import annotations
 
@@ -78,9 +78,6 @@ def _next(prices: Prices, group: int, state: State) -> Iterator[tuple[Kept, Stat
             yield retain, (done | group, stored | (leaves & ~mask), retain)
 
 
-# Solve a contest problem: exact when small, else dynamic programming, merging and annealing.
-
-
 RESTARTS = 20
 SHORT = 40
 """The operations up to which one order is cut exactly at once, not only as a restart."""
@@ -131,10 +128,7 @@ class Solution:
 
 
 def solve(
-    problem: Problem,
-    seconds: float | None = 10.0,
-    evaluations: int | None = None,
-    seed: int = 0,
+    problem: Problem, seconds: float | None = 10.0, evaluations: int | None = None, seed: int = 0
 ) -> Solution:
     """Return the best schedule found within the seconds or the group evaluations.
 
@@ -159,18 +153,13 @@ def solve(
             candidates.append(exact)
     if not proven:
         candidates.append(_with_residency(prices, _search(prices, singles, seed)))
-    priced = [(_steps(prices, path), path) for path in candidates]
-    checked = [(schedule_latencies(problem, steps), steps) for steps, _ in priced]
+    priced = [_steps(prices, path) for path in candidates]
+    checked = [(schedule_latencies(problem, steps), steps) for steps in priced]
     latencies, steps = min(checked, key=lambda pair: sum(pair[0]))
-    return Solution(
-        tuple(steps),
-        tuple(latencies),
-        lower_bound(problem),
-        prices.total(singles),
-        unfused_floor(problem),
-        proven or sum(latencies) <= lower_bound(problem) * (1 + 1e-12),
-        prices.asked,
-    )
+    least, found = lower_bound(problem), (tuple(steps), tuple(latencies))
+    proven = proven or sum(latencies) <= least * (1 + 1e-12)
+    unfused = prices.total(singles), unfused_floor(problem)
+    return Solution(*found, least, *unfused, proven, prices.asked)
 
 
 def _search(prices: Prices, singles: Partition, seed: int) -> Partition:

@@ -15,34 +15,17 @@ from matplotlib.patches import Circle, FancyBboxPatch, Patch, Rectangle
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
 from ascend_lab.cluster.files import Kind, family, kind_of, link_kinds, rate_text
 from ascend_lab.errors import InputError
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PAPER,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    WIDTH_IN,
-    YELLOW,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 Look = tuple[str, Literal["-", "--", "-.", ":"]]
 LOOKS: tuple[Look, ...] = (
-    (BLUE, "-"),
-    (VERMILLION, "--"),
-    (GREEN, "-."),
-    (ORANGE, ":"),
-    (PURPLE, "-"),
-    (SKY, "--"),
-    (GREY, ":"),
+    (st.BLUE, "-"),
+    (st.VERMILLION, "--"),
+    (st.GREEN, "-."),
+    (st.ORANGE, ":"),
+    (st.PURPLE, "-"),
+    (st.SKY, "--"),
+    (st.GREY, ":"),
 )
 MOST_SERVERS, MOST_DEVICES, MOST_SWITCHES = 3, 12, 8
 """Drawn of each; of more, the first and the last with dots between."""
@@ -61,8 +44,8 @@ class _Plan:
     rows: int = 0
 
 
-@styled
-def fig_topology(topology: Topology) -> LabFigure:
+@st.styled
+def fig_topology(topology: Topology) -> st.LabFigure:
     """Draw a topology; of many servers, devices or switches the first ones and the last.
 
     Colour and dashes tell the kinds of links apart; the legend gives each kind's rate and latency
@@ -72,9 +55,9 @@ def fig_topology(topology: Topology) -> LabFigure:
     kinds = list(link_kinds(topology).items())
     legend_in = 0.2 * -(-min(len(kinds), len(LOOKS)) // 2) + 0.15
     height = SERVER_IN + plan.rows * ROW_IN + legend_in + 0.45
-    fig, ax = new_figure(height_in=max(height, 1.5))
+    fig, ax = st.new_figure(height_in=max(height, 1.5))
     ax.set_axis_off()
-    ax.set_xlim(0, WIDTH_IN)
+    ax.set_xlim(0, st.WIDTH_IN)
     ax.set_ylim(SERVER_IN + plan.rows * ROW_IN + 0.1, -0.3)
     ax.set_aspect("equal")
     looks = {kind: LOOKS[i % len(LOOKS)] for i, (kind, _) in enumerate(kinds)}
@@ -86,7 +69,7 @@ def fig_topology(topology: Topology) -> LabFigure:
     handles = [_handle(looks[kind], kind, count) for kind, count in kinds[: len(LOOKS)]]
     if handles:
         fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
-    return finish(fig, alt=_alt(topology, kinds))
+    return st.finish(fig, alt=_alt(topology, kinds))
 
 
 def _handle(look: Look, kind: Kind, count: int) -> Line2D:
@@ -104,7 +87,7 @@ def _ends_of(count: int, most: int) -> list[int]:
 def _planned(topology: Topology) -> _Plan:
     plan, owner = _Plan(), _owners(topology)
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
-    width = WIDTH_IN / len(drawn)
+    width = st.WIDTH_IN / len(drawn)
     for place, server in enumerate(drawn):
         left, right = place * width + 0.13, (place + 1) * width - 0.13
         plan.boxes.append((left, right))
@@ -198,11 +181,11 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
     for row in filter(None, rows):
         y = SERVER_IN + (plan.rows + 0.6) * ROW_IN
         drawn = [row[i] for i in _ends_of(len(row), MOST_SWITCHES)]
-        each = WIDTH_IN / len(drawn)
+        each = st.WIDTH_IN / len(drawn)
         for i, switch in enumerate(drawn):
             plan.places[switch] = ((i + 0.5) * each, y)
         if len(drawn) < len(row):
-            plan.dots.append((WIDTH_IN - each, y))
+            plan.dots.append((st.WIDTH_IN - each, y))
         plan.rows += 1
 
 
@@ -211,8 +194,8 @@ def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     for server, (left, right) in zip(drawn, plan.boxes, strict=True):
         style: dict[str, Any] = {
-            "facecolor": LIGHT,
-            "edgecolor": INK,
+            "facecolor": st.LIGHT,
+            "edgecolor": st.INK,
             "linewidth": 0.8,
             "zorder": 0,
         }
@@ -238,15 +221,17 @@ def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) ->
 def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
     for node, at in plan.places.items():
         label = topology.label(node)
-        text: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "zorder": 4}
+        text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "zorder": 4}
         if node < topology.size:
             short = label.removeprefix("npu") or label
-            ax.add_patch(Circle(at, DISC_IN, facecolor=PAPER, edgecolor=INK, zorder=3))
+            ax.add_patch(Circle(at, DISC_IN, facecolor=st.PAPER, edgecolor=st.INK, zorder=3))
             ax.text(*at, short[:6], fontsize=7 if len(short) < 4 else 5.5, **text)
             continue
         width, height = BOX_IN
         corner = at[0] - width / 2, at[1] - height / 2
-        ax.add_patch(Rectangle(corner, width, height, facecolor="#FFFFFF", edgecolor=INK, zorder=3))
+        ax.add_patch(
+            Rectangle(corner, width, height, facecolor="#FFFFFF", edgecolor=st.INK, zorder=3)
+        )
         ax.text(*at, label[:10], fontsize=7, **text)
 
 
@@ -264,25 +249,25 @@ def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
 # Figures of collectives: who holds what after each round, and which algorithm wins where.
 
 
-SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", BLUE])
+SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
 MOST_PANELS = 8
 FAMILIES = {
-    "recursive-doubling": ("RD", SKY),
-    "tree": ("T", GREY),
-    "mesh": ("M", YELLOW),
-    "halving-doubling": ("HD", GREEN),
-    "nhr": ("N", PURPLE),
-    "bruck": ("B", SKY),
-    "pairwise": ("PW", ORANGE),
-    "star": ("S", PURPLE),
-    "ring": ("R", ORANGE),
-    "double-ring": ("2R", ORANGE),
-    "chain": ("C", VERMILLION),
-    "pipeline": ("P", PURPLE),
-    "hierarchical": ("H", BLUE),
+    "recursive-doubling": ("RD", st.SKY),
+    "tree": ("T", st.GREY),
+    "mesh": ("M", st.YELLOW),
+    "halving-doubling": ("HD", st.GREEN),
+    "nhr": ("N", st.PURPLE),
+    "bruck": ("B", st.SKY),
+    "pairwise": ("PW", st.ORANGE),
+    "star": ("S", st.PURPLE),
+    "ring": ("R", st.ORANGE),
+    "double-ring": ("2R", st.ORANGE),
+    "chain": ("C", st.VERMILLION),
+    "pipeline": ("P", st.PURPLE),
+    "hierarchical": ("H", st.BLUE),
 }
 """Letters and colour of each algorithm in the map."""
-DARK = (BLUE, VERMILLION, GREEN, GREY)
+DARK = (st.BLUE, st.VERMILLION, st.GREEN, st.GREY)
 """Colours on which letters are white."""
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
@@ -298,8 +283,8 @@ def contributions(
     return np.stack(execute(cut, ones))
 
 
-@styled
-def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabFigure:
+@st.styled
+def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.LabFigure:
     """Draw, after some rounds of an all-reduce, of how many ranks each block holds the sum.
 
     One panel a round, one row a rank, one column a block. Raises `InputError` for another
@@ -308,7 +293,7 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabF
     shown = tuple(range(len(schedule.rounds) + 1)) if after is None else tuple(after)
     if not 0 < len(shown) <= MOST_PANELS:
         raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
-    fig, axes = new_figure(ncols=len(shown), height_in=1.7)
+    fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
     panels = np.atleast_1d(axes)
     said = []
     for number, ax in zip(shown, panels, strict=True):
@@ -323,7 +308,7 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabF
                 ha="center",
                 va="center",
                 fontsize=8,
-                color="#FFFFFF" if dark else INK,
+                color="#FFFFFF" if dark else st.INK,
             )
         ax.set(title="start" if number == 0 else f"round {number}", xticks=[], yticks=[])
         ax.tick_params(length=0)
@@ -331,25 +316,25 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> LabF
     panels[0].set(ylabel="rank", xlabel="block")
     panels[0].set_yticks(range(schedule.ranks))
     text = f"{schedule.algorithm} all-reduce of {schedule.ranks} ranks, {schedule.blocks} blocks"
-    return finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
+    return st.finish(fig, alt=f"{text}. Of {schedule.ranks * schedule.blocks}: {', '.join(said)}.")
 
 
-@styled
+@st.styled
 def fig_best_collective(
     kind: str = "910a-roce",
     counts: Sequence[int] = (2, 4, 8, 16, 32, 64),
     sizes_bytes: Sequence[int] = tuple(2**k for k in range(10, 31, 2)),
     op: str = "all_reduce",
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw which algorithm is quickest for every size and number of devices of a cluster.
 
     `kind` is a topology that takes a count. Cells bear letters; the legend names them.
     """
     names = [[_winner(op, load_topology(f"{kind}:{p}"), n) for n in sizes_bytes] for p in counts]
-    fig, ax = new_figure(height_in=0.55 + 0.36 * len(counts))
+    fig, ax = st.new_figure(height_in=0.55 + 0.36 * len(counts))
     for (row, column), name in np.ndenumerate(np.array(names)):
         letters, colour = FAMILIES[name]
-        ink = "#FFFFFF" if colour in DARK else INK
+        ink = "#FFFFFF" if colour in DARK else st.INK
         ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1))
         ax.text(column, row, letters, ha="center", va="center", fontsize=8, color=ink)
     ax.set(xlim=(-0.5, len(sizes_bytes) - 0.5), ylim=(-0.5, len(counts) - 0.5))
@@ -358,11 +343,11 @@ def fig_best_collective(
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
     used = [name for name in FAMILIES if any(name in line for line in names)]
-    patches = [Patch(fc=FAMILIES[n][1], ec=INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
+    patches = [Patch(fc=FAMILIES[n][1], ec=st.INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
     fig.legend(handles=patches, loc="outside upper center", ncols=min(4, len(used)), frameon=False)
     lines = zip(counts, names, strict=True)
     said = "; ".join(f"{p} devices {_runs(line, sizes_bytes)}" for p, line in lines)
-    return finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
+    return st.finish(fig, alt=f"The quickest {op} on {kind}: {said}.")
 
 
 def _winner(op: str, topology: Topology, size_bytes: int) -> str:

@@ -15,25 +15,12 @@ from ascend_lab.chip import Chip
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels import ConvShape, conv_launch, depthwise_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.convolution_ways import explicit_conv, im2col_reference
 from ascend_lab.sim import simulate, simulate_kernel
 
 Grid = NDArray[np.int64]
-TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", SKY, BLUE])
+TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
 NUMBERED = (26, 12)
 """Rows and columns up to which cells carry their number."""
 
@@ -70,7 +57,7 @@ def matrix_sizes(shape: ConvShape) -> dict[str, int]:
     }
 
 
-@styled
+@st.styled
 def fig_windows(
     side: int = 5,
     kernel: int = 3,
@@ -78,7 +65,7 @@ def fig_windows(
     pad: int = 0,
     dilation: int = 1,
     channels: int = 16,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw an image and its im2col matrix, cells tinted by how often their pixel is copied.
 
     Below: the elements of both in multiples of the image, copies and zeros apart. One pixel and
@@ -87,7 +74,7 @@ def fig_windows(
     shape = ConvShape(1, channels, side, side, 16, kernel, kernel, stride, pad, dilation=dilation)
     matrix, copies = copies_of(shape)
     sizes = matrix_sizes(shape)
-    fig, axes = new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
+    fig, axes = st.new_figure(2, 2, 4.3, width_ratios=(1, 1.35), height_ratios=(5, 1.15))
     image = np.pad(np.arange(1, side * side + 1).reshape(side, side), pad)
     marked = int(np.argmax(copies[1:])) + 1
     norm = Normalize(0, max(int(copies[1:].max()), 1))
@@ -106,7 +93,7 @@ def fig_windows(
     for ax in axes[1]:
         ax.remove()
     _balance(fig.add_subplot(grid[1, :]), sizes)
-    return finish(fig, alt=_say_windows(shape, matrix, copies, sizes, marked))
+    return st.finish(fig, alt=_say_windows(shape, matrix, copies, sizes, marked))
 
 
 def _say_windows(
@@ -127,7 +114,7 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
     """Draw cells by the copies of their pixel, padding grey and dotted, one pixel framed."""
     tint = np.ma.masked_where(cells == 0, copies[cells])
     ax.imshow(tint, cmap=TINTS, norm=norm, aspect="equal", interpolation="nearest")
-    ax.set_facecolor(LIGHT)
+    ax.set_facecolor(st.LIGHT)
     ax.set_xticks([])
     ax.set_yticks([])
     rows, columns = cells.shape
@@ -135,10 +122,10 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
     for (y, x), pixel in np.ndenumerate(cells):
         if numbers and pixel:
             dark = norm(copies[pixel]) > 0.7
-            colour, size = ("#FFFFFF" if dark else INK), (8 if rows <= 10 else 5)
+            colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 5)
             ax.text(x, y, str(pixel), ha="center", va="center", fontsize=size, color=colour)
         if pixel == marked:
-            box = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=VERMILLION)
+            box = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=st.VERMILLION)
             box.set(linewidth=2.2 if rows <= 16 else 1.0, zorder=3)
             ax.add_patch(box)
     if numbers:
@@ -151,12 +138,12 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
 def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
     """Draw the elements of image and matrix in multiples of the image."""
     looks = {
-        "pixels": (BLUE, "", "pixels"),
-        "distinct": (BLUE, "", None),
-        "copies": (SKY, "//", "copies"),
-        "padding": (LIGHT, "..", "zeros of the pads"),
-        "fractals": (GREY, "xx", None),
-        "blocks": (GREY, "xx", "zeros that fill 16 x C0 blocks"),
+        "pixels": (st.BLUE, "", "pixels"),
+        "distinct": (st.BLUE, "", None),
+        "copies": (st.SKY, "//", "copies"),
+        "padding": (st.LIGHT, "..", "zeros of the pads"),
+        "fractals": (st.GREY, "xx", None),
+        "blocks": (st.GREY, "xx", "zeros that fill 16 x C0 blocks"),
     }
     rows = {"image": ("pixels", "blocks"), "matrix": ("distinct", "copies", "padding", "fractals")}
     for y, names in enumerate(rows.values()):
@@ -165,7 +152,7 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
             colour, hatch, label = looks[name]
             width = sizes[name] / sizes["pixels"]
             ax.barh(
-                y, width, left=left, facecolor=colour, hatch=hatch, edgecolor=INK, label=label,
+                y, width, left=left, facecolor=colour, hatch=hatch, edgecolor=st.INK, label=label,
                 linewidth=0.6,
             )  # fmt: skip
             left += width
@@ -178,13 +165,15 @@ def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
     ax.legend([found[word] for word in words], words, **place)
 
 
-@styled
-def fig_stored(shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)) -> LabFigure:
+@st.styled
+def fig_stored(
+    shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 5, 7)
+) -> st.LabFigure:
     """Draw bytes of device memory and time with the matrix stored and not, per kernel side.
 
     Every bar is a program; the image keeps its size (pad = side // 2).
     """
-    fig, (left, right) = new_figure(1, 2, 2.9)
+    fig, (left, right) = st.new_figure(1, 2, 2.9)
     said = []
     for x, side in enumerate(kernels):
         own = replace(shape, r=side, s=side, pad=side // 2)
@@ -193,9 +182,9 @@ def fig_stored(shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 
         times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
         once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)
         for ax, parts, whole in ((left, moved, once[0]), (right, times, once[1])):
-            ax.bar(x - 0.2, parts[0], 0.38, **_look(VERMILLION, "xx"))
-            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **_look(ORANGE, "//"))
-            ax.bar(x + 0.2, whole, 0.38, **_look(BLUE, ""))
+            ax.bar(x - 0.2, parts[0], 0.38, **_look(st.VERMILLION, "xx"))
+            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **_look(st.ORANGE, "//"))
+            ax.bar(x + 0.2, whole, 0.38, **_look(st.BLUE, ""))
         ratio = stored.cycles / formed.cycles
         right.text(x - 0.2, sum(times), f"{ratio:.1f}x", ha="center", va="bottom")
         said.append(
@@ -209,30 +198,30 @@ def fig_stored(shape: ConvShape, chip: Chip, *, kernels: Sequence[int] = (1, 3, 
     handles = [
         Rectangle((0, 0), 1, 1, label=label, **_look(*look))
         for label, look in (
-            ("write the matrix", (VERMILLION, "xx")),
-            ("multiply the stored matrix", (ORANGE, "//")),
-            ("never store it", (BLUE, "")),
+            ("write the matrix", (st.VERMILLION, "xx")),
+            ("multiply the stored matrix", (st.ORANGE, "//")),
+            ("never store it", (st.BLUE, "")),
         )
     ]
     left.legend(handles=handles, loc="upper left")
-    return finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
 
 
 def _look(colour: str, hatch: str) -> dict[str, Any]:
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
 
 
 def _timed(shape: ConvShape, chip: Chip) -> Any:
     return simulate(conv_launch(shape, chip), chip)
 
 
-@styled
-def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> LabFigure:
+@st.styled
+def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> st.LabFigure:
     """Draw share of the cube peak and operations per byte into L1, one column per knob.
 
     `series` maps the name of a knob to its values and their layers; every marker is a program.
     """
-    fig, axes = new_figure(2, len(series), 3.6, sharex=False)
+    fig, axes = st.new_figure(2, len(series), 3.6, sharex=False)
     said = []
     for column, (knob, shapes) in enumerate(series.items()):
         share, dense = [], []
@@ -243,8 +232,8 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> LabF
             dense.append(shape.ops / run.path_bytes["GM", "L1"])
         ticks = range(len(shapes))
         for ax, values, colour, marker in (
-            (axes[0, column], share, BLUE, "o"),
-            (axes[1, column], dense, GREEN, "s"),
+            (axes[0, column], share, st.BLUE, "o"),
+            (axes[1, column], dense, st.GREEN, "s"),
         ):
             ax.plot(ticks, values, color=colour, marker=marker, linestyle="-")
             ax.set_xticks(list(ticks), [str(v) for v in shapes])
@@ -258,11 +247,11 @@ def fig_reuse(series: Mapping[str, Mapping[int, ConvShape]], chip: Chip) -> LabF
         for column, ax in enumerate(axes[row]):
             ax.set_ylim(0, high)
             ax.set_yticklabels([]) if column else ax.set_ylabel(word)
-    return finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
+    return st.finish(fig, alt=f"On {chip.name}. " + "; ".join(said) + ".")
 
 
-@styled
-def fig_groups(shape: ConvShape, chip: Chip) -> LabFigure:
+@st.styled
+def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
     """Draw the time of a layer against channels per group, beside what its work would cost.
 
     The last point, one channel a group, is a depthwise convolution; the vector unit does it too.
@@ -274,11 +263,13 @@ def fig_groups(shape: ConvShape, chip: Chip) -> LabFigure:
     cube = [runs[w].cycles * scale for w in widths]
     fair = [dense.cycles * scale * w / shape.c for w in widths]
     vector = simulate(depthwise_launch(replace(shape, groups=shape.c), chip), chip).cycles * scale
-    fig, ax = new_figure(height_in=2.9)
-    ax.plot(widths, cube, color=VERMILLION, marker="o", linestyle="-", label="cube, simulated")
-    ax.plot(widths, fair, color=GREY, marker="", linestyle="--", label="in proportion to the work")
-    ax.plot([1], [vector], color=GREEN, marker="D", linestyle="", label="vector unit, simulated")
-    ax.axvline(FRACTAL, color=INK, linewidth=0.8, linestyle=":")
+    fig, ax = st.new_figure(height_in=2.9)
+    ax.plot(widths, cube, color=st.VERMILLION, marker="o", linestyle="-", label="cube, simulated")
+    ax.plot(
+        widths, fair, color=st.GREY, marker="", linestyle="--", label="in proportion to the work"
+    )
+    ax.plot([1], [vector], color=st.GREEN, marker="D", linestyle="", label="vector unit, simulated")
+    ax.axvline(FRACTAL, color=st.INK, linewidth=0.8, linestyle=":")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(widths, [str(w) for w in widths])
@@ -286,7 +277,7 @@ def fig_groups(shape: ConvShape, chip: Chip) -> LabFigure:
     ax.set_ylabel("time, us")
     ax.legend()
     pairs = "; ".join(f"{w}: {c:.1f}" for w, c in zip(widths, cube, strict=True))
-    return finish(
+    return st.finish(
         fig,
         alt=f"Time of a grouped layer on {chip.name} in us by channels per group: {pairs}. In "
         f"proportion to the work, 1 channel would take {fair[0]:.2f} us. The vector unit takes "

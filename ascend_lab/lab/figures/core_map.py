@@ -13,17 +13,7 @@ from matplotlib.patheffects import Normal, Stroke
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, PathError
-from ascend_lab.lab.figures.style import (
-    GREY,
-    INK,
-    LIGHT,
-    PAPER,
-    PIPE_STYLE,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 Point = tuple[float, float]
 Hop = tuple[str, str]
@@ -131,25 +121,25 @@ def unit_pipes(chip: Chip, unit: str) -> list[str]:
     """Return the queues that the scalar unit of a core of kind `unit` feeds, in one order."""
     used = {path.pipe for path in chip.paths.values() if path.unit == unit}
     used |= {"core": {"M", "V"}, "cube": {"M"}, "vector": {"V"}}[unit]
-    return [pipe for pipe in PIPE_STYLE if pipe in used]
+    return [pipe for pipe in st.PIPE_STYLE if pipe in used]
 
 
 def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) -> None:
     x, y, width, height = BOXES[name]
-    colour = LIGHT if name == "GM" else WHITE
-    look: dict[str, Any] = {"facecolor": colour, "edgecolor": INK, "linewidth": 1.0}
+    colour = st.LIGHT if name == "GM" else WHITE
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 1.0}
     if pipe:
-        look = PIPE_STYLE[pipe].patch_args()
+        look = st.PIPE_STYLE[pipe].patch_args()
     elif thick:
         look["linewidth"] = 2.6
     ax.add_patch(Rectangle((x, y), width, height, zorder=3, **look))
-    style = PIPE_STYLE[pipe].text_args() if pipe else {"color": INK, "fontsize": 8}
+    style = st.PIPE_STYLE[pipe].text_args() if pipe else {"color": st.INK, "fontsize": 8}
     style["linespacing"] = 1.25
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", zorder=4, **style)
 
 
 def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim: bool) -> None:
-    colour = LIGHT if dim else PIPE_STYLE[pipe].colour
+    colour = st.LIGHT if dim else st.PIPE_STYLE[pipe].colour
     head = FancyArrowPatch(
         path=Outline(points),
         arrowstyle="-|>",
@@ -161,7 +151,7 @@ def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim:
         zorder=1.5 if dim else 2,
     )
     # A pale edge keeps crossing arrows apart.
-    head.set_path_effects([Stroke(linewidth=width_pt + 2.5, foreground=PAPER), Normal()])
+    head.set_path_effects([Stroke(linewidth=width_pt + 2.5, foreground=st.PAPER), Normal()])
     ax.add_patch(head)
 
 
@@ -181,7 +171,7 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
             _arrow(ax, [(84, 3.5), (71, 3.5)], path.pipe, width_pt, dim=dim)
         if not dim:
             text = f"{path.pipe} {path.rate_bytes_per_cycle:g}"
-            box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
+            box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 0.8}
             ax.text(*at, text, ha="center", va="center", fontsize=8, zorder=2.5, bbox=box)
     ends = [((71, 45), (84, 42)), ((71, 33), (84, 37)), ((88, 33), (88, 28)), ((94, 28), (94, 33))]
     if "BT" in chip.buffers:
@@ -192,18 +182,22 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
 
 def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> None:
     """Draw the border of one core, its scalar unit and the queues the scalar unit feeds."""
-    edge: dict[str, Any] = {"facecolor": "none", "edgecolor": GREY, "linestyle": (0, (4, 2))}
+    edge: dict[str, Any] = {"facecolor": "none", "edgecolor": st.GREY, "linestyle": (0, (4, 2))}
     ax.add_patch(Rectangle((14, bottom), 85.5, top - bottom, zorder=0, linewidth=1.0, **edge))
     row = top - 5.0
-    scalar = PIPE_STYLE["S"]
+    scalar = st.PIPE_STYLE["S"]
     ax.add_patch(Rectangle((15.5, row), 9, 4, zorder=3, **scalar.patch_args()))
     ax.text(20, row + 1.9, "scalar S", ha="center", va="center", zorder=4, **scalar.text_args())
     ax.annotate(
-        "", (28, row + 2), (24.5, row + 2), arrowprops={"arrowstyle": "-|>", "color": INK}, zorder=2
+        "",
+        (28, row + 2),
+        (24.5, row + 2),
+        arrowprops={"arrowstyle": "-|>", "color": st.INK},
+        zorder=2,
     )
     for place, pipe in enumerate(unit_pipes(chip, unit)):
         x = 28 + 8.6 * place
-        look = PIPE_STYLE[pipe]
+        look = st.PIPE_STYLE[pipe]
         ax.add_patch(Rectangle((x, row), 8, 4, zorder=3, **look.patch_args()))
         ax.text(x + 4, row + 2, pipe, ha="center", va="center", zorder=4, **look.text_args())
     kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
@@ -238,28 +232,28 @@ def _list_paths(chip: Chip) -> str:
     return ", ".join(paths)
 
 
-@styled
-def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> LabFigure:
+@st.styled
+def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> st.LabFigure:
     """Draw the cores of chips (preset names or chip files) one below the other.
 
     Boxes are memories with their size and the units with their width; an arrow is a path of the
     chip file, labelled with its pipe and its rate in bytes per cycle, the thicker the faster.
     """
     chips = [load_chip(name) for name in chip_names]
-    fig, axes = new_figure(nrows=len(chips), height_in=3.85 * len(chips))
+    fig, axes = st.new_figure(nrows=len(chips), height_in=3.85 * len(chips))
     texts = []
     for ax, chip in zip([axes] if len(chips) == 1 else axes, chips, strict=True):
         kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
         ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
         _draw_core(ax, chip)
         texts.append(f"{chip.name} has {kind} and {len(chip.paths)} paths: {_list_paths(chip)}.")
-    return finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
+    return st.finish(fig, alt="Paths with pipe and bytes per cycle. " + " ".join(texts))
 
 
-@styled
+@st.styled
 def fig_core_path(
     chip_name: str = "Ascend910A", src: str = "L1", dst: str = "L0A", size_kib: int = 32
-) -> LabFigure:
+) -> st.LabFigure:
     """Answer on the map: is there a path src -> dst, by which pipe, how many cycles for n KiB?
 
     Without a direct path the shortest chain is drawn; its moves follow one another. Raises
@@ -269,11 +263,9 @@ def fig_core_path(
     moves = find_route(chip, src, dst, size_kib * KIB)
     for space in {src, *(move.hop[1] for move in moves)} - {"GM"}:
         if size_kib * KIB > chip.buffers[space]:
-            raise CapacityError(
-                f"{size_kib} KiB of {space} for {src}->{dst}",
-                f"{chip.buffers[space] // KIB} KiB on {chip.name}",
-                "move smaller pieces",
-            )
+            needed = f"{size_kib} KiB of {space} for {src}->{dst}"
+            got = f"{chip.buffers[space] // KIB} KiB on {chip.name}"
+            raise CapacityError(needed, got, "move smaller pieces")
     direct = len(moves) == 1
     answer = f"one path, pipe {moves[0].pipe}" if direct else f"no path, {len(moves)} moves instead"
     lines = [f"{chip.name}, {size_kib} KiB from {src} to {dst}: {answer}"]
@@ -282,8 +274,8 @@ def fig_core_path(
         line = f"{move.pipe} {move.hop[0]} to {move.hop[1]}: {sum_text} = {move.occupied_cycles:,}"
         late = f", visible {move.latency_cycles} later" if move.latency_cycles else ""
         lines.append(f"{line} cycles{late}")
-    fig, ax = new_figure(height_in=4.0 + 0.16 * len(moves))
+    fig, ax = st.new_figure(height_in=4.0 + 0.16 * len(moves))
     fig.suptitle(lines[0], x=0.01, ha="left", fontweight="bold", fontsize=9)
     ax.set_title("\n".join(lines[1:]), loc="left", fontweight="normal")
     _draw_core(ax, chip, chosen={move.hop for move in moves})
-    return finish(fig, alt="; ".join(lines) + ".")
+    return st.finish(fig, alt="; ".join(lines) + ".")

@@ -14,29 +14,15 @@ from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search.genetic import Person, SimpleGenetic
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.errors import InputError
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 Floats = NDArray[np.float64]
 SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))
 """Shares of the space whose worst tiling is marked, and how they are called."""
 
 
-@styled
-def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> LabFigure:
+@st.styled
+def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
     """Draw cycles by tile: rows m down, columns n across, in fractals; None for what does not fit.
 
     Raises `InputError` if nothing fits.
@@ -46,19 +32,22 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> LabFigure:
         raise InputError("a tile that fits", "none", "use smaller ones")
     rows, cols = (sorted({tile[i] for tile in cycles}) for i in (0, 1))
     best, least, most = min(good, key=lambda t: good[t]), min(good.values()), max(good.values())
-    fig, ax = new_figure(height_in=2.5)
+    fig, ax = st.new_figure(height_in=2.5)
     for (m, n), cost in cycles.items():
         x, y = cols.index(n), rows.index(m)
         if cost is None:
-            box: dict[str, Any] = {"fc": "none", "ec": VERMILLION, "hatch": "xx", "lw": 0.8}
+            box: dict[str, Any] = {"fc": "none", "ec": st.VERMILLION, "hatch": "xx", "lw": 0.8}
         else:
             shade = 0.05 + 0.75 * (cost - least) / max(most - least, 1)
-            box = {"fc": BLUE, "alpha": 1 - shade, "ec": INK, "lw": 0.8}
+            box = {"fc": st.BLUE, "alpha": 1 - shade, "ec": st.INK, "lw": 0.8}
         ax.add_patch(Rectangle((x, y), 0.94, 0.9, **box))
         text = "does not fit" if cost is None else f"{cost:,}"
         dark = cost is not None and cost - least < 0.45 * (most - least)
         paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
-        look = {"color": "#FFFFFF" if dark else INK, "weight": "bold" if (m, n) == best else None}
+        look = {
+            "color": "#FFFFFF" if dark else st.INK,
+            "weight": "bold" if (m, n) == best else None,
+        }
         ax.text(x + 0.47, y + 0.45, text, ha="center", va="center", fontsize=8, bbox=paper, **look)
     ax.set(xlim=(-0.05, len(cols)), ylim=(len(rows), -0.05), xlabel="n (fractals)")
     ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
@@ -69,11 +58,11 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> LabFigure:
     said = ", ".join(
         f"{m}x{n} {'does not fit' if c is None else f'{c:,}'}" for (m, n), c in cycles.items()
     )
-    return finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
+    return st.finish(fig, alt=f"Cycles by tile m x n: {said}. The best is {best[0]}x{best[1]}.")
 
 
-@styled
-def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> LabFigure:
+@st.styled
+def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -> st.LabFigure:
     """Draw two parents, their mix (a decision of `one` where a pick is true) and the legal child.
 
     What repair changed is hatched. Raises `InputError` for picks of another length.
@@ -82,21 +71,21 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
         raise InputError(f"{len(space.names)} picks", str(len(picks)), "give one per decision")
     mixed = [a if pick else b for a, b, pick in zip(one, two, picks, strict=True)]
     child = completed(space, mixed)
-    colours = [SKY if pick else ORANGE for pick in picks]
+    colours = [st.SKY if pick else st.ORANGE for pick in picks]
     lines = (
-        ("one", one, [SKY] * len(one)),
-        ("two", two, [ORANGE] * len(two)),
+        ("one", one, [st.SKY] * len(one)),
+        ("two", two, [st.ORANGE] * len(two)),
         ("mixed", mixed, colours),
         ("child", child, colours),
     )
-    fig, ax = new_figure(height_in=2.0)
+    fig, ax = st.new_figure(height_in=2.0)
     for y, (label, values, fills) in enumerate(lines):
         ax.text(-0.15, y + 0.42, label, ha="right", va="center")
         for x, value in enumerate(values):
             changed = label == "child" and value != mixed[x]
-            fill: dict[str, Any] = {"fc": fills[x], "ec": INK}
+            fill: dict[str, Any] = {"fc": fills[x], "ec": st.INK}
             if changed:
-                fill = {"fc": "#FFFFFF", "ec": VERMILLION, "hatch": "////"}
+                fill = {"fc": "#FFFFFF", "ec": st.VERMILLION, "hatch": "////"}
             ax.add_patch(Rectangle((x, y), 0.94, 0.84, lw=0.8, **fill))
             box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2} if changed else None
             ax.text(x + 0.47, y + 0.42, str(value), ha="center", va="center", fontsize=8, bbox=box)
@@ -111,13 +100,13 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
         if a != b
     ]
     said = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values, _ in lines)
-    return finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
+    return st.finish(fig, alt=f"{said}. Repaired: {', '.join(repaired) or 'nothing'}.")
 
 
-@styled
+@st.styled
 def fig_population(
     space: CubeSpace, costs: Floats, log: Sequence[Sequence[Person]], best: float | None = None
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw three generations of `log` over the landscape `costs` of a whole space, and all costs.
 
     Maps: cores across, width n of the tile up; the darker a cell, the cheaper its cheapest tiling;
@@ -127,7 +116,7 @@ def fig_population(
     """
     if not log:
         raise InputError("at least one generation", "none", "give the log of a search that ran")
-    fig, _ = new_figure(height_in=4.4)
+    fig, _ = st.new_figure(height_in=4.4)
     fig.clear()
     grid = fig.add_gridspec(2, 3, height_ratios=(1.0, 1.15))
     last = len(log) - 1
@@ -146,7 +135,7 @@ def fig_population(
     )
     marks = ", ".join(f"{name} {np.quantile(costs, s) / least:.2f}" for s, name in SHARES)
     alt = f"Costs relative to the best of {len(costs):,} tilings. {said}. Cheapest shares of the"
-    return finish(fig, alt=f"{alt} space end at: {marks}.")
+    return st.finish(fig, alt=f"{alt} space end at: {marks}.")
 
 
 def _draw_map(
@@ -163,8 +152,8 @@ def _draw_map(
     rng = np.random.default_rng(0)
     at = [space.row(point) for _, point in people]
     shift = rng.uniform(0.2, 0.8, (2, len(at)))
-    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=15, c=ORANGE, ec=INK, lw=0.5)
-    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=80, c=VERMILLION, marker="*", ec=INK, lw=0.6)
+    ax.scatter(x[at] + shift[0], y[at] + shift[1], s=15, c=st.ORANGE, ec=st.INK, lw=0.5)
+    ax.scatter(x[at[0]] + 0.5, y[at[0]] + 0.5, s=80, c=st.VERMILLION, marker="*", ec=st.INK, lw=0.6)
     step = max(1, len(xs) // 6)
     ax.set_xticks(np.arange(len(xs))[::step] + 0.5, [str(v) for v in xs[::step]])
     ax.set_yticks(np.arange(len(ys)) + 0.5, [str(v) if first else "" for v in ys], fontsize=6)
@@ -177,19 +166,19 @@ def _draw_map(
 def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: float) -> None:
     for share, name in SHARES:
         level = float(np.quantile(costs, share)) / least
-        ax.axhline(level, color=GREY, ls=(0, (3, 2)), lw=0.8)
-        ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=INK)
+        ax.axhline(level, color=st.GREY, ls=(0, (3, 2)), lw=0.8)
+        ax.text(len(log) - 0.4, level, f"{name} are cheaper", fontsize=7, va="bottom", color=st.INK)
     rng, old = np.random.default_rng(0), set()
     for number, people in enumerate(log):
         here = [cost / least for cost, _ in people]
         new = [point not in old for _, point in people]
         old |= {point for _, point in people}
         x = number + rng.uniform(-0.25, 0.25, len(here))
-        for fresh, colour in ((False, LIGHT), (True, BLUE)):
+        for fresh, colour in ((False, st.LIGHT), (True, st.BLUE)):
             part = np.array(new) == fresh
-            ax.scatter(x[part], np.array(here)[part], s=11, c=colour, ec=INK, lw=0.3)
-    ax.plot(range(len(log)), [people[0][0] / least for people in log], color=GREEN, lw=1.4)
-    ax.axhline(1.0, color=INK, lw=0.8)
+            ax.scatter(x[part], np.array(here)[part], s=11, c=colour, ec=st.INK, lw=0.3)
+    ax.plot(range(len(log)), [people[0][0] / least for people in log], color=st.GREEN, lw=1.4)
+    ax.axhline(1.0, color=st.INK, lw=0.8)
     ax.set_yscale("log")
     top = max(2.0, float(np.quantile(costs, 0.6)) / least)
     ax.set(ylim=(0.97, top * 1.3), xlim=(-0.6, max(len(log), 4) * 1.2), xlabel="generation")
@@ -199,7 +188,7 @@ def _draw_cloud(ax: Any, costs: Floats, log: Sequence[Sequence[Person]], least: 
     ax.set_ylabel("cycles / best")
 
 
-@styled
+@st.styled
 def fig_evolution(
     space: CubeSpace,
     costs: Floats,
@@ -208,7 +197,7 @@ def fig_evolution(
     size: int = 20,
     seed: int = 0,
     budget: int = 200,
-) -> LabFigure:
+) -> st.LabFigure:
     """Run the simple genetic search on a table of costs and draw it as `fig_population`.
 
     Raises `InputError` if as many are kept as make a generation.
@@ -220,22 +209,21 @@ def fig_evolution(
     return fig_population(space, costs, search.log)
 
 
-@styled
+@st.styled
 def fig_anytime(
     curves: Mapping[str, Floats], lines: Mapping[str, float] | None = None
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw best cost so far over trials: median and quartiles over seeds, one row a seed.
 
     `lines` are levels to mark. Raises `InputError` without curves.
     """
     if not curves:
         raise InputError("at least one search", "none", "give its curves")
-    fig, ax = new_figure(height_in=2.9)
+    fig, ax = st.new_figure(height_in=2.9)
     said = []
-    for (name, rows), colour, dash in zip(
-        curves.items(), (BLUE, VERMILLION, PURPLE, GREEN, ORANGE), ("-", "--", "-.", ":", "-"),
-        strict=False,
-    ):  # fmt: skip
+    colours = (st.BLUE, st.VERMILLION, st.PURPLE, st.GREEN, st.ORANGE)
+    dashes = ("-", "--", "-.", ":", "-")
+    for (name, rows), colour, dash in zip(curves.items(), colours, dashes, strict=False):
         low, middle, high = np.quantile(rows, (0.25, 0.5, 0.75), axis=0)
         x = np.arange(1, rows.shape[1] + 1)
         ax.plot(x, middle, color=colour, ls=dash, label=name)
@@ -243,7 +231,7 @@ def fig_anytime(
         at = [i for i in (49, 99, 199) if i < len(x)] or [len(x) - 1]
         said.append(f"{name} {', '.join(f'{middle[i]:.3f} after {i + 1}' for i in at)}")
     for name, level in (lines or {}).items():
-        ax.axhline(level, color=GREY, lw=1, ls=(0, (3, 2)))
+        ax.axhline(level, color=st.GREY, lw=1, ls=(0, (3, 2)))
         ax.text(1.01 * ax.get_xlim()[1], level, name, va="center", fontsize=8)
         said.append(f"{name} at {level:.3f}")
     ax.set_yscale("log")
@@ -254,4 +242,4 @@ def fig_anytime(
     ax.minorticks_off()
     ax.legend(loc="upper right")
     count = len(next(iter(curves.values())))
-    return finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Medians over {count} seeds, best so far: {'; '.join(said)}.")

@@ -14,6 +14,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.dsl.tensor import Call, Compute, topological, unique_names
 from ascend_lab.errors import CapacityError
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.nests import (
     EXPRESSIONS,
     Operator,
@@ -22,21 +23,6 @@ from ascend_lab.lab.figures.nests import (
     nest_of,
     pipes_in,
     three_nests,
-)
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PAPER,
-    PIPE_STYLE,
-    SKY,
-    LabFigure,
-    finish,
-    new_figure,
-    pipe_legend,
-    styled,
 )
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
@@ -48,13 +34,13 @@ def moved_bytes(run: KernelTimeline) -> int:
     return sum(n for way, n in run.path_bytes.items() if "GM" in way)
 
 
-@styled
+@st.styled
 def fig_three_nests(
     operator: Operator,
     chip: str = "Ascend910A",
     shapes: tuple[tuple[int, int], ...] = ((16384, 1024), (512, 32768)),
     title: str = "",
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the three nests of an operator over rows, with bytes per element and cycles beneath.
 
     The nests are those of the first shape; a bar is missing where a tile of rows does not fit.
@@ -65,7 +51,7 @@ def fig_three_nests(
     heights = [height_of(nest) for nest in nests.values()]
     upper = max(heights[1:])
     rest = max(heights[0] - upper, 1.0)
-    fig, axes = new_figure(2, 3, 5.6, height_ratios=(upper, rest), width_ratios=(1, 1, 1.08))
+    fig, axes = st.new_figure(2, 3, 5.6, height_ratios=(upper, rest), width_ratios=(1, 1, 1.08))
     grid = axes[0, 0].get_gridspec()
     axes[0, 0].remove()
     axes[1, 0].remove()
@@ -73,12 +59,12 @@ def fig_three_nests(
     for letter, ax, (name, nest) in zip("abc", places, nests.items(), strict=True):
         draw_nest(ax, nest, rows=heights[0] if letter == "a" else upper)
         ax.set_title(f"({letter}) {name}", loc="left", pad=3, fontsize=8.5)
-    pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
+    st.pipe_legend(axes[0, 1], ["MTE2", "V", "MTE3"], **PIPES_AT)
     if title:
         fig.suptitle(title, fontsize=10.5)
     _bars_of_bytes(axes[1, 1], runs[0], shapes[0])
     _bars_of_cycles(axes[1, 2], runs, shapes)
-    return finish(fig, alt=_alt(chip, runs, shapes))
+    return st.finish(fig, alt=_alt(chip, runs, shapes))
 
 
 def _input(rows: int, columns: int) -> Tensor:
@@ -102,7 +88,9 @@ def _bars_of_bytes(
     ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
     values = [moved_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
-    ax.barh(range(len(values)), values, height=0.45, facecolor=BLUE, edgecolor=INK, linewidth=0.6)
+    ax.barh(
+        range(len(values)), values, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6
+    )
     for row, value in enumerate(values):
         ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
     ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
@@ -110,11 +98,9 @@ def _bars_of_bytes(
 
 
 def _bars_of_cycles(
-    ax: Any,
-    runs: list[dict[str, KernelTimeline | None]],
-    shapes: tuple[tuple[int, int], ...],
+    ax: Any, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> None:
-    looks = ((ORANGE, ""), (SKY, "///"))
+    looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
     height = 0.68 / len(runs)
     for number, (each, shape) in enumerate(zip(runs, shapes, strict=True)):
@@ -125,7 +111,7 @@ def _bars_of_cycles(
             if run is None:
                 ax.text(0.01 * top, at, "whole rows do not fit", va="center", fontsize=7.5)
                 continue
-            look = {"facecolor": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
             ax.barh(at, run.cycles, height=height, label=label, **look)
             text = f"{run.cycles / 1000:,.0f}"
             ax.text(run.cycles + 0.02 * top, at, text, va="center", fontsize=8)
@@ -145,9 +131,7 @@ def _letters(ax: Any, count: int, right: float) -> None:
 
 
 def _alt(
-    chip: str,
-    runs: list[dict[str, KernelTimeline | None]],
-    shapes: tuple[tuple[int, int], ...],
+    chip: str, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> str:
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):
@@ -161,10 +145,10 @@ def _alt(
     return f"Three loop nests of one formula on the {chip}. " + ". ".join(parts) + "."
 
 
-@styled
+@st.styled
 def fig_expression(
     expression: str = "softmax", chip: str = "Ascend910A", rows: int = 4096, columns: int = 1024
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the default nest of a named expression and the share of its time each pipe is busy."""
     y = EXPRESSIONS[expression](_input(rows, columns))
     schedule = te.auto_schedule(y, load_chip(chip))
@@ -172,13 +156,13 @@ def fig_expression(
     run = simulate_kernel(te.lower(schedule), load_chip(chip))
     per_element = moved_bytes(run) / (rows * columns)
     rows_drawn = max(14.0, height_of(nest))
-    fig, (left, right) = new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
+    fig, (left, right) = st.new_figure(ncols=2, height_in=0.2 + 0.24 * rows_drawn)
     draw_nest(left, nest, rows=rows_drawn)
     left.set_title(f"{expression} on {chip}", loc="left", pad=3)
-    pipes = [p for p in PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
+    pipes = [p for p in st.PIPE_STYLE if p in {*pipes_in(nest), *run.busy_cycles}]
     shares = [100 * run.busy_cycles.get(p, 0) / run.cycles for p in pipes]
     for row, (pipe, share) in enumerate(zip(pipes, shares, strict=True)):
-        right.barh(row, share, height=0.62, **PIPE_STYLE[pipe].patch_args())
+        right.barh(row, share, height=0.62, **st.PIPE_STYLE[pipe].patch_args())
         right.text(share + 1.5, row, f"{share:.0f}%", va="center", fontsize=8)
     right.set_yticks(range(len(pipes)), pipes)
     right.set_ylim(len(pipes) - 0.4, -0.6)
@@ -193,13 +177,13 @@ def fig_expression(
         f"Default nest of {expression} on {rows} x {columns} on the {chip}: {len(run.phases)} "
         f"phases, {run.cycles} cycles, {per_element:.1f} bytes per element. Busy: {told}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 # The graph of an expression: tensors as boxes, full ones above, reduced ones below.
 
 
-FORMAT_EDGE = {"fp16": (BLUE, "-"), "bf16": (BLUE, ":"), "fp32": (ORANGE, "-")}
+FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
 
 
@@ -223,8 +207,8 @@ def sources_of(tensor: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-@styled
-def fig_graph(outputs: Tensor | Sequence[Tensor]) -> LabFigure:
+@st.styled
+def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
     """Draw the tensors an expression consists of, left to right in the order they are needed.
 
     One line of boxes per size, the largest on top; the edge of a box is coloured by number format.
@@ -234,7 +218,7 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> LabFigure:
     tensors = [t for t in topological(wanted) if t.hint != "reshape" or t in wanted]
     names = unique_names(topological(wanted))
     place, sizes = _places(tensors)
-    fig, ax = new_figure(height_in=0.45 + 0.75 * (1 - min(y for _, y in place.values())))
+    fig, ax = st.new_figure(height_in=0.45 + 0.75 * (1 - min(y for _, y in place.values())))
     ax.set_axis_off()
     ax.set_xlim(-0.55, max(x for x, _ in place.values()) + 0.55)
     ax.set_ylim(min(y for _, y in place.values()) - 0.3, 0.95)
@@ -243,9 +227,9 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> LabFigure:
         _box(ax, tensor, place[tensor])
     for lane, elements in enumerate(sizes):
         first = next(t for t in tensors if t.elements == elements)
-        text: dict[str, Any] = {"fontsize": 7.5, "color": INK, "va": "bottom"}
+        text: dict[str, Any] = {"fontsize": 7.5, "color": st.INK, "va": "bottom"}
         ax.text(place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane, _shape(first), **text)
-    return finish(fig, alt=_graph_alt(tensors, names))
+    return st.finish(fig, alt=_graph_alt(tensors, names))
 
 
 def _places(tensors: Sequence[Tensor]) -> tuple[dict[Tensor, tuple[float, float]], list[int]]:
@@ -268,7 +252,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _edges(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, float]]) -> None:
-    look: dict[str, Any] = {"mutation_scale": 8, "color": GREY, "linewidth": 1.1}
+    look: dict[str, Any] = {"mutation_scale": 8, "color": st.GREY, "linewidth": 1.1}
     for tensor in tensors:
         x1, y1 = place[tensor]
         for source in sources_of(tensor):
@@ -282,13 +266,13 @@ def _edges(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, 
 
 
 def _box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
-    colour, line = FORMAT_EDGE.get(tensor.dtype, (GREEN, "-"))
+    colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
     corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
     look: dict[str, Any] = {"edgecolor": colour, "linewidth": 1.6, "linestyle": line}
-    box = Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=PAPER, **look)
+    box = Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER, **look)
     ax.add_patch(box)
     word = tensor.label if tensor.body is None else operation_of(tensor)
-    text: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "zorder": 3}
+    text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "zorder": 3}
     ax.text(at[0], at[1] + 0.07, word, fontsize=7, **text)
     ax.text(at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, **text)
 

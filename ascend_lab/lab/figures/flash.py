@@ -19,28 +19,17 @@ from ascend_lab.kernels.flash_shape import (
     tile_bytes,
     traffic_bytes,
 )
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
 
 MIB = 2**20
 DTYPE_SIZE = 2
 
 
-@styled
-def fig_online_softmax(scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2) -> LabFigure:
+@st.styled
+def fig_online_softmax(
+    scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: int = 2
+) -> st.LabFigure:
     """Draw online softmax after every block of `block` scores, and the quotient at the end.
 
     Bars are e^(s - m) for the maximum m so far; outlines show what stood there before m grew.
@@ -49,7 +38,7 @@ def fig_online_softmax(scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: in
     if not len(scores) or block < 1:
         raise InputError("at least one score, blocks of at least 1", f"{scores}, {block}", "change")
     values, ends = np.asarray(scores, float), list(range(block, len(scores) + block, block))
-    fig, axes = new_figure(ncols=len(ends) + 1, height_in=2.6, sharey=True)
+    fig, axes = st.new_figure(ncols=len(ends) + 1, height_in=2.6, sharey=True)
     said, before, total, peak = [], np.zeros(0), 0.0, -math.inf
     for ax, end in zip(axes, ends, strict=False):
         factor, peak = peak, max(peak, float(values[:end].max()))
@@ -61,30 +50,30 @@ def fig_online_softmax(scores: Sequence[float] = (1.0, 3.0, 2.0, 5.0), block: in
         ax.set_xlabel(f"f = {factor:.3f}" if factor else "f = 0, nothing before")
         said.append(f"m {peak:g}, l {total:.3f}, factor {factor:.3f}")
         before = bars
-    _bars(axes[-1], before / total, 0, np.zeros(0), len(values), GREEN)
+    _bars(axes[-1], before / total, 0, np.zeros(0), len(values), st.GREEN)
     axes[-1].set_title("divided by l", loc="left")
     axes[-1].set_xlabel("weights")
     axes[0].set_ylabel("e^(s - m)")
     weights = ", ".join(f"{w:.3f}" for w in before / total)
     alt = f"Scores {', '.join(f'{s:g}' for s in values)} in blocks of {block}: after each block "
-    return finish(fig, alt=f"{alt}{'; '.join(said)}. The weights at the end are {weights}.")
+    return st.finish(fig, alt=f"{alt}{'; '.join(said)}. The weights at the end are {weights}.")
 
 
-def _bars(ax: Any, bars: Any, old: int, before: Any, count: int, colour: str = ORANGE) -> None:
+def _bars(ax: Any, bars: Any, old: int, before: Any, count: int, colour: str = st.ORANGE) -> None:
     """Draw bars, the first `old` of an earlier block, and outlines of their former heights."""
-    colours = [SKY] * old + [colour] * (len(bars) - old)
-    ax.bar(range(len(bars)), bars, color=colours, edgecolor=INK, width=0.7)
+    colours = [st.SKY] * old + [colour] * (len(bars) - old)
+    ax.bar(range(len(bars)), bars, color=colours, edgecolor=st.INK, width=0.7)
     if len(before):
-        ax.bar(range(len(before)), before, fc="none", ec=GREY, ls=(0, (3, 2)), lw=0.9, width=0.7)
+        ax.bar(range(len(before)), before, fc="none", ec=st.GREY, ls=(0, (3, 2)), lw=0.9, width=0.7)
     ax.set(xlim=(-0.6, count - 0.4), ylim=(0, 1.18), xticks=range(count))
     for at, height in enumerate(bars):
         ax.text(at, height + 0.02, f"{height:.3f}".rstrip("0").rstrip("."), ha="center", fontsize=7)
 
 
-@styled
+@st.styled
 def fig_attention_bytes(
     lengths: Sequence[int], rows: int = 128, depth: int = 64, chip: str = "Ascend910A"
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw bytes against the length, three operators and one kernel: cores and GM, device memory.
 
     Dots are counted from programs; lines on the left are 8 n^2 (scores and weights of fp16 written
@@ -98,9 +87,9 @@ def fig_attention_bytes(
     flash = [flash_traffic(s, device, tiling) for s in shapes]
     least = [4 * DTYPE_SIZE * n * depth for n in lengths]
     laws = [8 * n * n for n in lengths], [traffic_bytes(s, tiling) for s in shapes]
-    fig, (left, right) = new_figure(ncols=2, height_in=3.2, sharey=True)
+    fig, (left, right) = st.new_figure(ncols=2, height_in=3.2, sharey=True)
     _draw_sizes(left, lengths, [c.gm_bytes for c in apart], [c.gm_bytes for c in flash], least)
-    for law, colour, text in zip(laws, (VERMILLION, BLUE), ("8 n²", "the law"), strict=True):
+    for law, colour, text in zip(laws, (st.VERMILLION, st.BLUE), ("8 n²", "the law"), strict=True):
         left.plot(lengths, law, color=colour, ls="-", lw=1)
         left.annotate(text, (lengths[-1], law[-1]), (6, -3), textcoords="offset points", fontsize=8)
     memory = [c.memory_bytes for c in apart], [c.memory_bytes for c in flash]
@@ -116,15 +105,15 @@ def fig_attention_bytes(
         for name, field in (("between cores and GM", "gm_bytes"), ("device memory", "memory_bytes"))
     ]
     end = f"q, k, v and result once: {_span(least)}"
-    return finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(said)}; {end}.")
+    return st.finish(fig, alt=f"Bytes on {chip}, {span}. {'. '.join(said)}; {end}.")
 
 
 def _draw_sizes(
     ax: Any, lengths: Sequence[int], apart: Sequence[int], flash: Sequence[int], least: Any
 ) -> None:
-    ax.plot(lengths, apart, "s", color=VERMILLION, ms=5, label="three operators")
-    ax.plot(lengths, flash, "o", color=BLUE, ms=5, label="FlashAttention")
-    ax.plot(lengths, least, color=GREY, ls=(0, (3, 2)), label="q, k, v, result once")
+    ax.plot(lengths, apart, "s", color=st.VERMILLION, ms=5, label="three operators")
+    ax.plot(lengths, flash, "o", color=st.BLUE, ms=5, label="FlashAttention")
+    ax.plot(lengths, least, color=st.GREY, ls=(0, (3, 2)), label="q, k, v, result once")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     ax.set(xlim=(lengths[0] / 1.4, lengths[-1] * 3), xlabel="length n")
@@ -142,14 +131,10 @@ def _mib(size: float) -> str:
     return f"{size / MIB:,.0f} MiB" if size >= 100 * MIB else f"{size / MIB:.3g} MiB"
 
 
-@styled
+@st.styled
 def fig_flash_blocks(
-    length: int = 1024,
-    depth: int = 64,
-    rows: int = 128,
-    keys: int = 128,
-    chip: str = "Ascend910A",
-) -> LabFigure:
+    length: int = 1024, depth: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
+) -> st.LabFigure:
     """Draw the blocks of the scores that exist one at a time, and what they take on the core.
 
     The title of the right half gives the bytes between cores and GM. Where the blocks do not fit,
@@ -159,7 +144,7 @@ def fig_flash_blocks(
     shape = FlashShape(1, length, length, depth, depth, default_scale(depth))
     blocks = -(-length // rows)
     tiling = FlashTiling(rows, keys, 1, min(blocks, device.core_count))
-    fig, (left, right) = new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.25))
     _draw_blocks(left, length, rows, keys, -(-blocks // tiling.grid_rows))
     shares = {s: n / device.buffers[s] for s, n in tile_bytes(shape, tiling).items()}
     _draw_shares(right, shares, device)
@@ -173,19 +158,19 @@ def fig_flash_blocks(
     alt = (
         f"Scores {length} x {length} in blocks of {rows} x {keys} on {chip}, {text}. Use: {parts}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
     """Draw the matrix of scores; the first core's rows tinted, one block filled."""
-    ax.add_patch(Rectangle((0, 0), length, length, fc=LIGHT, ec=INK))
-    ax.add_patch(Rectangle((0, 0), length, min(own * rows, length), fc=SKY, ec="none"))
+    ax.add_patch(Rectangle((0, 0), length, length, fc=st.LIGHT, ec=st.INK))
+    ax.add_patch(Rectangle((0, 0), length, min(own * rows, length), fc=st.SKY, ec="none"))
     for at in range(rows, length, rows):
-        ax.plot([0, length], [at, at], color=INK, lw=0.5, ls="-")
+        ax.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
     for at in range(keys, length, keys):
-        ax.plot([at, at], [0, min(rows, length)], color=INK, lw=0.5, ls="-")
+        ax.plot([at, at], [0, min(rows, length)], color=st.INK, lw=0.5, ls="-")
     size = min(keys, length), min(rows, length)
-    ax.add_patch(Rectangle((0, 0), *size, fc=ORANGE, ec=INK))
+    ax.add_patch(Rectangle((0, 0), *size, fc=st.ORANGE, ec=st.INK))
     ax.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
     ax.set_xticks([0, length])
     ax.set_yticks([0, length])
@@ -195,10 +180,10 @@ def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
 def _draw_shares(ax: Any, shares: dict[str, float], chip: Chip) -> None:
     for place, share in enumerate(shares.values()):
         over = share > 1
-        look = {"fc": VERMILLION, "hatch": "//"} if over else {"fc": BLUE}
-        ax.barh(place, min(share, 1.3), ec=INK, height=0.6, **look)
+        look = {"fc": st.VERMILLION, "hatch": "//"} if over else {"fc": st.BLUE}
+        ax.barh(place, min(share, 1.3), ec=st.INK, height=0.6, **look)
         ax.text(min(share, 1.3) + 0.02, place, f"{share:.0%}", va="center", fontsize=8)
-    ax.axvline(1.0, color=INK, lw=0.9, ls="-")
+    ax.axvline(1.0, color=st.INK, lw=0.9, ls="-")
     names = [f"{s} {chip.buffers[s] // 1024} KiB" for s in shares]
     ax.set_yticks(range(len(shares)), names)
     ax.set(xlim=(0, 1.55), xticks=[0, 0.5, 1], ylim=(len(shares) - 0.5, -0.5))

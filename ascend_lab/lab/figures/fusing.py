@@ -15,21 +15,7 @@ from ascend_lab import dsl
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, Launch
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PIPE_STYLE,
-    PURPLE,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 from ascend_lab.sim.traffic import Traffic, analyse
 
@@ -134,7 +120,7 @@ def _copies(launch: Launch, pipe: str) -> dict[str, tuple[str, int]]:
 MIB = 2**20
 BANDS = {"memory": (0.0, 0.5), "L2": (1.35, 1.85), "UB": (2.7, 3.2), "V": (4.05, 4.6)}
 GAPS = {"memory": (0.5, 1.35), "L2": (1.85, 2.7), "UB": (3.2, 4.05)}
-LOOKS = ((BLUE, "o"), (GREEN, "^"), (ORANGE, "D"), (VERMILLION, "s"), (PURPLE, "v"))
+LOOKS = ((st.BLUE, "o"), (st.GREEN, "^"), (st.ORANGE, "D"), (st.VERMILLION, "s"), (st.PURPLE, "v"))
 
 
 def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Kernel, Kernel]:
@@ -163,8 +149,8 @@ def chain_kernels(chip: Chip, length: int, elements: int, each: str) -> tuple[Ke
     return Kernel("apart", tuple(phases)), fused
 
 
-@styled
-def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> LabFigure:
+@st.styled
+def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> st.LabFigure:
     """Draw the bytes that cross every level, before fusing and after.
 
     Each column is a tensor that goes to the vector unit or comes from it; the width of an arrow is
@@ -173,7 +159,7 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> LabFigure:
     runs = [simulate_kernel(kernel, chip) for kernel in (before, after)]
     ways = [crossings(kernel, chip) for kernel in (before, after)]
     most = max(c.port_bytes for way in ways for c in way)
-    fig, axes = new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
+    fig, axes = st.new_figure(nrows=2, ncols=2, height_in=5.0, width_ratios=(3.1, 1))
     axes[1, 1].sharex(axes[0, 1])
     for row, (run, way) in enumerate(zip(runs, ways, strict=True)):
         ghosts = ways[0] if row and len(ways[0]) == len(way) else ()
@@ -185,7 +171,7 @@ def fig_levels(before: Kernel, after: Kernel, chip: Chip) -> LabFigure:
         _draw_totals(axes[row, 1], way)
     axes[0, 1].set_title("bytes (MiB)", loc="left", pad=4)
     parts = [f"{_title(run)}: {_said(way)}" for run, way in zip(runs, ways, strict=True)]
-    return finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
+    return st.finish(fig, alt=f"Bytes across the levels of {chip.name}. {'; '.join(parts)}.")
 
 
 def _title(run: KernelTimeline) -> str:
@@ -220,7 +206,7 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
         label = "vector" if name == "V" else name
         ax.text(-0.02 * columns, (low + high) / 2, label, ha="right", va="center", fontsize=8)
         if name in ("L2", "memory"):
-            ax.add_patch(Rectangle((0, low), columns, high - low, facecolor=LIGHT))
+            ax.add_patch(Rectangle((0, low), columns, high - low, facecolor=st.LIGHT))
     left = 0.0
     for phase in phases:
         first = left
@@ -228,12 +214,12 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
             _draw_operation(ax, left, op)
             left += len(op.buffers)
         low, high = BANDS["UB"]
-        ax.add_patch(Rectangle((first + 0.06, low), left - first - 0.12, high - low, fc=LIGHT))
+        ax.add_patch(Rectangle((first + 0.06, low), left - first - 0.12, high - low, fc=st.LIGHT))
 
 
 def _draw_operation(ax: Any, left: float, op: Operation) -> None:
     low, high = BANDS["V"]
-    look, width = PIPE_STYLE["V"], len(op.buffers)
+    look, width = st.PIPE_STYLE["V"], len(op.buffers)
     place = (left + 0.06, low), width - 0.12, high - low
     ax.add_patch(Rectangle(*place, **look.patch_args()))
     middle = left + width / 2, (low + high) / 2
@@ -242,8 +228,8 @@ def _draw_operation(ax: Any, left: float, op: Operation) -> None:
 
 def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, most: int) -> None:
     up = crossing.up
-    _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / most, GREEN)
-    colour = BLUE if up else PURPLE
+    _arrow(ax, x, GAPS["UB"], up, crossing.port_bytes / most, st.GREEN)
+    colour = st.BLUE if up else st.PURPLE
     sizes = {"L2": crossing.path_bytes, "memory": crossing.memory_bytes}
     old = {"L2": ghost.path_bytes, "memory": ghost.memory_bytes} if ghost else {}
     for level, size in sizes.items():
@@ -267,18 +253,23 @@ def _arrow(
     wide = half + 0.13
     corners = [(x - half, tail), (x - half, neck), (x - wide, neck), (x, tip)]
     corners += [(2 * x - px, py) for px, py in reversed(corners[:3])]
-    look: dict[str, Any] = {"facecolor": colour, "edgecolor": INK, "linewidth": 0.6}
+    look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 0.6}
     if not colour:
-        look = {"facecolor": "none", "edgecolor": GREY, "linewidth": 0.9, "linestyle": (0, (3, 2))}
+        look = {
+            "facecolor": "none",
+            "edgecolor": st.GREY,
+            "linewidth": 0.9,
+            "linestyle": (0, (3, 2)),
+        }
     ax.add_patch(Polygon(corners, closed=True, **look))
 
 
 def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
     total = _totals(way)
-    colours = {"UB": GREEN, "L2": BLUE, "memory": GREY}
+    colours = {"UB": st.GREEN, "L2": st.BLUE, "memory": st.GREY}
     for level, size in total.items():
         middle = sum(GAPS[level]) / 2
-        ax.barh(middle, size / MIB, height=0.5, facecolor=colours[level], edgecolor=INK)
+        ax.barh(middle, size / MIB, height=0.5, facecolor=colours[level], edgecolor=st.INK)
         text = f"{size / MIB:.4g}"
         ax.annotate(
             text, (size / MIB, middle), (3, 0), textcoords="offset points", va="center", fontsize=8
@@ -291,14 +282,10 @@ def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
     ax.spines["bottom"].set_visible(False)
 
 
-@styled
+@st.styled
 def fig_fusion(
-    length: int = 2,
-    mib: int = 32,
-    ub_kib: int = 256,
-    each: str = "relu",
-    chip: str = "Ascend910A",
-) -> LabFigure:
+    length: int = 2, mib: int = 32, ub_kib: int = 256, each: str = "relu", chip: str = "Ascend910A"
+) -> st.LabFigure:
     """Draw `fig_levels` for a chain of `length` operators on tensors of `mib` MiB of fp16.
 
     `ub_kib` replaces the size of UB. Raises `ScheduleError` or `CapacityError` where no tile fits.
@@ -309,8 +296,8 @@ def fig_fusion(
     return fig_levels(before, after, small)
 
 
-@styled
-def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> LabFigure:
+@st.styled
+def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float]]) -> st.LabFigure:
     """Draw how many times faster one kernel is than a chain's operators apart, over its length.
 
     `gains` holds one number per length under each label. Raises `InputError` for other lengths.
@@ -318,7 +305,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     wrong = next((f"{k}: {len(v)}" for k, v in gains.items() if len(v) != len(lengths)), None)
     if wrong:
         raise InputError(f"{len(lengths)} numbers under each label", wrong, "one per length")
-    fig, ax = new_figure(height_in=2.9)
+    fig, ax = st.new_figure(height_in=2.9)
     said = []
     for (label, values), (colour, marker) in zip(gains.items(), LOOKS, strict=False):
         ax.plot(lengths, values, color=colour, marker=marker, ms=4.5)
@@ -329,7 +316,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
             f"{label}: {values[best]:.2f} at best, with {lengths[best]} additions, "
             f"{values[-1]:.2f} with {lengths[-1]}"
         )
-    ax.axhline(1.0, color=INK, linewidth=0.8)
+    ax.axhline(1.0, color=st.INK, linewidth=0.8)
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [str(k) for k in lengths])
     ax.minorticks_off()
@@ -337,7 +324,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     ax.set_xlim(right=lengths[-1] * 1.5)
     ax.set_xlabel("additions in the chain, each with an input of its own")
     ax.set_ylabel("times faster than apart")
-    return finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
 
 
 # Which core makes which number: bands of operators that split along different axes.
@@ -346,15 +333,15 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 
-@styled
-def fig_owners(maps: Mapping[str, NDArray[Any]]) -> LabFigure:
+@st.styled
+def fig_owners(maps: Mapping[str, NDArray[Any]]) -> st.LabFigure:
     """Draw who makes every number of reduce, transpose and scatter, and in one kernel for all.
 
     `maps` is what `graph.fusion.split_conflict.owner_maps` returns; points run to the right,
     channels down, and each core has a shade. Under the pictures stands the share of the numbers
     that stay on their core when the next operator takes them.
     """
-    fig, axes = new_figure(ncols=len(maps), height_in=2.3)
+    fig, axes = st.new_figure(ncols=len(maps), height_in=2.3)
     names = list(maps)
     cores = int(max(m.max() for m in maps.values())) + 1
     said = []
@@ -366,7 +353,7 @@ def fig_owners(maps: Mapping[str, NDArray[Any]]) -> LabFigure:
         ax.set_yticks([])
         ax.set_facecolor("none")
         for spine in ax.spines.values():
-            spine.set(visible=True, color=INK, linewidth=0.6)
+            spine.set(visible=True, color=st.INK, linewidth=0.6)
         along = _along(core)
         said.append(f"{TITLES.get(name, name)} is cut along the {along}")
         if place + 1 < len(names) and names[place + 1] != "fused":
@@ -377,7 +364,7 @@ def fig_owners(maps: Mapping[str, NDArray[Any]]) -> LabFigure:
             ax.set_xlabel("all stay")
     axes[0].set_ylabel("channels")
     fig.supxlabel("points", fontsize=9)
-    return finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
+    return st.finish(fig, alt=f"Owners among {cores} cores: {'; '.join(said)}.")
 
 
 def _along(core: NDArray[Any]) -> str:

@@ -10,16 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import Normal, Stroke
 
 from ascend_lab.errors import AscendLabError
-from ascend_lab.lab.figures.style import (
-    GREY,
-    INK,
-    LIGHT,
-    PIPE_STYLE,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.sim.timeline import Span, Timeline
 
 FLOW = ("S", "MTE2", "MTE1", "M", "V", "FIX", "MTE3")
@@ -67,13 +58,13 @@ def draw_gantt(
         work = [(s.start, s.end) for s in own if not _is_sync(s)]
         stalls = [(s.start, s.start + s.stall_cycles) for s in own if s.stall_cycles]
         fences = [(s.start + s.stall_cycles, s.end) for s in own if s.name == "barrier"]
-        look = PIPE_STYLE[pipe].patch_args()
+        look = st.PIPE_STYLE[pipe].patch_args()
         for pieces, size, args in ((work, BAR, look), (stalls, STALL, _STALL_STYLE)):
             for start, end in _merge(pieces, gap):
                 ax.barh(row, end - start, size, left=start, **args)
         for start, end in _merge(fences, 0):
             if end > start:
-                ax.barh(row, end - start, BAR, left=start, color=GREY)
+                ax.barh(row, end - start, BAR, left=start, color=st.GREY)
     _draw_latency(ax, timeline, spans, rows)
     if critical:
         _draw_critical(ax, timeline, rows, (first, last))
@@ -84,16 +75,16 @@ def draw_gantt(
     ax.set_yticks(list(rows.values()), list(rows))
     ax.tick_params(axis="y", length=0)
     if first <= timeline.cycles < last:
-        ax.axvline(timeline.cycles, color=INK, linewidth=0.8, linestyle=(0, (1, 1.5)))
+        ax.axvline(timeline.cycles, color=st.INK, linewidth=0.8, linestyle=(0, (1, 1.5)))
 
 
 _STALL_STYLE: dict[str, Any] = {
-    "facecolor": LIGHT,
-    "edgecolor": GREY,
+    "facecolor": st.LIGHT,
+    "edgecolor": st.GREY,
     "linestyle": (0, (2, 1.5)),
     "linewidth": 0.7,
 }
-_LATENCY_STYLE: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (1, 1))}
+_LATENCY_STYLE: dict[str, Any] = {"color": st.INK, "linewidth": 1.0, "linestyle": (0, (1, 1))}
 
 
 def _window(timeline: Timeline, window: Window | None) -> Window:
@@ -146,7 +137,7 @@ def _draw_critical(ax: Any, timeline: Timeline, rows: dict[str, int], window: Wi
         rail = rows[span.pipe] + RAIL
         xs += [span.start + span.stall_cycles, span.end]
         ys += [rail, rail]
-    line = ax.plot(xs, ys, color=INK, linewidth=2.0, solid_joinstyle="round", zorder=4)
+    line = ax.plot(xs, ys, color=st.INK, linewidth=2.0, solid_joinstyle="round", zorder=4)
     line[0].set_path_effects([Stroke(linewidth=3.6, foreground="#FFFFFF"), Normal()])
 
 
@@ -158,7 +149,7 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
             low, high = max(start, window[0]), min(end, window[1])
             if high - low > 0.011 * width * (1 + len(str(count))):
                 middle = (low + high) / 2
-                look = PIPE_STYLE[pipe]
+                look = st.PIPE_STYLE[pipe]
                 text = ax.text(middle, row, str(count), ha="center", va="center", fontsize=8)
                 text.set_color(look.text_colour)  # a halo of the bar's colour keeps the hatch off
                 text.set_path_effects([Stroke(linewidth=3, foreground=look.colour), Normal()])
@@ -181,16 +172,18 @@ def work_pieces(timeline: Timeline, pipe: str) -> list[tuple[int, int]]:
     return pieces
 
 
-def gantt_legend(fig: LabFigure, timelines: Iterable[Timeline], *, critical: bool = True) -> None:
+def gantt_legend(
+    fig: st.LabFigure, timelines: Iterable[Timeline], *, critical: bool = True
+) -> None:
     """Add the legend of Gantt charts of these timelines below the axes."""
     handles: list[Any] = [
         Patch(label="stall", **_STALL_STYLE),
         Line2D([], [], label="latency", **_LATENCY_STYLE),
     ]
     if any(i.op == "barrier" for t in timelines for i in t.compiled.sources):
-        handles.append(Patch(label="barrier", color=GREY))
+        handles.append(Patch(label="barrier", color=st.GREY))
     if critical:
-        handles.append(Line2D([], [], color=INK, linewidth=2.0, label="critical path"))
+        handles.append(Line2D([], [], color=st.INK, linewidth=2.0, label="critical path"))
     fig.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
@@ -213,7 +206,7 @@ def describe(timeline: Timeline, window: Window | None = None) -> str:
     return text + (f"; {path[1]:.0%} of the critical path is on {path[0]}." if path else ".")
 
 
-@styled
+@st.styled
 def fig_gantt(
     timeline: Timeline,
     *,
@@ -221,7 +214,7 @@ def fig_gantt(
     critical: bool = True,
     numbers: bool = True,
     title: str = "",
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw a timeline as a Gantt chart: pipes as rows, stalls hollow, critical path underlined.
 
     `window` (first, last) cuts out some cycles. A dotted line behind a bar is latency: the pipe
@@ -229,9 +222,9 @@ def fig_gantt(
     `SimulationError` for more than `sim.timeline.MAX_SPANS` instructions.
     """
     pipes = pipes_of([timeline])
-    fig, ax = new_figure(height_in=0.95 + 0.36 * len(pipes))
+    fig, ax = st.new_figure(height_in=0.95 + 0.36 * len(pipes))
     draw_gantt(ax, timeline, window=window, critical=critical, numbers=numbers)
     ax.set_xlabel("cycles")
     ax.set_title(title or f"{timeline.name} on {timeline.chip.name}: {timeline.cycles:,} cycles")
     gantt_legend(fig, [timeline], critical=critical)
-    return finish(fig, alt=f"Gantt chart of {describe(timeline, window)}")
+    return st.finish(fig, alt=f"Gantt chart of {describe(timeline, window)}")

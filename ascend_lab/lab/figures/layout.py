@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.patches import Rectangle
 
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREY,
-    INK,
-    LIGHT,
-    PAPER,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.layout import AddressMap, Piece, address, address_map, addresses, element_at
 
 COLOURS = "cividis"
@@ -35,14 +24,14 @@ def matrix_maps(rows: int = 32, columns: int = 48, dtype: str = "fp16") -> dict[
     return {s: address_map(name, (rows, columns), dtype) for s, name in FORMATS.items()}
 
 
-@styled
-def fig_addresses(maps: Mapping[str, AddressMap]) -> LabFigure:
+@st.styled
+def fig_addresses(maps: Mapping[str, AddressMap]) -> st.LabFigure:
     """Draw one matrix in up to four layouts, each element coloured by its address.
 
     Small matrices show every address; large ones number the fractals in storage order, and an
     arrow runs along the first elements of each.
     """
-    fig, axes = new_figure(nrows=2, ncols=2, height_in=_height(maps))
+    fig, axes = st.new_figure(nrows=2, ncols=2, height_in=_height(maps))
     top = max(layout.elements for layout in maps.values()) - 1
     said, image = [], None
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=False):
@@ -60,32 +49,30 @@ def fig_addresses(maps: Mapping[str, AddressMap]) -> LabFigure:
         fig.colorbar(image, ax=axes, label="address in elements", shrink=0.7, aspect=30)
     shape = next(iter(maps.values())).shape
     alt = f"A matrix of {shape[0]} x {shape[1]} coloured by address. "
-    return finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(said) + ".")
 
 
-@styled
+@st.styled
 def fig_element(
-    row: int = 17,
-    column: int = 21,
-    dtype: str = "fp16",
-    rows: int = 28,
-    columns: int = 44,
-) -> LabFigure:
+    row: int = 17, column: int = 21, dtype: str = "fp16", rows: int = 28, columns: int = 44
+) -> st.LabFigure:
     """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each.
 
     Hatched cells are padding. Raises `LayoutError` for an element outside the matrix.
     """
     maps = matrix_maps(rows, columns, dtype)
-    fig, axes = new_figure(nrows=2, ncols=2, height_in=4.9)
+    fig, axes = st.new_figure(nrows=2, ncols=2, height_in=4.9)
     padded = np.array([layout.padded_shape for layout in maps.values()]).max(axis=0)
     said = []
     for ax, (name, layout) in zip(axes.flat, maps.items(), strict=True):
         _colour(ax, layout, layout.elements - 1)
         _hatch_padding(ax, layout)
         place = address(layout, (row, column))
-        ax.axhline(row, color=VERMILLION, linewidth=0.7)
-        ax.axvline(column, color=VERMILLION, linewidth=0.7)
-        ax.plot([column], [row], "o", ms=7, color=VERMILLION, markeredgecolor="#FFFFFF", zorder=5)
+        ax.axhline(row, color=st.VERMILLION, linewidth=0.7)
+        ax.axvline(column, color=st.VERMILLION, linewidth=0.7)
+        ax.plot(
+            [column], [row], "o", ms=7, color=st.VERMILLION, markeredgecolor="#FFFFFF", zorder=5
+        )
         ax.set_xlim(-0.5, padded[1] - 0.5)
         ax.set_ylim(padded[0] - 0.5, -0.5)
         text = f"{name}: address {place:,}, {100 * layout.padded_share:.0f} % padding"
@@ -93,16 +80,16 @@ def fig_element(
         said.append(text)
     fig.suptitle(f"element ({row}, {column}) of {rows} x {columns} in {dtype}")
     alt = f"Element ({row}, {column}) of a {rows} x {columns} matrix in {dtype}. "
-    return finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(said) + ".")
 
 
-@styled
-def fig_padding(most: int = 96, dtypes: Sequence[str] = ("fp16", "int8")) -> LabFigure:
+@st.styled
+def fig_padding(most: int = 96, dtypes: Sequence[str] = ("fp16", "int8")) -> st.LabFigure:
     """Draw which share of NC1HWC0 is padding, against the number of channels."""
-    fig, ax = new_figure(height_in=2.7)
+    fig, ax = st.new_figure(height_in=2.7)
     channels = np.arange(1, most + 1)
     said = []
-    for dtype, colour, style in zip(dtypes, (BLUE, VERMILLION), ("-", "--"), strict=False):
+    for dtype, colour, style in zip(dtypes, (st.BLUE, st.VERMILLION), ("-", "--"), strict=False):
         shares = [padded_share(int(c), dtype) for c in channels]
         ax.plot(channels, shares, color=colour, linestyle=style, label=dtype)
         ax.plot([3], [shares[2]], marker="o", color=colour)
@@ -119,7 +106,7 @@ def fig_padding(most: int = 96, dtypes: Sequence[str] = ("fp16", "int8")) -> Lab
     ax.set_xlabel("channels")
     ax.set_ylabel("padding")
     ax.legend(loc="upper right")
-    return finish(fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(said) + ".")
+    return st.finish(fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(said) + ".")
 
 
 def padded_share(channels: int, dtype: str) -> float:
@@ -179,7 +166,7 @@ def _write_addresses(ax: Any, layout: AddressMap) -> None:
             ha="center",
             va="center",
             fontsize=8,
-            color="#FFFFFF" if dark else INK,
+            color="#FFFFFF" if dark else st.INK,
         )
 
 
@@ -193,7 +180,7 @@ def _number_fractals(ax: Any, layout: AddressMap) -> None:
             _arrow(ax, layout, start, columns if whole else min(rows, columns))
             if not whole:
                 at = (column + (columns - 1) / 2, row + (rows - 1) / 2)
-                box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}
+                box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
                 ax.text(*at, str(number), ha="center", va="center", bbox=box)
 
 
@@ -217,5 +204,5 @@ def _hatch_padding(ax: Any, layout: AddressMap) -> None:
     right = Rectangle((columns - 0.5, -0.5), width - columns, height)
     below = Rectangle((-0.5, rows - 0.5), columns, height - rows)
     for patch in (right, below):
-        patch.set(facecolor=LIGHT, edgecolor=GREY, hatch="////", linewidth=0.0)
+        patch.set(facecolor=st.LIGHT, edgecolor=st.GREY, hatch="////", linewidth=0.0)
         ax.add_patch(patch)

@@ -14,29 +14,15 @@ from ascend_lab.dsl import cross_core
 from ascend_lab.dsl import cross_core as memory_adds
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 WAYS: Mapping[str, tuple[str, str, str]] = {
-    "kept": (BLUE, "-", ""),
-    "two_pass": (VERMILLION, "--", "s"),
-    "tree": (GREEN, "-.", "^"),
-    "chain": (PURPLE, ":", "D"),
-    "atomic": (ORANGE, "--", "v"),
+    "kept": (st.BLUE, "-", ""),
+    "two_pass": (st.VERMILLION, "--", "s"),
+    "tree": (st.GREEN, "-.", "^"),
+    "chain": (st.PURPLE, ":", "D"),
+    "atomic": (st.ORANGE, "--", "v"),
 }
 """Colour, line and marker of the fold without a cross-core step and of those with one."""
 
@@ -68,12 +54,12 @@ def fold_time(chip: Chip, shape: Shape, way: str, cores: int) -> KernelTimeline:
     return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
-@styled
+@st.styled
 def fig_many_cores(
     shapes: Sequence[Shape] = ((1000, 1024), (8, 131072)),
     chip: Chip | None = None,
     ways: Sequence[str] = ("kept", "two_pass", "tree", "chain"),
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the efficiency of row sums over the number of cores, one panel per shape.
 
     efficiency = cycles on one core / (cores * cycles); every point is a simulated program. Ways
@@ -82,14 +68,14 @@ def fig_many_cores(
     """
     chip = chip or load_chip("Ascend910A")
     most = cross_core.vector_cores(chip)
-    fig, axes = new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
+    fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = [axes] if len(shapes) == 1 else list(axes)
     said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
     panels[0].set_ylabel("efficiency")
     panels[0].set_ylim(0, 1.09)
     lines, names = panels[0].get_legend_handles_labels()
     fig.legend(lines, names, loc="outside upper center", ncols=len(names), columnspacing=1.2)
-    return finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
+    return st.finish(fig, alt=f"Efficiency of row sums on 1 to {most} cores. " + " ".join(said))
 
 
 def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) -> str:
@@ -98,8 +84,8 @@ def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) ->
     counts = range(1, most + 1)
     alone = fold_time(chip, shape, "kept", 1).cycles
     teeth = [balance(units, n) for n in counts]
-    ax.fill_between(counts, teeth, color=LIGHT, step=None, zorder=0)
-    ax.plot(counts, teeth, color=GREY, lw=0.9, ls="-", label="even shares")
+    ax.fill_between(counts, teeth, color=st.LIGHT, step=None, zorder=0)
+    ax.plot(counts, teeth, color=st.GREY, lw=0.9, ls="-", label="even shares")
     ends = []
     for way in ways:
         colour, line, marker = WAYS[way]
@@ -111,7 +97,7 @@ def _panel(ax: Any, chip: Chip, shape: Shape, ways: Sequence[str], most: int) ->
         ends.append(f"{label} {values[-1]:.2f}")
     for n in range(max(6, most // 4), most + 1):
         if teeth[n - 1] > max(0.95, teeth[n - 2]):
-            ax.text(n, teeth[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=INK)
+            ax.text(n, teeth[n - 1] + 0.015, str(n), ha="center", fontsize=8, color=st.INK)
     ax.set_title(f"{rows:,} rows of {columns:,}", loc="left")
     ax.set_xlabel("cores")
     ax.set_xlim(0, most + 1)
@@ -124,10 +110,10 @@ def cuttable(columns: int, most: int) -> list[int]:
     return [n for n in range(1, most + 1) if columns % n == 0 and columns // n % c0_of("fp16") == 0]
 
 
-@styled
+@st.styled
 def fig_fold_crossover(
     rows: Sequence[int], cycles: Mapping[str, Sequence[float]], floor_cycles: float
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw cycles of ways to fold a matrix of a fixed number of elements over its rows.
 
     `cycles` gives one number per entry of `rows` for each way; `floor_cycles` is what memory needs.
@@ -135,18 +121,15 @@ def fig_fold_crossover(
     """
     for name, values in cycles.items():
         if name not in WAYS or len(values) != len(rows):
-            raise InputError(
-                f"{len(rows)} numbers for each of {', '.join(WAYS)}",
-                f"{name}: {len(values)}",
-                "give one per entry of rows",
-            )
-    fig, ax = new_figure(height_in=2.9)
+            needed = f"{len(rows)} numbers for each of {', '.join(WAYS)}"
+            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of rows")
+    fig, ax = st.new_figure(height_in=2.9)
     for name, values in cycles.items():
         colour, line, marker = WAYS[name]
         label = LABELS.get(name, name)
         ax.plot(rows, values, color=colour, ls=line, marker=marker or "o", ms=5, label=label)
-    ax.axhline(floor_cycles, color=GREY, lw=1)
-    note = {"fontsize": 8, "color": INK, "ha": "right", "va": "bottom"}
+    ax.axhline(floor_cycles, color=st.GREY, lw=1)
+    note = {"fontsize": 8, "color": st.INK, "ha": "right", "va": "bottom"}
     ax.text(rows[-1], floor_cycles * 1.04, "memory needs this", **note)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
@@ -163,10 +146,10 @@ def fig_fold_crossover(
         for name, values in cycles.items()
     ]
     alt = f"Cycles from {rows[0]:,} to {rows[-1]:,} rows: {'; '.join(parts)}. "
-    return finish(fig, alt=alt + f"Memory alone needs {floor_cycles:,.0f}.")
+    return st.finish(fig, alt=alt + f"Memory alone needs {floor_cycles:,.0f}.")
 
 
-@styled
+@st.styled
 def fig_shares(
     rows: int = 1000,
     columns: int = 1024,
@@ -174,7 +157,7 @@ def fig_shares(
     cores: int = 32,
     aligned: bool = True,
     chip: Chip | None = None,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw which core adds up which part of a matrix of fp16 numbers, and what that takes.
 
     `axis` "rows": cores make whole results, 16 at a time if `aligned`; "columns": cores make a part
@@ -182,16 +165,13 @@ def fig_shares(
     Raises `InputError` for another axis or numbers below 1.
     """
     if axis not in ("rows", "columns") or min(rows, columns, cores) < 1:
-        raise InputError(
-            "axis rows or columns, and at least one row, column and core",
-            f"{axis!r}, {rows}, {columns}, {cores}",
-            "choose others",
-        )
+        needed = "axis rows or columns, and at least one row, column and core"
+        raise InputError(needed, f"{axis!r}, {rows}, {columns}, {cores}", "choose others")
     chip = chip or load_chip("Ascend910A")
     extent, block = (rows if axis == "rows" else columns), (c0_of("fp16") if aligned else 1)
     counts = _counts(extent, axis, cores, block)
     cycles = _cut_cycles(chip, (rows, columns), axis, counts)
-    fig, (left, right) = new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.4))
     _bands(left, counts, axis)
     left.set_title(f"{rows:,} rows, {columns:,} columns", loc="left")
     busy, even = sum(n > 0 for n in counts), extent / cores
@@ -204,7 +184,7 @@ def fig_shares(
         f"even shares would have {even:.4g}, an efficiency of {share:.0%}. The sums of its rows "
         f"take {cycles:,} cycles on {chip.name}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _counts(extent: int, axis: str, cores: int, block: int) -> list[int]:
@@ -237,11 +217,11 @@ def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
         size = count / extent
         place = (0, start) if axis == "rows" else (start, 0)
         width, height = (1.0, size) if axis == "rows" else (size, 1.0)
-        face = SKY if core % 2 else BLUE
+        face = st.SKY if core % 2 else st.BLUE
         ax.add_patch(Rectangle(place, width, height, facecolor=face, edgecolor="white", lw=0.5))
         if size > 0.06:
             at = (place[0] + width / 2, place[1] + height / 2)
-            ink = INK if core % 2 else "white"
+            ink = st.INK if core % 2 else "white"
             ax.text(*at, str(core), ha="center", va="center", color=ink, fontsize=8)
         start += size
     ax.set(xlim=(-0.02, 1.02), ylim=(1.02, -0.02), aspect="equal")
@@ -250,12 +230,12 @@ def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
 
 def _work(ax: Any, counts: Sequence[int], even: float, label: str) -> None:
     """Draw the work of each core and the line of even shares."""
-    colours = [SKY if core % 2 else BLUE for core in range(len(counts))]
+    colours = [st.SKY if core % 2 else st.BLUE for core in range(len(counts))]
     ax.bar(range(len(counts)), counts, color=colours, width=0.85)
     for core, count in enumerate(counts):
         if not count:
-            ax.plot(core, 0, marker="x", color=VERMILLION, ms=5, clip_on=False)
-    ax.axhline(even, color=INK, lw=1, ls="--")
+            ax.plot(core, 0, marker="x", color=st.VERMILLION, ms=5, clip_on=False)
+    ax.axhline(even, color=st.INK, lw=1, ls="--")
     top = max(counts)
     for line in (ax.xaxis, ax.yaxis):
         line.set_major_locator(MaxNLocator("auto", integer=True))

@@ -13,51 +13,36 @@ from numpy.typing import NDArray
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PIPE_STYLE,
-    SKY,
-    VERMILLION,
-    FigureError,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.sim import Timeline, simulate
 
 OPERANDS: Mapping[str, Mapping[str, Any]] = {
-    "A": {"facecolor": SKY, "hatch": "\\\\\\", "edgecolor": INK},
-    "B": {"facecolor": ORANGE, "hatch": "///", "edgecolor": INK},
-    "C": {"facecolor": LIGHT, "hatch": "", "edgecolor": INK},
+    "A": {"facecolor": st.SKY, "hatch": "\\\\\\", "edgecolor": st.INK},
+    "B": {"facecolor": st.ORANGE, "hatch": "///", "edgecolor": st.INK},
+    "C": {"facecolor": st.LIGHT, "hatch": "", "edgecolor": st.INK},
 }
 """How the three matrices look in every figure of the chapter."""
 
 STAYS = {"k": "C", "n": "A", "m": "B"}
 """The operand that does not depend on a loop stays while that loop runs innermost."""
 
-LINES = ((BLUE, "-", "o"), (VERMILLION, "--", "s"), (GREEN, "-.", "^"))
-OVERFULL = {"facecolor": VERMILLION, "hatch": "xxx", "edgecolor": INK}
-FITS = {"facecolor": SKY, "hatch": "", "edgecolor": INK}
+LINES = ((st.BLUE, "-", "o"), (st.VERMILLION, "--", "s"), (st.GREEN, "-.", "^"))
+OVERFULL = {"facecolor": st.VERMILLION, "hatch": "xxx", "edgecolor": st.INK}
+FITS = {"facecolor": st.SKY, "hatch": "", "edgecolor": st.INK}
 
 
-@styled
-def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> LabFigure:
+@st.styled
+def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> st.LabFigure:
     """Draw side^3 multiply-adds as one block, and cut into smaller cubes pulled apart.
 
     Volume is work; the visible faces are the operands that the block reads (A, B) and sums (C).
     """
-    fig, axes = new_figure(ncols=len(cuts), height_in=2.9)
+    fig, axes = st.new_figure(ncols=len(cuts), height_in=2.9)
     facts = []
     for ax, cut in zip(np.atleast_1d(axes), cuts, strict=True):
         small = side // cut
         if side % cut:
-            raise FigureError("cuts that divide the side", f"{cut} of {side}", "choose another")
+            raise st.FigureError("cuts that divide the side", f"{cut} of {side}", "choose another")
         _cubes(ax, side, cut)
         if cut == 1:
             for letter, x, y in (("n", 0.52, -0.01), ("m", -0.02, 0.5), ("k", 1.27, 0.12)):
@@ -74,7 +59,7 @@ def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> LabFigure:
     handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
     fig.legend(handles=handles, loc="outside right center")
     alt = f"{side**3} multiply-adds drawn as cubes whose faces are the operands: "
-    return finish(fig, alt=alt + "; ".join(facts) + ".")
+    return st.finish(fig, alt=alt + "; ".join(facts) + ".")
 
 
 def _cubes(ax: Any, side: int, cut: int) -> None:
@@ -106,13 +91,13 @@ def _project(x: float, y: float, z: float) -> tuple[float, float]:
     return x + 0.45 * z, y + 0.4 * z
 
 
-@styled
-def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> LabFigure:
+@st.styled
+def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.LabFigure:
     """Draw the useful share of the cube's work (0 to 1) for sizes 1, 2, 3, ...; one panel each.
 
     `panels` maps a panel's title to its curves, a curve's name to its shares.
     """
-    fig, axes = new_figure(ncols=len(panels), height_in=2.7, sharey=True)
+    fig, axes = st.new_figure(ncols=len(panels), height_in=2.7, sharey=True)
     facts = []
     for ax, (title, curves) in zip(np.atleast_1d(axes), panels.items(), strict=True):
         looks = zip(LINES, (8, 5, 3), curves.items(), strict=False)
@@ -121,7 +106,7 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Lab
             percent = 100 * np.asarray(shares)
             full = np.flatnonzero(percent > 100 - 1e-9)
             ax.plot(sizes, percent, color=colour, linestyle=style, label=name, linewidth=1.4)
-            ax.plot(sizes[full], percent[full], marker, color=colour, mec=INK, mew=0.7, ms=dot)
+            ax.plot(sizes[full], percent[full], marker, color=colour, mec=st.INK, mew=0.7, ms=dot)
             told = ", ".join(f"{percent[at - 1]:.0f}% at {at}" for at in (1, 17, 48))
             facts.append(f"{title}, {name}: {told}; full at {', '.join(map(str, sizes[full][:4]))}")
         ax.set(title=title, xlim=(0, len(sizes) + 1), ylim=(0, 108), xticks=range(0, 65, 16))
@@ -130,14 +115,14 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Lab
     np.atleast_1d(axes)[0].set_ylabel("useful share of the MACs, %")
     for ax in np.atleast_1d(axes):
         ax.set_xlabel("size")
-    return finish(fig, alt="Useful share of multiply-adds. " + ". ".join(facts) + ".")
+    return st.finish(fig, alt="Useful share of multiply-adds. " + ". ".join(facts) + ".")
 
 
-@styled
+@st.styled
 def fig_traffic(
     by_tile: Mapping[tuple[int, int], Mapping[str, float]],
     by_order: Mapping[str, Mapping[str, float]],
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw bytes of A, B and C stacked: against the tile (m, n), and against the loop order.
 
     `by_order` has keys like "mnk", outer to inner loop. Every bar is the bytes of "A", "B", "C".
@@ -145,7 +130,7 @@ def fig_traffic(
     tiles = {f"{m} ×\n{n}": parts for (m, n), parts in by_tile.items()}
     orders = {f"{' '.join(o)}\n{STAYS[o[-1]]} stays": parts for o, parts in by_order.items()}
     ratio = [len(tiles), 1.25 * len(orders)]
-    fig, (left, right) = new_figure(ncols=2, height_in=3.1, width_ratios=ratio)
+    fig, (left, right) = st.new_figure(ncols=2, height_in=3.1, width_ratios=ratio)
     facts = []
     for ax, bars, label in (
         (left, tiles, "tile of C, m × n"),
@@ -163,7 +148,7 @@ def fig_traffic(
     right.set_title("one tile: what stays?")
     handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
     left.legend(handles=handles, loc="upper center", ncols=3)
-    return finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
+    return st.finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
 
 
 def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
@@ -176,7 +161,7 @@ def _stack(ax: Any, x: float, parts: Mapping[str, float]) -> float:
     return bottom
 
 
-@styled
+@st.styled
 def fig_tile_fit(
     tile_m: int = 128,
     tile_n: int = 256,
@@ -184,7 +169,7 @@ def fig_tile_fit(
     step_k: int = 4,
     chip_name: str = "Ascend910A",
     size: int = 4096,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw what a tile needs of each buffer, red and hatched beyond its size, and how it runs.
 
     On the right a matmul of `size` cubed is simulated with the tile: share of the time that each
@@ -194,7 +179,7 @@ def fig_tile_fit(
     shape = GemmShape(size, size, size, "fp16", "fp16")
     schedule = GemmSchedule(tile_m, tile_k, tile_n, step_k, *_grid(chip))
     needs = tile_bytes(shape, schedule)
-    fig, (left, right) = new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.5, width_ratios=(1.15, 1))
     over = _capacity_bars(left, chip, needs)
     run = None
     try:
@@ -206,7 +191,9 @@ def fig_tile_fit(
     told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
     fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
     full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
-    return finish(fig, alt=f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}.")
+    return st.finish(
+        fig, alt=f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}."
+    )
 
 
 def _grid(chip: Chip) -> tuple[int, int]:
@@ -227,7 +214,7 @@ def _capacity_bars(ax: Any, chip: Chip, needs: Mapping[str, int]) -> list[str]:
             ax.barh(row, min(percent, 240) - 100, left=100, height=0.62, linewidth=0.6, **OVERFULL)
         text = f"{size / 1024:g} of {chip.buffers[buffer] // 1024} KiB"
         ax.text(max(105, min(percent, 240) + 5), row, text, va="center", fontsize=8)
-    ax.axvline(100, color=INK, linestyle="-", linewidth=1.4)
+    ax.axvline(100, color=st.INK, linestyle="-", linewidth=1.4)
     ax.set(xlim=(0, 345), ylim=(len(needs) - 0.4, -0.6), xlabel="% of the buffer")
     ax.set_yticks(range(len(needs)), list(needs))
     ax.set_xticks([0, 50, 100, 200])
@@ -240,7 +227,7 @@ def _pipe_bars(ax: Any, run: Timeline) -> str:
     shown = [p for p in ("M", "MTE1", "MTE2", "FIX", "V", "MTE3") if p in run.busy_cycles]
     for row, pipe in enumerate(shown):
         percent = 100 * run.busy[pipe]
-        ax.barh(row, percent, height=0.62, **PIPE_STYLE[pipe].patch_args())
+        ax.barh(row, percent, height=0.62, **st.PIPE_STYLE[pipe].patch_args())
         ax.text(percent + 2, row, f"{percent:.0f}%", va="center", fontsize=8)
     ax.set(xlim=(0, 118), ylim=(len(shown) - 0.4, -0.6), xlabel="% of the time at work")
     ax.set_yticks(range(len(shown)), shown)
@@ -249,26 +236,26 @@ def _pipe_bars(ax: Any, run: Timeline) -> str:
     return f"it reaches {run.peak_share:.0%} of the peak, pipes at work {busy}"
 
 
-@styled
+@st.styled
 def fig_rule(
     estimates: Mapping[str, NDArray[np.float64]], simulated: Mapping[str, NDArray[np.int64]]
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw, per problem, the rule's estimate of every tiling against its simulated cycles.
 
     The circle is the rule's choice (least estimate), the diamond the fastest. Cycles, log axes.
     """
-    fig, axes = new_figure(ncols=len(estimates), height_in=3.0)
+    fig, axes = st.new_figure(ncols=len(estimates), height_in=3.0)
     facts = []
     for ax, (title, guess) in zip(np.atleast_1d(axes), estimates.items(), strict=True):
         real = simulated[title]
         chosen, best = int(np.argmin(guess)), int(np.argmin(real))
         low, high = 0.85 * min(guess.min(), real.min()), 1.2 * max(guess.max(), real.max())
-        ax.plot([low, high], [low, high], color=INK, linestyle="-", linewidth=0.8)
-        ax.plot(real, guess, ".", color=GREY, markersize=3, alpha=0.6, label="a tiling")
-        look = {"mec": INK, "mew": 0.9, "linestyle": "none"}
-        ax.plot(real[best], guess[best], "D", color=GREEN, ms=8, label="fastest", **look)
+        ax.plot([low, high], [low, high], color=st.INK, linestyle="-", linewidth=0.8)
+        ax.plot(real, guess, ".", color=st.GREY, markersize=3, alpha=0.6, label="a tiling")
+        look = {"mec": st.INK, "mew": 0.9, "linestyle": "none"}
+        ax.plot(real[best], guess[best], "D", color=st.GREEN, ms=8, label="fastest", **look)
         ax.plot(
-            real[chosen], guess[chosen], "o", color=VERMILLION, ms=6, label="the rule's", **look
+            real[chosen], guess[chosen], "o", color=st.VERMILLION, ms=6, label="the rule's", **look
         )
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
         loss = real[chosen] / real[best]
@@ -286,4 +273,4 @@ def fig_rule(
     first = np.atleast_1d(axes)[0]
     first.set_ylabel("estimated cycles")
     first.legend(loc="upper left")
-    return finish(fig, alt="Estimate against simulation. " + ". ".join(facts) + ".")
+    return st.finish(fig, alt="Estimate against simulation. " + ". ".join(facts) + ".")

@@ -12,21 +12,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch, tile_bytes
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    FigureError,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines.roofline import (
     INTO_L0,
     INTO_L1,
@@ -42,27 +28,27 @@ from ascend_lab.lab.machines.roofline import (
 )
 from ascend_lab.sim import Timeline, simulate
 
-LOOK = {INTO_L0: (BLUE, "-"), INTO_L1: (VERMILLION, "--"), INTO_L2: (GREEN, "-.")}
+LOOK = {INTO_L0: (st.BLUE, "-"), INTO_L1: (st.VERMILLION, "--"), INTO_L2: (st.GREEN, "-.")}
 MARKERS = "osD^vP"
 WIDGET_XLIM = (4.0, 2000.0)
 
 
-@styled
-def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> LabFigure:
+@st.styled
+def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> st.LabFigure:
     """Draw tiles of C to scale with the slices of A and B that one step of k brings in."""
-    fig, axes = new_figure(ncols=len(tiles), height_in=1.75)
+    fig, axes = st.new_figure(ncols=len(tiles), height_in=1.75)
     facts = []
     gap, thick = 8, 8
     tallest = max(m for m, _ in tiles)
     for ax, (m, n) in zip(np.atleast_1d(axes), tiles, strict=True):
         parts = (
-            ((0, 0), n, m, LIGHT, ""),
-            ((-gap - thick, 0), thick, m, SKY, "\\\\\\"),
-            ((0, -gap - thick), n, thick, ORANGE, "///"),
+            ((0, 0), n, m, st.LIGHT, ""),
+            ((-gap - thick, 0), thick, m, st.SKY, "\\\\\\"),
+            ((0, -gap - thick), n, thick, st.ORANGE, "///"),
         )
         for corner, width, height, colour, hatch in parts:
             ax.add_patch(
-                Rectangle(corner, width, height, facecolor=colour, hatch=hatch, edgecolor=INK)
+                Rectangle(corner, width, height, facecolor=colour, hatch=hatch, edgecolor=st.INK)
             )
         ax.text(n / 2, m + 4, f"C: {m} × {n}", ha="center", va="top", fontsize=8)
         ax.text(n / 2, -gap - thick - 4, f"B: {n}", ha="center", va="bottom", fontsize=8)
@@ -75,11 +61,11 @@ def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> 
             f"A tile of {m} x {n} does {m * n} multiply-accumulates per step of k from "
             f"{m} + {n} = {m + n} loaded elements, {each} for each"
         )
-    return finish(fig, alt=". ".join(facts) + ".")
+    return st.finish(fig, alt=". ".join(facts) + ".")
 
 
-@styled
-def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> LabFigure:
+@st.styled
+def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw one roofline per level side by side; each program is a dot in each, at one height.
 
     The heavy line is the level's own roof, the thin grey ones are the other levels'. Into L0 the
@@ -89,15 +75,17 @@ def fig_nested_rooflines(timelines: Mapping[str, Timeline]) -> LabFigure:
     return _nested(timelines, None)
 
 
-def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None) -> LabFigure:
+def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None) -> st.LabFigure:
     runs = list(timelines.values())
     if not runs or any(run.chip != runs[0].chip for run in runs):
-        raise FigureError("rooflines need at least one timeline, all of one chip", str(len(runs)))
+        raise st.FigureError(
+            "rooflines need at least one timeline, all of one chip", str(len(runs))
+        )
     chip = runs[0].chip
     peak = chip.peak_ops_per_s(runs[0].dtype)
     dots = [level_dot(name, run) for name, run in timelines.items()]
     roofs = [levels_of(run) for run in runs]
-    fig, axes = new_figure(ncols=3, height_in=3.4, sharex=True, sharey=True)
+    fig, axes = st.new_figure(ncols=3, height_in=3.4, sharex=True, sharey=True)
     reach = [dot.ops_per_byte(name) for dot in dots for name in LOOK]
     reach += [ridge_point(peak, level) for level in chip_levels(chip)]
     low, high = xlim or (min(reach) / 2, max(reach) * 2)
@@ -115,19 +103,21 @@ def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None)
     axes[0].yaxis.set_minor_locator(NullLocator())
     axes[0].set_xticks([10, 100, 1000], ["10", "100", "1000"])
     keys = [
-        Line2D([], [], linestyle="none", marker=mark, mfc="#FFFFFF", mec=INK, ms=7, label=dot.name)
+        Line2D(
+            [], [], linestyle="none", marker=mark, mfc="#FFFFFF", mec=st.INK, ms=7, label=dot.name
+        )
         for dot, mark in zip(dots, MARKERS * 4, strict=False)
     ]
     fig.legend(handles=keys, loc="outside lower center", ncols=2)
-    return finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
+    return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
 
 
 def _draw_dot(ax: Any, dot: Dot, peak: float, level: Level, marker: str) -> None:
     """Draw the dot and the line up to the roof that this program has at this level."""
     at, height = dot.ops_per_byte(level.name), 100 * dot.ops_per_s / peak
     roof = 100 * attainable(at, peak, level) / peak
-    ax.plot([at, at], [height, roof], color=INK, linestyle="-", linewidth=0.9, zorder=3)
-    ax.plot(at, height, marker, color=LOOK[level.name][0], ms=7, mec=INK, mew=0.9, zorder=4)
+    ax.plot([at, at], [height, roof], color=st.INK, linestyle="-", linewidth=0.9, zorder=3)
+    ax.plot(at, height, marker, color=LOOK[level.name][0], ms=7, mec=st.INK, mew=0.9, zorder=4)
 
 
 def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
@@ -136,16 +126,16 @@ def _draw_roofs(ax: Any, x: Any, peak: float, chip: Chip, own: int) -> None:
         y = 100 * np.minimum(1.0, x * level.rate_bytes_per_s / peak)
         colour, style = LOOK[level.name]
         if number != own:
-            ax.plot(x, y, color=GREY, linestyle=style, linewidth=0.8, zorder=1)
+            ax.plot(x, y, color=st.GREY, linestyle=style, linewidth=0.8, zorder=1)
             continue
         ridge = ridge_point(peak, level)
         ax.plot(x, y, color=colour, linestyle=style, linewidth=2.2, zorder=2)
-        ax.axvspan(ridge, x[-1], color=LIGHT, alpha=0.6, zorder=0)
+        ax.axvspan(ridge, x[-1], color=st.LIGHT, alpha=0.6, zorder=0)
         ax.set_title(f"{level.name}: ridge {ridge:.3g}", fontsize=8.5)
     if own == 0:
         sides = [chip_levels(chip, share_of_a=share)[0] for share in (0.0, 1.0)]
         a, b = (100 * np.minimum(1.0, x * side.rate_bytes_per_s / peak) for side in sides)
-        ax.fill_between(x, a, b, color=SKY, alpha=0.35, linewidth=0, zorder=1)
+        ax.fill_between(x, a, b, color=st.SKY, alpha=0.35, linewidth=0, zorder=1)
 
 
 def _roof_alt(
@@ -162,10 +152,10 @@ def _roof_alt(
     return text
 
 
-@styled
+@st.styled
 def fig_tile_roofline(
     tile_m: int = 64, tile_n: int = 64, chip_name: str = "Ascend910A", size: int = 4096
-) -> LabFigure:
+) -> st.LabFigure:
     """Simulate C = A @ B, `size` cubed, with tiles of tile_m x tile_n under the three roofs.
 
     Raises `CapacityError` for a tile that overflows a buffer, `InputError` for sides that are no
@@ -188,26 +178,26 @@ def _tiled_matmul(chip: Chip, size: int, tile_m: int, tile_n: int) -> Timeline:
     return simulate(gemm_launch(shape, chip, fits[0] if fits else choices[-1]), chip)
 
 
-@styled
+@st.styled
 def fig_sharing(
     chip: Chip, cores: Sequence[int], memory_rates: Sequence[float], l2_rates: Sequence[float]
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the total rate n cores read with: marks measured, lines n * min(port, shared / n).
 
     Rates in bytes/cycle of all cores together.
     """
-    fig, ax = new_figure(height_in=2.8)
+    fig, ax = st.new_figure(height_in=2.8)
     port = chip.path("GM", "UB").rate_bytes_per_cycle
     n = np.arange(1, max(cores) + 1)
     series = (
-        ("later touches, from L2", "L2", l2_rates, VERMILLION, "s", "--"),
-        ("first touch, from memory", "memory", memory_rates, GREEN, "o", "-."),
+        ("later touches, from L2", "L2", l2_rates, st.VERMILLION, "s", "--"),
+        ("first touch, from memory", "memory", memory_rates, st.GREEN, "o", "-."),
     )
     facts = []
     for label, level, rates, colour, marker, style in series:
         shared = chip.shared_rate_bytes_per_cycle(level, 1)
         ax.plot(n, np.minimum(n * port, shared), color=colour, linestyle=style, linewidth=1.2)
-        ax.plot(cores, rates, marker, color=colour, markeredgecolor=INK, mew=0.8, label=label)
+        ax.plot(cores, rates, marker, color=colour, markeredgecolor=st.INK, mew=0.8, label=label)
         facts.append(
             f"{label}: {rates[0]:.0f} bytes per cycle with {cores[0]} core, "
             f"{rates[-1]:.0f} with {cores[-1]}, where the formula gives "
@@ -217,50 +207,56 @@ def fig_sharing(
     ax.set(xlim=(0, max(cores) + 1), ylim=(0, None))
     ax.grid(axis="y")
     ax.legend(loc="upper left")
-    return finish(fig, alt=f"Read rate of {chip.name}. " + "; ".join(facts) + ".")
+    return st.finish(fig, alt=f"Read rate of {chip.name}. " + "; ".join(facts) + ".")
 
 
-@styled
-def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> LabFigure:
+@st.styled
+def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFigure:
     """Draw memory traffic and share of peak of a layer against the side of its square weights."""
     if len(sides) != len(runs) or not runs:
-        raise FigureError("one timeline per side", f"{len(sides)} and {len(runs)}", "pair them")
+        raise st.FigureError("one timeline per side", f"{len(sides)} and {len(runs)}", "pair them")
     chip = runs[0].chip
-    fig, (upper, lower) = new_figure(nrows=2, height_in=3.6, sharex=True)
+    fig, (upper, lower) = st.new_figure(nrows=2, height_in=3.6, sharex=True)
     edge = (chip.l2.size_bytes / 2) ** 0.5
     traffic = [run.memory_bytes / 1e6 for run in runs]
     asked = [run.path_bytes["GM", "L1"] / 1e6 for run in runs]
     share = [100 * run.peak_share for run in runs]
-    look = {"markeredgecolor": INK, "markeredgewidth": 0.6}
-    upper.plot(sides, asked, "s--", color=VERMILLION, label="asked for by the cores", **look)
-    upper.plot(sides, traffic, "o-", color=GREEN, label="moved by memory", **look)
+    look = {"markeredgecolor": st.INK, "markeredgewidth": 0.6}
+    upper.plot(sides, asked, "s--", color=st.VERMILLION, label="asked for by the cores", **look)
+    upper.plot(sides, traffic, "o-", color=st.GREEN, label="moved by memory", **look)
     upper.set_ylabel("MB")
     upper.legend(loc="upper left")
-    lower.plot(sides, share, "o-", color=BLUE, **look)
+    lower.plot(sides, share, "o-", color=st.BLUE, **look)
     lower.set(ylabel="% of cube peak", xlabel="side of the square weight matrix", ylim=(0, 100))
     for ax in (upper, lower):
-        ax.axvline(edge, color=INK, linestyle=":", linewidth=1.2)
+        ax.axvline(edge, color=st.INK, linestyle=":", linewidth=1.2)
         ax.grid(axis="y")
     lower.text(edge, 4, " weights alone fill L2", ha="left", va="bottom", fontsize=8)
     points = "; ".join(
         f"{side}: {t:.0f} MB of {a:.0f} MB asked for, {s:.0f} % of peak"
         for side, t, a, s in zip(sides, traffic, asked, share, strict=True)
     )
-    return finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
+    return st.finish(fig, alt=f"Weight side on {chip.name}, memory traffic and speed: {points}.")
 
 
-@styled
-def fig_energy(timelines: Mapping[str, Timeline]) -> LabFigure:
+@st.styled
+def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw picojoules per multiply-accumulate of each program, split by where they go."""
-    fig, ax = new_figure(height_in=0.9 + 0.4 * len(timelines))
-    looks = ((VERMILLION, ""), (SKY, "\\\\"), (BLUE, "xx"), (GREEN, ".."), (ORANGE, "++"))
+    fig, ax = st.new_figure(height_in=0.9 + 0.4 * len(timelines))
+    looks = (
+        (st.VERMILLION, ""),
+        (st.SKY, "\\\\"),
+        (st.BLUE, "xx"),
+        (st.GREEN, ".."),
+        (st.ORANGE, "++"),
+    )
     facts = []
     for row, (name, run) in enumerate(timelines.items()):
         left = 0.0
         parts = energy_parts(run)
         for (colour, hatch), (part, width) in zip(looks, parts.items(), strict=True):
             label = part if row == 0 else None
-            ax.barh(row, width, left=left, color=colour, hatch=hatch, edgecolor=INK, label=label)
+            ax.barh(row, width, left=left, color=colour, hatch=hatch, edgecolor=st.INK, label=label)
             left += width
         told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
         facts.append(f"{name} {left:.2f} pJ per MAC ({told})")
@@ -268,4 +264,4 @@ def fig_energy(timelines: Mapping[str, Timeline]) -> LabFigure:
     ax.invert_yaxis()
     ax.set_xlabel("pJ per multiply-accumulate")
     fig.legend(loc="outside lower center", ncols=5)
-    return finish(fig, alt="Energy by place: " + "; ".join(facts) + ".")
+    return st.finish(fig, alt="Energy by place: " + "; ".join(facts) + ".")

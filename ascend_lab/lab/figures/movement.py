@@ -12,22 +12,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES
 from ascend_lab.errors import InputError
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    PAPER,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 SIDES = (1, 2, 4, 8, 16, 32, 64)
-WAYS = {"owner": (BLUE, "o"), "atomic": (VERMILLION, "s"), "sorted": (GREEN, "^")}
-HEAT = LinearSegmentedColormap.from_list("heat", [PAPER, "#f3c98b", "#d55e00"])
+WAYS = {"owner": (st.BLUE, "o"), "atomic": (st.VERMILLION, "s"), "sorted": (st.GREEN, "^")}
+HEAT = LinearSegmentedColormap.from_list("heat", [st.PAPER, "#f3c98b", "#d55e00"])
 
 
 def wire_ratio(rows: int, columns: int, itemsize: int) -> float:
@@ -65,7 +54,7 @@ def conflicts(index: NDArray[Any], cores: int) -> dict[int, list[int]]:
     return {row: sorted(w) for row, w in sorted(writers.items()) if len(w) > 1}
 
 
-@styled
+@st.styled
 def fig_blocks_and_conflicts(
     block_rows: int = 16,
     block_columns: int = 16,
@@ -75,7 +64,7 @@ def fig_blocks_and_conflicts(
     rows: int = 16,
     itemsize: int = 2,
     seed: int = 0,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw wire bytes over block shapes beside the cores and rows of a scatter.
 
     Left: every cell is a shape of block in which a matrix is transposed; the chosen one is framed.
@@ -83,7 +72,7 @@ def fig_blocks_and_conflicts(
     one core changes are conflicts.
     """
     index = draw_indices(updates, rows, duplicates, seed)
-    fig, (left, right) = new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=3.3, width_ratios=(1.15, 1))
     _heat(left, (block_rows, block_columns), itemsize)
     torn = _graph(right, index, cores, rows)
     ratio = wire_ratio(block_rows, block_columns, itemsize)
@@ -95,7 +84,7 @@ def fig_blocks_and_conflicts(
         f"{cores} cores to {len(set(index.tolist()))} of {rows} rows; {len(torn)} rows are written "
         f"by more than one core{_named(torn)}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _named(torn: Mapping[int, Sequence[int]]) -> str:
@@ -132,33 +121,33 @@ def _graph(ax: Any, index: NDArray[Any], cores: int, rows: int) -> dict[int, lis
 
     for position, row in enumerate(index):
         core, bad = position // per, int(row) in torn
-        colour, width = (VERMILLION, 1.8) if bad else (GREY, 0.9)
+        colour, width = (st.VERMILLION, 1.8) if bad else (st.GREY, 0.9)
         line = "-" if bad else "--"
         place = [core_y(core), height - int(row)]
         ax.plot([0, 1], place, color=colour, lw=width, ls=line, zorder=1)
     for core in range(cores):
-        ax.plot(0, core_y(core), marker="s", ms=15, mfc=PAPER, mec=BLUE, mew=1.4, zorder=2)
+        ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
         ax.text(0, core_y(core), str(core), ha="center", va="center", fontsize=8, color="black")
     for row in range(rows):
         bad = row in torn
-        face, edge = (VERMILLION, VERMILLION) if bad else (PAPER, GREEN)
+        face, edge = (st.VERMILLION, st.VERMILLION) if bad else (st.PAPER, st.GREEN)
         marker = "X" if bad else "o"
         ax.plot(1, height - row, marker=marker, ms=6.5, mfc=face, mec=edge, zorder=2)
-        ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=INK)
-    ax.text(0, height + 1.1, "cores", ha="center", color=INK)
-    ax.text(1, height + 1.1, "rows", ha="center", color=INK)
+        ax.text(1.07, height - row, str(row), va="center", fontsize=7, color=st.INK)
+    ax.text(0, height + 1.1, "cores", ha="center", color=st.INK)
+    ax.text(1, height + 1.1, "rows", ha="center", color=st.INK)
     ax.set_title(f"{len(torn)} torn rows", loc="left")
     ax.set(xlim=(-0.2, 1.25), ylim=(-0.8, height + 2))
     ax.axis("off")
     return torn
 
 
-@styled
+@st.styled
 def fig_scatter_ways(
     times_each: Sequence[int],
     moved_bytes: Mapping[str, Sequence[float]],
     cycles: Mapping[str, Sequence[float]],
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw bytes and cycles of ways to scatter over how often each row is updated.
 
     `moved_bytes` and `cycles` give per way (owner, atomic, sorted) one number per entry of
@@ -166,12 +155,9 @@ def fig_scatter_ways(
     """
     for name, values in (*moved_bytes.items(), *cycles.items()):
         if name not in WAYS or len(values) != len(times_each):
-            raise InputError(
-                f"{len(times_each)} numbers for each of {', '.join(WAYS)}",
-                f"{name}: {len(values)}",
-                "give one per entry of times_each",
-            )
-    fig, (left, right) = new_figure(ncols=2, height_in=2.6)
+            needed = f"{len(times_each)} numbers for each of {', '.join(WAYS)}"
+            raise InputError(needed, f"{name}: {len(values)}", "give one per entry of times_each")
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.6)
     panels = ((left, moved_bytes, 1e-3, "kB through memory"), (right, cycles, 1e-3, "kilocycles"))
     for ax, data, factor, label in panels:
         for name, values in data.items():
@@ -194,4 +180,4 @@ def fig_scatter_ways(
             f"{name} {first:.0f} to {last:.0f} kB and {clock[0]:,.0f} to {clock[-1]:,.0f} cycles"
         )
     span = f"from {times_each[0]} to {times_each[-1]} updates of each row"
-    return finish(fig, alt=f"Bytes and cycles of a scatter {span}: {'; '.join(parts)}.")
+    return st.finish(fig, alt=f"Bytes and cycles of a scatter {span}: {'; '.join(parts)}.")

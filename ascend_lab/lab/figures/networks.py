@@ -16,22 +16,11 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Node
-from ascend_lab.graph.network import TASK_S, WAYS, Dispatch, dispatch, kernel_times
-from ascend_lab.graph.passes import DEFAULT, Report, moved_bytes, run_passes
+from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PAPER,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.dispatch import TASK_S, WAYS, Dispatch, dispatch, kernel_times
+from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.orders import moved_bytes
 
 MOST_ROWS = 30
 LANE, BOX, ROW = 1.0, 0.84, 0.56
@@ -54,8 +43,8 @@ def residual_block(width: int = 16, size: int = 8) -> Graph:
     return net.build()
 
 
-@styled
-def fig_network(graph: Graph | None = None, *, known: int | None = None) -> LabFigure:
+@st.styled
+def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.LabFigure:
     """Draw a graph from top to bottom, a lane a branch, each node beside its line of the text form.
 
     With `known`, only the types up to that node are inferred yet. The default is `residual_block`.
@@ -68,18 +57,24 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> LabF
     limit = len(shown.nodes) if known is None else known
     places, skips = placed(shown)
     lanes = 1 + max(lane for lane, _ in (*places.values(), *skips.values()))
-    fig, ax = new_figure(height_in=0.35 + 0.3 * rows)
+    fig, ax = st.new_figure(height_in=0.35 + 0.3 * rows)
     ax.set_axis_off()
     ax.set_xlim(-0.5 * LANE, TEXT_IN / LANE_IN - 0.5 * LANE)
     ax.set_ylim(rows - 0.4, -0.6)
     _edges(ax, shown, places, skips)
     for name in shown.inputs:
-        _box(ax, places[name], "input", INK)
+        _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
-        look = LIGHT if i >= limit else ORANGE if known is not None and i == limit - 1 else BLUE
+        look = (
+            st.LIGHT
+            if i >= limit
+            else st.ORANGE
+            if known is not None and i == limit - 1
+            else st.BLUE
+        )
         _box(ax, places[node.output], node.op, look)
     _texts(ax, shown, places, lanes, limit)
-    return finish(fig, alt=_alt(shown, limit))
+    return st.finish(fig, alt=_alt(shown, limit))
 
 
 def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]]:
@@ -122,7 +117,7 @@ def placed(graph: Graph) -> tuple[dict[str, Place], dict[tuple[str, str], Place]
 def _edges(
     ax: Any, graph: Graph, places: dict[str, Place], skips: dict[tuple[str, str], Place]
 ) -> None:
-    style: dict[str, Any] = {"color": GREY, "linewidth": 1.3, "linestyle": "-"}
+    style: dict[str, Any] = {"color": st.GREY, "linewidth": 1.3, "linestyle": "-"}
     for node in graph.nodes:
         to_lane, to_row = places[node.output]
         for name in dict.fromkeys(node.inputs):
@@ -136,9 +131,9 @@ def _edges(
 
 def _box(ax: Any, at: Place, word: str, colour: str) -> None:
     corner = at[0] * LANE - BOX / 2, at[1] - ROW / 2
-    ax.add_patch(Rectangle(corner, BOX, ROW, facecolor=PAPER, edgecolor=colour, linewidth=1.6,
+    ax.add_patch(Rectangle(corner, BOX, ROW, facecolor=st.PAPER, edgecolor=colour, linewidth=1.6,
                            zorder=2))  # fmt: skip
-    text: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "fontsize": 6.8}
+    text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "fontsize": 6.8}
     ax.text(at[0] * LANE, at[1], word, zorder=3, **text)
 
 
@@ -149,9 +144,9 @@ def _texts(ax: Any, graph: Graph, places: dict[str, Place], lanes: int, limit: i
     style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": 6.8, "va": "center"}
     style["in_layout"] = False
     for name in graph.inputs:
-        ax.text(left, places[name][1], f"{name}: {graph.types[name]}", color=INK, **style)
+        ax.text(left, places[name][1], f"{name}: {graph.types[name]}", color=st.INK, **style)
     for i, node in enumerate(graph.nodes):
-        colour = INK if i < limit else GREY
+        colour = st.INK if i < limit else st.GREY
         line = shortened(graph, node, i < limit, room)
         ax.text(left, places[node.output][1], line, color=colour, **style)
 
@@ -187,14 +182,14 @@ TITLES = {
 }
 
 
-@styled
+@st.styled
 def fig_dispatch(
     times_s: Sequence[float], launch_s: float, task_s: float = TASK_S, *, name: str = "The network"
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw when host and device work, for the three ways to start the kernels of a network."""
     runs = {way: dispatch(times_s, way, launch_s, task_s) for way in WAYS}
     longest_us = max(run.time_s for run in runs.values()) * 1e6
-    fig, axes = new_figure(nrows=len(WAYS), height_in=3.3, sharex=True)
+    fig, axes = st.new_figure(nrows=len(WAYS), height_in=3.3, sharex=True)
     for ax, (way, run) in zip(axes, runs.items(), strict=True):
         told = f"{run.time_s * 1e6:,.0f} µs, the device works {run.busy_share:.0%} of the time"
         ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
@@ -206,20 +201,23 @@ def fig_dispatch(
     fig.suptitle(name)
     parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
     alt = f"{name} of {len(times_s)} kernels; time and share in which the device works"
-    return finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
+    return st.finish(fig, alt=f"{alt}: {'; '.join(parts)}.")
 
 
 def _spans(ax: Any, run: Dispatch) -> None:
-    for row, spans, colour, hatch in ((0, run.host, ORANGE, "//"), (1, run.device, VERMILLION, "")):
+    for row, spans, colour, hatch in (
+        (0, run.host, st.ORANGE, "//"),
+        (1, run.device, st.VERMILLION, ""),
+    ):
         bars = [(start * 1e6, (end - start) * 1e6) for start, end in spans]
-        ax.broken_barh(bars, (row - 0.36, 0.72), facecolor=colour, edgecolor=PAPER, linewidth=0.3,
-                       hatch=hatch)  # fmt: skip
+        look = {"facecolor": colour, "edgecolor": st.PAPER, "linewidth": 0.3, "hatch": hatch}
+        ax.broken_barh(bars, (row - 0.36, 0.72), **look)
 
 
-@styled
+@st.styled
 def fig_batches(
     model: str = "resnet18", batch: int = 1, chip: str = "Ascend910A", *, fusion: bool = False
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw `fig_dispatch` of a model of the zoo, compiled for a chip as it stands or fused."""
     there = load_chip(chip)
     stages = compile_stages(build(model, batch), there, fusion=fusion,
@@ -321,10 +319,10 @@ def history(report: Report) -> list[tuple[str, int, int]]:
     return [(name, len(graph.nodes), moved_bytes(graph)) for name, graph in graphs]
 
 
-@styled
+@st.styled
 def fig_passes(
     name: str = EXPORTED, order: str = "default", rounds: int = 4, leave_out: str = "nothing"
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw nodes and bytes moved after each pass that matched, from top to bottom.
 
     Raises `InputError` for an unknown model or order.
@@ -335,9 +333,9 @@ def fig_passes(
     graph = model(name)
     _, report = run_passes(graph, names, rounds=rounds)
     rows = history(report)
-    fig, axes = new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
-    _bars(axes[0], [row[1] for row in rows], BLUE, "operators", "{:,.0f}")
-    _bars(axes[1], [row[2] / 2**20 for row in rows], ORANGE, "MiB read and written", "{:.1f}")
+    fig, axes = st.new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
+    _bars(axes[0], [row[1] for row in rows], st.BLUE, "operators", "{:,.0f}")
+    _bars(axes[1], [row[2] / 2**20 for row in rows], st.ORANGE, "MiB read and written", "{:.1f}")
     axes[0].set_yticks(range(len(rows)), [row[0] for row in rows])
     axes[0].invert_yaxis()
     often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
@@ -348,13 +346,13 @@ def fig_passes(
         f"Operators of {name} after each pass, {order} order: {told}. "
         f"Bytes moved fall from {rows[0][2] / 2**20:.1f} to {last[2] / 2**20:.1f} MiB."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _bars(ax: Axes, values: Sequence[float], colour: str, label: str, form: str) -> None:
     shrinks = [i == 0 or value != values[i - 1] for i, value in enumerate(values)]
-    fills = [colour if shrunk else GREY for shrunk in shrinks]
-    ax.barh(range(len(values)), values, color=fills, edgecolor=INK)
+    fills = [colour if shrunk else st.GREY for shrunk in shrinks]
+    ax.barh(range(len(values)), values, color=fills, edgecolor=st.INK)
     for row, value in enumerate(values):
         ax.text(value, row, " " + form.format(value), va="center", fontsize=8)
     ax.set_xlim(0, max(values) * 1.18)

@@ -10,38 +10,26 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Program
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.gantt import Window, draw_gantt, gantt_legend, pipes_of
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PIPE_STYLE,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
 from ascend_lab.sim import Timeline, simulate
 
 Kernel = Callable[[Chip, Sequence[int], int, int], Program]
 """A queue kernel as the chapter writes it: (chip, polynomial degree of each tile, slots of each
 queue, number of rounds over those tiles) -> program."""
 
-LOOKS = ((BLUE, "o"), (VERMILLION, "s"), (GREEN, "^"), (ORANGE, "D"))
+LOOKS = ((st.BLUE, "o"), (st.VERMILLION, "s"), (st.GREEN, "^"), (st.ORANGE, "D"))
 
 
-@styled
+@st.styled
 def fig_buffer_depths(
     timelines: Mapping[str, Timeline], *, window: Window | None = None, critical: bool = False
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw labelled timelines as Gantt charts one under the other, on one time axis in cycles."""
     pipes = pipes_of(timelines.values())
     shown = window or (0, max(t.cycles for t in timelines.values()))
     height = 0.7 + len(timelines) * (0.28 + 0.23 * len(pipes))
-    fig, axes = new_figure(nrows=len(timelines), height_in=height, sharex=True)
+    fig, axes = st.new_figure(nrows=len(timelines), height_in=height, sharex=True)
     panels = [axes] if len(timelines) == 1 else list(axes)
     for ax, (label, timeline) in zip(panels, timelines.items(), strict=True):
         draw_gantt(ax, timeline, window=shown, pipes=pipes, critical=critical)
@@ -51,7 +39,7 @@ def fig_buffer_depths(
     panels[-1].set_xlabel("cycles")
     gantt_legend(fig, timelines.values(), critical=critical)
     parts = [f"{label} {t.cycles} cycles ({_shares(t)})" for label, t in timelines.items()]
-    return finish(fig, alt=f"Gantt charts, busy shares in brackets: {'; '.join(parts)}.")
+    return st.finish(fig, alt=f"Gantt charts, busy shares in brackets: {'; '.join(parts)}.")
 
 
 def _shares(timeline: Timeline) -> str:
@@ -59,10 +47,10 @@ def _shares(timeline: Timeline) -> str:
     return ", ".join(f"{p} {busy[p] / timeline.cycles:.0%}" for p in pipes_of([timeline]))
 
 
-@styled
+@st.styled
 def fig_circuits(
     load: int, compute: int, latency: int = 0, tail: int = 0, buffers: int = 2
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the event graph of a two-stage pipeline: circuits, their cycles, their tokens.
 
     A circuit with w cycles and t tokens lets a tile pass every w / t cycles at best; the greatest
@@ -72,7 +60,7 @@ def fig_circuits(
     trip = load + latency + compute + tail
     rates = {"load": float(load), "compute": float(compute), "slots": trip / buffers}
     slowest = max(rates, key=lambda name: rates[name])
-    fig, ax = new_figure(height_in=2.6)
+    fig, ax = st.new_figure(height_in=2.6)
     ax.set(xlim=(0, 10), ylim=(-1.95, 2.3))
     ax.axis("off")
     for x, pipe, name, cycles in ((2.6, "MTE2", "load", load), (7.4, "V", "compute", compute)):
@@ -94,13 +82,13 @@ def fig_circuits(
         f"circuits: load on itself {load} cycles a tile, compute on itself {compute}, and the "
         f"round trip of {buffers} slots {rates['slots']:.4g}. The slowest is {slowest}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _node(ax: Any, x: float, pipe: str, text: str) -> None:
-    look = PIPE_STYLE[pipe]
+    look = st.PIPE_STYLE[pipe]
     box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
-    box.set(facecolor=look.colour, edgecolor=INK, linewidth=0.8)
+    box.set(facecolor=look.colour, edgecolor=st.INK, linewidth=0.8)
     ax.add_patch(box)
     ax.text(x, 0, text, ha="center", va="center", color=look.text_colour)
     ax.text(x, -0.82, pipe, ha="center", va="center", fontweight="bold")
@@ -110,12 +98,12 @@ def _arc(
     ax: Any, start: tuple[float, float], end: tuple[float, float], bend: float, bold: bool
 ) -> None:
     arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>")
-    arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=INK if bold else GREY)
+    arrow.set(mutation_scale=12, linewidth=2.8 if bold else 1.0, color=st.INK if bold else st.GREY)
     ax.add_patch(arrow)
 
 
 def _token(ax: Any, x: float, y: float) -> None:
-    ax.plot([x], [y], marker="o", markersize=7, color=INK, markeredgecolor="#FFFFFF", zorder=5)
+    ax.plot([x], [y], marker="o", markersize=7, color=st.INK, markeredgecolor="#FFFFFF", zorder=5)
 
 
 def _label(ax: Any, x: float, y: float, text: str, bold: bool) -> None:
@@ -133,20 +121,20 @@ def steady_cycles(
     return (long - short) / rounds / len(degrees)
 
 
-@styled
+@st.styled
 def fig_more_buffers(
     kernel: Kernel,
     chips: Mapping[str, Chip],
     *,
     degrees: Sequence[int] = (1, 2, 3, 4, 5, 6, 7, 8),
     depths: Sequence[int] = (2, 3, 4),
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw how many times faster d buffers are than one, steadily, against compute / load.
 
     One panel per chip; every marker is a program that was simulated. d buffers never give more
     than a factor d, drawn as a thin line.
     """
-    fig, axes = new_figure(ncols=len(chips), height_in=2.9, sharey=True)
+    fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
     panels = [axes] if len(chips) == 1 else list(axes)
     said = []
     for ax, (label, chip) in zip(panels, chips.items(), strict=True):
@@ -165,14 +153,14 @@ def fig_more_buffers(
     panels[0].set_ylim(1.0, max(depths) + 0.15)
     panels[-1].legend(title="buffers")
     alt = f"Speed-up over one buffer for compute/load from {ratios[0]:.2f} to {ratios[-1]:.2f}. "
-    return finish(fig, alt=alt + "; ".join(said) + ".")
+    return st.finish(fig, alt=alt + "; ".join(said) + ".")
 
 
 def _ratio(timeline: Timeline) -> float:
     return timeline.busy_cycles["V"] / timeline.busy_cycles["MTE2"]
 
 
-@styled
+@st.styled
 def fig_overlap(
     kernel: Kernel,
     chip: Chip,
@@ -180,7 +168,7 @@ def fig_overlap(
     buffers: int = 2,
     latency_cycles: int = 0,
     tiles: int = 8,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw `kernel` with tiles of one degree, on `chip` with a memory of that latency.
 
     The title gives compute / load and the speed-up over one buffer. Raises `CapacityError` when
@@ -190,7 +178,7 @@ def fig_overlap(
     chip = replace(chip, device_memory=memory)
     one, many = (simulate(kernel(chip, (degree,), d, tiles), chip) for d in (1, buffers))
     gain = one.cycles / many.cycles
-    fig, ax = new_figure(height_in=2.2)
+    fig, ax = st.new_figure(height_in=2.2)
     draw_gantt(ax, many)
     ax.set_xlabel("cycles")
     text = (
@@ -199,4 +187,4 @@ def fig_overlap(
     )
     ax.set_title(text)
     gantt_legend(fig, [many])
-    return finish(fig, alt=f"Gantt chart of {tiles} tiles; {text}; busy: {_shares(many)}.")
+    return st.finish(fig, alt=f"Gantt chart of {tiles} tiles; {text}; busy: {_shares(many)}.")

@@ -17,17 +17,7 @@ from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.graph.placement import buffers_of, plan_network
 from ascend_lab.graph.tasks import Compiled
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.figures.style import (
-    INK,
-    ORANGE,
-    PALETTE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 CHIP = "Ascend910A"
 NETWORKS = {"resnet50": 8, "bert_base": 8, "unet": 1}
@@ -45,12 +35,12 @@ def network(name: str, batch: int) -> Compiled:
 
 
 # -- plans as rectangles --------------------------------------------------------------------------
-@styled
-def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> LabFigure:
+@st.styled
+def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFigure:
     """Draw small plans of the same buffers side by side, every buffer with its id."""
     if not buffers or not plans:
         raise InputError("buffers, and at least one plan", f"{len(buffers)} and {len(plans)}")
-    fig, axes = new_figure(ncols=len(plans), height_in=2.6, sharey=True)
+    fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
     for ax, (name, plan) in zip(_listed(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
         ax.set_title(f"{name}: {plan.height_bytes}")
@@ -65,19 +55,19 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> LabFigure
         for name, plan in plans.items()
     )
     alt = f"{len(buffers)} buffers, time by address; {bound} bytes live at the peak. {told}."
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
-@styled
+@st.styled
 def fig_arenas(
     networks: Mapping[str, int] | None = None, methods: Sequence[str] = RULES
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the plans of some networks (name: batch) in rows, one column a method, to one scale.
 
     Operators do not work in place here. Raises as `build` and `plan_network`.
     """
     chosen = networks or NETWORKS
-    fig, axes = new_figure(len(chosen), len(methods), 0.7 + 1.55 * len(chosen))
+    fig, axes = st.new_figure(len(chosen), len(methods), 0.7 + 1.55 * len(chosen))
     told = []
     for row, (name, batch) in enumerate(chosen.items()):
         compiled = network(name, batch)
@@ -96,19 +86,19 @@ def fig_arenas(
         ax.set_xlabel("task")
     fig.legend(handles=_legend(), loc="outside lower center", ncols=3)
     alt = f"Heights of plans, and how far above the most live bytes: {'; '.join(told)}."
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
-@styled
+@st.styled
 def fig_arena(
     name: str = "resnet50", method: str = "greedy-by-size", batch: int = 8, in_place: bool = False
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw one network's plan large; raises `InputError` for an unknown method, and as `build`."""
     if method not in METHODS:
         raise InputError(f"a method: {', '.join(METHODS)}", repr(method), "choose one")
     compiled = network(name, batch)
     plan = _planned(compiled, method, in_place=in_place)
-    fig, ax = new_figure(height_in=3.6)
+    fig, ax = st.new_figure(height_in=3.6)
     _draw(ax, buffers_of(compiled), plan, unit=2**20)
     ax.set_ylim(0, plan.height_bytes / 2**20 * 1.05)
     ax.set_xlabel("task")
@@ -121,7 +111,7 @@ def fig_arena(
         f"{len(plan.offsets)} activations of {name}, batch {batch}, placed by {method}, {sharing}: "
         f"{_verdict(plan)}. At the peak {bound:.1f} MiB are alive."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _planned(compiled: Compiled, method: str, in_place: bool) -> Plan:
@@ -136,9 +126,9 @@ def _verdict(plan: Plan) -> str:
 def _legend() -> list[Artist]:
     """Explain the two kinds of rectangles and the line."""
     return [
-        Patch(facecolor=SKY, edgecolor=INK, label="read by the next task only"),
-        Patch(facecolor=ORANGE, edgecolor=INK, hatch="//", label="waits longer"),
-        Line2D([], [], color=VERMILLION, linestyle="--", linewidth=1.4, label="most live bytes"),
+        Patch(facecolor=st.SKY, edgecolor=st.INK, label="read by the next task only"),
+        Patch(facecolor=st.ORANGE, edgecolor=st.INK, hatch="//", label="waits longer"),
+        Line2D([], [], color=st.VERMILLION, linestyle="--", linewidth=1.4, label="most live bytes"),
     ]
 
 
@@ -154,17 +144,17 @@ def _draw(
                 (b.lower, low),
                 b.upper - b.lower,
                 size,
-                facecolor=ORANGE if waits else SKY,
+                facecolor=st.ORANGE if waits else st.SKY,
                 hatch="//" if waits else "",
-                edgecolor=INK,
+                edgecolor=st.INK,
                 linewidth=0.9 if labels else 0.4,
             )
         )
         if labels:
-            box = {"facecolor": ORANGE if waits else SKY, "edgecolor": "none", "pad": 1.0}
+            box = {"facecolor": st.ORANGE if waits else st.SKY, "edgecolor": "none", "pad": 1.0}
             x, y = (b.lower + b.upper) / 2, low + size / 2
             ax.text(x, y, str(b.id), ha="center", va="center", bbox=box)
-    ax.axhline(plan.lower_bound_bytes / unit, color=VERMILLION, linestyle="--", linewidth=1.4)
+    ax.axhline(plan.lower_bound_bytes / unit, color=st.VERMILLION, linestyle="--", linewidth=1.4)
     ax.set_xlim(min(b.lower for b in buffers), max(b.upper for b in buffers))
 
 
@@ -174,10 +164,10 @@ def _listed(axes: object) -> list[Axes]:
 
 
 # -- what L2 makes of it --------------------------------------------------------------------------
-@styled
+@st.styled
 def fig_arena_traffic(
     sizes: Sequence[float], moved: Mapping[str, Sequence[float]], heights: Mapping[str, float]
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw MiB through the memory interface per plan, over the MiB of L2.
 
     A dotted line stands where L2 is as large as the plan is high; `heights` may miss plans.
@@ -186,9 +176,9 @@ def fig_arena_traffic(
     if not moved or any(len(values) != len(sizes) for values in moved.values()):
         got = ", ".join(f"{name}: {len(values)}" for name, values in moved.items())
         raise InputError(f"series of {len(sizes)} values", got or "none")
-    fig, ax = new_figure(height_in=3.3)
+    fig, ax = st.new_figure(height_in=3.3)
     for i, (name, values) in enumerate(moved.items()):
-        colour = PALETTE[i % len(PALETTE)]
+        colour = st.PALETTE[i % len(st.PALETTE)]
         ax.plot(sizes, values, color=colour, marker="osD^v"[i % 5], label=name)
         if name in heights:
             ax.axvline(heights[name], color=colour, linestyle=":", linewidth=1.2)
@@ -205,4 +195,4 @@ def fig_arena_traffic(
         for name, values in moved.items()
     )
     steps = ", ".join(f"{size:g}" for size in sizes)
-    return finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")
+    return st.finish(fig, alt=f"MiB to and from memory for an L2 of {steps} MiB: {told}.")

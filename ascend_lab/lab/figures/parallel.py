@@ -11,22 +11,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks.chapter23 import sent_bytes
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    YELLOW,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.parallel.plans.pipeline import FORWARD, PipelineTime, orders, run_pipeline
 from ascend_lab.parallel.plans.plan import DeviceMemory
 from ascend_lab.parallel.plans.timing import PlanTime
@@ -37,10 +22,10 @@ MOST = 4
 MOST_MICRO_BATCHES = 12
 DEPTH = (0.42, 0.34)
 """Where a step along the data axis leads on paper."""
-AXIS_STYLE = {"tensor": (VERMILLION, "-"), "data": (BLUE, "--"), "pipeline": (GREEN, ":")}
+AXIS_STYLE = {"tensor": (st.VERMILLION, "-"), "data": (st.BLUE, "--"), "pipeline": (st.GREEN, ":")}
 
 
-@styled
+@st.styled
 def fig_plan_cube(
     data: int = 2,
     tensor: int = 2,
@@ -50,7 +35,7 @@ def fig_plan_cube(
     layers: int = 48,
     width: int = 2560,
     length: int = 512,
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the devices of a plan, what one sends along each axis, and its pipeline in time.
 
     Micro-batches of one sequence; backward takes twice as long as forward, transfers nothing.
@@ -67,7 +52,7 @@ def fig_plan_cube(
     traffic = dict(zip(("data", "tensor", "pipeline"), sent, strict=True))
     lists = orders(schedule, pipeline, micro_batches)
     timed = run_pipeline(lists, [1.0] * pipeline, [2.0] * pipeline)
-    fig, (left, right) = new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.45))
+    fig, (left, right) = st.new_figure(ncols=2, height_in=2.9, width_ratios=(1, 1.45))
     _cube(left, degrees, traffic)
     _timeline(right, timed)
     devices = data * tensor * pipeline
@@ -77,7 +62,7 @@ def fig_plan_cube(
         f" busiest sends {said}. {pipeline} stages take {micro_batches} micro-batches in"
         f" {timed.end_s:g} units of time, {timed.bubble:.0%} of which is bubble."
     )
-    return finish(fig, alt=text)
+    return st.finish(fig, alt=text)
 
 
 def _at(d: int, t: int, p: int) -> tuple[float, float]:
@@ -103,7 +88,7 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
             va="center",
             fontsize=8,
             zorder=2,
-            bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": INK},
+            bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": st.INK},
         )
     last = _at(counts[0] - 1, counts[1] - 1, counts[2] - 1)
     first, below = _at(0, 0, 0), _at(0, counts[1] - 1, counts[2] - 1)
@@ -130,8 +115,8 @@ def _timeline(ax: Any, timed: PipelineTime) -> None:
             span,
             left=job.start_s,
             height=0.72,
-            fc=SKY if forward else ORANGE,
-            ec=INK,
+            fc=st.SKY if forward else st.ORANGE,
+            ec=st.INK,
             lw=0.5,
         )
         ax.text(
@@ -143,7 +128,9 @@ def _timeline(ax: Any, timed: PipelineTime) -> None:
             fontsize=7,
         )
     stages = len(timed.busy_s)
-    ax.barh(range(stages), timed.end_s, height=0.72, fc=LIGHT, hatch="//", ec=GREY, lw=0, zorder=0)
+    ax.barh(
+        range(stages), timed.end_s, height=0.72, fc=st.LIGHT, hatch="//", ec=st.GREY, lw=0, zorder=0
+    )
     ax.set_yticks(range(stages), [f"stage {i}" for i in range(stages)])
     ax.set(
         xlabel="time (forward 1, backward 2)",
@@ -161,32 +148,32 @@ def _amount(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B"
 
 
-@styled
+@st.styled
 def fig_plan_memory(
     memories: Mapping[str, DeviceMemory], capacity_bytes: float | None = None
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw what a device holds under each plan, by purpose, and its memory as a line."""
     if not memories:
         raise InputError("at least one plan to draw", "none", "name one")
     kinds = {
-        "weights_bytes": ("weights", BLUE),
-        "gradients_bytes": ("gradients", SKY),
-        "optimizer_bytes": ("optimiser", YELLOW),
-        "activations_bytes": ("activations", PURPLE),
+        "weights_bytes": ("weights", st.BLUE),
+        "gradients_bytes": ("gradients", st.SKY),
+        "optimizer_bytes": ("optimiser", st.YELLOW),
+        "activations_bytes": ("activations", st.PURPLE),
     }
-    fig, ax = new_figure(height_in=0.95 + 0.27 * len(memories))
+    fig, ax = st.new_figure(height_in=0.95 + 0.27 * len(memories))
     start = np.zeros(len(memories))
     for key, (label, colour) in kinds.items():
         part = np.array([getattr(memory, key) / 1e9 for memory in memories.values()])
         ax.barh(
-            range(len(memories)), part, left=start, height=0.7, fc=colour, ec=INK, lw=0.4,
+            range(len(memories)), part, left=start, height=0.7, fc=colour, ec=st.INK, lw=0.4,
             label=label,
         )  # fmt: skip
         start += part
     for row, total in enumerate(start):
         ax.text(total, row, f" {total:.1f}", va="center", fontsize=8)
     if capacity_bytes is not None:
-        ax.axvline(capacity_bytes / 1e9, color=VERMILLION, ls="--", lw=1.2, label="a device has")
+        ax.axvline(capacity_bytes / 1e9, color=st.VERMILLION, ls="--", lw=1.2, label="a device has")
     ax.set_yticks(range(len(memories)), list(memories))
     ax.invert_yaxis()
     ax.set(xlabel="GB a device")
@@ -194,13 +181,13 @@ def fig_plan_memory(
     ax.legend(loc="lower right")
     said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, start, strict=True))
     limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
-    return finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
+    return st.finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
 
 
-@styled
+@st.styled
 def fig_loss_scale(
     gradients: Mapping[str, NDArray[Any]], powers: Sequence[int] = tuple(range(-32, 33, 2))
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw which share of gradients fp16 loses for every scale of the loss: too small, too large.
 
     Gradients that are rounding errors of 0 (below 1e-15 of the largest) are left out.
@@ -211,12 +198,12 @@ def fig_loss_scale(
     lost = [100 * vanishing(real, 2.0**k) for k in powers]
     too_large = float(np.finfo(np.float16).max)
     over = [100 * float(np.mean(np.abs(flat) * 2.0**k > too_large)) for k in powers]
-    fig, ax = new_figure(height_in=2.4)
+    fig, ax = st.new_figure(height_in=2.4)
     ax.plot(powers, lost, marker="o", ms=3, label="vanish")
     ax.plot(powers, over, marker="s", ms=3, label="overflow")
     safe = [k for k, a, b in zip(powers, lost, over, strict=True) if a < 1 and b == 0]
     if safe:
-        ax.axvspan(safe[0], safe[-1], color=LIGHT, zorder=0, label="< 1 % vanish, none overflow")
+        ax.axvspan(safe[0], safe[-1], color=st.LIGHT, zorder=0, label="< 1 % vanish, none overflow")
     ax.set(xlabel="scale, a power of 2", ylabel="% of gradients")
     ax.set_xticks([k for k in powers if k % 8 == 0], [f"$2^{{{k}}}$" for k in powers if k % 8 == 0])
     ax.legend(loc="center", bbox_to_anchor=(0.44, 0.6))
@@ -226,33 +213,33 @@ def fig_loss_scale(
         f" {over[-1]:.0f} % overflow at 2^{powers[-1]}; fewer than 1 % vanish and none overflow"
         f" {zone}."
     )
-    return finish(fig, alt=text)
+    return st.finish(fig, alt=text)
 
 
-@styled
-def fig_placements(plans: Sequence[PlanTime]) -> LabFigure:
+@st.styled
+def fig_placements(plans: Sequence[PlanTime]) -> st.LabFigure:
     """Draw the step of each plan as a bar: work, exchanges, waiting, and what comes after.
 
     Rows are named by the order of axes, the fastest counted first.
     """
     if not plans:
         raise InputError("at least one plan to draw", "none", "time one")
-    fig, ax = new_figure(height_in=1.0 + 0.27 * len(plans))
+    fig, ax = st.new_figure(height_in=1.0 + 0.27 * len(plans))
     kinds = {
-        "compute": ([t.compute_s for t in plans], SKY, ""),
-        "tensor exchanges": ([t.exchange_s for t in plans], VERMILLION, "//"),
+        "compute": ([t.compute_s for t in plans], st.SKY, ""),
+        "tensor exchanges": ([t.exchange_s for t in plans], st.VERMILLION, "//"),
         "bubble and transfers": (
             [t.pipeline_s - t.compute_s - t.exchange_s for t in plans],
-            LIGHT,
+            st.LIGHT,
             "",
         ),
-        "gradients and update": ([t.exposed_s for t in plans], BLUE, "xx"),
+        "gradients and update": ([t.exposed_s for t in plans], st.BLUE, "xx"),
     }
     start = np.zeros(len(plans))
     for label, (seconds, colour, hatch) in kinds.items():
         part = 1e3 * np.array(seconds)
         ax.barh(
-            range(len(plans)), part, left=start, height=0.7, fc=colour, hatch=hatch, ec=INK,
+            range(len(plans)), part, left=start, height=0.7, fc=colour, hatch=hatch, ec=st.INK,
             lw=0.4, label=label,
         )  # fmt: skip
         start += part
@@ -267,4 +254,4 @@ def fig_placements(plans: Sequence[PlanTime]) -> LabFigure:
     said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, start, strict=True))
     first = plans[0].plan
     text = f"Degrees {first.data} x {first.tensor} x {first.pipeline} (data, tensor, pipeline)"
-    return finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")
+    return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")

@@ -19,20 +19,8 @@ from ascend_lab.dsl.run import steps
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State
 from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.nests import Box, Work, draw_nest, formula, height_of, pipes_in
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    PIPE_STYLE,
-    SKY,
-    LabFigure,
-    finish,
-    new_figure,
-    pipe_legend,
-    styled,
-)
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 PIPES = ("MTE2", "MTE1", "M", "V", "FIX", "MTE3")
@@ -172,31 +160,31 @@ def compact(schedule: Schedule) -> Items:
 # -- the figures ---------------------------------------------------------------------------------
 
 
-@styled
-def fig_nest(schedule: Schedule) -> LabFigure:
+@st.styled
+def fig_nest(schedule: Schedule) -> st.LabFigure:
     """Draw the loop nests of a schedule: cores, loops, tiles with buffer and slots, instructions.
 
     A box is a loop; a bar is done by whole-tile instructions of the pipe whose colour it has.
     """
     items = nests(schedule)
     rows = height_of(items)
-    fig, ax = new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))
+    fig, ax = st.new_figure(height_in=min(12.0, ROW_IN * rows + 0.5))
     draw_nest(ax, items, rows=rows, size=8.5, swatch=0.034)
     ax.set_xlim(-0.003, 1.004)
     pipes = [p for p in PIPES if p in set(pipes_in(items))]
-    pipe_legend(ax, pipes, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(pipes))
+    st.pipe_legend(ax, pipes, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=len(pipes))
     text = "; ".join(line.strip() for line in lines_of(items))
-    return finish(fig, alt=f"Loop nests for {schedule.chip.name}: {text}")
+    return st.finish(fig, alt=f"Loop nests for {schedule.chip.name}: {text}")
 
 
-@styled
-def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> LabFigure:
+@st.styled
+def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
     """Draw a nest before and after every primitive, with its cycles and its traffic with GM."""
     drawn = {name: tuple(map(compact, pair)) for name, pair in pairs.items()}
     lines = [list(drawn)[at : at + 2] for at in range(0, len(drawn), 2)]
     heights = [max(height_of(n) for name in line for n in drawn[name]) + 1.6 for line in lines]
     inches = [0.19 * h + 0.24 for h in heights]
-    fig, axes = new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
+    fig, axes = st.new_figure(len(lines), 4, min(12.0, sum(inches) + 0.35), height_ratios=inches)
     said, pipes = [], set[str]()
     for row, line in enumerate(lines):
         for ax in axes.reshape(len(lines), 4)[row]:
@@ -209,14 +197,16 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> LabFigure:
                 ax.set_xlim(-0.01, 1.01)
                 ax.text(0, height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
                 pipes |= set(pipes_in(items))
-            two[0].set_title(name, loc="left", color=BLUE)
-            arrow = two[1].text(-0.1, 1.2, "→", fontsize=11, color=BLUE, ha="center", va="center")
+            two[0].set_title(name, loc="left", color=st.BLUE)
+            arrow = two[1].text(
+                -0.1, 1.2, "→", fontsize=11, color=st.BLUE, ha="center", va="center"
+            )
             arrow.set_in_layout(False)
             said.append(f"{name}: {costs[0]} before, {costs[1]} after")
     order = [p for p in PIPES if p in pipes]
-    handles = [Patch(label=p, **PIPE_STYLE[p].patch_args()) for p in order]
+    handles = [Patch(label=p, **st.PIPE_STYLE[p].patch_args()) for p in order]
     fig.legend(handles=handles, loc="outside lower center", ncols=len(order))
-    return finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
+    return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
 
 
 def cost_text(schedule: Schedule) -> str:
@@ -236,10 +226,10 @@ def gm_bytes(run: KernelTimeline) -> int:
 # Tails of split loops, and a schedule put together from five choices.
 
 
-@styled
-def fig_tails(n: int = 22, factor: int = 8) -> LabFigure:
+@st.styled
+def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""
-    fig, ax = new_figure(height_in=1.7)
+    fig, ax = st.new_figure(height_in=1.7)
     said = []
     for line, tail in enumerate(("cut", "guard")):
         s = te.split(_line(n), "y", "i", factor, tail=tail)
@@ -252,7 +242,7 @@ def fig_tails(n: int = 22, factor: int = 8) -> LabFigure:
                 ax, 2.4 * line + moved, start, count, 2 if moved else number % 2, twice * moved
             )
         if twice:
-            shared = {"facecolor": "none", "edgecolor": INK, "hatch": "////", "linewidth": 0}
+            shared = {"facecolor": "none", "edgecolor": st.INK, "hatch": "////", "linewidth": 0}
             ax.barh(2.4 * line + 0.5, twice, 1.8, n - factor, **shared)
         counts = ", ".join(str(count) for _, count in ranges)
         said.append(f"{tail}: parts of {counts}, {twice} elements computed twice")
@@ -261,13 +251,13 @@ def fig_tails(n: int = 22, factor: int = 8) -> LabFigure:
     ax.set_xlim(-0.05, n + 0.05)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(f"element of y, n = {n}, split by {factor} (hatched: computed twice)")
-    return finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
+    return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
 
 
 def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden: int) -> None:
     """Draw one part of a split loop; its label keeps out of the first `hidden` elements."""
-    face, ink = ((BLUE, "#FFFFFF"), (SKY, INK), (ORANGE, INK))[colour]
-    ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=INK, linewidth=0.8)
+    face, ink = ((st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK))[colour]
+    ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
     middle = start + hidden + (count - hidden) / 2
     ax.text(middle, low, f"{count} from {start}", ha="center", va="center", fontsize=8, color=ink)
 
@@ -303,7 +293,7 @@ def chosen(
     return s
 
 
-@styled
+@st.styled
 def fig_choices(
     inline: bool = False,
     tile: int = 1024,
@@ -313,19 +303,19 @@ def fig_choices(
     *,
     n: int = 1_000_000,
     chip: str = "Ascend910B2",
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the nest of relu(a + b) under five choices, and its cycles beside the default's."""
     machine = load_chip(chip)
     schedule = chosen(machine, n, inline=inline, tile=tile, tail=tail, slots=slots, cores=cores)
     run = simulate_kernel(te.lower(schedule), machine)
     default = te.auto_schedule(add_relu(machine, n), machine)
     best = simulate_kernel(te.lower(default), machine)
-    fig, (left, right) = new_figure(1, 2, 2.9, width_ratios=(3, 2))
+    fig, (left, right) = st.new_figure(1, 2, 2.9, width_ratios=(3, 2))
     draw_nest(left, compact(schedule), rows=max(height_of(compact(schedule)), 11.0), size=8)
     left.set_xlim(-0.01, 1.01)
-    bars = {"yours": (run.cycles, BLUE), "default": (best.cycles, GREY)}
+    bars = {"yours": (run.cycles, st.BLUE), "default": (best.cycles, st.GREY)}
     for place, (name, (cycles, colour)) in enumerate(bars.items()):
-        right.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=INK)
+        right.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=st.INK)
         right.text(1200, place - 0.3, f"{name}: {cycles:,} cycles", fontsize=8, va="center")
     right.set_xscale("log")
     right.set_xlim(1000, 1e7)
@@ -338,4 +328,4 @@ def fig_choices(
         f"{slots} slots, {cores} cores: {run.cycles:,} cycles and {gm_bytes(run):,} bytes to and "
         f"from GM; the default schedule takes {best.cycles:,} cycles"
     )
-    return finish(fig, alt=text)
+    return st.finish(fig, alt=text)

@@ -9,20 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import (
     Breakdown,
     Port,
@@ -41,22 +28,22 @@ from ascend_lab.lab.machines.warps import finish as last_cycle
 from ascend_lab.lab.machines.warps import schedule
 
 CAUSES: dict[str, dict[str, Any]] = {
-    "compute": {"facecolor": BLUE, "hatch": "", "edgecolor": INK},
-    "move": {"facecolor": ORANGE, "hatch": "//", "edgecolor": INK},
-    "wait": {"facecolor": LIGHT, "hatch": "..", "edgecolor": INK},
+    "compute": {"facecolor": st.BLUE, "hatch": "", "edgecolor": st.INK},
+    "move": {"facecolor": st.ORANGE, "hatch": "//", "edgecolor": st.INK},
+    "wait": {"facecolor": st.LIGHT, "hatch": "..", "edgecolor": st.INK},
 }
 """Look of each cause of a cycle, the same in every figure of the chapter."""
 
-UNIT_MARKS = {"scalar": ("v", ORANGE), "vector": ("s", GREEN), "matrix": ("o", PURPLE)}
+UNIT_MARKS = {"scalar": ("v", st.ORANGE), "vector": ("s", st.GREEN), "matrix": ("o", st.PURPLE)}
 
 
-@styled
-def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> LabFigure:
+@st.styled
+def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> st.LabFigure:
     """Draw one column per run: its instruction stream, how its time divides, and how long it is.
 
     `peaks` are the machines' operations per cycle, `elements` the size of the program.
     """
-    fig, axes = new_figure(2, len(runs), height_in=4.5, height_ratios=(4.0, 1.9))
+    fig, axes = st.new_figure(2, len(runs), height_in=4.5, height_ratios=(4.0, 1.9))
     grid = axes[1, 0].get_gridspec()
     for ax in axes[1]:
         ax.remove()
@@ -71,7 +58,7 @@ def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> L
         "operations per cycle"
         for one, peak in zip(runs, peaks, strict=True)
     )
-    return finish(fig, alt=f"{runs[0].program} of {elements:,} elements on each machine. {alt}.")
+    return st.finish(fig, alt=f"{runs[0].program} of {elements:,} elements on each machine. {alt}.")
 
 
 def _shares(one: Run) -> str:
@@ -90,7 +77,7 @@ def _stream_column(ax: Any, one: Run, peak: float, elements: int) -> None:
     for row, line in enumerate(one.stream):
         y = 0.82 - 0.09 * row
         ax.text(0, y, line.text, **small)
-        ax.text(1.0, y, f"x{line.count:,}", ha="right", color=BLUE, **small)
+        ax.text(1.0, y, f"x{line.count:,}", ha="right", color=st.BLUE, **small)
     left = 0.0
     for cause, look in CAUSES.items():
         width = getattr(one.bar, cause) / one.cycles
@@ -122,13 +109,10 @@ def mask_of(n: int, density: float, run_length: int, seed: int = 0) -> np.ndarra
     return np.repeat(runs, run_length)[:n]
 
 
-@styled
+@st.styled
 def fig_bound(
-    lanes: int = 64,
-    mask_density: float = 0.5,
-    run_length: int = 1,
-    bytes_per_cycle: int = 32,
-) -> LabFigure:
+    lanes: int = 64, mask_density: float = 0.5, run_length: int = 1, bytes_per_cycle: int = 32
+) -> st.LabFigure:
     """Draw the parts, the bracket from longest part to their sum, and the time of a branchy kernel.
 
     The kernel has 8 multiply-adds on each side of an `if`, for 65,536 elements; `run_length`
@@ -139,7 +123,7 @@ def fig_bound(
     port = Port(rate_bytes_per_cycle=bytes_per_cycle)
     machines = (Simd(vector_bytes=4 * lanes, port=port), Simt(lanes=lanes, port=port))
     runs = [run(machine, kernel, inputs) for machine in machines]
-    fig, axes = new_figure(2, 1, height_in=3.4, sharex=True)
+    fig, axes = st.new_figure(2, 1, height_in=3.4, sharex=True)
     for ax, one in zip(axes, runs, strict=True):
         _bracket(ax, one, kernel.n)
     axes[1].set_xlim(0, max(one.parts.total for one in runs) / kernel.n * 1.45)
@@ -150,15 +134,15 @@ def fig_bound(
         f"{bytes_per_cycle} bytes per cycle; {diverged:.0%} of the warps diverge."
     )
     alt = " ".join([setting, *(_bracket_text(one, kernel.n) for one in runs)])
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _bracket(ax: Any, one: Run, elements: int) -> None:
     for row, (cause, look) in enumerate(CAUSES.items()):
         ax.barh(row, getattr(one.parts, cause) / elements, height=0.6, linewidth=0.6, **look)
     ends = [one.parts.longest / elements, one.parts.total / elements]
-    ax.plot(ends, [3, 3], color=GREY, linewidth=5, solid_capstyle="butt")
-    ax.plot(one.cycles / elements, 3, marker="D", color=INK, markersize=6)
+    ax.plot(ends, [3, 3], color=st.GREY, linewidth=5, solid_capstyle="butt")
+    ax.plot(one.cycles / elements, 3, marker="D", color=st.INK, markersize=6)
     ax.text(ends[1], 3, f"  {one.cycles / elements:.3f}, {one.parts.bound_by} bound", va="center")
     ax.set_yticks(range(4), [*CAUSES, "bracket"])
     ax.set_ylim(3.6, -0.6)
@@ -174,16 +158,16 @@ def _bracket_text(one: Run, elements: int) -> str:
     )
 
 
-@styled
-def fig_tops_per_watt() -> LabFigure:
+@st.styled
+def fig_tops_per_watt() -> st.LabFigure:
     """Draw peak operations per second and watt of real chips, by kind of unit and number format."""
     rows = tops_per_watt()
-    fig, ax = new_figure(height_in=4.0)
+    fig, ax = st.new_figure(height_in=4.0)
     for y, row in enumerate(rows):
         marker, colour = UNIT_MARKS[row.kind]
         value = row.tops_per_watt
         if value is None:
-            ax.text(0.0023, y, "no source gives it", va="center", fontsize=8, color=GREY)
+            ax.text(0.0023, y, "no source gives it", va="center", fontsize=8, color=st.GREY)
             continue
         face = "#FFFFFF" if row.trust == "assumed" else colour
         ax.plot(value, y, marker=marker, color=colour, markerfacecolor=face, markersize=7)
@@ -197,7 +181,7 @@ def fig_tops_per_watt() -> LabFigure:
         Line2D([], [], marker=marker, color=colour, linestyle="none", label=f"{kind} unit")
         for kind, (marker, colour) in UNIT_MARKS.items()
     ]
-    hollow = Line2D([], [], marker="s", color=GREY, markerfacecolor="#FFFFFF", linestyle="none")
+    hollow = Line2D([], [], marker="s", color=st.GREY, markerfacecolor="#FFFFFF", linestyle="none")
     hollow.set_label("hollow: assumed")
     handles.append(hollow)
     fig.legend(handles=handles, loc="outside lower center", ncols=4)
@@ -206,7 +190,7 @@ def fig_tops_per_watt() -> LabFigure:
         + ("not known" if row.tops_per_watt is None else f"{row.tops_per_watt:.2g}")
         for row in rows
     )
-    return finish(fig, alt=f"Peak TOPS per watt: {alt}.")
+    return st.finish(fig, alt=f"Peak TOPS per watt: {alt}.")
 
 
 # Figures of chapter 1 that look inside a machine: lanes, sectors, warps, a systolic array.
@@ -214,9 +198,9 @@ def fig_tops_per_watt() -> LabFigure:
 
 WARP = 32
 SIDES: dict[str, dict[str, Any]] = {
-    "all": {"facecolor": GREY, "hatch": ""},
-    "then": {"facecolor": BLUE, "hatch": ""},
-    "else": {"facecolor": ORANGE, "hatch": "///"},
+    "all": {"facecolor": st.GREY, "hatch": ""},
+    "then": {"facecolor": st.BLUE, "hatch": ""},
+    "else": {"facecolor": st.ORANGE, "hatch": "///"},
 }
 
 
@@ -228,12 +212,12 @@ def issued_rows(mask: np.ndarray, depth: int) -> list[tuple[str, np.ndarray]]:
     return rows
 
 
-@styled
-def fig_divergence(mask: Sequence[bool], depth: int = 3) -> LabFigure:
+@st.styled
+def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     """Draw the instructions of two warps, lane by lane, for a mask as given and sorted."""
     given = np.asarray(mask, bool)[: 2 * WARP]
     orders = {"mask as it comes": given, "the same mask, sorted": np.sort(given)[::-1]}
-    fig, axes = new_figure(1, 2, height_in=2.7, sharey=True)
+    fig, axes = st.new_figure(1, 2, height_in=2.7, sharey=True)
     counts = []
     for ax, (title, lanes) in zip(axes, orders.items(), strict=True):
         warps = [issued_rows(lanes[k * WARP : (k + 1) * WARP], depth) for k in range(2)]
@@ -247,16 +231,16 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> LabFigure:
     axes[0].set_yticks(np.arange(2 * depth + 1) + 0.5, range(1, 2 * depth + 2))
     labels = {"all": "the test, all lanes", "then": "then side", "else": "else side"}
     handles = [
-        Patch(label=labels[side], edgecolor=INK, linewidth=0.6, **SIDES[side]) for side in SIDES
+        Patch(label=labels[side], edgecolor=st.INK, linewidth=0.6, **SIDES[side]) for side in SIDES
     ]
-    handles.append(Patch(label="lane switched off", facecolor="#FFFFFF", edgecolor=GREY))
+    handles.append(Patch(label="lane switched off", facecolor="#FFFFFF", edgecolor=st.GREY))
     fig.legend(handles=handles, loc="outside lower center", ncols=4)
     alt = (
         f"Two warps of {WARP} lanes run an if with {depth} instructions on each side; "
         f"{int(given.sum())} of {given.size} lanes take the then side. In the order given they "
         f"issue {counts[0]} instructions, with the mask sorted {counts[1]}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> None:
@@ -265,16 +249,16 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
     for y, (side, lanes) in enumerate(rows):
         for lane, active in enumerate(lanes):
             look = SIDES[side] if active else {"facecolor": "#FFFFFF", "hatch": ""}
-            edge = INK if active else LIGHT
+            edge = st.INK if active else st.LIGHT
             ax.add_patch(
                 Rectangle((start + lane, y + 0.1), 1, 0.8, edgecolor=edge, linewidth=0.3, **look)
             )
 
 
-@styled
-def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> LabFigure:
+@st.styled
+def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.LabFigure:
     """Draw which 32-byte sectors one warp touches for each pattern of 32 element numbers."""
-    fig, ax = new_figure(height_in=0.75 + 0.42 * len(patterns))
+    fig, ax = st.new_figure(height_in=0.75 + 0.42 * len(patterns))
     sentences, size = [], 1024
     for row, (name, elements) in enumerate(patterns.items()):
         address = np.asarray(elements).reshape(1, -1) * item_bytes
@@ -282,12 +266,12 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> LabF
         used = len(elements) * item_bytes / (32 * sectors)
         for sector in range(size // 32):
             hit = bool((address // 32 == sector).any())
-            face, hatch = (SKY, "//") if hit else ("#FFFFFF", "")
-            box = Rectangle((32 * sector, row - 0.3), 32, 0.6, edgecolor=GREY, linewidth=0.5)
+            face, hatch = (st.SKY, "//") if hit else ("#FFFFFF", "")
+            box = Rectangle((32 * sector, row - 0.3), 32, 0.6, edgecolor=st.GREY, linewidth=0.5)
             box.set(facecolor=face, hatch=hatch)
             ax.add_patch(box)
         for at in address[0]:
-            ax.add_patch(Rectangle((at, row - 0.3), item_bytes, 0.6, facecolor=INK, linewidth=0))
+            ax.add_patch(Rectangle((at, row - 0.3), item_bytes, 0.6, facecolor=st.INK, linewidth=0))
         ax.text(
             size + 12, row, f"{sectors} sectors, {100 * used:.3g}% used", va="center", fontsize=8
         )
@@ -299,32 +283,32 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> LabF
     ax.spines["left"].set_visible(False)
     ax.tick_params(left=False)
     text = "; ".join(sentences)
-    return finish(fig, alt=f"Sectors touched by the 32 lanes of a warp. {text}.")
+    return st.finish(fig, alt=f"Sectors touched by the 32 lanes of a warp. {text}.")
 
 
-@styled
-def fig_warps(machine: Simt, residents: Sequence[int], warps: int = 8) -> LabFigure:
+@st.styled
+def fig_warps(machine: Simt, residents: Sequence[int], warps: int = 8) -> st.LabFigure:
     """Draw the same `warps` warps of saxpy with more and more of them resident at a time."""
     kernel = saxpy(warps * machine.warp_lanes)
     plans = {count: schedule(kernel, machine, warps, count) for count in residents}
     ends = {count: last_cycle(spans) for count, spans in plans.items()}
-    fig, axes = new_figure(len(plans), 1, height_in=0.8 + 0.85 * len(plans), sharex=True)
+    fig, axes = st.new_figure(len(plans), 1, height_in=0.8 + 0.85 * len(plans), sharex=True)
     for ax, (count, spans) in zip(axes, plans.items(), strict=True):
         for span in spans:
             is_load = span.text.startswith("ld")
             if is_load:
                 length = span.ready - span.start
-                ax.barh(span.warp, length, left=span.start, height=0.14, color=GREY)
-            ax.barh(span.warp, 1, left=span.start, height=0.85, color=BLUE)
+                ax.barh(span.warp, length, left=span.start, height=0.14, color=st.GREY)
+            ax.barh(span.warp, 1, left=span.start, height=0.85, color=st.BLUE)
         plural = "warps" if count > 1 else "warp"
         ax.set_title(f"{count} {plural} at a time: {ends[count]} cycles", loc="left")
-        ax.axvline(ends[count], color=INK, linewidth=0.8, linestyle=":")
+        ax.axvline(ends[count], color=st.INK, linewidth=0.8, linestyle=":")
         ax.set(ylim=(warps - 0.4, -0.6), yticks=[])
     axes[-1].set_xlabel("cycle")
     axes[len(plans) // 2].set_ylabel("one row per warp")
     handles = [
-        Patch(label="an instruction issues", facecolor=BLUE),
-        Line2D([], [], label="a load is on its way", color=GREY, linewidth=1.5),
+        Patch(label="an instruction issues", facecolor=st.BLUE),
+        Line2D([], [], label="a load is on its way", color=st.GREY, linewidth=1.5),
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=2)
     times = ", ".join(f"{count} resident {ends[count]} cycles" for count in residents)
@@ -332,14 +316,14 @@ def fig_warps(machine: Simt, residents: Sequence[int], warps: int = 8) -> LabFig
         f"{warps} warps of saxpy with a load latency of {machine.port.latency_cycles} cycles: "
         f"{times}. Blue issue cells fill the gaps that the grey load lines leave."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
-@styled
-def fig_systolic(a: np.ndarray, b: np.ndarray) -> LabFigure:
+@st.styled
+def fig_systolic(a: np.ndarray, b: np.ndarray) -> st.LabFigure:
     """Draw every cycle of a small weight-stationary array: what enters, sums, and leaves."""
     states = frames(a, b)
-    fig, axes = new_figure(1, len(states), height_in=1.75)
+    fig, axes = st.new_figure(1, len(states), height_in=1.75)
     for step, (ax, (values, sums)) in enumerate(zip(axes, states, strict=True)):
         _array(ax, step, values, sums, a, b)
     product = a @ b
@@ -349,7 +333,7 @@ def fig_systolic(a: np.ndarray, b: np.ndarray) -> LabFigure:
         f"{len(states)} cycles. Values enter each row one cycle later than the row above, move "
         f"right, and partial sums move down; at the bottom appears the product {rows}."
     )
-    return finish(fig, alt=alt)
+    return st.finish(fig, alt=alt)
 
 
 def _array(
@@ -366,8 +350,8 @@ def _array(
         for c in range(columns):
             m = step - r - c
             busy = 0 <= m < a.shape[0]
-            face = SKY if busy else "#FFFFFF"
-            ax.add_patch(Rectangle((c, r), 1, 1, facecolor=face, edgecolor=INK, linewidth=0.8))
+            face = st.SKY if busy else "#FFFFFF"
+            ax.add_patch(Rectangle((c, r), 1, 1, facecolor=face, edgecolor=st.INK, linewidth=0.8))
             ax.text(c + 0.08, r + 0.26, f"x{b[r, c]:g}", fontsize=6)
             if busy:
                 ax.text(c + 0.55, r + 0.68, f"{sums[r, c]:g}", ha="center", va="center")

@@ -203,11 +203,9 @@ def new_figure(
     array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise.
     """
     if nrows < 1 or ncols < 1 or not 0.5 <= height_in <= 12.0:
-        raise FigureError(
-            "a figure needs at least one row and one column and a height of 0.5 to 12 inches",
-            f"{nrows} x {ncols} axes and {height_in} inches",
-            "correct the call of new_figure",
-        )
+        needed = "a figure needs at least one row and one column and a height of 0.5 to 12 inches"
+        got = f"{nrows} x {ncols} axes and {height_in} inches"
+        raise FigureError(needed, got, "correct the call of new_figure")
     with book_style():
         fig = LabFigure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
         axes = fig.subplots(
@@ -229,11 +227,9 @@ def finish(fig: LabFigure, *, alt: str) -> LabFigure:
     """
     text = " ".join(alt.split())
     if len(text) < MIN_ALT_CHARS:
-        raise FigureError(
-            f"alt text needs at least {MIN_ALT_CHARS} characters",
-            f"{len(text)}: {text!r}",
-            "say what the data show: the series, their extremes, the comparison",
-        )
+        got = f"{len(text)}: {text!r}"
+        remedy = "say what the data show: the series, their extremes, the comparison"
+        raise FigureError(f"alt text needs at least {MIN_ALT_CHARS} characters", got, remedy)
     fig.alt_text = text
     return fig
 

@@ -17,30 +17,15 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import part_of
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PALETTE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 FROM_L2, FROM_MEMORY, LAUNCH = 1, 4, 4
 """Times of the model of two operators: a row to or from L2, one to or from memory, a kernel."""
 LOOKS = {
-    "miss": (VERMILLION, "xx", "read, from memory"),
-    "hit": (GREEN, "", "read, hits L2"),
-    "write": (SKY, "", "written to L2"),
-    "back": (PURPLE, "//", "dirty, back to memory"),
+    "miss": (st.VERMILLION, "xx", "read, from memory"),
+    "hit": (st.GREEN, "", "read, hits L2"),
+    "write": (st.SKY, "", "written to L2"),
+    "back": (st.PURPLE, "//", "dirty, back to memory"),
 }
 Event = tuple[str, int, int, int]
 """Kind, address in rows, start, end."""
@@ -135,10 +120,10 @@ def two_operators(
     return Bands(rows, l2_rows, even(rows, slices), halo, stored)
 
 
-@styled
+@st.styled
 def fig_bands(
     slices: int = 3, l2_rows: int = 9, halo: int = 0, stored: bool = False, rows: int = 12
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw two operators whole and in slices: time across, addresses of x, y and z down.
 
     Shaded is what L2 holds. Raises as `two_operators`.
@@ -148,7 +133,7 @@ def fig_bands(
         f"{slices} slices": two_operators(rows, l2_rows, slices, halo, stored),
     }
     heights = [case.base[1] + case.rows for case in cases.values()]
-    fig, axes = new_figure(2, 1, 0.9 + 0.075 * sum(heights), sharex=True, height_ratios=heights)
+    fig, axes = st.new_figure(2, 1, 0.9 + 0.075 * sum(heights), sharex=True, height_ratios=heights)
     told = []
     for ax, (name, case) in zip(axes, cases.items(), strict=True):
         _draw_bands(ax, case)
@@ -158,37 +143,37 @@ def fig_bands(
         told.append(f"{name}: {said}, time {case.now}")
     axes[1].set_xlabel("time (one row of L2 = 1)")
     axes[1].set_xlim(0, 1.01 * max(case.now for case in cases.values()))
-    shown = [Patch(fc=c, hatch=h, ec=INK, label=label) for c, h, label in LOOKS.values()]
-    shown += [Patch(fc=LIGHT, label="is in L2"), Patch(fc=GREY, label="launch")]
+    shown = [Patch(fc=c, hatch=h, ec=st.INK, label=label) for c, h, label in LOOKS.values()]
+    shown += [Patch(fc=st.LIGHT, label="is in L2"), Patch(fc=st.GREY, label="launch")]
     fig.legend(handles=shown, loc="outside lower center", ncols=3)
     kept = "stored" if stored else "recomputed"
     alt = f"Two operators on {rows} rows, an L2 of {l2_rows} rows, halo {halo} {kept}."
-    return finish(fig, alt=f"{alt} {'; '.join(told)}.")
+    return st.finish(fig, alt=f"{alt} {'; '.join(told)}.")
 
 
 def _draw_bands(ax: Axes, case: Bands) -> None:
     y, z = case.base
     top = z + case.rows
     for at, since, until in case.stays:
-        ax.add_patch(Rectangle((since, at), until - since, 1, fc=LIGHT, lw=0))
+        ax.add_patch(Rectangle((since, at), until - since, 1, fc=st.LIGHT, lw=0))
     for kind, at, start, end in case.events:
         if kind == "launch":
-            ax.add_patch(Rectangle((start, 0), end - start, top, fc=GREY, alpha=0.45, lw=0))
+            ax.add_patch(Rectangle((start, 0), end - start, top, fc=st.GREY, alpha=0.45, lw=0))
             continue
         colour, hatch, _ = LOOKS[kind]
-        box = Rectangle((start, at), end - start, 1, fc=colour, hatch=hatch, ec=INK, lw=0.4)
+        box = Rectangle((start, at), end - start, 1, fc=colour, hatch=hatch, ec=st.INK, lw=0.4)
         ax.add_patch(box)
     for edge in (y, z):
-        ax.axhline(edge, color=INK, lw=0.8)
+        ax.axhline(edge, color=st.INK, lw=0.8)
     ax.set_ylim(top, 0)
     ax.set_yticks([y / 2, (y + z) / 2, (z + top) / 2], ["x", "y", "z"])
     ax.tick_params(axis="y", length=0)
 
 
-@styled
+@st.styled
 def fig_slice_times(
     times: Mapping[int, float], floor: float, launches: float, fits: int | None = None
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw microseconds by number of slices (1: whole), and what all hits and launches come to.
 
     `floor` is the time of the whole if everything hit, `launches` what one more slice costs, `fits`
@@ -197,19 +182,21 @@ def fig_slice_times(
     if not times or 1 not in times:
         raise InputError("times by number of slices, from 1 on", str(list(times)))
     counts = sorted(times)
-    fig, ax = new_figure(height_in=2.7)
+    fig, ax = st.new_figure(height_in=2.7)
     x = range(len(counts))
     low = [floor + (n - 1) * launches for n in counts]
-    ax.bar(x, [times[n] for n in counts], color=SKY, ec=INK, lw=0.6, width=0.6,
+    ax.bar(x, [times[n] for n in counts], color=st.SKY, ec=st.INK, lw=0.6, width=0.6,
            label="simulated")  # fmt: skip
-    ax.bar(x, low, color=GREEN, ec=INK, lw=0.6, width=0.6, label="if everything hit L2")
+    ax.bar(x, low, color=st.GREEN, ec=st.INK, lw=0.6, width=0.6, label="if everything hit L2")
     extra = [(n - 1) * launches for n in counts]
-    ax.bar(x, extra, color=GREY, ec=INK, lw=0.6, width=0.6, hatch="//", label="extra launches")
-    ax.axhline(times[1], color=VERMILLION, ls="--", lw=1, label="whole")
+    ax.bar(
+        x, extra, color=st.GREY, ec=st.INK, lw=0.6, width=0.6, hatch="//", label="extra launches"
+    )
+    ax.axhline(times[1], color=st.VERMILLION, ls="--", lw=1, label="whole")
     for i, n in enumerate(counts):
         ax.text(i, times[n], f"{times[n]:,.0f}", ha="center", va="bottom", fontsize=8)
     if fits is not None:
-        ax.axvline(sum(n < fits for n in counts) - 0.5, color=INK, ls=":", lw=1)
+        ax.axvline(sum(n < fits for n in counts) - 0.5, color=st.INK, ls=":", lw=1)
         ax.text(sum(n < fits for n in counts) - 0.46, 1.17 * max(times.values()),
                 "live set fits", fontsize=8, va="top")  # fmt: skip
     ax.set_ylim(0, 1.2 * max(times.values()))
@@ -218,17 +205,17 @@ def fig_slice_times(
     fig.legend(loc="outside upper center", ncols=4)
     said = ", ".join(f"{n}: {times[n]:,.0f}" for n in counts)
     alt = f"Microseconds by number of slices: {said}. With all reads hitting, {floor:,.0f} whole"
-    return finish(fig, alt=f"{alt}, and {launches:,.0f} more for each further slice.")
+    return st.finish(fig, alt=f"{alt}, and {launches:,.0f} more for each further slice.")
 
 
-@styled
-def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> LabFigure:
+@st.styled
+def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> st.LabFigure:
     """Draw which rows of each result each slice computes, halo recomputed and stored.
 
     Elementwise nodes are left out. Raises as `ranges_of`.
     """
     part = part_of(graph, graph.nodes, graph.name)
-    fig, axes = new_figure(ncols=2, height_in=2.8, sharey=True)
+    fig, axes = st.new_figure(ncols=2, height_in=2.8, sharey=True)
     told = []
     for ax, halo in zip(axes, HALOS, strict=True):
         region = Region(graph.nodes[0].name, graph.nodes[-1].name, axis, tuple(parts), halo=halo)
@@ -244,7 +231,7 @@ def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> LabFig
     axes[0].set_ylabel("row")
     axes[0].invert_yaxis()
     sizes = "+".join(map(str, parts))
-    return finish(
+    return st.finish(
         fig, alt=f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
     )
 
@@ -252,11 +239,11 @@ def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> LabFig
 def _draw_spans(ax: Axes, x: int, spans: Sequence[tuple[int, int] | None]) -> int:
     """Draw one column of ranges, side by side, and return the rows they have together."""
     total, width = 0, 0.8 / len(spans)
-    colours = (BLUE, ORANGE, GREEN, PURPLE, *PALETTE)
+    colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for i, span in enumerate(spans):
         if span:
             colour = colours[i % len(colours)]
             ax.bar(x - 0.4 + (i + 0.5) * width, span[1] - span[0], width, span[0], color=colour,
-                   ec=INK, lw=0.4)  # fmt: skip
+                   ec=st.INK, lw=0.4)  # fmt: skip
             total += span[1] - span[0]
     return total

@@ -16,21 +16,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.zoo.blocks import Net
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    LIGHT,
-    ORANGE,
-    PIPE_STYLE,
-    SKY,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""
@@ -41,26 +27,26 @@ UNITS = {"M": "cube", "MTE1": "L1 to L0", "MTE2": "GM to core", "memory": "memor
 VISIBLE = 0.005
 """Smaller shares are not drawn."""
 UNIT_STYLE: dict[str, dict[str, Any]] = {
-    "launches": {"facecolor": LIGHT, "hatch": ".."},
-    "memory": {"facecolor": SKY, "hatch": "//"},
-    "GM to core": {"facecolor": BLUE, "hatch": "xx"},
-    "L1 to L0": {"facecolor": ORANGE, "hatch": "--"},
-    "cube": {"facecolor": VERMILLION},
-    "vector": {"facecolor": GREEN, "hatch": "\\\\"},
-    "results": {"facecolor": GREY, "hatch": "++"},
-    "scalar": {"facecolor": INK},
+    "launches": {"facecolor": st.LIGHT, "hatch": ".."},
+    "memory": {"facecolor": st.SKY, "hatch": "//"},
+    "GM to core": {"facecolor": st.BLUE, "hatch": "xx"},
+    "L1 to L0": {"facecolor": st.ORANGE, "hatch": "--"},
+    "cube": {"facecolor": st.VERMILLION},
+    "vector": {"facecolor": st.GREEN, "hatch": "\\\\"},
+    "results": {"facecolor": st.GREY, "hatch": "++"},
+    "scalar": {"facecolor": st.INK},
 }
 
 
-@styled
-def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> LabFigure:
+@st.styled
+def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
     """Draw the time of each network after one technique more, and its bound, in milliseconds.
 
     Heights are logarithmic: a bar is as tall as its factor is large. Raises `InputError` for none.
     """
     if not networks or any(not steps for steps, _ in networks.values()):
         raise InputError("a network with steps", str(networks), "give some")
-    fig, axes = new_figure(nrows=len(networks), height_in=2.7 * len(networks))
+    fig, axes = st.new_figure(nrows=len(networks), height_in=2.7 * len(networks))
     said = []
     panels = [axes] if len(networks) == 1 else list(axes)
     for ax, (name, (steps, bound_ms)) in zip(panels, networks.items(), strict=True):
@@ -69,23 +55,23 @@ def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> LabFigure:
         ax.set_ylabel("ms (model)")
         rows = ", ".join(f"{label} {ms:.3g}" for label, ms in steps)
         said.append(f"{name}: {rows}; bound {bound_ms:.3g}")
-    return finish(fig, alt=f"Milliseconds after each technique. {'. '.join(said)}.")
+    return st.finish(fig, alt=f"Milliseconds after each technique. {'. '.join(said)}.")
 
 
 def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     low, high = bound_ms / 1.3, steps[0][1] * 1.5
     ax.set_yscale("log")
     ax.set(ylim=(low, high), xlim=(-0.6, len(steps) + 0.6))
-    ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=GREY, edgecolor=INK)
+    ax.bar(0, steps[0][1] - low, bottom=low, width=0.7, facecolor=st.GREY, edgecolor=st.INK)
     for at, ((_, before), (_, after)) in enumerate(pairwise(steps), 1):
         worse = after > before
-        colour, hatch = (VERMILLION, "xx") if worse else (SKY, "")
+        colour, hatch = (st.VERMILLION, "xx") if worse else (st.SKY, "")
         bottom, top = sorted((before, after))
-        ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=INK, hatch=hatch)
+        ax.bar(at, top - bottom, bottom=bottom, width=0.7, fc=colour, ec=st.INK, hatch=hatch)
         ax.text(at, bottom * 0.95, f"{before / after:.2f}x", ha="center", va="top", fontsize=8)
     end = len(steps)
-    ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=GREEN, edgecolor=INK)
-    ax.axhline(bound_ms, color=INK, ls=(0, (3, 2)), lw=1)
+    ax.bar(end, steps[-1][1] - low, bottom=low, width=0.7, facecolor=st.GREEN, edgecolor=st.INK)
+    ax.axhline(bound_ms, color=st.INK, ls=(0, (3, 2)), lw=1)
     ax.text(0.5, bound_ms * 1.03, f"bound {bound_ms:.3g}", fontsize=8, va="bottom")
     for at, ms in ((0, steps[0][1]), (end, steps[-1][1])):
         ax.text(at, ms * 1.04, f"{ms:.3g}", ha="center", fontsize=8, fontweight="bold")
@@ -97,19 +83,19 @@ def _waterfall(ax: Axes, steps: Steps, bound_ms: float) -> None:
     ax.minorticks_off()
 
 
-@styled
-def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> LabFigure:
+@st.styled
+def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> st.LabFigure:
     """Draw the factor each technique is credited with, and its range over all orders."""
     found = factors(times, names)
-    fig, ax = new_figure(height_in=2.6)
+    fig, ax = st.new_figure(height_in=2.6)
     said = []
     for at, name in enumerate(names):
         least, most = factor_range(times, name, names)
-        ax.plot([least, most], [at, at], color=GREY, lw=5, solid_capstyle="butt", ls="-")
-        ax.plot(found[name], at, "o", color=VERMILLION, ms=8, mec=INK)
+        ax.plot([least, most], [at, at], color=st.GREY, lw=5, solid_capstyle="butt", ls="-")
+        ax.plot(found[name], at, "o", color=st.VERMILLION, ms=8, mec=st.INK)
         ax.text(most * 1.03, at, f"{found[name]:.2f}x", va="center", fontsize=8)
         said.append(f"{name} {found[name]:.2f} ({least:.2f} to {most:.2f})")
-    ax.axvline(1, color=INK, lw=0.8, ls=(0, (3, 2)))
+    ax.axvline(1, color=st.INK, lw=0.8, ls=(0, (3, 2)))
     ax.set_xscale("log")
     ax.set_yticks(range(len(names)), names)
     low, high = ax.get_xlim()
@@ -119,27 +105,27 @@ def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> LabFigure:
     ax.set_xlim(low, high * 1.12)
     ax.invert_yaxis()
     ax.set_xlabel("times faster: least and most over all orders (grey), credit (dot)")
-    return finish(fig, alt=f"Credit, and range over all orders: {', '.join(said)}.")
+    return st.finish(fig, alt=f"Credit, and range over all orders: {', '.join(said)}.")
 
 
-@styled
-def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float]) -> LabFigure:
+@st.styled
+def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float]) -> st.LabFigure:
     """Draw how the time of networks splits by what limits each kernel, and their bounds.
 
     Launches stand apart; the rest of a kernel counts for the one thing that limits it.
     """
-    fig, ax = new_figure(height_in=0.45 * len(lines) + 1.5)
+    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
     said, used = [], []
     for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
         left, parts = 0.0, time_by_limit(line)
         for unit, style in UNIT_STYLE.items():
             share = parts.get(unit, 0.0) / line.time_s
             if share >= VISIBLE:
-                ax.barh(at, share, left=left, height=0.6, edgecolor=INK, **style)
+                ax.barh(at, share, left=left, height=0.6, edgecolor=st.INK, **style)
                 left += share
                 used.append(unit)
         bound = bound_s / line.time_s
-        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=INK, lw=2.5, ls="-")
+        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
         ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
         shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
         split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
@@ -148,9 +134,9 @@ def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    handles = [Patch(edgecolor=INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
+    handles = [Patch(edgecolor=st.INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
     fig.legend(handles=handles, loc="outside upper center", ncols=4)
-    return finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
+    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
 
 
 def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
@@ -180,7 +166,7 @@ def one_block(batch: int = 16, size: int = 112, width: int = 64) -> Graph:
     return net.finish(net.head(net.act(net.add(y, x, name="add"), "relu", name="relu"), 10))
 
 
-@styled
+@st.styled
 def fig_switches(
     rewriting: bool = True,
     layouts: bool = True,
@@ -189,31 +175,35 @@ def fig_switches(
     double_buffers: bool = True,
     all_cores: bool = True,
     chip: str = "Ascend310",
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the kernels of a small network by a compiler with these techniques, in their order."""
     given = (rewriting, layouts, fusion, large_tiles, double_buffers, all_cores)
     on = [name for name, is_on in zip(TECHNIQUES, given, strict=True) if is_on]
     device = load_chip(chip)
     line = simulate_graph(compile_with(one_block(), device, on))
     best = simulate_graph(compile_with(one_block(), device, TECHNIQUES)).time_s
-    fig, ax = new_figure(height_in=1.9)
+    fig, ax = st.new_figure(height_in=1.9)
     left = 0.0
-    colours = {"conv2d": VERMILLION, "trans_data": PIPE_STYLE["MTE2"].colour}
+    colours = {"conv2d": st.VERMILLION, "trans_data": st.PIPE_STYLE["MTE2"].colour}
     for operator in line.operators:
         kind = operator.type.split("+")[0]
         ms = operator.time_s * 1e3
-        ax.barh(0, ms, left=left, height=0.6, fc=colours.get(kind, GREEN), ec=INK)
+        ax.barh(0, ms, left=left, height=0.6, fc=colours.get(kind, st.GREEN), ec=st.INK)
         left += ms
-    ax.axvline(best * 1e3, color=INK, lw=2, ls=(0, (3, 2)))
+    ax.axvline(best * 1e3, color=st.INK, lw=2, ls=(0, (3, 2)))
     ax.set(yticks=[], xlabel="ms (model); dashes: all techniques on", xlim=(0, left * 1.02))
-    kinds = ("convolution", VERMILLION), ("conversion", colours["trans_data"]), ("other", GREEN)
-    handles = [Patch(fc=colour, ec=INK, label=label) for label, colour in kinds]
+    kinds = (
+        ("convolution", st.VERMILLION),
+        ("conversion", colours["trans_data"]),
+        ("other", st.GREEN),
+    )
+    handles = [Patch(fc=colour, ec=st.INK, label=label) for label, colour in kinds]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
     factor = line.time_s / best
     ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
     off = ", ".join(n for n in TECHNIQUES if n not in on)
     how = f"without {off}" if off else "with all techniques"
-    return finish(
+    return st.finish(
         fig,
         alt=f"A network of one block on {chip} {how}: {len(line.operators)} kernels, "
         f"{left:.2f} ms, {factor:.2f} times the {best * 1e3:.2f} ms of the default compiler.",

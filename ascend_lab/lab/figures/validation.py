@@ -6,28 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from ascend_lab.kernels.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    GREY,
-    LIGHT,
-    ORANGE,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
+from ascend_lab.lab.figures import style as st
 
 
-@styled
-def fig_validation(rows: Sequence[ValidationRow]) -> LabFigure:
+@st.styled
+def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
     """Draw, per published row, the error of the time and of each pipe's busy share.
 
     Shaded bands mark the goals; a filled marker lies inside its band, an open one outside.
     """
     shown = list(rows)
-    fig, (left, right) = new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
+    fig, (left, right) = st.new_figure(1, 2, height_in=0.9 + 0.26 * len(shown), sharey=True)
     for y, row in enumerate(shown):
-        _mark(left, 100 * row.time_error, y, BLUE, "o", abs(row.time_error) <= TIME_LIMIT)
+        _mark(left, 100 * row.time_error, y, st.BLUE, "o", abs(row.time_error) <= TIME_LIMIT)
         for pipe, (colour, marker) in zip(PIPES, _MARKS, strict=True):
             error = row.share_errors[pipe]
             _mark(right, 100 * error, y, colour, marker, abs(error) <= SHARE_LIMIT)
@@ -35,16 +26,16 @@ def fig_validation(rows: Sequence[ValidationRow]) -> LabFigure:
         (left, TIME_LIMIT, "time: model / published - 1, %"),
         (right, SHARE_LIMIT, "busy share: model - publ., points"),
     ):
-        ax.axvspan(-100 * limit, 100 * limit, color=LIGHT, zorder=0)
-        ax.axvline(0, color=GREY, linewidth=0.8)
+        ax.axvspan(-100 * limit, 100 * limit, color=st.LIGHT, zorder=0)
+        ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
     left.set_yticks(range(len(shown)), [row.name for row in shown])
     left.invert_yaxis()
     _legend(right)
-    return finish(fig, alt=_alt(shown))
+    return st.finish(fig, alt=_alt(shown))
 
 
-_MARKS = ((BLUE, "o"), (ORANGE, "s"), ("#009E73", "^"), ("#CC79A7", "D"))
+_MARKS = ((st.BLUE, "o"), (st.ORANGE, "s"), ("#009E73", "^"), ("#CC79A7", "D"))
 
 
 def _mark(ax: Any, x: float, y: int, colour: str, marker: str, inside: bool) -> None:

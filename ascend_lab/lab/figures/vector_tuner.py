@@ -15,36 +15,27 @@ from ascend_lab.aoe.search import Mcts, Node, tree_of
 from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
+from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
-from ascend_lab.lab.figures.style import (
-    BLUE,
-    INK,
-    LIGHT,
-    VERMILLION,
-    LabFigure,
-    finish,
-    new_figure,
-    styled,
-)
 from ascend_lab.sim.timeline import Timeline
 
-SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", BLUE])
+SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])
 WORST = 2.0
 """Costs this many times the best are drawn as white."""
 Tree = Mapping[Point, Node]
 
 
-@styled
+@st.styled
 def fig_toy_tree(
     costs: Mapping[Point, float], visits: Mapping[Point, int], path: Point = ()
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw a tree of two decisions: costs at the leaves, edges as wide as they were visited.
 
     Leaves never visited are grey; `path` is drawn bold. Raises `InputError` without leaves.
     """
     if not costs or any(len(point) != 2 for point in costs):
         raise InputError("points of two decisions", f"{len(costs)} points", "give some")
-    fig, ax = new_figure(height_in=2.5)
+    fig, ax = st.new_figure(height_in=2.5)
     spots: dict[Point, tuple[float, float]] = {p: (i, 0.0) for i, p in enumerate(costs)}
     for first in dict.fromkeys(p[0] for p in costs):
         places = [x for p, (x, _) in list(spots.items()) if len(p) == 2 and p[0] == first]
@@ -54,25 +45,25 @@ def fig_toy_tree(
         n, bold = visits.get(point, 0), bool(path) and path[: len(point)] == point
         if point:
             a, b = spots[point[:-1]]
-            colour = VERMILLION if bold else INK if n else LIGHT
+            colour = st.VERMILLION if bold else st.INK if n else st.LIGHT
             ax.plot((a, x), (b, y), color=colour, ls="-", lw=0.8 + 1.2 * n, zorder=1)
         label = f"{point[-1]}\nn = {n}" if point else f"N = {n}"
         if len(point) == 2:
             label = f"{point[-1]}\n{costs[point]:g}"
-        box = {"boxstyle": "round", "fc": "#FFFFFF", "ec": VERMILLION if bold else INK}
-        look = {"color": INK if n or len(point) < 2 else "#767676"}
+        box = {"boxstyle": "round", "fc": "#FFFFFF", "ec": st.VERMILLION if bold else st.INK}
+        look = {"color": st.INK if n or len(point) < 2 else "#767676"}
         ax.text(x, y, label, ha="center", va="center", fontsize=8, bbox=box, **look)
     ax.set(xlim=(-0.6, len(costs) - 0.4), ylim=(-0.45, 2.35), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     said = ", ".join(f"{'-'.join(map(str, p))} {c:g}" for p, c in costs.items())
     seen = ", ".join(f"{'-'.join(map(str, p)) or 'root'} {n}" for p, n in visits.items() if n)
-    return finish(fig, alt=f"A tree of two decisions. Costs of leaves: {said}. Visits: {seen}.")
+    return st.finish(fig, alt=f"A tree of two decisions. Costs of leaves: {said}. Visits: {seen}.")
 
 
-@styled
+@st.styled
 def fig_search_tree(
     root: Node, names: Sequence[str], deepest: int = 9, labels: float = 0.045
-) -> LabFigure:
+) -> st.LabFigure:
     """Draw the tree of a search: bars as high as visits, dark where the best below is cheap.
 
     One column a decision; decisions in which every prefix had one value tried are left out. The
@@ -84,7 +75,7 @@ def fig_search_tree(
     tree = tree_of(root, min(deepest, len(names)))
     levels = [0, *_choices(tree, min(deepest, len(names)))]
     spans, best = _spans(tree, root), _best_path(root)
-    fig, ax = new_figure(height_in=3.6)
+    fig, ax = st.new_figure(height_in=3.6)
     for point in spans:
         if len(point) in levels:
             _draw(ax, tree, spans, levels, point, best[: len(point)] == point, labels)
@@ -101,7 +92,7 @@ def fig_search_tree(
     )
     path = ", ".join(f"{names[i - 1]} {best[i - 1]}" for i in levels[1:])
     text = f"{root.visits} visits, best {root.best:,.0f}. First decision: {said}. Best path: {path}"
-    return finish(fig, alt=f"The tree of a search: {text}.")
+    return st.finish(fig, alt=f"The tree of a search: {text}.")
 
 
 def _choices(tree: Tree, deepest: int) -> list[int]:
@@ -151,10 +142,10 @@ def _draw(
     shade = SHADES(1 - min(worst, 1.0) * 0.95)
     if point:
         band = Path([(at - 0.66, top), (at, top), (at, bottom), (at - 0.66, bottom)])
-        edge = VERMILLION if bold else "none"
+        edge = st.VERMILLION if bold else "none"
         ax.add_patch(PathPatch(band, fc=shade, alpha=0.35, ec=edge, lw=0, zorder=1))
     look: dict[str, Any] = (
-        {"ec": VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": INK, "lw": 0.3}
+        {"ec": st.VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": st.INK, "lw": 0.3}
     )
     ax.add_patch(Rectangle((at, top), 0.34, bottom - top, fc=to_hex(shade), **look))
     if bottom - top > labels:
@@ -162,11 +153,11 @@ def _draw(
         dark = worst < 0.45
         ax.text(
             at + 0.17, (top + bottom) / 2, text, ha="center", va="center", fontsize=7,
-            color="#FFFFFF" if dark else INK, weight="bold" if bold else None, zorder=5,
+            color="#FFFFFF" if dark else st.INK, weight="bold" if bold else None, zorder=5,
         )  # fmt: skip
 
 
-@styled
+@st.styled
 def fig_grown_tree(
     space: Space,
     measure: Measure,
@@ -174,15 +165,15 @@ def fig_grown_tree(
     budget: int = 60,
     seed: int = 0,
     deepest: int = 9,
-) -> LabFigure:
+) -> st.LabFigure:
     """Run the plain tree search with these settings and draw its tree."""
     search = Mcts(exploration=exploration, batch=1, completions=1)
     drive(search, space, measure, budget, seed=seed)
     return fig_search_tree(search.root, space.names, deepest)
 
 
-@styled
-def fig_before_after(timelines: Mapping[str, Timeline]) -> LabFigure:
+@st.styled
+def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw the Gantt charts of several schedules of one operator below each other, to one scale.
 
     Raises `InputError` without timelines.
@@ -191,13 +182,13 @@ def fig_before_after(timelines: Mapping[str, Timeline]) -> LabFigure:
         raise InputError("at least one timeline", "none", "simulate a schedule")
     rows = len(pipes_of(timelines.values()))
     last = max(line.cycles for line in timelines.values())
-    fig, axes = new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
+    fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
     for ax, (name, line) in zip(_listed(axes), timelines.items(), strict=True):
         draw_gantt(ax, line, critical=True, numbers=False)
         ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
     gantt_legend(fig, timelines.values())
     said = " ".join(f"{name}: {describe(line)}" for name, line in timelines.items())
-    return finish(fig, alt=f"Gantt charts. {said}")
+    return st.finish(fig, alt=f"Gantt charts. {said}")
 
 
 def _listed(axes: Any) -> list[Any]:

@@ -7,6 +7,7 @@ output pixel: FRACTAL_NZ. Every image row is read once into UB and leaves it onc
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,21 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import Buffer, Kernel, KernelBuilder, Launch, Program, Queue, Tile, c0_of
+from ascend_lab.isa import Affine, Buffer, Kernel, KernelBuilder, Launch, Program, Tile, c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 from ascend_lab.kernels.packing import pack_conv, unpack_conv, unpack_gemm
-from ascend_lab.kernels.planes import Place, Share, places, plane_launch, rows_per_block
+from ascend_lab.kernels.planes import (
+    Own,
+    RowBlock,
+    image_sizes,
+    plane_launch,
+    row_blocks,
+    rows_per_block,
+    walk,
+)
 
 
 def explicit_gemm(shape: ConvShape) -> GemmShape:
@@ -48,20 +57,35 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
             "a convolution without groups", f"{shape.groups} groups", "use conv_launch"
         )
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return plane_launch(name, shape, chip, lambda own: _program(shape, chip, own))
+    return plane_launch(name, image_sizes(shape, chip), lambda own: _program(shape, chip, own))
 
 
-def _program(shape: ConvShape, chip: Chip, own: Share) -> Program:
-    k, c0 = KernelBuilder("im2col", chip), c0_of(shape.dtype)
-    size = rows_per_block(own, _most_rows(shape, chip))
-    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * shape.w * c0)
-    area = explicit_gemm(shape).fractals
-    a = k.tensor("a", shape.dtype, area[0] * area[1] * FRACTAL * c0)
+def _program(shape: ConvShape, chip: Chip, own: Own) -> Program:
+    k, c0, (oh, ow) = KernelBuilder("im2col", chip), c0_of(shape.dtype), shape.out_hw
+    size, row = rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
+    x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
+    high, deep, _ = explicit_gemm(shape).fractals
+    a = k.tensor("a", shape.dtype, high * deep * FRACTAL * c0)
     seen = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
-    rows = k.queue("rows", "UB", shape.dtype, seen * shape.w * c0, src="MTE2", dst="MTE3")
+    rows = k.queue("rows", "UB", shape.dtype, seen * row, src="MTE2", dst="MTE3")
     zeros = _zeros(k, shape, size) if max(shape.pads) else None
-    for place in places(k, shape, own, size):
-        _block(k, shape, (x, a), rows, zeros, place)
+    for channel, image in walk(k, own):
+        for block, turn in row_blocks(k, shape, own, size):
+            held = None
+            if block.count:
+                first = turn * (block.rows * shape.strides[0]) + block.first
+                plane = (image * shape.blocks[0] + channel) * (shape.h * row)
+                source = x.region(plane + first * row, block.count * row)
+                k.copy(rows.alloc().region(0, block.count * row), source)
+                rows.enqueue()
+                held = rows.dequeue()
+            pixel = image * (oh * ow) + turn * (block.rows * ow) + block.start * ow
+            for tap in product(range(shape.r), range(shape.s)):
+                column = channel * shape.taps + (tap[0] * shape.s + tap[1])
+                start = (column * (high * FRACTAL) + pixel) * c0
+                _tap(k, shape, (a, start), held, zeros, block, tap)
+            if held is not None:
+                rows.free()
     return k.finish()
 
 
@@ -88,39 +112,12 @@ def _zero_pixels(shape: ConvShape, rows: int) -> int:
 def _zeros(k: KernelBuilder, shape: ConvShape, rows: int) -> Buffer:
     """Fill a buffer with zeros on V, for MTE3 to copy."""
     lanes = k.chip.vector_bytes_per_repeat // DTYPE_BYTES[shape.dtype]
-    repeats = up(_zero_pixels(shape, rows) * c0_of(shape.dtype), lanes)
-    zeros = k.buffer("zeros", "UB", shape.dtype, repeats * lanes)
-    for first in range(0, repeats, k.chip.max_repeat):
-        count = min(k.chip.max_repeat, repeats - first)
-        k.vector("vdup", zeros.region(first * lanes, (count, lanes)), scalar=0.0)
+    size = up(_zero_pixels(shape, rows) * c0_of(shape.dtype), lanes) * lanes
+    zeros = k.buffer("zeros", "UB", shape.dtype, size)
+    k.each("vdup", size, (zeros, 0), scalar=0.0)
     k.set_flag("V", "MTE3", 0)
     k.wait_flag("V", "MTE3", 0)
     return zeros
-
-
-def _block(
-    k: KernelBuilder,
-    shape: ConvShape,
-    tensors: tuple[Buffer, Buffer],
-    rows: Queue,
-    zeros: Buffer | None,
-    at: Place,
-) -> None:
-    """Read the image rows of a block once, write them once per tap."""
-    block, row = at.block, shape.w * c0_of(shape.dtype)
-    held = None
-    if block.count:
-        plane = (at.image * shape.blocks[0] + at.channel) * (shape.h * row)
-        first = at.turn * (block.rows * shape.strides[0]) + block.first
-        source = tensors[0].region(plane + first * row, block.count * row)
-        k.copy(rows.alloc().region(0, block.count * row), source)
-        rows.enqueue()
-        held = rows.dequeue()
-    for i in range(shape.r):
-        for j in range(shape.s):
-            _tap(k, shape, tensors[1], held, zeros, at, (i, j))
-    if held is not None:
-        rows.free()
 
 
 def _inside(outputs: int, stride: int, zeros: int, size: int, offset: int) -> tuple[int, int]:
@@ -133,32 +130,30 @@ def _inside(outputs: int, stride: int, zeros: int, size: int, offset: int) -> tu
 def _tap(
     k: KernelBuilder,
     shape: ConvShape,
-    a: Buffer,
+    to: tuple[Buffer, Affine],
     held: Tile | None,
     zeros: Buffer | None,
-    at: Place,
+    block: RowBlock,
     tap: tuple[int, int],
 ) -> None:
     """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""
-    block, c0, ow, w = at.block, c0_of(shape.dtype), shape.out_hw[1], shape.w
+    c0, ow, w, (a, start) = c0_of(shape.dtype), shape.out_hw[1], shape.w, to
     (sh, sw), offset = shape.strides, (tap[0] * shape.dilations[0], tap[1] * shape.dilations[1])
     low, high = _inside(block.rows, sh, block.before, block.count, offset[0])
     left, right = _inside(ow, sw, shape.pads[2], w, offset[1])
-    pixel = at.image * (shape.out_hw[0] * ow) + at.turn * (block.rows * ow) + block.start * ow
-    column = at.channel * shape.taps + (tap[0] * shape.s + tap[1])
-    start = (column * (explicit_gemm(shape).fractals[0] * FRACTAL) + pixel) * c0
-    if low < high and left < right and held is not None:
+    some = low < high and left < right
+    if some and held is not None:
         source = (low * sh + offset[0] - block.before) * w + left * sw + offset[1] - shape.pads[2]
         sizes, steps = (high - low, right - left, c0), (sh * w * c0, sw * c0, 1)
-        to = a.region(start + (low * ow + left) * c0, sizes, (ow * c0, c0, 1))
-        k.copy(to, held.region(source * c0, sizes, steps))
+        there = a.region(start + (low * ow + left) * c0, sizes, (ow * c0, c0, 1))
+        k.copy(there, held.region(source * c0, sizes, steps))
     if zeros is None:
         return
     for first, last in ((0, left), (right, ow)):
-        if low < high and left < right and first < last:
-            sizes2 = (high - low, (last - first) * c0)
-            to = a.region(start + (low * ow + first) * c0, sizes2, (ow * c0, 1))
-            k.copy(to, zeros.region(0, sizes2))
+        if some and first < last:
+            width = (high - low, (last - first) * c0)
+            there = a.region(start + (low * ow + first) * c0, width, (ow * c0, 1))
+            k.copy(there, zeros.region(0, width))
     empty = [*range(low), *range(high, block.rows)] if left < right else range(block.rows)
     for row in empty:
         k.copy(a.region(start + row * ow * c0, ow * c0), zeros.region(0, ow * c0))
@@ -285,11 +280,8 @@ def conv_transpose2d_reference(
     x, weight = _wide(x, 4), _wide(weight, 4)
     c, kg, r, s = weight.shape
     if x.shape[1] != c or groups < 1 or c % groups:
-        raise InputError(
-            f"weight (c, k/groups, r, s) with c = {x.shape[1]}, a multiple of {groups} groups",
-            str(weight.shape),
-            "swap its first two axes",
-        )
+        needed = f"weight (c, k/groups, r, s) with c = {x.shape[1]}, a multiple of {groups} groups"
+        raise InputError(needed, str(weight.shape), "swap its first two axes")
     probe = ConvShape(1, 1, 1 << 20, 1 << 20, 1, r, s, stride, pad, dilation=dilation)
     (sh, sw), (dh, dw), (top, bottom, left, right) = probe.strides, probe.dilations, probe.pads
     more = output_pad if isinstance(output_pad, tuple) else (output_pad, output_pad)
@@ -384,11 +376,9 @@ def _shape_of(
 ) -> ConvShape:
     """Check the operands against one another and return them as a problem."""
     if x.ndim != 4 or weight.ndim != 4 or weight.shape[1] * groups != x.shape[1]:
-        raise InputError(
-            f"x (n, c, h, w) and weight (k, c/{groups}, r, s)",
-            f"{x.shape} and {weight.shape}",
-            "check the channels and the groups",
-        )
+        needed = f"x (n, c, h, w) and weight (k, c/{groups}, r, s)"
+        got = f"{x.shape} and {weight.shape}"
+        raise InputError(needed, got, "check the channels and the groups")
     n, c, h, w = x.shape
     k, _, r, s = weight.shape
     return ConvShape(n, c, h, w, k, r, s, stride, pad, dilation=dilation, groups=groups)

@@ -59,11 +59,8 @@ class Points:
         """Check that blocks of 16 x 16 fill the tensors."""
         blocks = self.points % BLOCK == self.channels % BLOCK == 0
         if not blocks or min(self.points, self.group, self.channels, self.rows) < 1:
-            raise ShapeError(
-                f"points and channels in blocks of {BLOCK}",
-                f"{self.points} and {self.channels}, group {self.group}, rows {self.rows}",
-                "pad the tensor",
-            )
+            got = f"{self.points} and {self.channels}, group {self.group}, rows {self.rows}"
+            raise ShapeError(f"points and channels in blocks of {BLOCK}", got, "pad the tensor")
 
 
 def turn_scatter_launch(chip: Chip, sizes: Points) -> Launch:
@@ -93,11 +90,9 @@ def tile_units(chip: Chip, sizes: Points, own: int) -> int:
     per_unit = 2 * BLOCK * channels * (2 * sizes.group + 3)
     most = (chip.buffers["UB"] - 4 * sizes.channels) // per_unit
     if most < 1:
-        raise CapacityError(
-            f"{per_unit} bytes of UB for {BLOCK} points",
-            f"{chip.buffers['UB']} on {chip.name}",
-            "use smaller groups or fewer channels",
-        )
+        needed = f"{per_unit} bytes of UB for {BLOCK} points"
+        got = f"{chip.buffers['UB']} on {chip.name}"
+        raise CapacityError(needed, got, "use smaller groups or fewer channels")
     across = -(-sizes.channels // channels)
     return min(most, max(own // -(-TILES // across), 1), chip.max_repeat // 2)
 

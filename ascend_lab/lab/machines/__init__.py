@@ -19,7 +19,7 @@ from ascend_lab.lab.machines.library import (
     total,
     two_sided,
 )
-from ascend_lab.lab.machines.matrix_units import Block, Cube, Systolic
+from ascend_lab.lab.machines.matrix_units import Block, Cube, Systolic, array_cycles
 from ascend_lab.lab.machines.program import (
     Arith,
     Branch,
@@ -62,6 +62,7 @@ __all__ = [
     "Systolic",
     "Total",
     "VectorOp",
+    "array_cycles",
     "bank_ways",
     "fact",
     "gather",

@@ -45,17 +45,13 @@ class Port:
     def __post_init__(self) -> None:
         """Refuse rates and sizes that no memory has."""
         if self.rate_bytes_per_cycle <= 0 or self.latency_cycles < 0:
-            raise MachineError(
-                "a port needs a positive rate and a latency of at least 0",
-                f"{self.rate_bytes_per_cycle} bytes/cycle, {self.latency_cycles} cycles",
-                "correct them",
-            )
+            needed = "a port needs a positive rate and a latency of at least 0"
+            got = f"{self.rate_bytes_per_cycle} bytes/cycle, {self.latency_cycles} cycles"
+            raise MachineError(needed, got, "correct them")
         if self.sector_bytes < 1 or self.line_bytes % self.sector_bytes:
-            raise MachineError(
-                "a line must be a whole number of sectors",
-                f"{self.line_bytes} and {self.sector_bytes} bytes",
-                "use 128 and 32, for example",
-            )
+            needed = "a line must be a whole number of sectors"
+            got = f"{self.line_bytes} and {self.sector_bytes} bytes"
+            raise MachineError(needed, got, "use 128 and 32, for example")
 
 
 def units_touched(addresses: Array, active: Array, unit_bytes: int) -> Array:
@@ -95,10 +91,8 @@ def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int 
 
 # Execute a kernel in groups of lanes: values, active masks, and what each group issued.
 #
-# Scalar, vector and warp machines are one machine with a different width: one lane, the lanes of
-# a
-# vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch
-# turns
+# Scalar, vector and warp machines are one machine with a different width: one lane, the lanes of a
+# vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch turns
 # some of them off. The Python loop runs over the body, NumPy over all groups at once, so the cost
 # of executing does not depend on n in Python steps.
 

@@ -48,7 +48,7 @@ class Cube:
     An instruction multiplies a tile block by block and takes `startup_cycles` more. Operands live
     in memory as whole blocks, zeros included, as in a fractal layout; `pads_in_memory=False`
     moves only the useful bytes and adds the zeros on the way in. Elementwise work is folded into
-    `fold` rows (see `machines.linear`).
+    `fold` rows (see `machines.products`).
     """
 
     name: str = "cube"
@@ -127,10 +127,8 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
 
 # A weight-stationary systolic array: values that really move, one step per cycle.
 #
-# Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at
-# cycle
-# m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c
-# at
+# Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at cycle
+# m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c at
 # cycle m + (R - 1) + c. A tile of M rows therefore takes M + R + C - 2 cycles, and R more to load
 # its weights.
 

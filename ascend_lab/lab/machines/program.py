@@ -123,11 +123,8 @@ class Kernel:
         _check_independent(self)
         totals = [instr for instr in walk(self.body) if isinstance(instr, Total)]
         if len(totals) > 1 or (totals and self.body[-1] != totals[0]):
-            raise MachineError(
-                f"kernel {self.name} may end in one Total, outside any Branch",
-                f"{len(totals)} in the body",
-                "split it into two kernels",
-            )
+            needed = f"kernel {self.name} may end in one Total, outside any Branch"
+            raise MachineError(needed, f"{len(totals)} in the body", "split it into two kernels")
 
     @property
     def ops(self) -> int:
@@ -150,11 +147,8 @@ class Matmul:
     def __post_init__(self) -> None:
         """Refuse an empty or a monstrous shape."""
         if min(self.m, self.k, self.n) < 1 or self.m * self.k * self.n > 1 << 36:
-            raise MachineError(
-                "matmul needs m, k, n of at least 1 and at most 2**36 multiply-adds",
-                f"{self.m} x {self.k} x {self.n}",
-                "choose another shape",
-            )
+            needed = "matmul needs m, k, n of at least 1 and at most 2**36 multiply-adds"
+            raise MachineError(needed, f"{self.m} x {self.k} x {self.n}", "choose another shape")
 
     @property
     def ops(self) -> int:
@@ -182,17 +176,12 @@ def _check(instr: Instr, name: str) -> None:
                 f"kernel {name} needs an operation of {', '.join(OPS)}", repr(instr.op), "use one"
             )
         if len(instr.args) != op.operands:
-            raise MachineError(
-                f"kernel {name}: {instr.op} needs {op.operands} operands",
-                str(len(instr.args)),
-                "correct the instruction",
-            )
+            needed = f"kernel {name}: {instr.op} needs {op.operands} operands"
+            raise MachineError(needed, str(len(instr.args)), "correct the instruction")
     if isinstance(instr, Load | Store) and (instr.stride < 1 or instr.offset < 0):
-        raise MachineError(
-            f"kernel {name} needs a stride of at least 1 and an offset of at least 0",
-            f"stride {instr.stride}, offset {instr.offset}",
-            "correct the address",
-        )
+        needed = f"kernel {name} needs a stride of at least 1 and an offset of at least 0"
+        got = f"stride {instr.stride}, offset {instr.offset}"
+        raise MachineError(needed, got, "correct the address")
 
 
 def _check_independent(kernel: Kernel) -> None:
@@ -262,11 +251,9 @@ def number_format(kernel: Kernel, inputs: Mapping[str, Array]) -> np.dtype[Any]:
     names = [load.array for load in loads if load.dst not in indices]
     kinds = {np.dtype(inputs[n].dtype) for n in names if inputs[n].dtype != np.bool_}
     if len(kinds) > 1:
-        raise MachineError(
-            f"{kernel.name} needs all its arrays in one number format",
-            ", ".join(sorted(str(kind) for kind in kinds)),
-            "convert them first",
-        )
+        needed = f"{kernel.name} needs all its arrays in one number format"
+        got = ", ".join(sorted(str(kind) for kind in kinds))
+        raise MachineError(needed, got, "convert them first")
     return kinds.pop() if kinds else np.dtype(np.float32)
 
 

@@ -146,8 +146,7 @@ def _finish(
 #
 # One repeat works on up to 256 bytes, 8 blocks of 32 bytes; `mask` switches off lanes at its end;
 # the next repeat starts `stride_blocks` blocks further on; one instruction repeats at most 255
-# times
-# (Ascend C documentation, vector instructions).
+# times (Ascend C documentation, vector instructions).
 
 
 BLOCK_BYTES = 32
@@ -190,11 +189,8 @@ def elements(op: VectorOp, dtype: np.dtype[np.generic]) -> Array:
     }
     for name, (value, low, high) in limits.items():
         if not low <= value <= high:
-            raise MachineError(
-                f"a vector instruction needs {name} from {low} to {high}",
-                str(value),
-                "split the work over several instructions",
-            )
+            needed = f"a vector instruction needs {name} from {low} to {high}"
+            raise MachineError(needed, str(value), "split the work over several instructions")
     step = op.stride_blocks * block
     return np.arange(op.repeats)[:, None] * step + np.arange(op.mask)[None, :]
 
@@ -216,17 +212,12 @@ def run_vector(ops: Sequence[VectorOp], buffer: Array) -> Array:
 
 def _check_operand(start: int, last: int, buffer: Array) -> None:
     if start < 0 or start + last >= buffer.size:
-        raise MachineError(
-            f"an operand needs elements {start} to {start + last}",
-            f"a buffer of {buffer.size}",
-            "reduce repeats or mask, or enlarge the buffer",
-        )
+        needed = f"an operand needs elements {start} to {start + last}"
+        got = f"a buffer of {buffer.size}"
+        raise MachineError(needed, got, "reduce repeats or mask, or enlarge the buffer")
     if start * buffer.itemsize % BLOCK_BYTES:
-        raise MachineError(
-            f"an operand must start at a multiple of {BLOCK_BYTES} bytes",
-            f"byte {start * buffer.itemsize}",
-            "align it",
-        )
+        needed = f"an operand must start at a multiple of {BLOCK_BYTES} bytes"
+        raise MachineError(needed, f"byte {start * buffer.itemsize}", "align it")
 
 
 def plain_ops(
@@ -380,11 +371,8 @@ def _tile(machine: Simd, kernel: Kernel, itemsize: int, width: int) -> int:
     room = machine.local_bytes // (machine.buffers * itemsize * max(1, len(arrays)))
     tile = room // width * width
     if tile < width:
-        raise MachineError(
-            f"{machine.name} needs room for one repeat of {len(arrays)} arrays",
-            f"{room} elements",
-            "enlarge local_bytes",
-        )
+        needed = f"{machine.name} needs room for one repeat of {len(arrays)} arrays"
+        raise MachineError(needed, f"{room} elements", "enlarge local_bytes")
     return tile
 
 

@@ -39,11 +39,8 @@ class Simt:
     def __post_init__(self) -> None:
         """Refuse a block that is not a whole number of warps."""
         if self.threads_per_block % self.warp_lanes or not 32 <= self.threads_per_block <= 1024:
-            raise MachineError(
-                f"threads_per_block must be a multiple of {self.warp_lanes} from 32 to 1024",
-                str(self.threads_per_block),
-                "round it up",
-            )
+            needed = f"threads_per_block must be a multiple of {self.warp_lanes} from 32 to 1024"
+            raise MachineError(needed, str(self.threads_per_block), "round it up")
 
     def peak_ops_per_cycle(self, dtype: str = "float32") -> float:
         """Return two operations per lane and cycle."""
@@ -111,11 +108,10 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[float, flo
 
 # A warp scheduler, cycle by cycle: the small truth behind the closed form of `occupancy`.
 #
-# It issues one instruction per cycle and scheduler slot to the warp that has waited longest,
-# keeps a
-# scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
-# closed
-# form is fast and a bound. Tests hold the two against each other, and a figure draws this one.
+# It issues one instruction per cycle and scheduler slot to the warp that has waited longest, keeps
+# a scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
+# closed form is fast and a bound. Tests hold the two against each other, and a figure draws this
+# one.
 
 
 MAX_ISSUES = 200_000
@@ -178,11 +174,8 @@ def schedule(
     """
     steps = steps_of(kernel, machine)
     if warps < 1 or warps * len(steps) > MAX_ISSUES:
-        raise MachineError(
-            f"a drawn schedule needs 1 to {MAX_ISSUES} instructions",
-            str(warps * len(steps)),
-            "use fewer warps",
-        )
+        needed = f"a drawn schedule needs 1 to {MAX_ISSUES} instructions"
+        raise MachineError(needed, str(warps * len(steps)), "use fewer warps")
     limit = occupancy(machine)["all"] if resident is None else resident
     return _simulate(steps, machine, warps, limit)
 

@@ -1,0 +1,132 @@
+"""Elementwise operators behind a cube operator as the epilogue of its kernel.
+
+The operators' tensor expressions are walked in order: every vector operation becomes a step, every
+broadcast or copy another name of its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from ascend_lab import dsl as te
+from ascend_lab.dsl.tensor import Call, Compute, Expr, Load, topological
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.ir import Node, TensorType, Values
+from ascend_lab.graph.lower.piece import Form, Piece, packed
+from ascend_lab.kernels.epilogue import SUMS, Epilogue, Operand, Step
+from ascend_lab.ops.formats import numpy_type
+
+Source = str | int
+
+
+class _Chain:
+    """Steps written so far and what each tensor is called."""
+
+    def __init__(self, operands: Sequence[Operand]) -> None:
+        self.operands = {o.name: o for o in operands}
+        self.steps: list[Step] = []
+        self.names: dict[te.Tensor, Source] = {}
+
+    def source(self, expr: Expr) -> Source:
+        """Return what an expression is called, its steps appended."""
+        if isinstance(expr, Load):
+            return self.names[expr.tensor]
+        assert isinstance(expr, Call)
+        sources = tuple(self.source(arg) for arg in expr.args)
+        if expr.op == "vcopy":
+            return sources[0]
+        if expr.op == "vconv" and expr.mode in ("", "rint"):
+            first = self.operands.get(str(sources[0]))
+            if first is not None and first.kind == "channel":  # converted before the launch
+                new = f"{first.name.partition('.')[0]}.{expr.format}"
+                self.operands[new] = replace(first, name=new, dtype=expr.format)
+                return new
+        if expr.mode and (expr.op, expr.mode) != ("vconv", "rint"):
+            raise UnsupportedError("an operation lane by lane", str(expr), "run it on its own")
+        step = Step(expr.op, sources, expr.number, expr.format if expr.op == "vconv" else "")
+        if step not in self.steps:
+            self.steps.append(step)
+        return self.steps.index(step)
+
+
+def epilogue_of(
+    output: te.Tensor, sums: te.Tensor, operands: Mapping[te.Tensor, Operand]
+) -> Epilogue:
+    """Return the epilogue that computes `output` from the sums and operands.
+
+    A channel operand whose format changes is called "name.dtype"; the caller packs it so. Raises
+    `UnsupportedError` for what is not lane by lane, `InputError` for what epilogues do not do.
+    """
+    chain = _Chain(list(operands.values()))
+    chain.names = {sums: SUMS, **{tensor: o.name for tensor, o in operands.items()}}
+    for tensor in topological((output,)):
+        if tensor in chain.names:
+            continue
+        body = tensor.body
+        if not isinstance(body, Compute) or body.fold:
+            raise UnsupportedError("elementwise operators", tensor.label, "end the group before it")
+        chain.names[tensor] = chain.source(body.expr)
+    read = {s for step in chain.steps for s in step.sources}
+    used = tuple(o for o in chain.operands.values() if o.name in read)
+    return Epilogue(used, tuple(chain.steps), output.dtype)
+
+
+def operands_of(
+    piece: Piece, nodes: Sequence[Node], main: TensorType
+) -> tuple[dict[str, te.Tensor], dict[te.Tensor, Operand]]:
+    """Return placeholders of what the nodes behind the first read from memory."""
+    known: dict[str, te.Tensor] = {}
+    operands: dict[te.Tensor, Operand] = {}
+    for name in dict.fromkeys(n for node in nodes for n in node.inputs):
+        if name not in piece.graph.inputs:
+            continue
+        kind = piece.type(name)
+        channel = name in piece.constants and is_channel(kind.shape, main)
+        if not channel and kind.shape != main.shape:
+            got = f"{piece.names[name]}: {kind}"
+            raise UnsupportedError(
+                "operands per element, or constants per channel", got, "cut here"
+            )
+        stored = channels(main) if channel else main.map.piece_shape
+        known[name] = te.placeholder(stored, kind.dtype, name)
+        operands[known[name]] = Operand(name, "channel" if channel else "tile", kind.dtype)
+    return known, operands
+
+
+def _axis(main: TensorType) -> int:
+    """Return the axis of channels (images) or columns (matrices)."""
+    return 1 if main.layout == "NC1HWC0" else len(main.shape) - 1
+
+
+def channels(main: TensorType) -> tuple[int, ...]:
+    """Return the stored shape of one number per channel."""
+    return tuple(p.count if p.axis == _axis(main) else 1 for p in main.map.pieces)
+
+
+def is_channel(shape: tuple[int, ...], main: TensorType) -> bool:
+    """Tell whether an operand has one number per channel (images) or column (matrices)."""
+    sizes = (1,) * (len(main.shape) - len(shape)) + tuple(shape)
+    return all(n == (main.shape[i] if i == _axis(main) else 1) for i, n in enumerate(sizes))
+
+
+def operand_forms(epilogue: Epilogue, piece: Piece, main: TensorType) -> dict[str, Form]:
+    """Return how each operand that is a constant is packed, converted first if its name says so."""
+    return {
+        o.name: partial(_channels if o.kind == "channel" else _tile, main=main, dtype=o.dtype)
+        for o in epilogue.operands
+        if o.name.partition(".")[0] in piece.constants
+    }
+
+
+def _channels(array: Values, *, main: TensorType, dtype: str) -> Values:
+    wide = np.zeros(int(np.prod(channels(main))), numpy_type(dtype))
+    wide[: array.size] = array.reshape(-1)
+    return wide
+
+
+def _tile(array: Values, *, main: TensorType, dtype: str) -> Values:
+    return packed(replace(main, dtype=dtype), array.astype(numpy_type(dtype)))
