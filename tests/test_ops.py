@@ -329,16 +329,6 @@ def test_time_of_an_operator_is_a_timeline():
     assert is_float("fp16")
 
 
-def test_operators_say_which_layouts_they_prefer():
-    conv = ops.get("conv2d")
-    assert [conv.layout(t) for t in ("x", "weight", "y", "bias")] == [
-        "NC1HWC0", "FRACTAL_Z", "NC1HWC0", "ND",
-    ]  # fmt: skip
-    assert ops.get("matmul").layout("a") == "FRACTAL_NZ"
-    with pytest.raises(InputError, match="x, weight, bias, y"):
-        conv.layout("image")
-
-
 def test_names_are_looked_up_with_help():
     assert ops.get("conv2d") is ops.OPERATORS["conv2d"]
     with pytest.raises(InputError, match="did you mean"):

@@ -91,7 +91,6 @@ define(
         "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
     ),
     backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
-    layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16))),
@@ -146,7 +145,6 @@ define(
     shape_rule=_context_shape, types=TYPES,
     slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
     backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
-    layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
     domains={"probabilities": Domain(0.0, 1.0)}, tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 17, 33), (2, 33, 16))),
@@ -328,7 +326,6 @@ register(
         name="flash_attention",
         summary="softmax(scale q k^T + mask) v, block by block: scores stay on the core",
         template=KERNEL,
-        layouts=dict.fromkeys(("q", "k", "v", "context"), "FRACTAL_NZ"),
         examples=(
             Example(((1, 1), (1, 1), (1, 1))),
             Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),

@@ -199,7 +199,6 @@ define(
     attrs={"epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_inference_shape, types=TypeRule(fixed=FIXED), slicing=_inference_slices,
     backward=_inference_slopes, wide=True,
-    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
     domains=_POSITIVE, tolerances=_LOOSE,
     examples=EXAMPLES,
 )  # fmt: skip
@@ -213,7 +212,6 @@ define(
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
     slicing=_training_slices,
     backward=_training_slopes, wide=True,
-    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
     domains=_POSITIVE, tolerances=_LOOSE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
@@ -325,7 +323,7 @@ define(
     shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
     slicing=_slices,
     template=Template(_kernel, ("x",), "NC1HWC0:16", "NC1HWC0:16", applies=_applies),
-    layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"), traits=("channel sums",),
+    traits=("channel sums",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=tuple(Example((x,)) for x in _IMAGES),
 )  # fmt: skip
@@ -339,7 +337,6 @@ define(
     template=Template(
         _kernel, ("grad", "x", "mean", "variance"), "NC1HWC0:16", "NC1HWC0:16", applies=_applies
     ),
-    layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
     traits=("channel sums",),
     domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),

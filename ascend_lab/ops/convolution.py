@@ -39,7 +39,6 @@ from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRule
 CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
-LAYOUTS = {"x": "NC1HWC0", "weight": "FRACTAL_Z", "y": "NC1HWC0"}
 COLUMN_BYTES = 2**26
 """Most bytes of windows written out as columns at once."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
@@ -296,7 +295,7 @@ define(
         lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
         lambda call, memory: (unpack_conv(conv_shape(call), memory),),
     ),
-    layouts=LAYOUTS, traits=("convolution",),
+    traits=("convolution",),
     tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -325,7 +324,7 @@ define(
         feed=lambda call, arrays: pack_depthwise(conv_shape(call), arrays[0], arrays[1]),
         fetch=lambda call, memory: (unpack_conv(conv_shape(call), memory),),
     ),
-    layouts=LAYOUTS, traits=("convolution",),
+    traits=("convolution",),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),
     examples=(

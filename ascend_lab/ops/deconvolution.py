@@ -12,7 +12,6 @@ from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, u
 from ascend_lab.ops.convolution import (
     ATTRS,
     CONV_TYPES,
-    LAYOUTS,
     bias_slope,
     check_bias,
     check_groups,
@@ -235,7 +234,7 @@ define(
     attrs={**ATTRS, "output_padding": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=_slopes,
-    template=KERNEL, layouts=LAYOUTS,
+    template=KERNEL,
     tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),

@@ -185,7 +185,6 @@ class Operator:
     backward: Callable[[Any], Grads] | None = None
     wide: bool = False
     template: Template | None = None
-    layouts: Mapping[str, str] = field(default_factory=dict)
     traits: tuple[str, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
@@ -312,13 +311,6 @@ class Operator:
         """Tell whether the operator has one of some traits."""
         return any(trait in self.traits for trait in traits)
 
-    def layout(self, tensor: str) -> str:
-        """Return the layout the operator prefers an input or output in; "ND" if any will do."""
-        if tensor not in (*self.inputs, *self.outputs):
-            names = ", ".join((*self.inputs, *self.outputs))
-            raise InputError(f"{self.name}: one of its tensors {names}", tensor, "choose one")
-        return self.layouts.get(tensor, "ND")
-
     # -- checks and tests -----------------------------------------------------------------------
     def check(
         self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs, chip: Chip
@@ -344,6 +336,11 @@ class Operator:
         """Return shapes, formats, all attributes and output shapes as one record."""
         outs = self.infer(*shapes, **attrs)
         return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
+
+    def template_for(self, call: Call, chip: Chip) -> Template | None:
+        """Return the template if there is one that applies to a call on a chip."""
+        template = self.template
+        return template if template is not None and template.applies(call, chip) else None
 
     def index_limits(self, shapes: Sequence[Shape], attrs: Attrs) -> dict[int, int]:
         """Return, for each input that holds indices, the first index that is too large."""

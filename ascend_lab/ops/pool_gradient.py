@@ -228,7 +228,7 @@ define(
     template=Template(
         _max_launch, ("x", "top", "grad"), "NC1HWC0", "NC1HWC0", applies=_applies(_max_launch),
     ),
-    layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"), traits=("pool gradient",),
+    traits=("pool gradient",),
     domains={"x": _STEPS, "y": _STEPS},
     # up to four windows share an element; a kernel in fp16 rounds after each addition
     tolerances=rounded(ulps=2.0, atol=2.0**-9),
@@ -242,7 +242,7 @@ define(
     template=Template(
         _average_launch, ("grad",), "NC1HWC0", "NC1HWC0", _rates, _applies(_average_launch),
     ),
-    layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"}, traits=("pool gradient",),
+    traits=("pool gradient",),
     # a kernel in fp16 rounds the rate, and after each of up to 9 additions
     tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
     examples=tuple(
