@@ -26,24 +26,9 @@ from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
-from ascend_lab.ops.operator import (
-    Call,
-    Domain,
-    Example,
-    Grads,
-    Template,
-    define,
-    get,
-    register,
-)
+from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
 from ascend_lab.ops.shapes import FINITE, Shape, broadcast_shape
-from ascend_lab.ops.slicing import (
-    SliceRules,
-    Source,
-    axis_rules,
-    elementwise_rules,
-    following,
-)
+from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, elementwise_rules, following
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product

@@ -17,14 +17,7 @@ from ascend_lab.limits import shown
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
 from ascend_lab.ops.slicing import (
     AxisRule,

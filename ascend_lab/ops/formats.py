@@ -50,6 +50,11 @@ def is_float(dtype: str) -> bool:
     return dtype in _MANTISSA_BITS
 
 
+def widen(array: Values) -> Values:
+    """Return an array in fp64, or int64 for whole numbers."""
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
+
+
 def round_to(values: Values, dtype: str) -> Values:
     """Cast wide values once: to nearest even; floats saturate and NaN is 0 in a whole format.
 

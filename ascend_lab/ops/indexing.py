@@ -19,14 +19,7 @@ from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
 from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, every_input
 

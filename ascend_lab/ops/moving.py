@@ -16,14 +16,7 @@ from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout.moves import copy_launch, row_major
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
 from ascend_lab.ops.slicing import (
     AxisRule,

@@ -13,12 +13,7 @@ from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
 from ascend_lab.ops.shapes import EPSILON, Shape, axis_of, elements, is_whole
-from ascend_lab.ops.slicing import (
-    SliceRules,
-    axis_rules,
-    elementwise_rules,
-    every_input,
-)
+from ascend_lab.ops.slicing import SliceRules, axis_rules, elementwise_rules, every_input
 
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
 """exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""

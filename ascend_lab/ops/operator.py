@@ -24,6 +24,7 @@ from ascend_lab.ops.formats import (
     format_of,
     round_to,
     rounded,
+    widen,
 )
 from ascend_lab.ops.shapes import (
     Range,
@@ -151,10 +152,6 @@ class Domain:
     step: float = 0.0
 
 
-def _broadcast(*shapes: Shape, **attrs: Any) -> Shape:
-    return broadcast_shape("operands", *shapes)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """What an operator is; the methods check their arguments and fill in default attributes.
@@ -179,7 +176,7 @@ class Operator:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     optional: int = 0
     variadic: bool = False
-    shape_rule: Callable[..., Any] = _broadcast
+    shape_rule: Callable[..., Any] = lambda *shapes, **attrs: broadcast_shape("operands", *shapes)
     types: TypeRule = field(default_factory=TypeRule)
     slicing: Callable[..., SliceRules] | None = None
     backward: Callable[[Any], Grads] | None = None
@@ -362,11 +359,6 @@ class Operator:
                     f"{arrays[i][at]} at {at}",
                     "the hardware does not wrap negative indices; check them first",
                 )
-
-
-def widen(array: Values) -> Values:
-    """Return an array in fp64, or int64 for whole numbers."""
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
 
 OPERATORS: dict[str, Operator] = {}

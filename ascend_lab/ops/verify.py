@@ -15,9 +15,9 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
 from ascend_lab.isa import sanitize
 from ascend_lab.ops.build import prepare, run
-from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to
+from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to, widen
 from ascend_lab.ops.gradients import gradient
-from ascend_lab.ops.operator import Domain, Operator, widen
+from ascend_lab.ops.operator import Domain, Operator
 from ascend_lab.ops.shapes import Shape
 from ascend_lab.ops.slicing import Cut, Range, Reduction, combine, cut, take
 from ascend_lab.sim import simulate_kernel
