@@ -207,12 +207,9 @@ define(
 )  # fmt: skip
 
 
-# FlashAttention: attention with a kernel that never stores the scores in device memory.
-#
-# Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
-# IO-Awareness".
-
-
+# -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
+# Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
+# Awareness".
 DTYPE = "fp16"
 
 

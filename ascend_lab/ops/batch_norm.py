@@ -192,6 +192,7 @@ define(
     attrs={"epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_inference_shape, types=TypeRule(fixed=FIXED), slicing=_inference_slices,
     backward=_inference_slopes, wide=True,
+    weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     examples=EXAMPLES,
 )  # fmt: skip
@@ -205,28 +206,22 @@ define(
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
     slicing=_training_slices,
     backward=_training_slopes, wide=True,
+    weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
 )  # fmt: skip
 
 
-# The sums behind a batch norm that is trained: statistics of the batch, gradients of its numbers.
-#
+# -- the sums behind a batch norm that is trained --------------------------------------------------
 # With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), and sums over n, h and
 # w:
-#
 #     bn_training_reduce(x):                              mean = sum(x) / m, variance (biased)
 #     bn_training_update_grad(grad, x, mean, variance):   dscale = sum(grad (x - mean)) r,
 #                                                         dbias = sum(grad)
-#
 # Images are (n, c, h, w); what there is one of per channel is fp32, (1, c, 1, 1), and so lies
-# beside
-# the image in any layout. Names and division of labour are the vendor's.
-#
-# Source: CANN operator list, BNTrainingReduce and BNTrainingUpdateGrad.
-
-
+# beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
+# BNTrainingUpdateGrad.
 PIXELS = (0, 2, 3)
 LANES = 16
 

@@ -295,7 +295,7 @@ define(
         lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
         lambda call, memory: (unpack_conv(conv_shape(call), memory),),
     ),
-    traits=("convolution",),
+    traits=("convolution",), weights=(1, 2),
     tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
@@ -324,7 +324,7 @@ define(
         feed=lambda call, arrays: pack_depthwise(conv_shape(call), arrays[0], arrays[1]),
         fetch=lambda call, memory: (unpack_conv(conv_shape(call), memory),),
     ),
-    traits=("convolution",),
+    traits=("convolution",), weights=(1,),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),
     examples=(

@@ -175,10 +175,7 @@ define(
 )  # fmt: skip
 
 
-# Operators that take tensors apart and put them together: concat and split.
-
-
-# -- concat and split -----------------------------------------------------------------------------
+# -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
     at = axis_of("concat", axis, first)

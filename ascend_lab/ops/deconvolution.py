@@ -235,6 +235,7 @@ define(
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=_slopes,
     template=KERNEL,
+    weights=(1, 2),
     tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),

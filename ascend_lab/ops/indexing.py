@@ -88,7 +88,7 @@ define(
     attrs={"axis": 0},
     shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
     backward=_gather_slope,
-    template=GATHER, traits=("moves",),
+    template=GATHER, traits=("moves",), weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
         Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
@@ -111,6 +111,7 @@ define(
     slicing=_gather_slices,
     backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
     template=GATHER,
+    weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
 )  # fmt: skip
@@ -164,12 +165,7 @@ define(
 )  # fmt: skip
 
 
-# Scatter: rows written where run-time indices say, replaced or added to.
-#
-# Where indices repeat, the last update wins, or all are added.
-
-
-# -- scatter --------------------------------------------------------------------------------------
+# -- scatter: of equal indices the last update wins, or all are added ------------------------------
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     if not x or updates != (*indices, *x[1:]):
         raise ShapeError(

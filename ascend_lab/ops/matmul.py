@@ -140,7 +140,7 @@ def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...])
         attrs=_ATTRS,
         shape_rule=rule, types=CUBE_TYPES, slicing=_slices,
         backward=_product,
-        traits=("product",),
+        traits=("product",), weights=(0, 1),
         tolerances=SUMS,
         examples=examples,
     )  # fmt: skip
@@ -234,7 +234,7 @@ define(
     attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
     shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
     backward=_gemm_slopes,
-    traits=("product",),
+    traits=("product",), weights=(0, 1, 2),
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),

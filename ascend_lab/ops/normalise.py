@@ -232,7 +232,7 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_layer_norm_slopes, wide=True,
-    traits=("reduction", "busy"),
+    traits=("reduction", "busy"), weights=(1, 2),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
@@ -242,17 +242,14 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_rms_norm_slopes, wide=True,
-    traits=("reduction",),
+    traits=("reduction",), weights=(1,),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 
 
-# Local response normalisation: each number divided by a power of its neighbour channels' mean.
-#
+# -- local response: divided by a power of the mean of neighbour channels --------------------------
 # Source: Krizhevsky et al. 2012, ImageNet Classification with Deep Convolutional Neural Networks.
-
-
 def _sides(size: int) -> tuple[int, int]:
     """Return how many channels in front and behind count as neighbours."""
     return (size - 1) // 2, size // 2

@@ -161,7 +161,7 @@ class Operator:
     `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
     **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
     fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
-    `traits` says what passes ask about (see `TRAITS`).
+    `traits` says what passes ask about (see `TRAITS`), `weights` where trained inputs stand.
     `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
     attributes that are one number to the least and the largest (finite ones by default).
     """
@@ -183,6 +183,7 @@ class Operator:
     wide: bool = False
     template: Template | None = None
     traits: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
