@@ -298,8 +298,9 @@ def _kernel(call: Call, chip: Chip) -> Kernel:
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     why = "sums over every image and pixel"
-    sources = [why, tuple(Source(i, 1) for i in range(len(shapes))), why, why]
-    return axis_rules("Reduce", sources, kind="reduce", outputs=2)
+    return axis_rules(
+        "Reduce", [why, every_input(1, len(shapes)), why, why], kind="reduce", outputs=2
+    )
 
 
 # -- registration ---------------------------------------------------------------------------------
