@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
 from ascend_lab.graph.ir import Graph, Node, TensorType, check_names, operator_of
-from ascend_lab.ops.formats import numpy_type, round_to
-from ascend_lab.ops.operator import widen
+from ascend_lab.ops.formats import numpy_type, round_to, widen
 
 Values = NDArray[Any]
 
