@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe import tune, tune_operator
 from ascend_lab.aoe.bank import Knowledge
-from ascend_lab.aoe.cube.job import CubeJob, cube_table, prove, small_space
+from ascend_lab.aoe.cube.job import CubeJob, cube_space, prove
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector.job import VectorJob
+from ascend_lab.aoe.workers import attempt
 from ascend_lab.chip import load_chip
 from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
@@ -51,9 +52,9 @@ def cube_cases(count: int = 20) -> Iterator[Case]:
             if operator.unit == "cube" and number % 2 == 0 and found < count:
                 job = CubeJob(operator)
                 m = job.measure
-                space = small_space(m.shape, m.chip, m.demand)
+                space = cube_space(m.shape, m.chip, m.demand, MOST_POINTS, default=False)
                 name = f"{network} {number} {operator.chip.name}"
-                yield name, space, cube_table(space, m)
+                yield name, space, np.array([attempt(m, point)[0] for point in space.points()])
                 found += 1
 
 

@@ -1,24 +1,24 @@
-"""Small templates of rounds, and what makes large schedules of them.
+"""The algorithms of one level, as small templates of rounds over ranks 0 .. p-1 and slots.
 
-A template is rounds over ranks 0 .. p-1 and slots of the tensor. It is turned round (a gather read
-backwards is a reduction), laid upon many groups of ranks at once, and cut into chunks that follow
-each other through it.
+A template is turned round (a gather read backwards is a reduction), laid upon many groups of ranks
+at once, and cut into chunks that follow each other through it. Gathers, broadcasts and all-to-alls
+stand here for any number of ranks; reductions are made of them. Ring, halving and doubling after
+Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formulas of HCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.cluster.schedule import NONE, Round, together
+from ascend_lab.cluster.schedule import NONE, Ints, Round, together
 
-Ints = NDArray[np.int64]
 Rounds = tuple[Round, ...]
 
 
+# -- what makes large schedules of templates ------------------------------------------------------
 def turned(rounds: Rounds) -> Rounds:
     """Return the reduction that is a distribution read backwards.
 
@@ -42,17 +42,13 @@ def laid(rounds: Rounds, ranks: Ints, blocks: Ints) -> Rounds:
 
 
 def _laid(step: Round, ranks: Ints, blocks: Ints) -> Round:
-    groups, width = len(ranks), blocks.shape[2]
-    picked = blocks[:, step.blocks]
-    if (step.blocks == NONE).any():
-        picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, picked)
-    messages, count = step.blocks.shape
-    shape = (groups, messages, count, width)
-    rows = np.broadcast_to(picked, shape).reshape(groups * messages, count * width)
+    (messages, count), groups, width = step.blocks.shape, len(ranks), blocks.shape[2]
+    picked = np.where((step.blocks == NONE)[None, :, :, None], NONE, blocks[:, step.blocks])
+    rows = np.broadcast_to(picked, (groups, messages, count, width))
     return Round(
         ranks[:, step.sources].reshape(-1),
         ranks[:, step.targets].reshape(-1),
-        rows,
+        rows.reshape(groups * messages, count * width),
         np.tile(step.reduces, groups),
     )
 
@@ -68,8 +64,6 @@ def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
     Block b becomes blocks b * chunks .. b * chunks + chunks - 1. Rounds of different chunks that
     fall together travel at once.
     """
-    if chunks == 1:
-        return rounds
     waves: list[list[Round]] = [[] for _ in range(len(rounds) + (chunks - 1) * lag)]
     for chunk in range(chunks):
         for t, step in enumerate(rounds):
@@ -78,18 +72,7 @@ def chunked(rounds: Rounds, chunks: int, lag: int) -> Rounds:
     return tuple(together(wave) for wave in waves if wave)
 
 
-def longest(stages: Sequence[Rounds]) -> int:
-    """Return the rounds of the longest stage."""
-    return max((len(stage) for stage in stages), default=0)
-
-
-# All-gather templates for any number of ranks, and the all-reduces made of them.
-#
-# Slot i is rank i's. The reduce-scatters are the all-gathers turned round. Ring, halving and
-# doubling
-# after Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formulas of HCCL.
-
-
+# -- all-gather: slot i is rank i's ---------------------------------------------------------------
 def ring_gather(p: int, step: int = 1) -> Rounds:
     """Pass on in p - 1 rounds, to the next rank, the slot received in the round before."""
     ranks = np.arange(p)
@@ -103,14 +86,11 @@ def double_ring_gather(p: int) -> Rounds:
     Between two ranks both ways are one, and one message takes both blocks.
     """
     if p <= 2:
-        both = (replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
-        return tuple(both)
-    ways = zip(_half(ring_gather(p), 0), _half(ring_gather(p, -1), 1), strict=True)
-    return tuple(together(way) for way in ways)
-
-
-def _half(rounds: Rounds, which: int) -> Rounds:
-    return tuple(replace(step, blocks=2 * step.blocks + which) for step in rounds)
+        return tuple(replace(r, blocks=2 * r.blocks + np.arange(2)) for r in ring_gather(p))
+    return tuple(
+        together((replace(a, blocks=2 * a.blocks), replace(b, blocks=2 * b.blocks + 1)))
+        for a, b in zip(ring_gather(p), ring_gather(p, -1), strict=True)
+    )
 
 
 def mesh_gather(p: int) -> Rounds:
@@ -180,61 +160,43 @@ GATHERS: dict[str, Callable[[int], Rounds]] = {
 """All-gathers by name: rounds of p ranks and p slots."""
 
 
-def gather(name: str, p: int) -> Rounds:
-    """Return the all-gather of that name."""
-    return GATHERS[name](p)
-
-
 def reduce_scatter(name: str, p: int) -> Rounds:
     """Return the reduce-scatter of that name; the ring keeps its direction."""
-    return turned(ring_gather(p, -1) if name == "ring" else gather(name, p))
+    return turned(ring_gather(p, -1) if name == "ring" else GATHERS[name](p))
 
 
 # -- all-reduce -----------------------------------------------------------------------------------
-def halving_doubling(p: int) -> tuple[int, Rounds]:
-    """Reduce-scatter by halving, all-gather by doubling, on a power of two; others fold."""
-    stay, fold, into = folded(p)
-    slots = len(stay)
-    inner = (*turned(doubling_gather(slots)), *doubling_gather(slots))
-    return slots, _fold(in_order(inner, stay, slots), fold, into, slots)
-
-
-def recursive_doubling(p: int) -> tuple[int, Rounds]:
-    """Swap and add the whole tensor with ranks 1, 2, 4 .. away: the fewest rounds."""
-    stay, fold, into = folded(p)
-    active, whole = np.arange(len(stay)), np.zeros((len(stay), 1), np.int64)
-    rounds = tuple(
-        Round.of(stay, stay[active ^ 2**k], whole, True) for k in range(len(stay).bit_length() - 1)
-    )
-    return 1, _fold(rounds, fold, into, 1)
-
-
-def _fold(rounds: Rounds, fold: Ints, into: Ints, slots: int) -> Rounds:
-    if not len(fold):
-        return rounds
-    whole = np.tile(np.arange(slots), (len(fold), 1))
-    return (Round.of(fold, into, whole, True), *rounds, Round.of(into, fold, whole))
-
-
 def all_reduce(name: str, p: int) -> tuple[int, Rounds]:
-    """Return slots and rounds of a flat all-reduce: by name, or reduce-scatter and all-gather."""
+    """Return slots and rounds of a flat all-reduce: by name, or reduce-scatter and all-gather.
+
+    Halving and doubling scatter and gather among a power of two ranks; recursive doubling swaps
+    and adds the whole tensor with ranks 1, 2, 4 .. away, the fewest rounds. Others fold in and out.
+    """
+    stay, fold, into = folded(p)
+    count, active = len(stay), np.arange(len(stay))
     if name == "halving-doubling":
-        return halving_doubling(p)
-    if name == "recursive-doubling":
-        return recursive_doubling(p)
-    return p, (*reduce_scatter(name, p), *gather(name, p))
+        inner = (*turned(doubling_gather(count)), *doubling_gather(count))
+        slots, rounds = count, in_order(inner, stay, count)
+    elif name == "recursive-doubling":
+        slots, whole = 1, np.zeros((count, 1), np.int64)
+        steps = [2**k for k in range(count.bit_length() - 1)]
+        rounds = tuple(Round.of(stay, stay[active ^ step], whole, True) for step in steps)
+    else:
+        return p, (*reduce_scatter(name, p), *GATHERS[name](p))
+    if not len(fold):
+        return slots, rounds
+    all_slots = np.tile(np.arange(slots), (len(fold), 1))
+    first, last = Round.of(fold, into, all_slots, True), Round.of(into, fold, all_slots)
+    return slots, (first, *rounds, last)
 
 
-# Broadcasts from rank 0 and reductions to it, for any number of ranks.
-
-
+# -- broadcast from rank 0, reduction to it -------------------------------------------------------
 def tree_cast(p: int) -> Rounds:
     """Send all to ranks p/2, p/4 .. 1 on: the ranks that have it double each round."""
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
         sources = np.arange(0, p - 2**k, 2 ** (k + 1))
-        whole = np.zeros((len(sources), 1), np.int64)
-        rounds.append(Round.of(sources, sources + 2**k, whole))
+        rounds.append(Round.of(sources, sources + 2**k, np.zeros((len(sources), 1), np.int64)))
     return tuple(rounds)
 
 
@@ -245,18 +207,13 @@ def chain_cast(p: int) -> Rounds:
 
 def star_cast(p: int) -> Rounds:
     """Send all to every other rank at once."""
-    if p == 1:
-        return ()
-    others = np.arange(1, p)
-    return (Round.of(np.zeros_like(others), others, np.zeros((p - 1, 1), np.int64)),)
+    return tuple(replace(step, blocks=0 * step.blocks) for step in star_scatter(p))
 
 
 def star_scatter(p: int) -> Rounds:
     """Send each rank its slot at once."""
-    if p == 1:
-        return ()
     others = np.arange(1, p)
-    return (Round.of(np.zeros_like(others), others, others[:, None]),)
+    return (Round.of(np.zeros_like(others), others, others[:, None]),) if p > 1 else ()
 
 
 def tree_scatter(p: int) -> Rounds:
@@ -269,15 +226,6 @@ def tree_scatter(p: int) -> Rounds:
     return tuple(rounds)
 
 
-def _without_root(rounds: Rounds) -> Rounds:
-    """Return the rounds without messages to rank 0, which has all."""
-    kept = []
-    for step in rounds:
-        keep = step.targets != 0
-        kept.append(Round.of(step.sources[keep], step.targets[keep], step.blocks[keep]))
-    return tuple(kept)
-
-
 WHOLE = {"tree": tree_cast, "chain": chain_cast, "star": star_cast}
 """Broadcasts that send the tensor whole."""
 CUT = {"mesh": (star_scatter, mesh_gather), "nhr": (tree_scatter, nhr_gather)}
@@ -287,11 +235,15 @@ CASTS = (*WHOLE, *CUT)
 
 
 def cast(name: str, p: int) -> tuple[int, Rounds]:
-    """Return slots and rounds of the broadcast of that name from rank 0."""
+    """Return slots and rounds of the broadcast of that name from rank 0, which has all."""
     if name in WHOLE:
         return 1, WHOLE[name](p)
     scatter, gather = CUT[name]
-    return p, (*scatter(p), *_without_root(gather(p)))
+    rounds = list(scatter(p))
+    for step in gather(p):
+        keep = step.targets != 0
+        rounds.append(Round.of(step.sources[keep], step.targets[keep], step.blocks[keep]))
+    return p, tuple(rounds)
 
 
 def collect(name: str, p: int) -> tuple[int, Rounds]:
@@ -306,27 +258,21 @@ def collect(name: str, p: int) -> tuple[int, Rounds]:
     return p, (*turned(gather(p)), *backwards(scatter(p)))
 
 
-# All-to-all: block s * p + d goes from rank s to rank d.
-
-
-def mesh(p: int) -> Rounds:
+# -- all-to-all: block s * p + d goes from rank s to rank d ---------------------------------------
+def mesh_exchange(p: int) -> Rounds:
     """Send everything at once."""
-    if p == 1:
-        return ()
     sources, targets = pairs(p)
-    return (Round.of(sources, targets, (sources * p + targets)[:, None]),)
+    return (Round.of(sources, targets, (sources * p + targets)[:, None]),) if p > 1 else ()
 
 
-def pairwise(p: int) -> Rounds:
+def pairwise_exchange(p: int) -> Rounds:
     """Send in round t to the rank t on: one message out and one in for every rank."""
     ranks = np.arange(p)
-    return tuple(
-        Round.of(ranks, (ranks + t) % p, (ranks * p + (ranks + t) % p)[:, None])
-        for t in range(1, p)
-    )
+    ways = ((ranks + t) % p for t in range(1, p))
+    return tuple(Round.of(ranks, to, (ranks * p + to)[:, None]) for to in ways)
 
 
-def bruck(p: int) -> Rounds:
+def bruck_exchange(p: int) -> Rounds:
     """Send in round k to the rank 2^k on all whose way has bit k (Bruck et al. 1997).
 
     A block's way is (d - s) mod p; before round k it has gone its lower k bits. Few rounds, but
@@ -342,24 +288,4 @@ def bruck(p: int) -> Rounds:
     return tuple(rounds)
 
 
-def two_levels(groups: Ints) -> Rounds:
-    """Hand inside each server what goes along a rail to the rank on that rail, then send it there.
-
-    `groups`: (servers, ranks a server). Inside at once, between servers pairwise.
-    """
-    servers, each = groups.shape
-    p, rounds = groups.size, []
-    if each > 1:
-        one, two = pairs(each)
-        to = groups.T[two]
-        parts = [groups[s, one][:, None] * p + to for s in range(servers)]
-        inside = (groups[:, one].reshape(-1), groups[:, two].reshape(-1))
-        rounds.append(Round.of(*inside, np.concatenate(parts)))
-    here = np.arange(servers)
-    for t in range(1, servers):
-        there = (here + t) % servers
-        blocks = groups[here][:, None, :] * p + groups[there][:, :, None]
-        rounds.append(
-            Round.of(groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each))
-        )
-    return tuple(rounds)
+EXCHANGES = {"mesh": mesh_exchange, "pairwise": pairwise_exchange, "bruck": bruck_exchange}

@@ -1,32 +1,27 @@
 """Which algorithm: time all that apply, take the quickest.
 
-What was prepared for a topology stays with it, so that the next size costs microseconds to
+What was prepared for a topology is remembered, so that the next size costs microseconds to
 milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import lru_cache
 
 from ascend_lab.cluster.collectives import ALGORITHMS, LEVELS, make, op_name, parse_name
 from ascend_lab.cluster.schedule import Schedule
-from ascend_lab.cluster.timing import CollectiveTime, Plan, lower_bound_s, placed, plan_of
+from ascend_lab.cluster.timing import CollectiveTime, Places, Prepared, placed, prepare, timed
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
 
-Ints = NDArray[np.int64]
 Rows = tuple[tuple[int, ...], ...]
-Named = tuple[str, Plan]
-"""A plan and the full name of its algorithm."""
 CROWD = 32
 """From more ranks than these "auto" does not try mesh and star: p^2 messages at once."""
 LONG = 256
 """With more ranks than these "auto" tries no chains, whose rounds are as many as ranks."""
-CHUNKS = (1, 4, 16, 64)
-"""Chunks "auto" tries for a chain."""
+CHUNKS = (4, 16, 64)
+"""Chunks "auto" tries for a chain, beside the whole."""
 OVERLAPS = (1, 4)
 """Chunks "auto" tries for a hierarchical collective."""
 
@@ -44,10 +39,8 @@ def collective_time(
     `algorithm`: a name of `ALGORITHMS` (its quickest variant), a full name such as
     "hierarchical(mesh,nhr)*4", or "auto". Raises `ClusterError` where none can run.
     """
-    op = op_name(op)
-    places = _places(topology, placement)
-    plans = _plans(op, topology, algorithm, places, root)
-    return _timed(op, topology, size_bytes, plans, places, root)
+    op, candidates = _candidates_of(op, topology, algorithm, placement, root)
+    return timed(op, _quickest(candidates, size_bytes), size_bytes, root)
 
 
 def choose(
@@ -58,10 +51,10 @@ def choose(
     root: int = 0,
 ) -> Schedule:
     """Return the schedule of the algorithm that takes least time at this size."""
-    op = op_name(op)
-    places = _places(topology, placement)
-    name, _ = _quickest(_plans(op, topology, "auto", places, root), size_bytes)
-    return make(op, name, len(places), root=root, groups=servers_of(topology, places))
+    op, candidates = _candidates_of(op, topology, "auto", placement, root)
+    best = _quickest(candidates, size_bytes)
+    servers = servers_of(topology, best.places)
+    return make(op, best.algorithm, len(best.places), root=root, groups=servers)
 
 
 def compare(
@@ -72,34 +65,32 @@ def compare(
     root: int = 0,
 ) -> tuple[CollectiveTime, ...]:
     """Return the quickest variant of every algorithm that "auto" tries, quickest first."""
-    op = op_name(op)
-    places = _places(topology, placement)
-    named: dict[str, list[Named]] = {}
-    for full, plan in _plans(op, topology, "auto", places, root):
-        named.setdefault(parse_name(op, full)[0], []).append((full, plan))
-    times = (_timed(op, topology, size_bytes, named[n], places, root) for n in sorted(named))
-    return tuple(sorted(times, key=lambda one: one.time_s))
+    op, candidates = _candidates_of(op, topology, "auto", placement, root)
+    named: dict[str, list[Prepared]] = {}
+    for one in candidates:
+        named.setdefault(parse_name(op, one.algorithm)[0], []).append(one)
+    best = (_quickest(named[name], size_bytes) for name in sorted(named))
+    return tuple(sorted((timed(op, b, size_bytes, root) for b in best), key=lambda t: t.time_s))
 
 
-def servers_of(topology: Topology, places: Ints) -> Rows:
+def servers_of(topology: Topology, places: Sequence[int]) -> Rows:
     """Return the ranks of each server: which ranks have their device there."""
-    rank_of = {int(device): rank for rank, device in enumerate(places)}
+    rank_of = {device: rank for rank, device in enumerate(places)}
     rows = (tuple(rank_of[d] for d in group if d in rank_of) for group in topology.groups)
     return tuple(row for row in rows if row)
 
 
-def islands(topology: Topology, places: Ints, servers: Rows) -> int | None:
+def islands(topology: Topology, places: Places, servers: Rows) -> int | None:
     """Return k if every k ranks of a server, in order, are linked directly and others are not."""
     linked = topology.between
     for each in range(2, min(max(map(len, servers)), CROWD + 1)):
         pieces = [row[i : i + each] for row in servers for i in range(0, len(row), each)]
-        sizes = {len(piece) for piece in pieces}
-        of = {int(places[rank]): n for n, piece in enumerate(pieces) for rank in piece}
-        if sizes == {each} and all(
+        of = {places[rank]: n for n, piece in enumerate(pieces) for rank in piece}
+        if {len(piece) for piece in pieces} == {each} and all(
             ((a, b) in linked) == (of[a] == of[b])
-            for row in servers
-            for a in (int(places[r]) for r in row)
-            for b in (int(places[r]) for r in row)
+            for row in ([places[rank] for rank in server] for server in servers)
+            for a in row
+            for b in row
             if a != b
         ):
             return each
@@ -109,7 +100,7 @@ def islands(topology: Topology, places: Ints, servers: Rows) -> int | None:
 def variants(op: str, name: str, servers: Rows, split: int | None = None) -> tuple[str, ...]:
     """Return the full names of an algorithm worth trying with these servers, or parts of them."""
     if name == "chain":
-        return ("chain", *(f"chain*{c}" for c in CHUNKS if c > 1))
+        return ("chain", *(f"chain*{c}" for c in CHUNKS))
     if name not in LEVELS:
         return (name,)
     if op == "all_to_all" or name == "pipeline":
@@ -140,55 +131,46 @@ def _applies(op: str, name: str, servers: Rows) -> bool:
     return name not in ("chain", "pairwise") or ranks <= LONG
 
 
-def _places(topology: Topology, placement: Sequence[int] | None) -> Ints:
-    ranks = topology.size if placement is None else len(placement)
-    return placed(ranks, topology, placement)
-
-
-def _timed(
-    op: str,
-    topology: Topology,
-    size_bytes: float,
-    plans: Sequence[Named],
-    places: Ints,
-    root: int,
-) -> CollectiveTime:
-    """Return the time of the quickest of the plans."""
-    name, plan = _quickest(plans, size_bytes)
-    if size_bytes == 0 or len(places) == 1:
-        return CollectiveTime(op, name, len(places), size_bytes, 0.0, (), 0.0)
-    rounds = tuple(plan.rounds_s(size_bytes).tolist())
-    bound = lower_bound_s(op, topology, size_bytes, places, root)
-    return CollectiveTime(op, name, len(places), size_bytes, sum(rounds), rounds, bound)
-
-
-def _quickest(plans: Sequence[Named], size_bytes: float) -> Named:
+def _quickest(candidates: Sequence[Prepared], size_bytes: float) -> Prepared:
+    """Return the quickest, the first of equals; by rising floors, while one may be quicker."""
     if not 0 <= size_bytes < float("inf"):
         raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
-    floors = [plan.floor_s(size_bytes) for _, plan in plans]
+    floors = sorted((one.floor_s(size_bytes), i) for i, one in enumerate(candidates))
     best, best_s = 0, float("inf")
-    for i in sorted(range(len(plans)), key=lambda i: (floors[i], i)):
-        if floors[i] > best_s:
+    for floor_s, i in floors:
+        if floor_s > best_s:
             break
-        time_s = plans[i][1].time_s(size_bytes)
-        if time_s < best_s or (time_s == best_s and i < best):
-            best, best_s = i, time_s
-    return plans[best]
+        best_s, best = min((best_s, best), (candidates[i].time_s(size_bytes), i))
+    return candidates[best]
 
 
-def _plans(
-    op: str, topology: Topology, algorithm: str, places: Ints, root: int
-) -> tuple[Named, ...]:
-    """Return the candidates, prepared when first asked for; the schedules are not kept."""
-    kept = topology.__dict__.setdefault("_candidates", {})
-    key = (op, algorithm, places.tobytes(), root)
-    if key not in kept:
-        kept[key] = _prepared(op, topology, _names(op, topology, algorithm, places), places, root)
-    found: tuple[Named, ...] = kept[key]
-    return found
+def _candidates_of(
+    op: str, topology: Topology, algorithm: str, placement: Sequence[int] | None, root: int
+) -> tuple[str, tuple[Prepared, ...]]:
+    op, ranks = op_name(op), topology.size if placement is None else len(placement)
+    places = placed(ranks, topology, placement)
+    return op, _candidates(op, topology, algorithm, places, root)
 
 
-def _names(op: str, topology: Topology, algorithm: str, places: Ints) -> tuple[str, ...]:
+@lru_cache(maxsize=1024)
+def _candidates(
+    op: str, topology: Topology, algorithm: str, places: Places, root: int
+) -> tuple[Prepared, ...]:
+    """Return what to try; where no path joins two devices, only what can do without."""
+    servers, found, last = servers_of(topology, places), [], None
+    for name in _names(op, topology, algorithm, places):
+        try:
+            schedule = make(op, name, len(places), root=root, groups=servers)
+            found.append(prepare(schedule, topology, places))
+        except ClusterError as error:
+            last = error
+    if not found:
+        assert last is not None
+        raise last
+    return tuple(found)
+
+
+def _names(op: str, topology: Topology, algorithm: str, places: Places) -> tuple[str, ...]:
     """Return the full names of what to try; a name that says more than the algorithm is one."""
     servers = servers_of(topology, places)
     split = islands(topology, places, servers)
@@ -203,20 +185,3 @@ def _names(op: str, topology: Topology, algorithm: str, places: Ints) -> tuple[s
         return tuple(full for name in ALGORITHMS[op] for full in tried(name, asked=False))
     name, *details = parse_name(op, algorithm)
     return (algorithm,) if any(details) else tried(name, asked=True)
-
-
-def _prepared(
-    op: str, topology: Topology, names: tuple[str, ...], places: Ints, root: int
-) -> tuple[Named, ...]:
-    """Return plans by name; where no path joins two devices, only those that can do without."""
-    servers, found, last = servers_of(topology, places), [], None
-    for name in names:
-        try:
-            schedule = make(op, name, len(places), root=root, groups=servers)
-            found.append((schedule.algorithm, plan_of(schedule, topology, places)))
-        except ClusterError as error:
-            last = error
-    if not found:
-        assert last is not None
-        raise last
-    return tuple(found)

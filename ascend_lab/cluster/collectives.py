@@ -1,7 +1,11 @@
-"""Names of operations and algorithms.
+"""Every collective by operation and name of its algorithm, in one level or two.
 
 A name may say more: "hierarchical(4:mesh,nhr)*2" is mesh inside fours of each server's ranks, NHR
 between the fours, in two chunks. A schedule's `algorithm` is such a name and makes it again.
+
+In two levels rail i joins the i-th ranks of all servers. An all-reduce adds up inside first, so
+that only n / g bytes a rank cross between servers; a gather goes between servers first for the
+same reason.
 """
 
 from __future__ import annotations
@@ -11,28 +15,35 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ascend_lab.cluster import algorithms as exchange
-from ascend_lab.cluster import algorithms as flat
 from ascend_lab.cluster.algorithms import (
     CASTS,
     CUT,
+    EXCHANGES,
+    GATHERS,
     WHOLE,
     Rounds,
+    all_reduce,
     backwards,
     cast,
     chunked,
     collect,
+    double_ring_gather,
     in_order,
     laid,
-    longest,
+    pairs,
+    reduce_scatter,
+    ring_gather,
     turned,
 )
-from ascend_lab.cluster.schedule import OPS, Round, Schedule, together
+from ascend_lab.cluster.schedule import OPS, Ints, Round, Schedule, together
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
 
+Groups = Sequence[Sequence[int]]
+Stages = tuple[Rounds, ...]
+MOST_STEPS = 2**17
+"""Chunks times rounds at most: more would take minutes to lay out."""
 _SCATTERS = ("ring", "double-ring", "mesh", "halving-doubling", "nhr", "hierarchical", "pipeline")
 _CASTS = ("tree", "chain", "star", "mesh", "nhr", "hierarchical")
 ALGORITHMS: dict[str, tuple[str, ...]] = {
@@ -96,127 +107,6 @@ def parse_name(op: str, text: str) -> Name:
     raise ClusterError(f"{op} by one of {', '.join(known)}", repr(text), "choose one")
 
 
-# Collectives in two levels: inside the servers, and between them along rails.
-#
-# Rail i joins the i-th ranks of all servers. An all-reduce adds up inside first, so that only n /
-# g
-# bytes a rank cross between servers; a gather goes between servers first for the same reason.
-
-
-Ints = NDArray[np.int64]
-Stages = tuple[Rounds, ...]
-
-
-def all_reduce(groups: Ints, inside: str, between: str) -> tuple[int, Stages]:
-    """Reduce-scatter inside, all-reduce along each rail, all-gather inside: blocks and stages."""
-    servers, each = groups.shape
-    slots, rail = flat.all_reduce(between, servers)
-    blocks = np.arange(each * slots).reshape(each, slots)
-    return each * slots, (
-        laid(flat.reduce_scatter(inside, each), groups, blocks[None]),
-        laid(rail, groups.T, blocks[:, :, None]),
-        laid(flat.gather(inside, each), groups, blocks[None]),
-    )
-
-
-def gather(groups: Ints, inside: str, between: str) -> Stages:
-    """All-gather along each rail, then inside."""
-    servers, each = groups.shape
-    return (
-        laid(flat.gather(between, servers), groups.T, groups.T[:, :, None]),
-        laid(flat.gather(inside, each), groups, groups.T[None]),
-    )
-
-
-def reduce_scatter(groups: Ints, inside: str, between: str) -> Stages:
-    """Reduce-scatter inside, then along each rail."""
-    servers, each = groups.shape
-    return (
-        laid(flat.reduce_scatter(inside, each), groups, groups.T[None]),
-        laid(flat.reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
-    )
-
-
-def broadcast(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
-    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
-
-    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
-    """
-    home, (outer, rail) = _from(groups, root), cast(between, len(groups))
-    each = groups.shape[1]
-    slots, local = cast(inside, each) if inside in WHOLE else (each, ())
-    blocks = np.arange(slots * outer).reshape(slots, outer)
-    if inside in WHOLE:
-        first = laid(rail, home[:, 0][None], blocks[:, :, None])
-        return outer, (first, laid(local, home, blocks[None]))
-    scatter, gather = CUT[inside]
-    return slots * outer, (
-        laid(scatter(each), home[:1], blocks[None]),
-        laid(rail, home.T, blocks[:, :, None]),
-        laid(gather(each), home, blocks[None]),
-    )
-
-
-def reduce(groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
-    """Reduce-scatter inside every server, reduce along all rails, collect in the root's server.
-
-    Where `inside` sends whole tensors: reduce inside every server, then along the root's rail.
-    """
-    home, (outer, rail) = _from(groups, root), collect(between, len(groups))
-    each = groups.shape[1]
-    slots, local = collect(inside, each) if inside in WHOLE else (each, ())
-    blocks = np.arange(slots * outer).reshape(slots, outer)
-    if inside in WHOLE:
-        last = laid(rail, home[:, 0][None], blocks[:, :, None])
-        return outer, (laid(local, home, blocks[None]), last)
-    scatter, gather = CUT[inside]
-    return slots * outer, (
-        laid(turned(gather(each)), home, blocks[None]),
-        laid(rail, home.T, blocks[:, :, None]),
-        laid(backwards(scatter(each)), home[:1], blocks[None]),
-    )
-
-
-def _from(groups: Ints, root: int) -> Ints:
-    """Return the groups turned so that the root is first of the first."""
-    server, place = (int(i[0]) for i in np.nonzero(groups == root))
-    found: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)
-    return found
-
-
-def pipeline_gather(groups: Ints) -> Rounds:
-    """Gather along rails in a ring while what came the round before spreads inside over the mesh.
-
-    As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
-    """
-    servers, each = groups.shape
-    rail = laid(flat.ring_gather(servers), groups.T, groups.T[:, :, None])
-    rounds = []
-    for t in range(servers):
-        parts = [rail[t]] if t < servers - 1 else []
-        if each > 1:
-            one, two = flat.pairs(each)
-            what = np.roll(groups, t, axis=0)[:, one].reshape(-1, 1)
-            sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
-            parts.append(Round.of(*sides, what))
-        if parts:
-            rounds.append(together(parts))
-    return tuple(rounds)
-
-
-def pipeline_reduce_scatter(groups: Ints) -> Rounds:
-    """Reduce-scatter as `pipeline_gather` turned round."""
-    return turned(pipeline_gather(groups))
-
-
-# Every collective by operation and name of its algorithm.
-
-
-Groups = Sequence[Sequence[int]]
-MOST_STEPS = 2**17
-"""Chunks times rounds at most: more would take minutes to lay out."""
-
-
 def make(
     op: str,
     algorithm: str,
@@ -262,30 +152,30 @@ def make(
         if chunks * len(rounds) > MOST_STEPS:
             what = f"{label}: at most {MOST_STEPS // max(len(rounds), 1)} chunks on {ranks} ranks"
             raise ClusterError(what, str(chunks), "take fewer")
-        lag = 1 if name == "chain" else longest(stages)
+        lag = 1 if name == "chain" else max(map(len, stages), default=0)
         rounds, label = chunked(rounds, chunks, lag), f"{label}*{chunks}"
     return Schedule(op, label, ranks, blocks * chunks, rounds, root)
 
 
-def _flat(op: str, name: str, p: int, root: int) -> tuple[int, tuple[Rounds, ...]]:
+def _flat(op: str, name: str, p: int, root: int) -> tuple[int, Stages]:
+    """Return blocks and stages in one level."""
     if op == "all_to_all":
-        templates = {"mesh": exchange.mesh, "pairwise": exchange.pairwise, "bruck": exchange.bruck}
-        return p * p, (templates[name](p),)
+        return p * p, (EXCHANGES[name](p),)
     if op in ("broadcast", "reduce"):
         slots, rounds = cast(name, p) if op == "broadcast" else collect(name, p)
         return slots, (in_order(rounds, (np.arange(p) + root) % p, slots),)
     if name == "double-ring":
-        up = flat.double_ring_gather(p)
+        up = double_ring_gather(p)
         down = turned(up)
         return 2 * p, {"all_gather": (up,), "reduce_scatter": (down,)}.get(op, (down + up,))
     if op == "all_gather":
-        return p, (flat.gather(name, p),)
+        return p, (GATHERS[name](p),)
     if op == "reduce_scatter":
-        return p, (flat.reduce_scatter(name, p),)
-    if name in CASTS and name not in flat.GATHERS:
+        return p, (reduce_scatter(name, p),)
+    if name in CASTS and name not in GATHERS:
         slots, rounds = cast(name, p)
         return slots, ((*turned(rounds), *rounds),)
-    slots, rounds = flat.all_reduce(name, p)
+    slots, rounds = all_reduce(name, p)
     return slots, (rounds,)
 
 
@@ -304,18 +194,18 @@ def _servers(ranks: int, groups: Groups | None, split: int | None) -> Ints:
 
 def _level_names(
     op: str, name: str, servers: Ints, inside: str | None, between: str | None
-) -> tuple[str | None, str | None]:
-    """Return the algorithms of both levels, checked."""
+) -> tuple[str, str]:
+    """Return the algorithms of both levels, checked; two empty names where there are none."""
     if name == "pipeline" or op == "all_to_all":
         if inside or between:
             what = f"{op} by {name} without names of levels"
             raise ClusterError(what, f"{inside}, {between}", "leave them out")
-        return None, None
+        return "", ""
     rooted = op in ("broadcast", "reduce")
-    usual = "tree" if rooted else "ring" if len(servers) & (len(servers) - 1) else None
+    usual = "ring" if len(servers) & (len(servers) - 1) else "halving-doubling"
     inside = inside or ("tree" if rooted else "mesh")
-    between = between or usual or "halving-doubling"
-    known = CASTS if rooted else tuple(flat.GATHERS)
+    between = between or ("tree" if rooted else usual)
+    known = CASTS if rooted else tuple(GATHERS)
     wider = (*known, "recursive-doubling") if op == "all_reduce" else known
     inside, between = (ALIASES.get(x, x).replace("_", "-") for x in (inside, between))
     if inside not in known or between not in wider:
@@ -324,20 +214,99 @@ def _level_names(
 
 
 def _levelled(
-    op: str, name: str, servers: Ints, root: int, inside: str | None, between: str | None
-) -> tuple[int, tuple[Rounds, ...]]:
-    p = servers.size
+    op: str, name: str, groups: Ints, root: int, inside: str, between: str
+) -> tuple[int, Stages]:
+    """Return blocks and stages; `groups`: (servers, ranks a server)."""
+    servers, each = groups.shape
+    p = groups.size
     if op == "all_to_all":
-        return p * p, (exchange.two_levels(servers),)
+        return p * p, (_exchange(groups),)
     if name == "pipeline":
-        down, up = pipeline_reduce_scatter(servers), pipeline_gather(servers)
+        up = _pipeline_gather(groups)
+        down = turned(up)
         return p, {"all_reduce": (down, up), "reduce_scatter": (down,), "all_gather": (up,)}[op]
-    assert inside is not None and between is not None
-    if op == "all_reduce":
-        return all_reduce(servers, inside, between)
+    if op == "all_reduce":  # scatter inside, add up along each rail, gather inside
+        slots, rail = all_reduce(between, servers)
+        blocks = np.arange(each * slots).reshape(each, slots)
+        return each * slots, (
+            laid(reduce_scatter(inside, each), groups, blocks[None]),
+            laid(rail, groups.T, blocks[:, :, None]),
+            laid(GATHERS[inside](each), groups, blocks[None]),
+        )
     if op == "all_gather":
-        return p, gather(servers, inside, between)
+        return p, (
+            laid(GATHERS[between](servers), groups.T, groups.T[:, :, None]),
+            laid(GATHERS[inside](each), groups, groups.T[None]),
+        )
     if op == "reduce_scatter":
-        return p, reduce_scatter(servers, inside, between)
-    rooted = broadcast if op == "broadcast" else reduce
-    return rooted(servers, root, inside, between)
+        return p, (
+            laid(reduce_scatter(inside, each), groups, groups.T[None]),
+            laid(reduce_scatter(between, servers), groups.T, groups.T[:, :, None]),
+        )
+    return _rooted(op, groups, root, inside, between)
+
+
+def _rooted(op: str, groups: Ints, root: int, inside: str, between: str) -> tuple[int, Stages]:
+    """Scatter inside the root's server, broadcast along all rails, gather inside every server.
+
+    Where `inside` sends whole tensors: broadcast along the root's rail, then inside every server.
+    A reduction goes the same ways backwards and adds up.
+    """
+    server, place = (int(i[0]) for i in np.nonzero(groups == root))
+    home: Ints = np.roll(np.roll(groups, -server, axis=0), -place, axis=1)  # the root is first
+    rooted, each = cast if op == "broadcast" else collect, groups.shape[1]
+    outer, rail = rooted(between, len(groups))
+    slots, local = rooted(inside, each) if inside in WHOLE else (each, ())
+    blocks = np.arange(slots * outer).reshape(slots, outer)
+    if inside in WHOLE:
+        one = laid(rail, home[:, 0][None], blocks[:, :, None]), laid(local, home, blocks[None])
+        return outer, one if op == "broadcast" else one[::-1]
+    scatter, gather = (template(each) for template in CUT[inside])
+    along = laid(rail, home.T, blocks[:, :, None])
+    if op == "broadcast":
+        first = laid(scatter, home[:1], blocks[None])
+        return slots * outer, (first, along, laid(gather, home, blocks[None]))
+    last = laid(backwards(scatter), home[:1], blocks[None])
+    return slots * outer, (laid(turned(gather), home, blocks[None]), along, last)
+
+
+def _exchange(groups: Ints) -> Rounds:
+    """Hand inside each server what goes along a rail to the rank on that rail, then send it there.
+
+    Inside at once, between servers pairwise.
+    """
+    servers, each = groups.shape
+    p, rounds = groups.size, []
+    if each > 1:
+        one, two = pairs(each)
+        to = groups.T[two]
+        parts = [groups[s, one][:, None] * p + to for s in range(servers)]
+        inside = (groups[:, one].reshape(-1), groups[:, two].reshape(-1))
+        rounds.append(Round.of(*inside, np.concatenate(parts)))
+    here = np.arange(servers)
+    for t in range(1, servers):
+        there = (here + t) % servers
+        blocks = groups[here][:, None, :] * p + groups[there][:, :, None]
+        rounds.append(
+            Round.of(groups[here].reshape(-1), groups[there].reshape(-1), blocks.reshape(p, each))
+        )
+    return tuple(rounds)
+
+
+def _pipeline_gather(groups: Ints) -> Rounds:
+    """Gather along rails in a ring while what came the round before spreads inside over the mesh.
+
+    As many rounds as servers: (m - 1) max(between, inside) + inside, HCCL's pipeline.
+    """
+    servers, each = groups.shape
+    rail = laid(ring_gather(servers), groups.T, groups.T[:, :, None])
+    one, two = pairs(each)
+    sides = groups[:, one].reshape(-1), groups[:, two].reshape(-1)
+    rounds = []
+    for t in range(servers):
+        parts = [*rail[t : t + 1]]
+        if each > 1:
+            parts.append(Round.of(*sides, np.roll(groups, t, axis=0)[:, one].reshape(-1, 1)))
+        if parts:
+            rounds.append(together(parts))
+    return tuple(rounds)

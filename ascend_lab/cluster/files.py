@@ -1,4 +1,4 @@
-"""Topologies from a TOML file of the reader's own, checked entry by entry.
+"""Topologies from a TOML file of the reader's own, checked entry by entry; and as text and data.
 
 The keys stand in book/bring_your_own.md, with an example.
 """
@@ -189,9 +189,7 @@ def _check_reach(file: str, topology: Topology) -> None:
             raise ClusterError(what, f"none {verb} {', '.join(lost[:5])}", "add links")
 
 
-# Topologies as text and plain data.
-
-
+# -- as text and as plain data --------------------------------------------------------------------
 SHOWN = 12
 """Kinds of links in the text at most; the data have every link."""
 Kind = tuple[str, float, float]

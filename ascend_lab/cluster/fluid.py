@@ -1,8 +1,8 @@
 """Transfers as fluids: all that share a resource get fair shares of it, max-min.
 
-A flow uses resources (links, a memory) with weights: at rate x it takes weight * x of each. Rates
-are max-min fair: no flow can go faster without slowing one that is not faster. They change only
-when a flow starts or ends, so time goes from event to event, whatever the bytes.
+A flow takes its rate from every resource (link) on its way. Rates are max-min fair: no flow can go
+faster without slowing one that is not faster. They change only when a flow starts or ends, so time
+goes from event to event, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,23 @@ EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uses:
-    """Which flow uses which resource how much: three arrays of one length, and how many flows."""
+    """Which flow uses which resource: two arrays of one length, and how many flows."""
 
     flow: Ints
     resource: Ints
-    weight: Floats
     count: int
 
     @staticmethod
-    def of(paths: Sequence[Sequence[int]], weight: float = 1.0) -> Uses:
-        """Return the uses of flows that take these resources, each with the same weight."""
+    def of(paths: Sequence[Sequence[int]]) -> Uses:
+        """Return the uses of flows that take these resources."""
         lengths = np.array([len(path) for path in paths], np.int64)
         flat = np.array([r for path in paths for r in path], np.int64)
-        flow = np.repeat(np.arange(len(paths)), lengths)
-        return Uses(flow, flat, np.full(len(flat), weight), len(paths))
+        return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
     def only(self, kept: NDArray[np.bool_]) -> Uses:
         """Return the uses of some of the flows, numbered anew in order."""
         number, keep = np.cumsum(kept) - 1, kept[self.flow]
-        return Uses(
-            number[self.flow[keep]], self.resource[keep], self.weight[keep], int(kept.sum())
-        )
+        return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))
 
     def components(self) -> Ints:
         """Return for every flow the least flow it shares resources with, if only through others."""
@@ -61,8 +57,8 @@ class Uses:
 def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = None) -> Floats:
     """Return max-min fair rates of the active flows (others 0) by progressive filling.
 
-    Of all resources the one with the least capacity per unit of weight fills first and fixes the
-    rate of its flows; what they leave of the others is shared on. Flows that use nothing, or only
+    Of all resources the one with the least capacity a flow fills first and fixes the rate of its
+    flows; what they leave of the others is shared on. Flows that use nothing, or only
     resources without limit, are infinitely fast.
     """
     rate = np.zeros(uses.count)
@@ -70,8 +66,8 @@ def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = 
     left = np.array(capacity, float)
     finite = np.isfinite(left)
     while open_flow.any():
-        live = open_flow[uses.flow] & (uses.weight > 0)
-        load = np.bincount(uses.resource[live], uses.weight[live], minlength=len(left))
+        live = open_flow[uses.flow]
+        load = np.bincount(uses.resource[live], minlength=len(left))
         busy = (load > 0) & finite
         if not busy.any():
             rate[open_flow] = math.inf
@@ -84,8 +80,7 @@ def fair_rates(uses: Uses, capacity: Floats, active: NDArray[np.bool_] | None = 
         fixed[uses.flow[live & tight[uses.resource]]] = True
         rate[fixed] = least
         open_flow &= ~fixed
-        gone = fixed[uses.flow]
-        left -= least * np.bincount(uses.resource[gone], uses.weight[gone], minlength=len(left))
+        left -= least * np.bincount(uses.resource[fixed[uses.flow]], minlength=len(left))
     return rate
 
 
@@ -94,8 +89,7 @@ def finish_times(starts_s: Floats, sizes: Floats, uses: Uses, capacity: Floats) 
 
     A flow of size 0 ends when it starts; one on a resource of capacity 0 never does (infinity).
     """
-    ends = np.array(starts_s, float)
-    left = np.array(sizes, float)
+    ends, left = np.array(starts_s, float), np.array(sizes, float)
     waiting, now = left > 0, 0.0
     running = np.zeros(uses.count, bool)
     while waiting.any() or running.any():

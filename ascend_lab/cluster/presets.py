@@ -9,7 +9,7 @@ bytes and writes one: gamma = 3 / memory rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -36,13 +36,13 @@ BYTES_PER_ADD = 3
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named topology: one line, where the numbers come from, most devices (0: no N), builder."""
+    """A named topology: most devices (0: no N), builder, one line, where the numbers come from."""
 
     name: str
-    summary: str
-    source: str
     limit: int
     build: Callable[[int], Topology]
+    summary: str
+    source: str
 
 
 def load_topology(text: str | Path) -> Topology:
@@ -85,62 +85,49 @@ def usage(kind: str) -> str:
     return f"{kind}:N" if TOPOLOGIES[kind].limit else kind
 
 
-def gamma_s_per_byte(chip: Chip) -> float:
-    """Return the seconds a chip takes to add a received byte: 3 / device memory rate."""
-    return BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
-
-
-# -- servers --------------------------------------------------------------------------------------
-def _server_910a(count: int) -> Topology:
-    return _room("910a-server", count, load_chip("Ascend910A"), [])
-
-
-def _server_910b(count: int) -> Topology:
-    return _room("910b-server", count, load_chip("Ascend910B2"), [])
-
-
-def _two_meshes(first: int, count: int, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
-    """Return two full meshes of up to four; every NPU on its host by PCIe, the hosts joined."""
-    pcie = chip.links["pcie"]
-    links = list(_cable(*hosts, pcie))
-    for start in range(0, count, HALF_DEVICES):
-        mesh = range(first + start, first + min(start + HALF_DEVICES, count))
-        links += _mesh(mesh, chip.links["hccs"])
-        links += [x for d in mesh for x in _cable(d, hosts[start // HALF_DEVICES], pcie)]
-    return links
+# -- servers and clusters -------------------------------------------------------------------------
+def _cable(a: int, b: int, kind: ChipLink, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
+    """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
+    return both_ways(a, b, kind.latency_s / hops, 1.0 / (kind.rate_bytes_per_s * lanes))
 
 
 def _mesh(devices: range, kind: ChipLink) -> list[Link]:
     return [x for a in devices for b in devices if a < b for x in _cable(a, b, kind)]
 
 
-def _cable(a: int, b: int, kind: ChipLink, hops: int = 1, lanes: int = 1) -> tuple[Link, Link]:
-    """Return a cable of `lanes` of the chip's links that has its latency over `hops` of them."""
-    rate = kind.rate_bytes_per_s * lanes
-    return both_ways(a, b, kind.latency_s / hops, 1.0 / rate)
+def _two_meshes(group: range, chip: Chip, hosts: tuple[int, int]) -> list[Link]:
+    """Return two full meshes of up to four; every NPU on its host by PCIe, the hosts joined."""
+    pcie = chip.links["pcie"]
+    links = list(_cable(*hosts, pcie))
+    for host, mesh in zip(hosts, (group[:HALF_DEVICES], group[HALF_DEVICES:]), strict=True):
+        links += _mesh(mesh, chip.links["hccs"])
+        links += [x for device in mesh for x in _cable(device, host, pcie)]
+    return links
 
 
-# -- clusters -------------------------------------------------------------------------------------
-def _room(name: str, count: int, chip: Chip, network: list[str]) -> Topology:
+def _room(name: str, count: int, chip: Chip, network: Sequence[str] = ()) -> Topology:
     """Return servers of eight (the last may be smaller), wired inside, and network switches.
 
     NPUs with three HCCS links (910A) form two meshes, joined over their hosts; those with seven
     one mesh. Switches are numbered: the two hosts of every server, then those of `network`.
     """
-    starts = range(0, count, SERVER_DEVICES)
-    groups = tuple(tuple(range(s, min(s + SERVER_DEVICES, count))) for s in starts)
+    groups = [
+        range(start, min(start + SERVER_DEVICES, count))
+        for start in range(0, count, SERVER_DEVICES)
+    ]
     hosts: list[str] = []
     links: list[Link] = []
     for i, group in enumerate(groups):
         if chip.links["hccs"].count < SERVER_DEVICES - 1:
+            links += _two_meshes(group, chip, (count + len(hosts), count + len(hosts) + 1))
             hosts += [f"host{i}.0", f"host{i}.1"]
-            pair = (count + 2 * i, count + 2 * i + 1)
-            links += _two_meshes(group[0], len(group), chip, pair)
         else:
-            links += _mesh(range(group[0], group[-1] + 1), chip.links["hccs"])
-    names = tuple(f"npu{d}" for d in range(count))
-    switches = (*hosts, *network)
-    return Topology(name, names, switches, tuple(links), groups, gamma_s_per_byte(chip))
+            links += _mesh(group, chip.links["hccs"])
+    devices = tuple(f"npu{d}" for d in range(count))
+    gamma = BYTES_PER_ADD / chip.device_memory.rate_bytes_per_s
+    return Topology(
+        name, devices, (*hosts, *network), tuple(links), tuple(map(tuple, groups)), gamma
+    )
 
 
 def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
@@ -156,78 +143,63 @@ def _roce(name: str, count: int, chip: Chip, rails: int) -> Topology:
     return replace(inside, links=(*inside.links, *links))
 
 
-def _roce_910a(count: int) -> Topology:
-    return _roce("910a-roce", count, load_chip("Ascend910A"), HALF_DEVICES)
-
-
-def _roce_910b(count: int) -> Topology:
-    return _roce("910b-roce", count, load_chip("Ascend910B2"), SERVER_DEVICES)
-
-
 def _ethernet(count: int) -> Topology:
     """Return 910 servers with one card each, on the first host, to one switch."""
-    chip = load_chip("Ascend910A")
-    room = _room(f"ethernet-25g:{count}", count, chip, ["ethernet"])
+    room = _room(f"ethernet-25g:{count}", count, load_chip("Ascend910A"), ["ethernet"])
     switch, cards = count + len(room.switches) - 1, range(len(room.groups))
     half, beta = ETHERNET_ALPHA_S / 2, ETHERNET_BETA_S_PER_BYTE
     links = [x for i in cards for x in both_ways(count + 2 * i, switch, half, beta)]
     return replace(room, links=(*room.links, *links))
 
 
-# -- shapes to think with -------------------------------------------------------------------------
-def _star(count: int) -> Topology:
-    return star(count, TEACHING_ALPHA_S, TEACHING_BETA_S_PER_BYTE)
-
-
-def _mesh_of(count: int) -> Topology:
-    return full_mesh(count, TEACHING_ALPHA_S, TEACHING_BETA_S_PER_BYTE)
-
-
-def _ring_of(count: int) -> Topology:
-    return ring(count, TEACHING_ALPHA_S, TEACHING_BETA_S_PER_BYTE)
-
-
+TEACHING = (TEACHING_ALPHA_S, TEACHING_BETA_S_PER_BYTE)
 CHIP_910A, CHIP_910B = "chip file Ascend910A", "chip file Ascend910B2"
 ROUND = "round numbers, chosen: 5 us, 10 GB/s a direction, adding is free"
 _ALL = (
     Preset(
         "910a-server",
+        0,
+        lambda n: _room("910a-server", n, load_chip("Ascend910A")),
         "8 Ascend 910: two HCCS full meshes of 4, joined over PCIe and two hosts",
         f"{CHIP_910A} (HCCS 30 GB/s each way, the hosts joined as fast as PCIe: both assumed)",
-        0,
-        _server_910a,
     ),
     Preset(
         "910b-server",
+        0,
+        lambda n: _room("910b-server", n, load_chip("Ascend910B2")),
         "8 Ascend 910B in one HCCS full mesh, 28 GB/s a link and direction",
         f"{CHIP_910B} (56 GB/s a link both directions together); no efficiency taken off",
-        0,
-        _server_910b,
     ),
     Preset(
         "910a-roce",
+        1024,
+        lambda n: _roce("910a-roce", n, load_chip("Ascend910A"), HALF_DEVICES),
         "910a-servers; NPU d of each on RoCE rail d mod 4, rails joined by a spine",
         f"{CHIP_910A} (100 Gbit/s a NPU); spine without oversubscription: assumed",
-        1024,
-        _roce_910a,
     ),
     Preset(
         "910b-roce",
+        1024,
+        lambda n: _roce("910b-roce", n, load_chip("Ascend910B2"), SERVER_DEVICES),
         "910b-servers; NPU d of each on RoCE rail d mod 8, rails joined by a spine",
         f"{CHIP_910B} (200 Gbit/s a NPU); spine without oversubscription: assumed",
-        1024,
-        _roce_910b,
     ),
     Preset(
         "ethernet-25g",
-        "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
-        f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)",
         1024,
         _ethernet,
+        "910a-servers; each server's 8 NPUs share one 25 Gbit/s Ethernet card on the first host",
+        f"{CHIP_910A}; 30 us from host to host, from MG-WFBP's fit on 16 servers (2019)",
     ),
-    Preset("star", "N devices around one switch", ROUND, 1024, _star),
-    Preset("mesh", "N devices, each linked to each", ROUND, 256, _mesh_of),
-    Preset("ring", "N devices in a circle, linked both ways", ROUND, 1024, _ring_of),
+    Preset("star", 1024, lambda n: star(n, *TEACHING), "N devices around one switch", ROUND),
+    Preset("mesh", 256, lambda n: full_mesh(n, *TEACHING), "N devices, each linked to each", ROUND),
+    Preset(
+        "ring",
+        1024,
+        lambda n: ring(n, *TEACHING),
+        "N devices in a circle, linked both ways",
+        ROUND,
+    ),
 )
 TOPOLOGIES: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 """Every preset by the name it is loaded with (before the colon)."""

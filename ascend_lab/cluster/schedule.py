@@ -1,8 +1,8 @@
 """A collective as data: rounds of messages between ranks, each message some blocks of the tensor.
 
-The same object is executed on arrays (`cluster.execute`) and timed on a topology
-(`cluster.timing`). Within a round all messages are read before any is written, and the next round
-begins when the slowest message of this one has arrived.
+The same object is executed on arrays (`execute`) and timed on a topology (`cluster.timing`). Within
+a round all messages are read before any is written, and the next round begins when the slowest
+message of this one has arrived.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
+Values = NDArray[Any]
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all")
 NONE = -1
 """Fills up rows of blocks where messages of one round carry different counts."""
@@ -52,9 +53,8 @@ class Round:
         """Return a round from lists; rows of blocks may differ in length."""
         if not isinstance(blocks, np.ndarray):
             widest = max((len(row) for row in blocks), default=0)
-            blocks = np.array(
-                [(*row, *[NONE] * (widest - len(row))) for row in blocks], np.int64
-            ).reshape(len(blocks), widest)
+            filled = [(*row, *[NONE] * (widest - len(row))) for row in blocks]
+            blocks = np.array(filled, np.int64).reshape(len(blocks), widest)
         one, two = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         flags = np.broadcast_to(np.asarray(reduces, bool), one.shape)
         return Round(one, two, blocks.astype(np.int64, copy=False), flags)
@@ -80,7 +80,7 @@ def together(rounds: Iterable[Round]) -> Round:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """A collective for `ranks` ranks: what it computes, how, and its rounds.
 
@@ -128,13 +128,17 @@ class Schedule:
             return range(0)
         return range(self.blocks)
 
+    def ends_with(self, rank: int) -> Ints:
+        """Return the blocks a rank must have in the end."""
+        if self.op == "reduce_scatter":
+            return np.array(self.share(rank))
+        if self.op == "all_to_all":
+            pairs = np.arange(self.blocks).reshape(self.ranks, self.ranks, -1)
+            return pairs[:, rank].reshape(-1)
+        return np.arange(self.blocks)
 
-# Run a collective's schedule on NumPy arrays: the values every rank holds in the end.
 
-
-Values = NDArray[Any]
-
-
+# -- on arrays ------------------------------------------------------------------------------------
 def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     """Return each rank's result, flat, from each rank's flat input of equal length n.
 
@@ -144,7 +148,7 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     Raises `ClusterError` for other inputs, and where a rank sends what it has not.
     """
     given = _checked(schedule, arrays)
-    memory, held, length = _load(schedule, given)
+    memory, held = _load(schedule, given)
     for number, step in enumerate(schedule.rounds):
         rows, columns = np.nonzero(step.blocks != NONE)
         sources, targets = step.sources[rows], step.targets[rows]
@@ -158,7 +162,7 @@ def execute(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
         memory[targets[~adds], blocks[~adds]] = moved[~adds]
         np.add.at(memory, (targets[adds], blocks[adds]), moved[adds])
         held[targets, blocks] = True
-    return _unload(schedule, memory, held, length)
+    return [_result(schedule, memory, held, len(given[0]), r) for r in range(schedule.ranks)]
 
 
 def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
@@ -174,67 +178,42 @@ def _checked(schedule: Schedule, arrays: Sequence[Values]) -> list[Values]:
     return given
 
 
-def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, NDArray[np.bool_], int]:
-    """Return memory (rank, block, element), which blocks are held, and elements that count."""
-    length = len(given[0])
-    own = schedule.op in ("all_gather", "all_to_all")
-    blocks = schedule.blocks // schedule.ranks if own else schedule.blocks
-    if schedule.op == "all_to_all":
-        cut = _cut_evenly(given, schedule.ranks, blocks)
-    else:
-        cut = _cut_evenly(given, 1, blocks)
-    memory = np.zeros((schedule.ranks, schedule.blocks, cut.shape[-1]), given[0].dtype)
-    held = np.zeros((schedule.ranks, schedule.blocks), bool)
-    for rank in range(schedule.ranks):
-        mine = schedule.starts_with(rank)
-        if len(mine):
-            memory[rank, mine.start : mine.stop] = cut[rank]
-            held[rank, mine.start : mine.stop] = True
-    return memory, held, length
-
-
-def _cut_evenly(given: list[Values], pieces: int, blocks: int) -> Values:
-    """Return (rank, block, element): each of `pieces` parts cut into blocks, zeros behind it."""
+def _load(schedule: Schedule, given: list[Values]) -> tuple[Values, NDArray[np.bool_]]:
+    """Return memory (rank, block, element) and which blocks are held; zeros fill up blocks."""
+    ranks, own = schedule.ranks, schedule.op in ("all_gather", "all_to_all")
+    blocks = schedule.blocks // ranks if own else schedule.blocks
+    pieces = ranks if schedule.op == "all_to_all" else 1  # each is cut into blocks evenly
     each, per_piece = len(given[0]) // pieces, blocks // pieces
     size = -(-each // per_piece)
-    found = np.zeros((len(given), pieces, per_piece * size), given[0].dtype)
-    found[:, :, :each] = np.stack(given).reshape(len(given), pieces, each)
-    return found.reshape(len(given), blocks, size)
-
-
-def _unload(
-    schedule: Schedule, memory: Values, held: NDArray[np.bool_], length: int
-) -> list[Values]:
-    """Return the results; raise `ClusterError` where a rank lacks a block it should end with."""
-    ranks, found = schedule.ranks, []
+    cut = np.zeros((ranks, pieces, per_piece * size), given[0].dtype)
+    cut[:, :, :each] = np.stack(given).reshape(ranks, pieces, each)
+    memory = np.zeros((ranks, schedule.blocks, size), given[0].dtype)
+    held = np.zeros((ranks, schedule.blocks), bool)
     for rank in range(ranks):
-        wanted = _ends_with(schedule, rank)
-        if not held[rank, wanted].all():
-            lack = [b for b in wanted if not held[rank, b]][:4]
-            what = f"{schedule.algorithm}: every block of rank {rank} delivered"
-            raise ClusterError(what, f"blocks {lack} missing", "mend the schedule")
-        flat = memory[rank, wanted].reshape(-1)
-        if schedule.op == "all_gather":
-            flat = flat.reshape(ranks, -1)[:, :length].reshape(-1)
-        elif schedule.op == "all_to_all":
-            flat = flat.reshape(ranks, -1)[:, : length // ranks].reshape(-1)
-        elif schedule.op == "reduce_scatter":
-            size = memory.shape[-1] * len(schedule.share(rank))
-            flat = flat[: max(0, min(size, length - rank * size))]
-        else:
-            flat = flat[:length]
-        found.append(flat.copy())
+        mine = schedule.starts_with(rank)
+        if len(mine):
+            memory[rank, mine.start : mine.stop] = cut[rank].reshape(blocks, size)
+            held[rank, mine.start : mine.stop] = True
+    return memory, held
+
+
+def _result(
+    schedule: Schedule, memory: Values, held: NDArray[np.bool_], length: int, rank: int
+) -> Values:
+    """Return what a rank ends with; raise `ClusterError` where it lacks a block of that."""
+    wanted, ranks = schedule.ends_with(rank), schedule.ranks
+    if not held[rank, wanted].all():
+        lack = [int(b) for b in wanted if not held[rank, b]][:4]
+        what = f"{schedule.algorithm}: every block of rank {rank} delivered"
+        raise ClusterError(what, f"blocks {lack} missing", "mend the schedule")
+    flat = memory[rank, wanted].reshape(-1)
+    if schedule.op == "all_gather":
+        flat = flat.reshape(ranks, -1)[:, :length]
+    elif schedule.op == "all_to_all":
+        flat = flat.reshape(ranks, -1)[:, : length // ranks]
+    elif schedule.op == "reduce_scatter":
+        flat = flat[: max(0, length - rank * len(flat))]
+    else:
+        flat = flat[:length]
+    found: Values = flat.reshape(-1).copy()
     return found
-
-
-def _ends_with(schedule: Schedule, rank: int) -> list[int]:
-    if schedule.op == "reduce_scatter":
-        return list(schedule.share(rank))
-    if schedule.op == "all_to_all":
-        per_pair = schedule.blocks // schedule.ranks**2
-        return [
-            (source * schedule.ranks + rank) * per_pair + i
-            for source in range(schedule.ranks)
-            for i in range(per_pair)
-        ]
-    return list(range(schedule.blocks))

@@ -1,8 +1,17 @@
-"""A schedule on a topology, prepared so that timing it for one more size is cheap.
+"""How long a collective takes on a topology: round after round, links shared fairly.
 
-Rounds between the same devices with the same counts of blocks are one pattern: routes, starts and
-shares are worked out once. Where messages that share links all start together, their times are
-straight lines in the size. Only the others go through the events of `fluid` for each size.
+A message starts alpha (the sum along its path) after its round begins; messages that leave a device
+by the same link are issued one after another, alpha apart. Then its bytes flow, all messages of the
+round sharing the links (`fluid`). What arrives to be added takes gamma a byte more.
+
+    round = max over messages (issue + alpha + bytes / fair rate) + max over ranks gamma * bytes
+
+The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
+
+A schedule is prepared for a topology so that timing it for one more size is cheap. Rounds between
+the same devices with the same counts of blocks are one pattern: routes, starts and shares are
+worked out once. Where messages that share links all start together, their times are straight lines
+in the size. Only the others go through the events of `fluid` for each size.
 """
 
 from __future__ import annotations
@@ -10,202 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.cluster.fluid import Uses, finish_times
 from ascend_lab.cluster.schedule import Round, Schedule
-from ascend_lab.cluster.topology import Topology, router_of
+from ascend_lab.cluster.topology import Path, Topology
 from ascend_lab.errors import ClusterError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Places = tuple[int, ...]
+"""The device of every rank."""
 MOST_MESSAGES, MOST_USES = 2**17, 2**23
 """Messages of a round, links that all different rounds use: more would take minutes to time."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pattern:
-    """Messages between devices: `counts` blocks each, their links, and when their bytes start.
-
-    `slopes_s` are seconds a block byte of every message; `bent` are the messages whose time is no
-    straight line, `bent_uses` their links. `added` is the most blocks one rank adds.
-    """
-
-    sources: Ints
-    targets: Ints
-    reduces: NDArray[np.bool_]
-    counts: Floats
-    uses: Uses
-    starts_s: Floats
-    slopes_s: Floats
-    bent: Ints
-    bent_uses: Uses
-    added: float
-
-    def ends_s(self, block_bytes: float, topology: Topology) -> Floats:
-        """Return when each message has arrived."""
-        ends: Floats = self.starts_s + self.slopes_s * block_bytes
-        if len(self.bent):
-            sizes = self.counts[self.bent] * block_bytes
-            capacity = topology.rate_bytes_per_s
-            ends[self.bent] = finish_times(
-                self.starts_s[self.bent], sizes, self.bent_uses, capacity
-            )
-        return ends
-
-    def floor(self, topology: Topology) -> tuple[float, float, float]:
-        """Return the last start, the first start, and seconds a block byte of the busiest link.
-
-        The round takes at least max(last, first + busiest * block bytes).
-        """
-        if not len(self.starts_s):
-            return 0.0, 0.0, 0.0
-        blocks = self.counts[self.uses.flow] * self.uses.weight
-        load = np.bincount(self.uses.resource, blocks, len(topology.links))
-        busiest = float((load / topology.rate_bytes_per_s).max(initial=0.0))
-        return float(self.starts_s.max()), float(self.starts_s.min()), busiest
-
-    def time_s(self, block_bytes: float, topology: Topology) -> float:
-        """Return how long the round takes: the slowest message, then the busiest rank's adding."""
-        adding_s = self.added * block_bytes * topology.gamma_s_per_byte
-        return float(self.ends_s(block_bytes, topology).max(initial=0.0)) + adding_s
-
-
-def pattern_of(step: Round, topology: Topology, places: Ints) -> Pattern:
-    """Return the pattern of a round whose rank r is device `places[r]`."""
-    paths, starts = routed(step, topology, places)
-    uses, counts = Uses.of(paths), step.counts.astype(np.float64)
-    received = np.bincount(step.targets[step.reduces], counts[step.reduces])
-    bent = _bent(uses, starts)
-    slopes = finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
-    return Pattern(
-        places[step.sources],
-        places[step.targets],
-        step.reduces,
-        counts,
-        uses,
-        starts,
-        slopes,
-        np.flatnonzero(bent),
-        uses.only(bent),
-        float(received.max(initial=0.0)),
-    )
-
-
-def _bent(uses: Uses, starts: Floats) -> NDArray[np.bool_]:
-    """Return which messages share links, if only through others, with ones that start elsewhen."""
-    label = uses.components()
-    first, last = np.full(uses.count, np.inf), np.full(uses.count, -np.inf)
-    np.minimum.at(first, label, starts)
-    np.maximum.at(last, label, starts)
-    found: NDArray[np.bool_] = (last > first)[label]
-    return found
-
-
-def routed(step: Round, topology: Topology, places: Ints) -> tuple[list[tuple[int, ...]], Floats]:
-    """Return the links of every message and when its first byte flows.
-
-    Messages that leave by the same link are issued one after another, alpha apart.
-    """
-    router = router_of(topology)
-    ways = zip(places[step.sources].tolist(), places[step.targets].tolist(), strict=True)
-    paths = [router.route(a, b) for a, b in ways]
-    delay = {path: float(sum(topology.alpha_s[i] for i in path)) for path in set(paths)}
-    issued: dict[int, float] = {}
-    starts = np.zeros(len(paths))
-    for i, path in enumerate(paths):
-        issued[path[0]] = issued.get(path[0], 0.0) + delay[path]
-        starts[i] = issued[path[0]]
-    return paths, starts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """A schedule's patterns on a topology and which of them each round is.
-
-    `floors`: (rounds, 4), the patterns' `floor` and the blocks their busiest rank adds.
-    """
-
-    topology: Topology
-    patterns: tuple[Pattern, ...]
-    rounds: Ints
-    parts: int
-    floors: Floats
-
-    def floor_s(self, size_bytes: float) -> float:
-        """Return seconds this schedule cannot go below, without going through any events."""
-        block_bytes = size_bytes / self.parts
-        last, first, busiest, added = self.floors.T
-        adding = added * self.topology.gamma_s_per_byte * block_bytes
-        return float((np.maximum(last, first + busiest * block_bytes) + adding).sum())
-
-    def times_s(self, size_bytes: float) -> Floats:
-        """Return the seconds of every pattern."""
-        block_bytes = size_bytes / self.parts
-        return np.array([p.time_s(block_bytes, self.topology) for p in self.patterns])
-
-    def time_s(self, size_bytes: float) -> float:
-        """Return the seconds of all rounds."""
-        return float(self.rounds_s(size_bytes).sum()) if size_bytes else 0.0
-
-    def rounds_s(self, size_bytes: float) -> Floats:
-        """Return the seconds of every round."""
-        found: Floats = self.times_s(size_bytes)[self.rounds]
-        return found
-
-
-def plan_of(schedule: Schedule, topology: Topology, places: Ints) -> Plan:
-    """Return the plan of a schedule, made when first asked for and kept with the topology."""
-    kept: WeakKeyDictionary[Schedule, dict[bytes, Plan]]
-    kept = topology.__dict__.setdefault("_plans", WeakKeyDictionary())
-    plans = kept.setdefault(schedule, {})
-    key = places.tobytes()
-    if key not in plans:
-        plans[key] = _plan(schedule.rounds, topology, places, schedule.parts)
-    return plans[key]
-
-
-def _plan(rounds: Sequence[Round], topology: Topology, places: Ints, parts: int) -> Plan:
-    """Return the plan; raise `ClusterError` if there is too much in it to be timed."""
-    known: dict[tuple[bytes, ...], int] = {}
-    patterns: list[Pattern] = []
-    which, uses = np.zeros(len(rounds), np.int64), 0
-    for number, step in enumerate(rounds):
-        arrays = (step.sources, step.targets, step.counts, step.reduces)
-        key = tuple(a.tobytes() for a in arrays)
-        if key not in known:
-            known[key] = len(patterns)
-            _check_work(len(step.sources), uses)
-            patterns.append(pattern_of(step, topology, places))
-            uses += len(patterns[-1].uses.flow)
-        which[number] = known[key]
-    floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
-    return Plan(topology, tuple(patterns), which, parts, floors[which])
-
-
-def _check_work(messages: int, uses: int) -> None:
-    if messages > MOST_MESSAGES or uses > MOST_USES:
-        what = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
-        got = f"{messages} and {uses}"
-        raise ClusterError(what, got, "take fewer ranks, or an algorithm of fewer messages")
-
-
-# How long a collective takes on a topology: round after round, links shared fairly.
-#
-# A message starts alpha (the sum along its path) after its round begins; messages that leave a
-# device
-# by the same link are issued one after another, alpha apart. Then its bytes flow, all messages of
-# the
-# round sharing the links (`fluid`). What arrives to be added takes gamma a byte more.
-#
-#     round = max over messages (issue + alpha + bytes / fair rate) + max over ranks gamma * bytes
-#
-# The barrier between rounds makes this an upper bound for schedules whose ranks could run ahead.
-
-
 BUS_FACTOR = {"all_reduce": 2.0, "reduce_scatter": 1.0, "all_gather": 1.0, "all_to_all": 1.0}
 """Bytes over the busiest wire / size, times p / (p - 1): the convention of nccl-tests."""
 
@@ -246,35 +75,171 @@ def time_collective(
     `placement[r]` is the device of rank r (default r). Nothing to move takes no time. Raises
     `ClusterError` for negative sizes, wrong placements and devices no path joins.
     """
-    if not (math.isfinite(size_bytes) and size_bytes >= 0):
-        raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
     places = placed(schedule.ranks, topology, placement)
-    bound = lower_bound_s(schedule.op, topology, size_bytes, places, schedule.root)
-    if size_bytes == 0 or schedule.ranks == 1:
-        return CollectiveTime(
-            schedule.op, schedule.algorithm, schedule.ranks, size_bytes, 0.0, (), 0.0
-        )
-    times = tuple(plan_of(schedule, topology, places).rounds_s(size_bytes).tolist())
-    return CollectiveTime(
-        schedule.op, schedule.algorithm, schedule.ranks, size_bytes, sum(times), times, bound
+    return timed(schedule.op, _prepared(schedule, topology, places), size_bytes, schedule.root)
+
+
+def placed(ranks: int, topology: Topology, placement: Sequence[int] | None = None) -> Places:
+    """Return the device of every rank; raise `ClusterError` unless they are distinct devices."""
+    places = tuple(range(ranks)) if placement is None else tuple(map(int, placement))
+    fits = len(places) == ranks == len(set(places))
+    if not fits or min(places) < 0 or max(places) >= topology.size:
+        what = f"{topology.name}: {ranks} different devices of {topology.size}"
+        got = str(list(places))[:60]
+        raise ClusterError(what, got, "use a larger topology or fewer ranks")
+    return places
+
+
+# -- prepared for many sizes ----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class Pattern:
+    """Messages between devices: `counts` blocks each, their links, and when their bytes start.
+
+    `slopes_s` are seconds a block byte of every message; `bent` are the messages whose time is no
+    straight line, `bent_uses` their links. `added` is the most blocks one rank adds.
+    """
+
+    counts: Floats
+    uses: Uses
+    starts_s: Floats
+    slopes_s: Floats
+    bent: Ints
+    bent_uses: Uses
+    added: float
+
+    def ends_s(self, block_bytes: float, topology: Topology) -> Floats:
+        """Return when each message has arrived."""
+        ends: Floats = self.starts_s + self.slopes_s * block_bytes
+        if len(self.bent):
+            starts, sizes = self.starts_s[self.bent], self.counts[self.bent] * block_bytes
+            ends[self.bent] = finish_times(starts, sizes, self.bent_uses, topology.rate_bytes_per_s)
+        return ends
+
+    def floor(self, topology: Topology) -> tuple[float, float, float]:
+        """Return the last start, the first start, and seconds a block byte of the busiest link.
+
+        The round takes at least max(last, first + busiest * block bytes).
+        """
+        if not len(self.starts_s):
+            return 0.0, 0.0, 0.0
+        blocks = self.counts[self.uses.flow]
+        load = np.bincount(self.uses.resource, blocks, len(topology.links))
+        busiest = float((load / topology.rate_bytes_per_s).max(initial=0.0))
+        return float(self.starts_s.max()), float(self.starts_s.min()), busiest
+
+    def time_s(self, block_bytes: float, topology: Topology) -> float:
+        """Return how long the round takes: the slowest message, then the busiest rank's adding."""
+        adding_s = self.added * block_bytes * topology.gamma_s_per_byte
+        return float(self.ends_s(block_bytes, topology).max(initial=0.0)) + adding_s
+
+
+def pattern_of(step: Round, topology: Topology, places: Places) -> Pattern:
+    """Return the pattern of a round whose rank r is device `places[r]`."""
+    paths, starts = routed(step, topology, places)
+    uses, counts = Uses.of(paths), step.counts.astype(np.float64)
+    received = np.bincount(step.targets[step.reduces], counts[step.reduces])
+    slopes = finish_times(np.zeros(len(starts)), counts, uses, topology.rate_bytes_per_s)
+    # bent: messages that share links, if only through others, with ones that start elsewhen
+    label = uses.components()
+    first, last = np.full(uses.count, np.inf), np.full(uses.count, -np.inf)
+    np.minimum.at(first, label, starts)
+    np.maximum.at(last, label, starts)
+    bent = (last > first)[label]
+    added = float(received.max(initial=0.0))
+    return Pattern(counts, uses, starts, slopes, np.flatnonzero(bent), uses.only(bent), added)
+
+
+def routed(step: Round, topology: Topology, places: Places) -> tuple[list[Path], Floats]:
+    """Return the links of every message and when its first byte flows.
+
+    Messages that leave by the same link are issued one after another, alpha apart.
+    """
+    ways = zip(step.sources.tolist(), step.targets.tolist(), strict=True)
+    paths = [topology.route(places[a], places[b]) for a, b in ways]
+    delay = {path: float(sum(topology.alpha_s[i] for i in path)) for path in set(paths)}
+    issued: dict[int, float] = {}
+    starts = np.zeros(len(paths))
+    for i, path in enumerate(paths):
+        issued[path[0]] = issued.get(path[0], 0.0) + delay[path]
+        starts[i] = issued[path[0]]
+    return paths, starts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A schedule's patterns on a topology and which of them each round is.
+
+    `floors`: (rounds, 4), the patterns' `floor` and the blocks their busiest rank adds.
+    """
+
+    algorithm: str
+    topology: Topology
+    places: Places
+    patterns: tuple[Pattern, ...]
+    rounds: Ints
+    parts: int
+    floors: Floats
+
+    def floor_s(self, size_bytes: float) -> float:
+        """Return seconds this schedule cannot go below, without going through any events."""
+        block_bytes = size_bytes / self.parts
+        last, first, busiest, added = self.floors.T
+        adding = added * self.topology.gamma_s_per_byte * block_bytes
+        return float((np.maximum(last, first + busiest * block_bytes) + adding).sum())
+
+    def time_s(self, size_bytes: float) -> float:
+        """Return the seconds of all rounds."""
+        return float(self.rounds_s(size_bytes).sum()) if size_bytes else 0.0
+
+    def rounds_s(self, size_bytes: float) -> Floats:
+        """Return the seconds of every round."""
+        block_bytes = size_bytes / self.parts
+        times = np.array([p.time_s(block_bytes, self.topology) for p in self.patterns])
+        found: Floats = times[self.rounds]
+        return found
+
+
+def prepare(schedule: Schedule, topology: Topology, places: Places) -> Prepared:
+    """Return the schedule prepared; raise `ClusterError` if there is too much in it to be timed."""
+    known: dict[tuple[bytes, ...], int] = {}
+    patterns: list[Pattern] = []
+    which, uses = np.zeros(len(schedule.rounds), np.int64), 0
+    for number, step in enumerate(schedule.rounds):
+        key = tuple(a.tobytes() for a in (step.sources, step.targets, step.counts, step.reduces))
+        if key not in known:
+            known[key] = len(patterns)
+            if len(step.sources) > MOST_MESSAGES or uses > MOST_USES:
+                what = f"{MOST_MESSAGES} messages a round and {MOST_USES} hops in all at most"
+                got = f"{len(step.sources)} and {uses}"
+                raise ClusterError(what, got, "take fewer ranks, or an algorithm of fewer messages")
+            patterns.append(pattern_of(step, topology, places))
+            uses += len(patterns[-1].uses.flow)
+        which[number] = known[key]
+    floors = np.array([(*one.floor(topology), one.added) for one in patterns]).reshape(-1, 4)
+    return Prepared(
+        schedule.algorithm, topology, places, tuple(patterns), which, schedule.parts, floors[which]
     )
 
 
-def placed(
-    ranks: int, topology: Topology, placement: Sequence[int] | None = None
-) -> NDArray[np.int64]:
-    """Return the device of every rank; raise `ClusterError` unless they are distinct devices."""
-    places = np.arange(ranks) if placement is None else np.asarray(placement, np.int64)
-    fits = len(places) == ranks == len(set(places.tolist()))
-    if not fits or places.min() < 0 or places.max() >= topology.size:
-        what = f"{topology.name}: {ranks} different devices of {topology.size}"
-        raise ClusterError(what, str(places.tolist())[:60], "use a larger topology or fewer ranks")
-    return places
+_prepared = lru_cache(maxsize=16)(prepare)
+"""The last schedules timed: the next size of one costs next to nothing."""
+
+
+def timed(op: str, ready: Prepared, size_bytes: float, root: int = 0) -> CollectiveTime:
+    """Time a prepared schedule beside its bound; `ClusterError` for sizes that are none."""
+    if not (math.isfinite(size_bytes) and size_bytes >= 0):
+        raise ClusterError("a size of at least 0 bytes", str(size_bytes), "correct it")
+    name, ranks = ready.algorithm, len(ready.places)
+    if size_bytes == 0 or ranks == 1:
+        return CollectiveTime(op, name, ranks, size_bytes, 0.0, (), 0.0)
+    rounds = tuple(ready.rounds_s(size_bytes).tolist())
+    bound = lower_bound_s(op, ready.topology, size_bytes, ready.places, root)
+    return CollectiveTime(op, name, ranks, size_bytes, sum(rounds), rounds, bound)
 
 
 # -- bounds ---------------------------------------------------------------------------------------
 def lower_bound_s(
-    op: str, topology: Topology, size_bytes: float, places: NDArray[np.int64], root: int = 0
+    op: str, topology: Topology, size_bytes: float, places: Places, root: int = 0
 ) -> float:
     """Return the larger of the latency and the bandwidth bound: no schedule is faster.
 
@@ -284,47 +249,46 @@ def lower_bound_s(
     """
     if len(places) == 1 or size_bytes == 0:
         return 0.0
-    kept = topology.__dict__.setdefault("_bounds", {})
-    key = (op, places.tobytes(), root)
-    if key not in kept:
-        kept[key] = _bound_s_per_byte(op, topology, places, root), _latency_s(op, topology, places)
-    slope, latency_s = kept[key]
+    slope, latency_s = _bounds(op, topology, places, root)
     return float(max(slope * size_bytes, latency_s))
 
 
-def _bound_s_per_byte(op: str, topology: Topology, places: NDArray[np.int64], root: int) -> float:
-    """Return the seconds a byte that no rank, no server and not all together can go below."""
-    ranks = tuple((int(device),) for device in places)
-    used = set(places.tolist())
-    servers = tuple(group for group in topology.groups if used.intersection(group))
+@lru_cache(maxsize=512)
+def _bounds(op: str, topology: Topology, places: Places, root: int) -> tuple[float, float]:
+    """Return seconds a byte that no rank, no server and not all can go below, and the latency."""
+    used = set(places)
+    servers = [group for group in topology.groups if used.intersection(group)]
     bounds = [0.0]
-    for parts in (ranks, servers):
+    for parts in ([(device,) for device in places], servers):
         if len(parts) > 1:
             held = np.array([len(used.intersection(part)) for part in parts])
-            home = np.array([int(places[root]) in part for part in parts])
+            home = np.array([places[root] in part for part in parts], float)
             out, into = _cuts(topology, parts)
             bounds.append(_parts_s_per_byte(op, held / len(places), len(places), home, out, into))
-    return max(bounds)
+    ports = max(len(topology.leaving[device]) for device in places)
+    if not ports:
+        return max(bounds), math.inf
+    steps = 1 if op == "reduce" else math.ceil(math.log(len(places), 1 + ports) - 1e-9)
+    return max(bounds), steps * _least_alpha_s(topology)
 
 
 def _parts_s_per_byte(
-    op: str, share: Floats, ranks: int, home: NDArray[np.bool_], out: Floats, into: Floats
+    op: str, share: Floats, ranks: int, home: Floats, out: Floats, into: Floats
 ) -> float:
     """Return seconds a byte if each part has this share of the ranks; the root is at `home`."""
-    all_of_it = np.ones(len(share))
-    crossing = ranks * share * (1 - share)
+    whole, crossing = np.ones(len(share)), ranks * share * (1 - share)
     sends, receives = {
         "reduce_scatter": (1 - share, share),
         "all_gather": (share, 1 - share),
         "all_to_all": (crossing, crossing),
-        "broadcast": (home.astype(float), 1.0 - home),
-        "reduce": (1.0 - home, home.astype(float)),
-    }.get(op, (all_of_it, all_of_it))
-    found = max(_seconds(sends, out), _seconds(receives, into))
+        "broadcast": (home, 1.0 - home),
+        "reduce": (1.0 - home, home),
+    }.get(op, (whole, whole))
+    pairs = [(sends, out), (receives, into)]
     if op == "all_reduce":
-        both_ways, all_links = np.array([2.0 * (len(share) - 1)]), np.array([float(out.sum())])
-        found = max(found, _seconds(both_ways, all_links))
-    return found
+        pairs.append((np.array([2.0 * (len(share) - 1)]), np.array([float(out.sum())])))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return max(float(np.nanmax(size / rate)) for size, rate in pairs)
 
 
 def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, Floats]:
@@ -336,8 +300,7 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
     for number, devices in enumerate(parts):
         part[list(devices)] = number
     links = np.fromiter(topology.between.values(), np.int64)
-    nodes = np.array([(topology.links[i].source, topology.links[i].target) for i in links])
-    nodes = nodes.reshape(-1, 2).astype(np.int64)
+    nodes = np.array(list(topology.between), np.int64).reshape(-1, 2)
     least, most = np.full(len(part), len(parts)), np.full(len(part), -1)
     for device, switch in (nodes.T, nodes.T[::-1]):
         joins = (device < topology.size) & (switch >= topology.size)
@@ -350,19 +313,6 @@ def _cuts(topology: Topology, parts: Sequence[Sequence[int]]) -> tuple[Floats, F
         counts = (sides[0] != sides[1]) & (side >= 0)
         np.add.at(row, side[counts], topology.rate_bytes_per_s[links[counts]])
     return rates[0], rates[1]
-
-
-def _seconds(size_bytes: Floats, rate_bytes_per_s: Floats) -> float:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.nanmax(size_bytes / rate_bytes_per_s))
-
-
-def _latency_s(op: str, topology: Topology, places: NDArray[np.int64]) -> float:
-    ports = max(len(topology.leaving[int(d)]) for d in places)
-    if not ports:
-        return math.inf
-    steps = 1 if op == "reduce" else math.ceil(math.log(len(places), 1 + ports) - 1e-9)
-    return steps * _least_alpha_s(topology)
 
 
 def _least_alpha_s(topology: Topology) -> float:

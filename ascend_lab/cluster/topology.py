@@ -1,7 +1,12 @@
-"""The machine room as data: devices, switches and the directed links between them.
+"""The machine room as data: devices, switches, directed links; routes, and the flow across.
 
 Nodes are numbers: devices 0 .. p-1, then switches. A message of n bytes over one link takes
 alpha + n beta seconds; over a path the alphas add and the slowest link sets the rate.
+
+A message takes a direct link if there is one; else the quickest path through switches; else, where
+switches do not lead there, the quickest path over anything, devices passing messages on. "Quickest"
+is for `ROUTE_BYTES`, every link counted with alpha + n beta; equal paths are decided by the numbers
+of their first and last links.
 """
 
 from __future__ import annotations
@@ -19,10 +24,14 @@ from numpy.typing import NDArray
 
 from ascend_lab.errors import ClusterError
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Path = tuple[int, ...]
+"""Numbers of links."""
+Tree = dict[int, tuple[float, int]]
+"""Of every node reached: what it costs, and the last link on the way (-1 at the start)."""
 LONGEST_S = 1e9
 """Latencies, and seconds a byte, beyond this are slips of units."""
+ROUTE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,13 @@ class Topology:
         _number(f"{where}: alpha", link.alpha_s)
         _number(f"{where}: beta", link.beta_s_per_byte)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.links, self.groups))  # numbers alone: the same in every process
+
+    def __hash__(self) -> int:
+        return self._hash
+
     @property
     def size(self) -> int:
         """Devices."""
@@ -122,6 +138,14 @@ class Topology:
             raise ClusterError(f"{self.name}: a link to cut", str(dead), "name (source, target)")
         return replace(self, links=left)
 
+    def route(self, source: int, target: int) -> Path:
+        """Return the links from one device to another; raise `ClusterError` if there is no way."""
+        return self._router.route(source, target)
+
+    @cached_property
+    def _router(self) -> _Router:
+        return _Router(self)
+
     def bisection_bytes_per_s(self) -> float:
         """Return the rate from the first half of the devices to the second: a maximum flow.
 
@@ -145,150 +169,86 @@ def _number(what: str, value: Any) -> None:
         raise ClusterError(f"{what} of at most {LONGEST_S:g}", repr(value)[:40], "correct it")
 
 
+# -- shapes to think with -------------------------------------------------------------------------
 def both_ways(a: int, b: int, alpha_s: float, beta_s_per_byte: float) -> tuple[Link, Link]:
     """Return the two directions of a cable."""
     return Link(a, b, alpha_s, beta_s_per_byte), Link(b, a, alpha_s, beta_s_per_byte)
-
-
-def _names(count: int) -> tuple[str, ...]:
-    if not isinstance(count, int) or count < 1:
-        raise ClusterError("a count of devices of at least 1", repr(count), "give one")
-    return tuple(f"npu{i}" for i in range(count))
 
 
 def star(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices around one switch: alpha and beta hold from device to device."""
-    devices = _names(count)
-    links = [x for d in range(count) for x in both_ways(d, count, alpha_s / 2, beta_s_per_byte)]
-    name = f"star:{count}"
-    return Topology(name, devices, ("switch",), tuple(links), (), gamma_s_per_byte)
+    pairs = ((device, count) for device in range(_counted(count)))
+    costs = (alpha_s / 2, beta_s_per_byte, gamma_s_per_byte)
+    return _joined(f"star:{count}", count, ("switch",), pairs, costs)
 
 
 def full_mesh(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices with a link from each to each."""
-    pairs = [(a, b) for a in range(count) for b in range(a + 1, count)]
-    return _direct(f"mesh:{count}", count, pairs, alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    pairs = ((a, b) for a in range(_counted(count)) for b in range(a + 1, count))
+    costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    return _joined(f"mesh:{count}", count, (), pairs, costs)
 
 
 def ring(
     count: int, alpha_s: float, beta_s_per_byte: float, gamma_s_per_byte: float = 0.0
 ) -> Topology:
     """Return devices in a circle, each linked to the next both ways."""
-    pairs = [(a, (a + 1) % count) for a in range(count if count > 2 else count - 1)]
-    return _direct(f"ring:{count}", count, pairs, alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    pairs = ((a, (a + 1) % count) for a in range(_counted(count) - (count <= 2)))
+    costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    return _joined(f"ring:{count}", count, (), pairs, costs)
 
 
-def _direct(
+def _counted(count: int) -> int:
+    if not isinstance(count, int) or count < 1:
+        raise ClusterError("a count of devices of at least 1", repr(count), "give one")
+    return count
+
+
+def _joined(
     name: str,
     count: int,
-    pairs: Sequence[tuple[int, int]],
-    alpha_s: float,
-    beta_s_per_byte: float,
-    gamma_s_per_byte: float,
+    switches: Sequence[str],
+    pairs: Iterable[tuple[int, int]],
+    costs: tuple[float, float, float],
 ) -> Topology:
-    devices = _names(count)
-    links = [x for a, b in pairs for x in both_ways(a, b, alpha_s, beta_s_per_byte)]
-    return Topology(name, devices, (), tuple(links), (), gamma_s_per_byte)
+    """Return devices joined pair by pair; `costs` are alpha, beta, gamma."""
+    devices = tuple(f"npu{i}" for i in range(_counted(count)))
+    links = tuple(link for a, b in pairs for link in both_ways(a, b, *costs[:2]))
+    return Topology(name, devices, tuple(switches), links, (), costs[2])
 
 
-# -- the greatest rate between two sets of nodes (Edmonds and Karp 1972) ---------------------------
-Residual = dict[int, dict[int, float]]
-SOURCE, SINK = -1, -2
-
-
-def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
-    """Return the bytes a second that can go from all sources together to all targets together."""
-    left: Residual = {SOURCE: {}, SINK: {}}
-    for (a, b), i in topology.between.items():
-        left.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])
-        left.setdefault(b, {}).setdefault(a, 0.0)
-    for node in sources:
-        left[SOURCE][node] = math.inf
-        left.setdefault(node, {})
-    for node in targets:
-        left.setdefault(node, {})[SINK] = math.inf
-    total = 0.0
-    while (path := _shortest(left)) is not None:
-        amount = min(left[a][b] for a, b in path)
-        if math.isinf(amount):
-            return amount
-        for a, b in path:
-            left[a][b] -= amount
-            left[b][a] = left[b].get(a, 0.0) + amount
-        total += amount
-    return total
-
-
-def _shortest(left: Residual) -> list[tuple[int, int]] | None:
-    """Return the edges of a shortest path with room from source to sink, or None."""
-    came: dict[int, int] = {SOURCE: SOURCE}
-    queue = deque([SOURCE])
-    while queue:
-        node = queue.popleft()
-        for target, room in left[node].items():
-            if room > 0 and target not in came:
-                came[target] = node
-                if target == SINK:
-                    return _back(came)
-                queue.append(target)
-    return None
-
-
-def _back(came: dict[int, int]) -> list[tuple[int, int]]:
-    path, node = [], SINK
-    while node != SOURCE:
-        path.append((came[node], node))
-        node = came[node]
-    return path[::-1]
-
-
-# Which links a message takes.
-#
-# A direct link if there is one; else the quickest path through switches; else, where switches do
-# not
-# lead there, the quickest path over anything, devices passing messages on. "Quickest" is for
-# `ROUTE_BYTES`, every link counted with alpha + n beta; equal paths are decided by the numbers of
-# their first and last links.
-
-
-ROUTE_BYTES = 2**20
-Path = tuple[int, ...]
-"""Numbers of links."""
-Tree = dict[int, tuple[float, int]]
-"""Of every node reached: what it costs, and the last link on the way (-1 at the start)."""
-
-
-class Router:
+# -- routes ---------------------------------------------------------------------------------------
+class _Router:
     """The routes of one topology, each found once."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self._routes: dict[tuple[int, int], Path] = {}
-        self._trees: dict[tuple[int, bool], Tree] = {}
-        self._into: list[dict[int, int]] = [{} for _ in range(topology.size)]
+        self.routes: dict[tuple[int, int], Path] = {}
+        self.trees: dict[tuple[int, bool], Tree] = {}
+        self.costs = [x.alpha_s + ROUTE_BYTES * x.beta_s_per_byte for x in topology.links]
+        self.into: list[dict[int, int]] = [{} for _ in range(topology.size)]
         for (start, end), i in topology.between.items():
             if start >= topology.size > end:
-                self._into[end][start] = i
+                self.into[end][start] = i
 
     def route(self, source: int, target: int) -> Path:
-        """Return the links from one device to another; raise `ClusterError` if there is no way."""
         key = (source, target)
-        if key not in self._routes:
-            self._routes[key] = self._find(source, target)
-        return self._routes[key]
+        if key not in self.routes:
+            self.routes[key] = self._find(source, target)
+        return self.routes[key]
 
     def _find(self, source: int, target: int) -> Path:
         topology = self.topology
         direct = topology.between.get((source, target))
         if direct is not None:
             return (direct,)
-        found = self._through_switches(source, target)
-        if found is not None:
-            return found[1]
+        ways = self._through_switches(source, target)
+        if ways:
+            return min(ways)[1]
         tree = self._tree(source, anything=True)
         if target not in tree:
             names = f"{topology.label(source)} to {topology.label(target)}"
@@ -303,29 +263,25 @@ class Router:
             target = self.topology.links[link].source
         return tuple(reversed(path))
 
-    def _through_switches(self, source: int, target: int) -> tuple[float, Path] | None:
-        """Join the source's link to a switch, the switches' own tree, and the target's link."""
-        topology, best = self.topology, None
-        into = self._into[target]
-        for first in topology.leaving[source]:
-            switch = topology.links[first].target
-            if switch < topology.size:
-                continue
-            tree = self._tree(switch, anything=False)
-            for node, last in into.items():
-                if node in tree:
-                    total = self._cost(first) + tree[node][0] + self._cost(last)
-                    found = (total, (first, *self._walked(tree, node), last))
-                    best = found if best is None else min(best, found)
-        return best
+    def _through_switches(self, source: int, target: int) -> list[tuple[float, Path]]:
+        """Join each of the source's links to a switch, that one's tree, and the target's links."""
+        found = []
+        for first in self.topology.leaving[source]:
+            switch = self.topology.links[first].target
+            if switch >= self.topology.size:
+                tree = self._tree(switch, anything=False)
+                for node, last in self.into[target].items():
+                    if node in tree:
+                        total = self.costs[first] + tree[node][0] + self.costs[last]
+                        found.append((total, (first, *self._walked(tree, node), last)))
+        return found
 
     def _tree(self, start: int, *, anything: bool) -> Tree:
         """Return the quickest ways from a node to every node (Dijkstra), or to switches only."""
         key = (start, anything)
-        if key in self._trees:
-            return self._trees[key]
-        topology = self.topology
-        done: Tree = {}
+        if key in self.trees:
+            return self.trees[key]
+        topology, done = self.topology, Tree()
         queue = [(0.0, start, -1, -1)]  # cost, node, first and last link
         while queue:
             cost, node, first, last = heapq.heappop(queue)
@@ -336,19 +292,49 @@ class Router:
                 target = topology.links[i].target
                 if target not in done and (anything or target >= topology.size):
                     begin = i if first < 0 else first
-                    heapq.heappush(queue, (cost + self._cost(i), target, begin, i))
-        self._trees[key] = done
+                    heapq.heappush(queue, (cost + self.costs[i], target, begin, i))
+        self.trees[key] = done
         return done
 
-    def _cost(self, link: int) -> float:
-        found = self.topology.links[link]
-        return found.alpha_s + ROUTE_BYTES * found.beta_s_per_byte
+
+# -- the greatest rate between two sets of nodes (Edmonds and Karp 1972) ---------------------------
+SOURCE, SINK = -1, -2
 
 
-def router_of(topology: Topology) -> Router:
-    """Return the router of a topology, made when it is first asked for."""
-    found = topology.__dict__.get("_router")
-    if not isinstance(found, Router):
-        found = Router(topology)
-        object.__setattr__(topology, "_router", found)
-    return found
+def max_flow(topology: Topology, sources: Iterable[int], targets: Iterable[int]) -> float:
+    """Return the bytes a second that can go from all sources together to all targets together."""
+    left: dict[int, dict[int, float]] = {SOURCE: dict.fromkeys(sources, math.inf), SINK: {}}
+    for (a, b), i in topology.between.items():
+        left.setdefault(a, {})[b] = float(topology.rate_bytes_per_s[i])
+        left.setdefault(b, {}).setdefault(a, 0.0)
+    for node in left[SOURCE]:
+        left.setdefault(node, {})
+    for node in targets:
+        left.setdefault(node, {})[SINK] = math.inf
+    total = 0.0
+    while path := _shortest(left):
+        amount = min(left[a][b] for a, b in path)
+        if math.isinf(amount):
+            return amount
+        for a, b in path:
+            left[a][b] -= amount
+            left[b][a] = left[b].get(a, 0.0) + amount
+        total += amount
+    return total
+
+
+def _shortest(left: dict[int, dict[int, float]]) -> list[tuple[int, int]]:
+    """Return the edges of a shortest path with room from source to sink, backwards; or none."""
+    came: dict[int, int] = {}
+    queue = deque([SOURCE])
+    while queue and SINK not in came:
+        node = queue.popleft()
+        for target, room in left[node].items():
+            if room > 0 and target not in came and target != SOURCE:
+                came[target] = node
+                queue.append(target)
+    path, node = [], SINK
+    while node in came:
+        path.append((came[node], node))
+        node = came[node]
+    return path

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, end_of, plan
-from ascend_lab.aoe.gradient.planning import by_size, forms_of, mindspore, split_by_size
+from ascend_lab.aoe.gradient.planning import by_size, forms_of, split_by_size
 from ascend_lab.aoe.gradient.readers import read_profile
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
@@ -199,10 +200,11 @@ def test_forms_say_the_same_as_the_plan(rows, cost):
 
 def test_forms_follow_the_published_examples() -> None:
     rows = rows_of([0] * 160, [1] * 160)
-    split = ((0, 20), (21, 100), (101, 159))
-    table = forms_of(plan(rows, AlphaBeta(1, 1)), rows, AlphaBeta(1, 1)).as_dict()
-    assert set(table) == {"hccl", "mindspore", "pytorch"}
-    assert mindspore(split) == (20, 100)
+    found = plan(rows, AlphaBeta(1, 1))
+    published = replace(found, segments=((0, 20), (21, 100), (101, 159)))
+    forms = forms_of(published, rows, AlphaBeta(1, 1))
+    assert set(forms.as_dict()) == {"hccl", "mindspore", "pytorch"}
+    assert (forms.by_idx, forms.mindspore) == ((20, 100, 159), (20, 100))
     assert by_size(((0, 95), (96, 127), (128, 159)), rows) == (60.0, 20.0, 20.0)
     assert split_by_size((60, 20, 20), rows) == ((0, 95), (96, 127), (128, 159))
 

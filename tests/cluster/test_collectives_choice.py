@@ -58,7 +58,7 @@ def test_more_sizes_prepare_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("prepared again")
 
     monkeypatch.setattr(choice, "make", never)
-    monkeypatch.setattr(choice, "plan_of", never)
+    monkeypatch.setattr(choice, "prepare", never)
     assert collective_time("all_reduce", topology, 1e6) == first
     times = [collective_time("all_reduce", topology, n).time_s for n in np.geomspace(1, 1e9, 50)]
     assert times == sorted(times)

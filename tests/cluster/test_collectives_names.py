@@ -3,8 +3,8 @@
 import pytest
 from collective_cases import CASES, rows
 
-from ascend_lab.cluster import ALGORITHMS, OPS, load_topology, make, op_name, parse_name
-from ascend_lab.cluster.collectives import Name
+from ascend_lab.cluster import ALGORITHMS, OPS, load_topology, make
+from ascend_lab.cluster.collectives import Name, op_name, parse_name
 from ascend_lab.errors import ClusterError
 
 

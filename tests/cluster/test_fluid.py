@@ -4,7 +4,6 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,20 +89,9 @@ def test_two_flows_share_a_link_and_the_later_one_ends_when_the_link_has_carried
     assert ends.tolist() == [3.0, 4.0]
 
 
-def test_weights_count_a_flow_as_often_as_it_uses_a_resource() -> None:
-    once, twice = Uses.of([[0]]), Uses.of([[0]], weight=2.0)
-    assert fair_rates(once, np.array([6.0])).tolist() == [6.0]
-    assert fair_rates(twice, np.array([6.0])).tolist() == [3.0]
-
-
 def test_what_uses_nothing_has_no_limit_and_a_dead_link_never_ends() -> None:
     uses = Uses.of([[], [0], [1], [2]])
     capacity = np.array([0.0, np.inf, 5.0])
     assert fair_rates(uses, capacity).tolist() == [np.inf, 0.0, np.inf, 5.0]
     ends = finish_times(np.zeros(4), np.array([1.0, 1.0, 1.0, 10.0]), uses, capacity)
     assert ends.tolist() == [0.0, np.inf, 0.0, 2.0]
-
-
-def test_a_use_of_weight_zero_does_not_slow_a_flow() -> None:
-    uses = Uses(np.array([0, 1, 1]), np.array([0, 0, 1]), np.array([1.0, 0.0, 1.0]), 2)
-    assert fair_rates(uses, np.array([1.0, 7.0])).tolist() == pytest.approx([1.0, 7.0])

@@ -7,7 +7,7 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
-from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology, router_of
+from ascend_lab.cluster import TOPOLOGIES, Topology, load_topology
 from ascend_lab.cluster.presets import ETHERNET_ALPHA_S, usage
 from ascend_lab.errors import ClusterError
 
@@ -28,8 +28,8 @@ def test_every_preset_joins_all_its_devices(kind: str, count: int) -> None:
     assert topology.size == (count if limit else 8)
     assert topology.name == (f"{kind}:{count}" if limit else kind)
     for target in range(1, topology.size):
-        assert router_of(topology).route(0, target)
-        assert router_of(topology).route(target, 0)
+        assert topology.route(0, target)
+        assert topology.route(target, 0)
 
 
 def test_a_910_server_is_two_meshes_joined_over_the_hosts() -> None:
@@ -61,7 +61,7 @@ def test_roce_takes_the_ports_latency_over_one_rail_and_its_rate(
 ) -> None:
     port = load_chip(f"Ascend{chip}").links["roce"]
     cluster = load_topology(f"{kind}-roce:64")
-    path = router_of(cluster).route(0, 8)
+    path = cluster.route(0, 8)
     assert sum(cluster.alpha_s[i] for i in path) == pytest.approx(port.latency_s)
     assert cluster.rate_bytes_per_s[list(path)].min() == pytest.approx(port.rate_bytes_per_s)
     assert sum(name.startswith("rail") for name in cluster.switches) == rails
@@ -72,7 +72,7 @@ def test_roce_takes_the_ports_latency_over_one_rail_and_its_rate(
 def test_ethernet_is_one_card_a_server() -> None:
     cluster = load_topology("ethernet-25g:32")
     assert cluster.bisection_bytes_per_s() == pytest.approx(2 * 25e9 / 8)
-    path = router_of(cluster).route(0, 8)
+    path = cluster.route(0, 8)
     hosts = load_chip("Ascend910A").links["pcie"].latency_s * 2
     assert sum(cluster.alpha_s[i] for i in path) == pytest.approx(ETHERNET_ALPHA_S + hosts)
 
@@ -140,7 +140,7 @@ def test_a_file_becomes_a_topology(written: Path) -> None:
     assert len(room.links) == 9
     assert (rate(room, "a", "sw"), rate(room, "sw", "a")) == pytest.approx((12.5e9, 12.5e9))
     assert rate(room, "a", "b") == pytest.approx(1e11)
-    assert len(router_of(room).route(1, 0)) == 2
+    assert len(room.route(1, 0)) == 2
 
 
 def test_a_file_needs_little(written: Path) -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ascend_lab.cluster import Link, Topology, full_mesh, load_topology, ring, router_of, star
+from ascend_lab.cluster import Link, Topology, full_mesh, load_topology, ring, star
 from ascend_lab.cluster.topology import ROUTE_BYTES
 from ascend_lab.errors import ClusterError
 
 
 def nodes_on(topology: Topology, a: int, b: int) -> list[str]:
-    path = router_of(topology).route(a, b)
+    path = topology.route(a, b)
     ends = [(topology.links[i].source, topology.links[i].target) for i in path]
     assert ends[0][0] == a
     assert ends[-1][1] == b
@@ -52,9 +52,9 @@ def test_a_route_is_as_quick_as_the_best_of_all_ways(topology: Topology) -> None
     best = quickest(topology)
     if best is None:
         with pytest.raises(ClusterError, match="a way from a to b"):
-            router_of(topology).route(0, 1)
+            topology.route(0, 1)
         return
-    path = router_of(topology).route(0, 1)
+    path = topology.route(0, 1)
     assert sum(topology.links[i].alpha_s for i in path) == pytest.approx(best)
 
 
@@ -88,10 +88,9 @@ def test_a_dead_link_is_gone_round_and_a_device_cut_off_is_an_error() -> None:
     assert nodes_on(mesh, 1, 0) == ["npu0"]
     lonely = mesh.without((0, 2))
     with pytest.raises(ClusterError, match="npu0 to npu1"):
-        router_of(lonely).route(0, 1)
+        lonely.route(0, 1)
 
 
 def test_routes_are_found_once() -> None:
     topology = star(4, 1e-6, 1e-10)
-    assert router_of(topology) is router_of(topology)
-    assert router_of(topology).route(0, 1) is router_of(topology).route(0, 1)
+    assert topology.route(0, 1) is topology.route(0, 1)

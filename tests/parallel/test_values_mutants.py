@@ -8,30 +8,7 @@ from values_cases import SGD, case, distance
 
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel import values
-from ascend_lab.parallel.values import (
-    Plan,
-)
-from ascend_lab.parallel.values import (
-    layers as blocks,
-)
-from ascend_lab.parallel.values import (
-    layers as pieces,
-)
-from ascend_lab.parallel.values import (
-    layers as vocabulary,
-)
-from ascend_lab.parallel.values import (
-    models as experts,
-)
-from ascend_lab.parallel.values import (
-    weights as cuts,
-)
-from ascend_lab.parallel.values import (
-    weights as stores,
-)
-from ascend_lab.parallel.values import (
-    weights as zero,
-)
+from ascend_lab.parallel.values import Net, Plan, layers, models, weights
 from ascend_lab.parallel.values.group import Group
 from ascend_lab.parallel.values.tape import Tape, Var
 
@@ -44,23 +21,23 @@ def own_slice(group: Group, arrays: list, axis: int = 0) -> list:
     return [np.split(a, group.ranks, axis)[group.place(r)] for r, a in enumerate(arrays)]
 
 
-def last_only(self: stores.Replicas, key: str, var: Var) -> None:
+def last_only(self: weights.Replicas, key: str, var: Var) -> None:
     self.grads[key] = var.grads
 
 
 def no_sums(wanted: str) -> Callable[..., tuple[str, ...]]:
-    right = cuts.Cuts.sums
+    right = weights.Cuts.sums
     return lambda self, piece, name: tuple(a for a in right(self, piece, name) if a != wanted)
 
 
-def biased_leave(net: pieces.Net, x: Var) -> Var:
+def biased_leave(net: Net, x: Var) -> Var:
     """Add the bias on every rank before the sum: it counts once a rank."""
     y = net.enter(net.norm(x, "mlp.norm"))
     y = net.linear(net.apply("gelu", net.linear(y, "up", "up.bias")), "down", "down.bias")
     return net.apply("add", x, net.leave(y))
 
 
-def first_positions(net: pieces.Net, length: int) -> Var:
+def first_positions(net: Net, length: int) -> Var:
     """Give every rank the positions of the first one's part of the sequence."""
     position = net["position"]
     rest = (len(position.values[0]) - length, position.shape[1])
@@ -73,17 +50,17 @@ def first_positions(net: pieces.Net, length: int) -> Var:
 
 TENSOR, DATA = Plan(tensor=2), Plan(data=2)
 MISTAKES = {
-    "no all-reduce backward": (pieces, "copy_in", keep, TENSOR, "transformer"),
-    "no all-reduce forward": (pieces, "sum_out", keep, TENSOR, "transformer"),
-    "bias before the sum": (blocks, "mlp", biased_leave, TENSOR, "transformer"),
+    "no all-reduce backward": (layers, "copy_in", keep, TENSOR, "transformer"),
+    "no all-reduce forward": (layers, "sum_out", keep, TENSOR, "transformer"),
+    "bias before the sum": (layers, "mlp", biased_leave, TENSOR, "transformer"),
     "own maximum": (Group, "all_gather", lambda g, a, axis=0: a, TENSOR, "transformer"),
     "norms not summed": (
-        *(cuts.Cuts, "sums", no_sums("tensor")),
+        *(weights.Cuts, "sums", no_sums("tensor")),
         *(Plan(tensor=2, sequence=True), "transformer"),
     ),
-    "gradients not summed": (cuts.Cuts, "sums", no_sums("data"), DATA, "transformer"),
+    "gradients not summed": (weights.Cuts, "sums", no_sums("data"), DATA, "transformer"),
     "experts summed by nobody": (
-        *(cuts.Cuts, "sums", no_sums("replica")),
+        *(weights.Cuts, "sums", no_sums("replica")),
         *(Plan(data=4, expert=2), "experts"),
     ),
     "scatter without a sum": (
@@ -91,12 +68,12 @@ MISTAKES = {
         *(Plan(data=2, zero_stage=3), "transformer"),
     ),
     "last micro-batch only": (
-        *(stores.Replicas, "keep", last_only),
+        *(weights.Replicas, "keep", last_only),
         *(Plan(micro_batches=4), "transformer"),
     ),
-    "experts at home": (experts, "exchange", keep, Plan(data=2, expert=2), "experts"),
+    "experts at home": (models, "exchange", keep, Plan(data=2, expert=2), "experts"),
     "positions of the first rank": (
-        *(vocabulary, "_positions", first_positions),
+        *(layers, "_positions", first_positions),
         *(Plan(tensor=2, sequence=True), "transformer"),
     ),
 }
@@ -116,7 +93,6 @@ COPIES_DIFFER = (
 def test_a_mistake_is_noticed(name: str, monkeypatch) -> None:
     owner, attribute, wrong, plan, model_name = MISTAKES[name]
     model, data, single = case(model_name)
-    assert distance(values.train(model, data, SGD, plan), single) < 1e-10
     monkeypatch.setattr(owner, attribute, wrong)
     if name in COPIES_DIFFER:
         with pytest.raises(ClusterError, match="equal copies"):
@@ -128,7 +104,7 @@ def test_a_mistake_is_noticed(name: str, monkeypatch) -> None:
 
 def test_parameters_dropped_too_early_are_missed(monkeypatch) -> None:
     """Stage 3 must gather again for the backward pass: the dropped weights are really gone."""
-    monkeypatch.setattr(zero.Sharded, "release", lambda self, tape, piece, found: drop(found))
+    monkeypatch.setattr(weights.Sharded, "release", lambda self, tape, piece, found: drop(found))
     model, data, _ = case("perceptron")
     with pytest.raises((ValueError, IndexError)):
         values.train(model, data, SGD, Plan(data=2, zero_stage=3))

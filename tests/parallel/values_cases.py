@@ -5,12 +5,38 @@ from functools import cache
 import numpy as np
 
 from ascend_lab.parallel import values
-from ascend_lab.parallel.values import Batch, Model, Run
+from ascend_lab.parallel.values import Batch, Model, Piece, Run, layers
+
+
+def perceptron(features: int = 6, width: int = 8, classes: int = 4) -> Model:
+    """Return a classifier: a linear map, two residual layers, head; no gradient of it is 0."""
+    rng = np.random.default_rng(0)
+    blocks = [
+        Piece(
+            f"layer{i}",
+            layers.mlp_weights(width, 4 * width, rng),
+            lambda net, x, _: layers.mlp(net, x),
+            layers.MLP_SHARDS,
+        )
+        for i in range(2)
+    ]
+    weights = {"weight": layers.normal(rng, features, width), "bias": 0.1 * rng.normal(size=width)}
+    first = Piece("input", weights, lambda net, x, _: net.linear(x, "weight", "bias"))
+    return Model((first, *blocks, layers.head("head", width, classes, rng)))
+
+
+def points(batches: int = 3, batch: int = 16, features: int = 6, classes: int = 4) -> list[Batch]:
+    """Return batches of points whose class is the largest of a few random projections."""
+    rng = np.random.default_rng(1)
+    truth = rng.normal(size=(features, classes))
+    inputs = [rng.normal(size=(batch, features)) for _ in range(batches)]
+    return [Batch(x, np.argmax(x @ truth, axis=1).astype(np.int32)) for x in inputs]
+
 
 SGD = values.Sgd(lr=0.1, momentum=0.9)
 MODELS = {
     "transformer": values.transformer,
-    "perceptron": values.perceptron,
+    "perceptron": perceptron,
     "experts": values.experts_transformer,
     "experts-top1": lambda: values.experts_transformer(top=1, factor=0.75),
 }
@@ -21,7 +47,7 @@ STEPS = 3
 def case(name: str) -> tuple[Model, list[Batch], Run]:
     """Return a model, its batches and its run on one device."""
     model = MODELS[name]()
-    data = values.points(STEPS) if name == "perceptron" else values.sentences(STEPS)
+    data = points(STEPS) if name == "perceptron" else values.sentences(STEPS)
     return model, data, values.train_single(model, data, SGD)
 
 

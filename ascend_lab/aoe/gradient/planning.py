@@ -1,4 +1,4 @@
-"""Ways of splitting that others use, each by its name, to compare with.
+"""A plan: the best split of a gradient sequence, what other ways take, and as frameworks take it.
 
 | name | rule | source |
 |---|---|---|
@@ -11,6 +11,18 @@
 | gdat | fill the time the last bucket is sent in | CANN's gradient tuner, as published |
 
 Where number formats change every one of them begins a new bucket.
+
+HCCL (Python API, `hccl.split.api`): `set_split_strategy_by_idx` takes the last gradient of every
+segment, `[20, 100, 159]` for 0-20, 21-100, 101-159; `set_split_strategy_by_size` takes shares of
+the bytes that add up to 100 percent; at most 8 segments. Where both are set the sizes count.
+Gradients are counted in the order of the all-reduces in the graph, which is that of backward.
+
+MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients too, the
+very last one implied (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0 refuse
+0 as the first. The same list is `comm_fusion={"allreduce": {"mode": "index", "config": ...}}`.
+
+PyTorch (`DistributedDataParallel`): one `bucket_cap_mb` in MiB, a bucket is closed when it reaches
+that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_default`).
 """
 
 from __future__ import annotations
@@ -41,11 +53,15 @@ from ascend_lab.errors import InputError
 
 MIB = 2**20
 DDP_CAP_BYTES, DDP_FIRST_BYTES = 25 * MIB, MIB
+DDP_PER_OCTAVE = 16
 HCCL_FIRST = 0.9654
 """Share of the bytes in the first of HCCL's two default segments (ResNet-50's best)."""
-GDAT_SEGMENTS = 8
+HCCL_SEGMENTS = GDAT_SEGMENTS = 8
+PARTS = 6400
+"""Shares are whole 64ths of a percent: exact in binary, so that their sum is 100 and no less."""
 
 
+# -- other ways to split --------------------------------------------------------------------------
 def one_bucket(table: Table, cost: Cost) -> Split:
     """Return everything in one bucket."""
     return ((0, table.count - 1),)
@@ -87,15 +103,11 @@ def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Sp
     total = max(float(table.sums_bytes[-1]), 1.0)
     least = min((s for s in np.diff(table.sums_bytes).tolist() if s > 0), default=1.0)
     count = int(np.ceil(per_octave * np.log2(total / least))) + 1 if total > least else 1
-    best: tuple[float, float, Split] | None = None
-    for step in range(count + 1):
-        cap = float(round(min(total, least * 2 ** (step / per_octave))))
-        split = legal(table, by_cap(table, cap))
-        end = end_s(table, price, split)
-        if best is None or end < best[0]:
-            best = end, cap, split
-    assert best is not None
-    return best[1], best[2], best[0]
+    caps = [float(round(min(total, least * 2 ** (k / per_octave)))) for k in range(count + 1)]
+    splits = [legal(table, by_cap(table, cap)) for cap in caps]
+    ends = [end_s(table, price, split) for split in splits]
+    best = ends.index(min(ends))
+    return caps[best], splits[best], ends[best]
 
 
 def best_threshold(table: Table, cost: Cost) -> Split:
@@ -156,11 +168,8 @@ BASELINES: dict[str, Callable[[Table, Cost], Split]] = {
 
 def legal(table: Table, split: Split) -> Split:
     """Return the split with a cut more wherever a bucket would mix number formats."""
-    lasts: list[int] = []
-    for first, last in split:
-        lasts += [j - 1 for j in range(first + 1, last + 1) if table.first[j] == j]
-        lasts.append(last)
-    return split_at(lasts)
+    forced = np.flatnonzero(table.first[1:] == np.arange(1, table.count)).tolist()
+    return split_at(sorted({*forced, *(last for _, last in split)}))
 
 
 def baseline(name: str, table: Table, cost: Cost) -> Split:
@@ -168,9 +177,7 @@ def baseline(name: str, table: Table, cost: Cost) -> Split:
     return legal(table, BASELINES[name](table, cost))
 
 
-# A plan: the best split of a gradient sequence, and what other ways of splitting take.
-
-
+# -- the plan -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class GradientPlan:
     """Which gradients are sent together, and when all are sent (from the start of backward).
@@ -228,16 +235,13 @@ def plan(
     """
     table, price = table_of(rows, max_bytes), price_of(cost)
     split, end = best_split(table, price, max_segments)
-    ends: dict[str, float] = {}
-    over: list[str] = []
     unlimited = table_of(rows)
-    for name in BASELINES:
-        other = baseline(name, unlimited, cost)
-        ends[name] = end_s(table, price, other)
-        if not table.allows(other, max_segments):
-            over.append(name)
-    ready_s = float(table.ready_s[-1])
-    return GradientPlan(split, end, True, ends, tuple(over), ready_s, max_segments, max_bytes)
+    others = {name: baseline(name, unlimited, cost) for name in BASELINES}
+    ends = {name: end_s(table, price, other) for name, other in others.items()}
+    over = tuple(name for name, other in others.items() if not table.allows(other, max_segments))
+    return GradientPlan(
+        split, end, True, ends, over, float(table.ready_s[-1]), max_segments, max_bytes
+    )
 
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:
@@ -246,36 +250,11 @@ def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Co
 
 
 def bound(rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None) -> float:
-    """Return a time that no split beats if the cost does not fall with the size; see `exact`."""
+    """Return a time that no split beats if the cost does not fall with the size."""
     return lower_bound_s(table_of(rows, max_bytes), price_of(cost))
 
 
-# Plans as others take them.
-#
-# HCCL (Python API, `hccl.split.api`): `set_split_strategy_by_idx` takes the last gradient of
-# every
-# segment, `[20, 100, 159]` for 0-20, 21-100, 101-159; `set_split_strategy_by_size` takes shares
-# of
-# the bytes that add up to 100 percent; at most 8 segments. Where both are set the sizes count.
-# Gradients are counted in the order of the all-reduces in the graph, which is that of backward.
-#
-# MindSpore (`set_auto_parallel_context`): `all_reduce_fusion_config` takes last gradients too,
-# the
-# very last one implied (`communication_op_fusion.cc`, `GetSplitSegments`); releases before 2.0
-# refuse
-# 0 as the first. The same list is `comm_fusion={"allreduce": {"mode": "index", "config": ...}}`.
-#
-# PyTorch (`DistributedDataParallel`): one `bucket_cap_mb` in MiB, a bucket is closed when it
-# reaches
-# that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_default`).
-
-
-HCCL_SEGMENTS = 8
-PARTS = 6400
-"""Shares are whole 64ths of a percent: exact in binary, so that their sum is 100 and no less."""
-DDP_PER_OCTAVE = 16
-
-
+# -- as others take it ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Forms:
     """A plan in the forms of three frameworks; `hccl` may differ from it, being of 8 segments.
@@ -327,29 +306,12 @@ def forms_of(
             if max_bytes is None:
                 raise
             hccl, too_large = plan(rows, cost, HCCL_SEGMENTS), True
+    table, price = table_of(rows), price_of(cost)
     shares = by_size(hccl.segments, rows)
-    cap, split, end = best_cap(table_of(rows), price_of(cost), DDP_PER_OCTAVE)
-    return Forms(
-        hccl,
-        by_idx(hccl.segments),
-        shares,
-        mindspore(found.segments),
-        cap / MIB,
-        split,
-        end,
-        end_of(legal(table_of(rows), split_by_size(shares, rows)), rows, cost),
-        too_large,
-    )
-
-
-def by_idx(split: Split) -> tuple[int, ...]:
-    """Return the last gradient of every segment."""
-    return tuple(last for _, last in split)
-
-
-def mindspore(split: Split) -> tuple[int, ...]:
-    """Return the last gradient of every segment but the last; empty for one segment."""
-    return by_idx(split)[:-1]
+    cap, split, end = best_cap(table, price, DDP_PER_OCTAVE)
+    shares_end_s = end_s(table, price, legal(table, split_by_size(shares, rows)))
+    lasts, implied = (tuple(last for _, last in p.segments) for p in (hccl, found))
+    return Forms(hccl, lasts, shares, implied[:-1], cap / MIB, split, end, shares_end_s, too_large)
 
 
 def by_size(split: Split, rows: Sequence[Gradient]) -> tuple[float, ...]:
@@ -372,10 +334,6 @@ def split_by_size(shares: Sequence[float], rows: Sequence[Gradient]) -> Split:
     A share too small for a gradient of its own makes no segment.
     """
     sums = table_of(rows).sums_bytes
-    lasts: set[int] = {len(rows) - 1}
-    reached = 0.0
-    for share in shares[:-1]:
-        reached += share
-        lasts.add(int(abs(sums[1:] - reached / 100 * sums[-1]).argmin()))
-    ordered = sorted(lasts)
-    return tuple(zip([0, *(last + 1 for last in ordered[:-1])], ordered, strict=True))
+    reached = np.cumsum(shares[:-1])
+    lasts = {int(abs(sums[1:] - share / 100 * sums[-1]).argmin()) for share in reached.tolist()}
+    return split_at(sorted({*lasts, len(rows) - 1}))

@@ -1,6 +1,14 @@
-"""Gradients from a Chrome trace of the PyTorch profiler (Kineto).
+"""Profiles from files: a CSV table, the bank of CANN's gradient tuner, a PyTorch profiler trace.
 
-What such a trace holds (PyTorch's `ParamCommsUtils.hpp`, `saveNcclMeta` in `profiler/util.cpp`):
+CSV: a header, then a row a gradient in backward order. Columns `name`, `ready_us` and `bytes`, also
+`dtype`; those of CANN's `gradient_summary.csv` (`gradient_node_name`, `gradient_size(byte)`,
+`data_type`) are taken too, which has no times of its own: add a column `ready_us`.
+
+JSON with a list of `modelvalue`: CANN's `<soc>_gradient_fusion.json`, `gradientTime` nanoseconds
+since the gradient before (the first counts as 0), `gradientSize` bytes.
+
+Any other JSON: a Chrome trace of the PyTorch profiler (Kineto; `ParamCommsUtils.hpp`,
+`saveNcclMeta` in `profiler/util.cpp`). Such a trace holds
 
 * `record_param_comms`, on the host, for every collective, with `Collective name`, `In msg nelems`,
   `dtype`; device kernels such as `ncclDevKernel_AllReduce_...` (category `kernel`) carry the same.
@@ -31,7 +39,17 @@ from ascend_lab.aoe.gradient.splits import LONGEST_S, MOST_BYTES, Gradient
 from ascend_lab.errors import InputError
 from ascend_lab.limits import json_number, json_of, number_of, read_file, shown
 
+COLUMNS = {
+    "name": ("name", "gradient_node_name"),
+    "ready": ("ready_us",),
+    "bytes": ("bytes", "gradient_size(byte)"),
+    "dtype": ("dtype", "data_type"),
+}
+MOST_ROWS = 10_000
+BANK_LISTS = ("gradientTime", "gradientSize")
 Event = dict[str, Any]
+Row = tuple[str, float, int, str]
+"""Of a trace: name, time in microseconds, bytes, number format."""
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 BACKWARD = "autograd::engine::evaluate_function"
 STEP = "ProfilerStep#"
@@ -43,7 +61,109 @@ BYTES = {
 SHORT = {"float": "fp32", "float32": "fp32", "half": "fp16", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]:
+def read_profile(file: str | Path) -> tuple[Gradient, ...]:
+    """Return the gradients of a .csv, .json or .json.gz file.
+
+    Raises `InputError` with the line or the event for what cannot be read.
+    """
+    path = Path(file)
+    data = read_file(path, "a profile that can be read")
+    kind = _from_json if path.name.endswith((".json", ".json.gz")) else _from_csv
+    rows = kind(path, data)
+    if not rows:
+        raise InputError(f"{path}: at least one gradient", "none", "check the file")
+    if len(rows) > MOST_ROWS:
+        raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)))
+    return rows
+
+
+def _number(where: str, name: str, value: object) -> float:
+    found = number_of(value) if isinstance(value, str) else json_number(value)
+    if found is None:
+        raise InputError(f"{where}: {name} as a number", shown(value))
+    return found
+
+
+def _gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
+    """Return a row, or raise `InputError` that says where the wrong one stands."""
+    if not 0 <= ready_s <= LONGEST_S:
+        raise InputError(f"{where}: a ready time of at least 0", str(ready_s))
+    if not (0 <= size <= MOST_BYTES and size == int(size)):
+        raise InputError(f"{where}: a whole number of bytes, at least 0", str(size))
+    return Gradient(name, ready_s, int(size), dtype or "fp16")
+
+
+# -- tables and banks -----------------------------------------------------------------------------
+def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
+    try:
+        lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        table = [(lines.line_num, [cell.strip() for cell in row]) for row in lines]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: a CSV table in UTF-8", str(error), "check the file") from None
+    table = [(number, row) for number, row in table if any(row) and not row[0].startswith("#")]
+    if not table:
+        raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file")
+    places = _places(path, table[0][1])
+    return tuple(_row(f"{path} line {number}", row, places) for number, row in table[1:])
+
+
+def _places(path: Path, header: list[str]) -> dict[str, int]:
+    """Return the column of each value."""
+    found = {}
+    for key, names in COLUMNS.items():
+        places = [i for i, word in enumerate(header) if word.lower() in names]
+        if places:
+            found[key] = places[0]
+        elif key != "dtype":
+            remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
+            raise InputError(f"{path} line 1: a column {names[0]}", ",".join(header)[:80], remedy)
+    return found
+
+
+def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
+    if len(row) <= max(places.values()):
+        raise InputError(f"{where}: {max(places.values()) + 1} columns", str(len(row)))
+    size = _number(where, "bytes", row[places["bytes"]])
+    ready = _number(where, "ready_us", row[places["ready"]])
+    dtype = row[places["dtype"]] if "dtype" in places else ""
+    return _gradient(where, row[places["name"]], ready / 1e6, size, dtype)
+
+
+def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
+    found = json_of(data, str(path))
+    first = found[0] if isinstance(found, list) and found else None
+    if isinstance(first, dict) and "modelvalue" in first:
+        return _from_bank(path, first["modelvalue"])
+    events = found.get("traceEvents") if isinstance(found, dict) else found
+    if not isinstance(events, list):
+        needed = (
+            f"{path}: a Chrome trace (an object whose key traceEvents holds a list) or CANN's bank "
+            "(a list whose first object has the key modelvalue)"
+        )
+        keys = ", ".join(map(str, found))[:60] if isinstance(found, dict) else ""
+        got = f"an object with the keys {keys or 'none'}" if isinstance(found, dict) else ""
+        remedy = "a table of gradients is a .csv with the columns name, ready_us, bytes"
+        raise InputError(needed, got or type(found).__name__, remedy)
+    return _from_trace(str(path), events)
+
+
+def _from_bank(path: Path, value: Any) -> tuple[Gradient, ...]:
+    """Return the profile of the first model in a bank of CANN's tuner."""
+    times, sizes = (value.get(k) if isinstance(value, dict) else None for k in BANK_LISTS)
+    if not isinstance(times, list) or not isinstance(sizes, list) or len(times) != len(sizes):
+        needed = f"{path}: modelvalue with {' and '.join(BANK_LISTS)} of one length"
+        raise InputError(needed, shown(value))
+    rows, ready = list[Gradient](), 0.0
+    for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
+        where = f"{path} gradient {i}"
+        ready += _number(where, BANK_LISTS[0], time) * 1e-9 if i else 0.0
+        count = _number(where, BANK_LISTS[1], size)
+        rows.append(_gradient(where, f"gradient {i}", ready, count, ""))
+    return tuple(rows)
+
+
+# -- traces ---------------------------------------------------------------------------------------
+def _from_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]:
     """Return the gradients of a trace in the order of their times; `InputError` without any."""
     timed = [e for e in events if isinstance(e, dict) and e.get("ph") == "X" and _is_time(e)]
     timed.sort(key=lambda e: float(e["ts"]))
@@ -53,7 +173,7 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     shaped = [e for e in timed if _shape(e) is not None]
     sums = [e for e in shaped if e.get("name") == ACCUMULATE]
     older = [e for e in shaped if str(e.get("name")).endswith(":all_reduce")]
-    sources: list[tuple[list[Event], Callable[[str, int, Event], _Row]]] = [
+    sources: list[tuple[list[Event], Callable[[str, int, Event], Row]]] = [
         (kernels, _reduce_row),
         ([] if has_device else sums, _sum_row),
         (reduces, _reduce_row),
@@ -74,10 +194,6 @@ def gradients_of_trace(path: str, events: Sequence[Any]) -> tuple[Gradient, ...]
     )
 
 
-_Row = tuple[str, float, int, str]
-"""Name, time in microseconds, bytes, number format."""
-
-
 def _is_time(event: Event) -> bool:
     times = (event.get("ts"), event.get("dur", 0))
     return all(json_number(t) is not None for t in times)
@@ -89,9 +205,8 @@ def _args(event: Event) -> Event:
 
 
 def _is_all_reduce(event: Event) -> bool:
-    args = _args(event)
-    name = str(args.get("Collective name", "")).lower().replace("_", "")
-    return name.startswith("allreduce") and "In msg nelems" in args
+    name = str(_args(event).get("Collective name", "")).lower().replace("_", "")
+    return name.startswith("allreduce") and "In msg nelems" in _args(event)
 
 
 def _shape(event: Event) -> list[int] | None:
@@ -127,7 +242,7 @@ def _backward_start(timed: Sequence[Event], begin: float, first: float) -> float
     return first
 
 
-def _reduce_row(where: str, place: int, event: Event) -> _Row:
+def _reduce_row(where: str, place: int, event: Event) -> Row:
     args = _args(event)
     count = args["In msg nelems"]
     if type(count) is not int or not 0 <= count <= MOST_BYTES:
@@ -136,12 +251,11 @@ def _reduce_row(where: str, place: int, event: Event) -> _Row:
     return f"bucket {place}", float(event["ts"]), count * size, dtype
 
 
-def _older_row(where: str, place: int, event: Event) -> _Row:
-    _, _, size, dtype = _sum_row(where, place, event)
-    return f"bucket {place}", float(event["ts"]), size, dtype
+def _older_row(where: str, place: int, event: Event) -> Row:
+    return f"bucket {place}", float(event["ts"]), *_sum_row(where, place, event)[2:]
 
 
-def _sum_row(where: str, place: int, event: Event) -> _Row:
+def _sum_row(where: str, place: int, event: Event) -> Row:
     shape = _shape(event)
     assert shape is not None
     size, dtype = _format(where, _args(event)["Input type"][0])
@@ -156,130 +270,3 @@ def _format(where: str, word: object) -> tuple[int, str]:
     if name not in BYTES:
         raise InputError(f"{where}: a number format among {', '.join(BYTES)}", shown(word))
     return BYTES[name], SHORT.get(name, name)
-
-
-# Profiles from files: a CSV table, the bank of CANN's gradient tuner, a PyTorch profiler trace.
-#
-# CSV: a header, then a row a gradient in backward order. Columns `name`, `ready_us` and `bytes`,
-# also
-# `dtype`; those of CANN's `gradient_summary.csv` (`gradient_node_name`, `gradient_size(byte)`,
-# `data_type`) are taken too, which has no times of its own: add a column `ready_us`.
-#
-# JSON with a list of `modelvalue`: CANN's `<soc>_gradient_fusion.json`, `gradientTime`
-# nanoseconds
-# since the gradient before (the first counts as 0), `gradientSize` bytes.
-
-
-COLUMNS = {
-    "name": ("name", "gradient_node_name"),
-    "ready": ("ready_us",),
-    "bytes": ("bytes", "gradient_size(byte)"),
-    "dtype": ("dtype", "data_type"),
-}
-MOST_ROWS = 10_000
-
-
-def read_profile(file: str | Path) -> tuple[Gradient, ...]:
-    """Return the gradients of a .csv, .json or .json.gz file.
-
-    Raises `InputError` with the line or the event for what cannot be read.
-    """
-    path = Path(file)
-    data = read_file(path, "a profile that can be read")
-    if path.name.endswith((".json", ".json.gz")):
-        rows = _from_json(path, data)
-    else:
-        rows = _from_csv(path, data)
-    if not rows:
-        raise InputError(f"{path}: at least one gradient", "none", "check the file")
-    if len(rows) > MOST_ROWS:
-        raise InputError(f"{path}: at most {MOST_ROWS} gradients", str(len(rows)))
-    return rows
-
-
-def _from_csv(path: Path, data: bytes) -> tuple[Gradient, ...]:
-    try:
-        lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        table = [(lines.line_num, [cell.strip() for cell in row]) for row in lines]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: a CSV table in UTF-8", str(error), "check the file") from None
-    table = [(number, row) for number, row in table if any(row) and not row[0].startswith("#")]
-    if not table:
-        raise InputError(f"{path}: a header name,ready_us,bytes", "an empty file")
-    places = _places(path, table[0][1])
-    return tuple(_row(f"{path} line {number}", row, places) for number, row in table[1:])
-
-
-def _places(path: Path, header: list[str]) -> dict[str, int]:
-    """Return the column of each value."""
-    found = {}
-    for key, names in COLUMNS.items():
-        places = [i for i, word in enumerate(header) if word.lower() in names]
-        if places:
-            found[key] = places[0]
-        elif key != "dtype":
-            remedy = "columns are name, ready_us, bytes and, where wanted, dtype"
-            raise InputError(f"{path} line 1: a column {names[0]}", ",".join(header)[:80], remedy)
-    return found
-
-
-def _row(where: str, row: list[str], places: Mapping[str, int]) -> Gradient:
-    if len(row) <= max(places.values()):
-        raise InputError(f"{where}: {max(places.values()) + 1} columns", str(len(row)))
-    size = _number(where, "bytes", row[places["bytes"]])
-    ready = _number(where, "ready_us", row[places["ready"]])
-    dtype = row[places["dtype"]] if "dtype" in places else ""
-    return gradient(where, row[places["name"]], ready / 1e6, size, dtype)
-
-
-def _number(where: str, name: str, value: object) -> float:
-    found = number_of(value) if isinstance(value, str) else json_number(value)
-    if found is None:
-        raise InputError(f"{where}: {name} as a number", shown(value))
-    return found
-
-
-def gradient(where: str, name: str, ready_s: float, size: float, dtype: str) -> Gradient:
-    """Return a row, or raise `InputError` that says where the wrong one stands."""
-    if not 0 <= ready_s <= LONGEST_S:
-        raise InputError(f"{where}: a ready time of at least 0", str(ready_s))
-    if not (0 <= size <= MOST_BYTES and size == int(size)):
-        raise InputError(f"{where}: a whole number of bytes, at least 0", str(size))
-    return Gradient(name, ready_s, int(size), dtype or "fp16")
-
-
-def _from_json(path: Path, data: bytes) -> tuple[Gradient, ...]:
-    found = json_of(data, str(path))
-    first = found[0] if isinstance(found, list) and found else None
-    if isinstance(first, dict) and "modelvalue" in first:
-        return _from_bank(path, found)
-    events = found.get("traceEvents") if isinstance(found, dict) else found
-    if not isinstance(events, list):
-        needed = (
-            f"{path}: a Chrome trace (an object whose key traceEvents holds a list) or CANN's bank "
-            "(a list whose first object has the key modelvalue)"
-        )
-        keys = ", ".join(map(str, found))[:60] if isinstance(found, dict) else ""
-        got = f"an object with the keys {keys or 'none'}" if isinstance(found, dict) else ""
-        remedy = "a table of gradients is a .csv with the columns name, ready_us, bytes"
-        raise InputError(needed, got or type(found).__name__, remedy)
-    return gradients_of_trace(str(path), events)
-
-
-def _from_bank(path: Path, found: list[Any]) -> tuple[Gradient, ...]:
-    """Return the profile of the first model in a bank of CANN's tuner."""
-    value = found[0]["modelvalue"]
-    times, sizes = (value.get(k) if isinstance(value, dict) else None for k in _BANK_LISTS)
-    if not isinstance(times, list) or not isinstance(sizes, list) or len(times) != len(sizes):
-        needed = f"{path}: modelvalue with {' and '.join(_BANK_LISTS)} of one length"
-        raise InputError(needed, shown(value))
-    rows, ready = list[Gradient](), 0.0
-    for i, (time, size) in enumerate(zip(times, sizes, strict=True)):
-        where = f"{path} gradient {i}"
-        ready += _number(where, _BANK_LISTS[0], time) * 1e-9 if i else 0.0
-        count = _number(where, _BANK_LISTS[1], size)
-        rows.append(gradient(where, f"gradient {i}", ready, count, ""))
-    return tuple(rows)
-
-
-_BANK_LISTS = ("gradientTime", "gradientSize")

@@ -1,9 +1,13 @@
-"""What the dynamic programming leaves out: streams, memory bandwidth, noise.
+"""What the dynamic programming leaves out: streams, memory bandwidth, noise; and a search there.
 
 Events in order of time: backward goes on, a bucket gets ready, an all-reduce ends its startup or
 its bytes. Buckets start in order, up to `streams` at once. Startups do not disturb each other; the
 bytes of m all-reduces share the link, each at the rate 1 / (1 + (m - 1) * sharing). While one is
 under way backward goes on at the rate 1 / (1 + slowdown).
+
+The search is iterated local search on the last gradients of the buckets, with the dynamic
+programming's answer as the start: a step moves one of them, drops one or adds one; where no step
+helps, a few random ones are taken from the best split and the walk begins anew.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy as np
 from ascend_lab.aoe.gradient.planning import BASELINES, baseline
 from ascend_lab.aoe.gradient.splits import (
     Cost,
+    Floats,
     Gradient,
     Split,
     Table,
@@ -31,6 +36,12 @@ from ascend_lab.errors import InputError
 
 NOTHING = 1e-12
 """A rest of work this small, relative to the whole, is rounding."""
+KICK = 3
+"""Random steps taken from the best split when none helps."""
+MOST_STARTS = 8
+"""The best splits in at most 1, 2, ... so many buckets are tried first."""
+MOST_IDLE = 50
+"""Walks in a row that find nothing new, after which the search ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +93,13 @@ def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:
         times = price(table.sizes_bytes(split))
         starts = np.minimum(times, startup)
         works = list(zip(starts.tolist(), (times - starts).tolist(), strict=True))
-        runs = (_Run(draw[lasts].tolist(), float(draw[-1]), works, scenario) for draw in draws)
-        ends = [run.end() for run in runs]
+        ends = [_end_s(draw[lasts].tolist(), float(draw[-1]), works, scenario) for draw in draws]
         return math.fsum(ends) / len(ends)
 
     return score
 
 
-def _draws(table: Table, scenario: Scenario) -> list[np.ndarray]:
+def _draws(table: Table, scenario: Scenario) -> list[Floats]:
     """Return ready times, one array a sample."""
     if scenario.noise == 0:
         return [table.ready_s]
@@ -99,86 +109,43 @@ def _draws(table: Table, scenario: Scenario) -> list[np.ndarray]:
     return list(np.cumsum(gaps * factors, axis=1))
 
 
-class _Run:
-    """One simulation: `ready[k]` is the work of backward that bucket k waits for."""
+def _end_s(
+    ready: list[float], backward: float, works: list[tuple[float, float]], scenario: Scenario
+) -> float:
+    """Return when all is done; bucket k waits for `ready[k]` of backward's own seconds.
 
-    def __init__(
-        self,
-        ready: list[float],
-        backward: float,
-        works: list[tuple[float, float]],
-        scenario: Scenario,
-    ) -> None:
-        self.ready, self.backward, self.works = ready, backward, works
-        self.scenario = scenario
-        self.done, self.next = 0.0, 0
-        self.active: list[list[float]] = []  # rest of the startup, rest of the bytes
-        whole = backward + sum(a + b for a, b in works)
-        self.nothing = whole * NOTHING
-
-    def end(self) -> float:
-        """Return the end."""
-        now = 0.0
-        while True:
-            self._start()
-            if not self.active and self.next == len(self.ready):
-                return now + self.backward - self.done
-            step = self._step()
-            now += step
-            self._advance(step)
-
-    def _start(self) -> None:
-        """Start the buckets that are ready, as far as there are streams."""
+    `works`: the startup of each bucket and the seconds its bytes take alone.
+    """
+    nothing = (backward + sum(a + b for a, b in works)) * NOTHING
+    now, done, coming = 0.0, 0.0, 0
+    active: list[list[float]] = []  # rest of the startup, rest of the bytes
+    while True:
         while (
-            self.next < len(self.ready)
-            and len(self.active) < self.scenario.streams
-            and self.ready[self.next] <= self.done + self.nothing
+            coming < len(ready)
+            and len(active) < scenario.streams
+            and ready[coming] <= done + nothing
         ):
-            self.active.append(list(self.works[self.next]))
-            self.next += 1
-
-    def _rates(self) -> tuple[float, float]:
-        """Return the rates of backward and of the bytes of each all-reduce."""
-        sending = sum(startup <= 0 for startup, _ in self.active)
-        pace = 1 / (1 + self.scenario.slowdown) if self.active else 1.0
-        return pace, 1 / (1 + max(sending - 1, 0) * self.scenario.sharing)
-
-    def _step(self) -> float:
-        """Return the time to the next event."""
-        pace, rate = self._rates()
-        times = [startup if startup > 0 else rest / rate for startup, rest in self.active]
-        marks = [self.backward]
-        if self.next < len(self.ready):
-            marks.append(self.ready[self.next])
-        times += [(mark - self.done) / pace for mark in marks if mark > self.done + self.nothing]
-        return min(times)
-
-    def _advance(self, step: float) -> None:
-        pace, rate = self._rates()
-        self.done = min(self.backward, self.done + step * pace)
-        for work in self.active:
+            active.append(list(works[coming]))
+            coming += 1
+        if not active and coming == len(ready):
+            return now + backward - done
+        sending = sum(startup <= 0 for startup, _ in active)
+        pace = 1 / (1 + scenario.slowdown) if active else 1.0
+        rate = 1 / (1 + max(sending - 1, 0) * scenario.sharing)
+        times = [startup if startup > 0 else rest / rate for startup, rest in active]
+        marks = [backward, *ready[coming : coming + 1]]
+        times += [(mark - done) / pace for mark in marks if mark > done + nothing]
+        step = min(times)
+        now, done = now + step, min(backward, done + step * pace)
+        for work in active:
             phase, speed = (0, 1.0) if work[0] > 0 else (1, rate)
             work[phase] -= step * speed
-            if work[phase] <= self.nothing:
+            if work[phase] <= nothing:
                 work[phase] = 0.0
-        self.active = [work for work in self.active if work[0] > 0 or work[1] > 0]
+        active = [work for work in active if work[0] > 0 or work[1] > 0]
 
 
-# Search where the dynamic programming's assumptions do not hold, with its answer as the start.
-#
-# Iterated local search on the last gradients of the buckets: a step moves one of them, drops one
-# or
-# adds one; where no step helps, a few random ones are taken from the best split and the walk
-# begins
-# anew.
-
-
-KICK = 3
-"""Random steps taken from the best split when none helps."""
-MOST_STARTS = 8
-"""The best splits in at most 1, 2, ... so many buckets are tried first."""
-
-
+# -- the search -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Improved:
     """The best split found for a scenario, its end, and the end of the dynamic programming's."""
@@ -252,7 +219,7 @@ class _Walk:
         """Walk down, jump, walk down again, until the budget is spent or nothing is new."""
         self._down(self.best)
         idle = 0
-        while len(self.known) < self.budget and idle < 50:
+        while len(self.known) < self.budget and idle < MOST_IDLE:
             known, split = len(self.known), self.best
             for _ in range(KICK):
                 near = self._near(split)
@@ -276,19 +243,16 @@ class _Walk:
         """Return the splits one step away that keep the limits."""
         last = self.table.count - 1
         cuts = [end for _, end in split[:-1]]
+        walls = [-1, *cuts, last]
+        steps = [2**i for i in range(last.bit_length())]
         found: set[tuple[int, ...]] = set()
         for k, cut in enumerate(cuts):
-            low = cuts[k - 1] if k else -1
-            high = cuts[k + 1] if k + 1 < len(cuts) else last
             others = (*cuts[:k], *cuts[k + 1 :])
-            found.add(others)
-            step = 1
-            while step <= last:
-                moved = [c for c in (cut - step, cut + step) if low < c < high]
-                found |= {tuple(sorted((*others, c))) for c in moved}
-                step *= 2
+            places = [cut + way * step for step in steps for way in (-1, 1)]
+            moved = [c for c in places if walls[k] < c < walls[k + 2]]
+            found |= {others, *(tuple(sorted((*others, c))) for c in moved)}
         for first, end in split:
-            places = {(first + end) // 2, *self.rng.integers(first, end + 1, 2).tolist()}
-            found |= {tuple(sorted({*cuts, int(c)})) for c in places if first <= c < end}
+            drawn = {(first + end) // 2, *self.rng.integers(first, end + 1, 2).tolist()}
+            found |= {tuple(sorted({*cuts, int(c)})) for c in drawn if first <= c < end}
         near = [split_at((*ends, last)) for ends in sorted(found)]
         return [s for s in near if self.table.allows(s, self.most)]

@@ -1,7 +1,15 @@
-"""What the gradient tuner splits: gradients in backward order, and the buckets made of them.
+"""What the gradient tuner splits, what sending costs, and the best split of all.
 
 A bucket is a run of neighbouring gradients that one all-reduce sends; a split is a tuple of
-buckets, each as (first, last), both inclusive and counted from 0.
+buckets, each as (first, last), both inclusive and counted from 0. Let E[j] be the earliest end of
+the buckets of gradients 0..j-1. The last of them begins with some gradient i, starts when gradient
+j-1 is ready and the bucket before has been sent, and so
+
+    E[0] = 0,   E[j] = min over i < j of max(E[i], r[j-1]) + cost(S[j] - S[i]).
+
+An earlier end of a part is never worse for the whole, because max and + keep the order; so the best
+split of each part is part of a best split. Nothing is asked of the cost but that it depends on the
+bytes of a bucket alone. With at most K buckets there is one row of E for each number of buckets.
 """
 
 from __future__ import annotations
@@ -9,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +28,19 @@ Bucket = tuple[int, int]
 """First and last gradient of a bucket, both inclusive, counted from 0."""
 Split = tuple[Bucket, ...]
 Floats = NDArray[np.float64]
+Cost = Callable[[float], float]
+"""`size_bytes -> seconds`; a method `many(sizes) -> seconds` on arrays makes planning faster."""
+Price = Callable[[Floats], Floats]
+"""The same on arrays."""
 MOST_BYTES = 2**53
 """Sizes are counted exactly up to here."""
 LONGEST_S = 1e12
 """Longer times are taken for mistakes."""
+MOST_ENUMERATED = 20
+"""Gradients up to which all splits are tried: half a million."""
 
 
+# -- gradients and buckets ------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """One gradient: when backward has computed it (from the start of backward), and its size."""
@@ -43,20 +58,12 @@ class Gradient:
             raise InputError(f"{self.name}: a whole number of bytes", str(self.size_bytes))
 
 
-class _Row(Protocol):
-    """What a row of a training profile has."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ready_s(self) -> float: ...
-    @property
-    def size_bytes(self) -> int: ...
-
-
-def gradients_of(rows: Iterable[_Row], dtype: str = "fp16") -> tuple[Gradient, ...]:
-    """Return the rows of a training profile as gradients of one number format."""
-    return tuple(Gradient(row.name, row.ready_s, row.size_bytes, dtype) for row in rows)
+def gradients_of(rows: Iterable[Any], dtype: str = "fp16") -> tuple[Gradient, ...]:
+    """Return rows with a name, `ready_s` and `size_bytes` as gradients; they may have a `dtype`."""
+    return tuple(
+        Gradient(row.name, float(row.ready_s), int(row.size_bytes), getattr(row, "dtype", dtype))
+        for row in rows
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,15 +142,7 @@ def check_split(split: Sequence[Sequence[int]], count: int) -> Split:
     return made
 
 
-# What an all-reduce of so many bytes takes: any callable `size_bytes -> seconds`.
-
-
-Cost = Callable[[float], float]
-"""`size_bytes -> seconds`; a method `many(sizes) -> seconds` on arrays makes planning faster."""
-Price = Callable[[Floats], Floats]
-"""The same on arrays."""
-
-
+# -- what an all-reduce costs ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:
     """alpha + beta * bytes: a startup, and a time for every byte."""
@@ -201,9 +200,20 @@ class Piecewise:
         """Return the seconds of many."""
         x, y = self._x, self._y
         slope = y[-1] / x[-1] if x[-1] > 0 else 0.0
-        beyond = np.maximum(sizes_bytes - x[-1], 0.0)
-        found: Floats = np.interp(sizes_bytes, x, y) + slope * beyond
+        found: Floats = np.interp(sizes_bytes, x, y) + slope * np.maximum(sizes_bytes - x[-1], 0.0)
         return found
+
+
+def _rising(values: Floats) -> Floats:
+    """Return the non-decreasing values closest to `values` by least squares."""
+    pools: list[list[float]] = []  # sum and count of each
+    for value in values.tolist():
+        pools.append([value, 1.0])
+        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
+            total, count = pools.pop()
+            pools[-1][0] += total
+            pools[-1][1] += count
+    return np.concatenate([np.full(int(count), total / count) for total, count in pools])
 
 
 def sampled(
@@ -222,7 +232,6 @@ def sampled(
 
 def price_of(cost: Cost) -> Price:
     """Return a cost on arrays, checked: `InputError` for times below 0 or without end."""
-    many = getattr(cost, "many", None)
     known: dict[float, float] = {}
 
     def each(sizes: Floats) -> Floats:
@@ -230,14 +239,14 @@ def price_of(cost: Cost) -> Price:
         known.update({size: float(cost(size)) for size in keys if size not in known})
         return np.array([known[size] for size in keys], np.float64)
 
-    found: Price = each if many is None else many
+    found: Price = getattr(cost, "many", each)
 
     def price(sizes: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
             times = found(sizes)
         if not ((times >= 0) & (times <= LONGEST_S)).all():
-            got = str(times)[:80]
-            raise InputError(f"a cost of at least 0 and at most {LONGEST_S:g} s", got)
+            needed = f"a cost of at least 0 and at most {LONGEST_S:g} s"
+            raise InputError(needed, str(times)[:80])
         return times
 
     return price
@@ -249,38 +258,7 @@ def startup_s(cost: Cost) -> float:
     return float(cost(1.0) if alpha_s is None else alpha_s)
 
 
-def _rising(values: Sequence[float] | Floats) -> Floats:
-    """Return the non-decreasing values closest to `values` by least squares."""
-    pools: list[list[float]] = []  # sum and count of each
-    for value in values:
-        pools.append([float(value), 1.0])
-        while len(pools) > 1 and pools[-2][0] * pools[-1][1] > pools[-1][0] * pools[-2][1]:
-            total, count = pools.pop()
-            pools[-1][0] += total
-            pools[-1][1] += count
-    return np.concatenate([np.full(int(count), total / count) for total, count in pools])
-
-
-# The best split of all, by dynamic programming; and a bound and an enumeration to check it.
-#
-# Let E[j] be the earliest end of the buckets of gradients 0..j-1. The last of them begins with
-# some
-# gradient i, starts when gradient j-1 is ready and the bucket before has been sent, and so
-#
-#     E[0] = 0,   E[j] = min over i < j of max(E[i], r[j-1]) + cost(S[j] - S[i]).
-#
-# An earlier end of a part is never worse for the whole, because max and + keep the order; so the
-# best
-# split of each part is part of a best split. Nothing is asked of the cost but that it depends on
-# the
-# bytes of a bucket alone. With at most K buckets there is one row of E for each number of
-# buckets.
-
-
-MOST_ENUMERATED = 20
-"""Gradients up to which all splits are tried: half a million."""
-
-
+# -- the best split -------------------------------------------------------------------------------
 def end_s(table: Table, price: Price, split: Split) -> float:
     """Return when the last bucket has been sent, one after another on one stream."""
     end = 0.0
@@ -315,17 +293,11 @@ def best_split(table: Table, price: Price, max_segments: int | None = None) -> t
     if not np.isfinite(end):
         remedy = "allow more, or let buckets be larger"
         raise InputError(f"a split in at most {max_segments} segments", "none exists", remedy)
-    return _fewer(table, price, _walked(came, free), end), end
-
-
-def _walked(came: np.ndarray, free: bool) -> Split:
-    """Return the split that the choices lead back to."""
-    level, j = came.shape[0] - 1, came.shape[1] - 1
-    lasts: list[int] = []
-    while j > 0:
+    lasts, level, j = list[int](), levels, count
+    while j > 0:  # the choices lead back to the first gradient
         lasts.append(j - 1)
         j, level = int(came[level, j]), level if free else level - 1
-    return split_at(reversed(lasts))
+    return _fewer(table, price, split_at(reversed(lasts)), end), end
 
 
 def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
@@ -334,7 +306,7 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    made: list[tuple[int, int]] = []
+    made: list[Bucket] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])
@@ -356,13 +328,10 @@ def lower_bound_s(table: Table, price: Price) -> float:
     then on gradients j.. are still to be sent, which takes at least the cheapest split of them
     without any waiting, h[j] = min over k of cost(S[k] - S[j]) + h[k].
     """
-    count = table.count
-    rest = np.zeros(count + 1)
-    sums = table.sums_bytes
-    for j in range(count - 1, -1, -1):
+    rest, sums = np.zeros(table.count + 1), table.sums_bytes
+    for j in range(table.count - 1, -1, -1):
         rest[j] = np.min(price(sums[j + 1 :] - sums[j]) + rest[j + 1 :])
-    bounds: Floats = table.ready_s + rest[:-1]
-    return float(bounds.max())
+    return float((table.ready_s + rest[:-1]).max())
 
 
 def all_splits(count: int, max_segments: int | None = None) -> Iterator[Split]:

@@ -1,18 +1,19 @@
-"""Profiles in the knowledge bank: what backward is like, not how it was split.
+"""Job 4: a network, a chip and a cluster in; which gradients to send together, and when, out.
 
-A split holds for one cluster; the profile of a network on one device holds for every cluster, so
-that another number of devices is planned at once, without simulating again.
+What the knowledge bank keeps is the profile, what backward is like, not how it was split: a split
+holds for one cluster, the profile of a network on one device for every cluster, so that another
+number of devices is planned at once, without simulating again.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from ascend_lab import __version__
 from ascend_lab.aoe.bank import BankEntry, BankKey, Knowledge, canonical, chip_digest
@@ -25,35 +26,24 @@ from ascend_lab.aoe.gradient.planning import (
     forms_of,
     plan,
 )
-from ascend_lab.aoe.gradient.splits import Cost, Gradient, Piecewise, sampled
+from ascend_lab.aoe.gradient.splits import Cost, Gradient, Piecewise, gradients_of, sampled
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.cluster import Topology, load_topology
+from ascend_lab.cluster import Topology, collective_time, load_topology
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.lower import piece_of
 
 PROFILE_VERSION = 1
 """Raised whenever training steps are profiled in another way: older profiles are no hits then."""
-
-
-class StepTimes(Protocol):
-    """What a profiler of training steps returns (see `train.profile`)."""
-
-    @property
-    def forward_s(self) -> float:
-        """Seconds of forward."""
-
-    @property
-    def backward_s(self) -> float:
-        """Seconds of backward."""
-
-    @property
-    def update_s(self) -> float:
-        """Seconds of the optimiser."""
-
-    @property
-    def gradients(self) -> Iterable[Any]:
-        """Rows with a name, `ready_s` and `size_bytes`, in backward order."""
+Profiler = Callable[..., Any]
+"""(graph, chip, **settings) -> forward_s, backward_s, update_s and gradients (`train.profile`)."""
+PER_OCTAVE = 2
+MOST_ROWS = 40
+LEAST_CAP_MIB = 2**-10
+"""Caps below it (1 KiB) get a warning."""
+FORMULA = "(before - after) / after"
+DEFAULT = "hccl_default"
+"""What improvements are counted from: HCCL's split where nobody tunes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,65 +58,6 @@ class Profile:
     def step_s(self, end_s: float) -> float:
         """Return the time of a step whose gradients are all exchanged `end_s` into backward."""
         return self.forward_s + max(self.backward_s, end_s) + self.update_s
-
-
-def profile_of(step: StepTimes, dtype: str = "fp16") -> Profile:
-    """Return a measured or simulated step as a profile; its gradients may carry a `dtype`."""
-    rows = tuple(
-        Gradient(row.name, float(row.ready_s), int(row.size_bytes), getattr(row, "dtype", dtype))
-        for row in step.gradients
-    )
-    return Profile(step.forward_s, step.backward_s, step.update_s, rows)
-
-
-def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
-    """Return the bank's key: the network with its batch, the chip, and how it is trained.
-
-    Equal networks have one key, whatever they and their nodes are called.
-    """
-    network = digest(piece_of(graph, graph.nodes).key)
-    problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
-    return BankKey(chip.name, chip_digest(chip), chip.core_count, "profile", "training", problem)
-
-
-def keep_profile(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -> str:
-    """Write a profile to the custom bank and return what that was: "add", "update", "reserved"."""
-    cycles = round((found.forward_s + found.backward_s + found.update_s) * clock_hz)
-    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in found.gradients]
-    times = [found.forward_s, found.backward_s, found.update_s]
-    total = sum(g.size_bytes for g in found.gradients)
-    features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    data = {"times_s": times, "gradients": rows}
-    entry = BankEntry(
-        key, data, cycles, cycles, None, False, "simulated", 0, 1, __version__, now,
-        features=features,
-    )  # fmt: skip
-    return knowledge.keep(entry)
-
-
-def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
-    """Return the profile the banks hold under a key, or None."""
-    found = knowledge.find(key)
-    return _profile(found[0].schedule) if found is not None else None
-
-
-def _profile(data: Any) -> Profile | None:
-    """Return the profile of an entry; None if it is none, so that it is made anew."""
-    try:
-        forward_s, backward_s, update_s = map(float, data["times_s"])
-        rows = tuple(Gradient(str(n), float(r), int(s), str(d)) for n, r, s, d in data["gradients"])
-    except (KeyError, TypeError, ValueError, InputError):
-        return None
-    return Profile(forward_s, backward_s, update_s, rows)
-
-
-# Job 4: a network, a chip and a cluster in; which gradients to send together, and when, out.
-
-
-Profiler = Callable[..., Any]
-"""(graph, chip, **settings) -> forward_s, backward_s, update_s and gradients."""
-PER_OCTAVE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +118,9 @@ def tune_gradients(
 
     The training step is profiled on one device (by `train.profile_training` with `settings`, such
     as `dtype` and `optimizer`, unless `profiler` is given), or taken from the banks; `repeat`
-    profiles anew. All-reduces cost what
-    `cluster.collective_time` says, from a table of sizes, unless `cost` is given. At most
-    `max_segments` (HCCL takes 8). Raises as the profiler, `load_topology` and `plan`.
+    profiles anew. All-reduces cost what `cluster.collective_time` says, from a table of sizes,
+    unless `cost` is given. At most `max_segments` (HCCL takes 8). Raises as the profiler,
+    `load_topology` and `plan`.
     """
     started, given = time.monotonic(), dict(settings or {})
     chip = load_chip(chip) if isinstance(chip, str) else chip
@@ -211,6 +142,33 @@ def tune_gradients(
     )  # fmt: skip
 
 
+# -- what an all-reduce costs on a cluster --------------------------------------------------------
+def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
+    """Return what an all-reduce of up to `most_bytes` takes on a cluster, as a table.
+
+    The table reaches to 1 GiB or the next power of two, so that networks share it.
+    """
+    return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
+
+
+@lru_cache(maxsize=64)
+def _table(topology: Topology, most_bytes: float) -> Piecewise:
+    return sampled(_exact(topology), most_bytes, per_octave=PER_OCTAVE)
+
+
+def _exact(topology: Topology) -> Cost:
+    return lambda size_bytes: float(collective_time("all_reduce", topology, size_bytes).time_s)
+
+
+def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
+    """Return the largest relative error of the table at the sizes the plan sends."""
+    rows, exact = profile.gradients, _exact(topology)
+    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in found.segments}
+    times = [(table(size), exact(size)) for size in sizes]
+    return max(abs(a / b - 1) if b else 0.0 for a, b in times)
+
+
+# -- profiles and the bank ------------------------------------------------------------------------
 def profiled(
     graph: Graph,
     chip: Chip,
@@ -229,48 +187,53 @@ def profiled(
         from ascend_lab.train.profile import profile_training
 
         profiler = profile_training
-    found = profile_of(profiler(graph, chip, **given), given.get("dtype", "fp16"))
-    return found, keep_profile(knowledge, key, found, chip.clock_hz)
+    step = profiler(graph, chip, **given)
+    rows = gradients_of(step.gradients, given.get("dtype", "fp16"))
+    found = Profile(step.forward_s, step.backward_s, step.update_s, rows)
+    return found, _keep(knowledge, key, found, chip.clock_hz)
 
 
-def cluster_cost(topology: Topology, most_bytes: float) -> Cost:
-    """Return what an all-reduce of up to `most_bytes` takes on a cluster, as a table.
+def key_of_profile(graph: Graph, chip: Chip, settings: str) -> BankKey:
+    """Return the bank's key: the network with its batch, the chip, and how it is trained.
 
-    The table reaches to 1 GiB or the next power of two, so that networks share it.
+    Equal networks have one key, whatever they and their nodes are called.
     """
-    return _table(topology, 2.0 ** max(30, int(most_bytes - 1).bit_length()))
+    network = digest(piece_of(graph, graph.nodes).key)
+    problem = canonical({"graph": network, "training": settings, "version": PROFILE_VERSION})
+    return BankKey(chip.name, chip_digest(chip), chip.core_count, "profile", "training", problem)
 
 
-@lru_cache(maxsize=64)
-def _table(topology: Topology, most_bytes: float) -> Piecewise:
-    return sampled(_exact(topology), most_bytes, per_octave=PER_OCTAVE)
+def _keep(knowledge: Knowledge, key: BankKey, found: Profile, clock_hz: float) -> str:
+    """Write a profile to the custom bank and return what that was: "add", "update", "reserved"."""
+    times = [found.forward_s, found.backward_s, found.update_s]
+    cycles = round((found.forward_s + found.backward_s + found.update_s) * clock_hz)
+    rows = [[g.name, g.ready_s, g.size_bytes, g.dtype] for g in found.gradients]
+    total = sum(g.size_bytes for g in found.gradients)
+    features = tuple(math.log2(max(n, 1)) for n in (len(rows), total))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    data = {"times_s": times, "gradients": rows}
+    entry = BankEntry(
+        key, data, cycles, cycles, None, False, "simulated", 0, 1, __version__, now,
+        features=features,
+    )  # fmt: skip
+    return knowledge.keep(entry)
 
 
-def _exact(topology: Topology) -> Cost:
-    from ascend_lab.cluster import collective_time
-
-    return lambda size_bytes: float(collective_time("all_reduce", topology, size_bytes).time_s)
-
-
-def _error(found: GradientPlan, profile: Profile, table: Cost, topology: Topology) -> float:
-    """Return the largest relative error of the table at the sizes the plan sends."""
-    rows, exact = profile.gradients, _exact(topology)
-    sizes = {float(sum(g.size_bytes for g in rows[a : b + 1])) for a, b in found.segments}
-    times = [(table(size), exact(size)) for size in sizes]
-    return max(abs(a / b - 1) if b else 0.0 for a, b in times)
-
-
-# Job 4's results as text and as a section of the report.
+def known_profile(knowledge: Knowledge, key: BankKey) -> Profile | None:
+    """Return the profile the banks hold under a key; None if there is none that can be read."""
+    found = knowledge.find(key)
+    if found is None:
+        return None
+    data: Any = found[0].schedule
+    try:
+        forward_s, backward_s, update_s = map(float, data["times_s"])
+        rows = tuple(Gradient(str(n), float(r), int(s), str(d)) for n, r, s, d in data["gradients"])
+    except (KeyError, TypeError, ValueError, InputError):
+        return None
+    return Profile(forward_s, backward_s, update_s, rows)
 
 
-MOST_ROWS = 40
-LEAST_CAP_MIB = 2**-10
-"""Caps below it (1 KiB) get a warning."""
-FORMULA = "(before - after) / after"
-DEFAULT = "hccl_default"
-"""What improvements are counted from: HCCL's split where nobody tunes it."""
-
-
+# -- as text and as a section of the report -------------------------------------------------------
 def plan_table(found: GradientPlan, rows: Sequence[Gradient], before: str = "") -> list[str]:
     """Return, as lines, the segments, and the baselines with what the plan gains over them.
 

@@ -23,7 +23,6 @@ from ascend_lab.parallel.plans.plan import (
     split_units,
     stage_memory,
     state_bytes,
-    transformer_activation_bytes,
 )
 from ascend_lab.parallel.plans.search import Ranking, best_plans, placements, shapes
 from ascend_lab.parallel.plans.timing import Costs, PlanTime, TopologyCosts, cut_model, plan_time
@@ -55,5 +54,4 @@ __all__ = [
     "split_units",
     "stage_memory",
     "state_bytes",
-    "transformer_activation_bytes",
 ]

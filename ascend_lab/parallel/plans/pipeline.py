@@ -62,19 +62,6 @@ def orders(schedule: str, stages: int, micro_batches: int, virtual: int = 1) -> 
     ({cite}`megatron2021`): 1F1B over `virtual` stages a device; wants a multiple of P
     micro-batches. Raises `ClusterError` for other names and counts.
     """
-    _check(schedule, stages, micro_batches, virtual)
-    found = []
-    for device in range(stages):
-        turns = [_turn(k, stages, virtual, device) for k in range(micro_batches * virtual)]
-        ahead = [Task(c * stages + device, m, FORWARD) for c, m in turns]
-        back = [Task((virtual - 1 - c) * stages + device, m, BACKWARD) for c, m in turns]
-        first = _warm_up(schedule, stages, virtual, device, len(ahead))
-        steady = [x for pair in zip(ahead[first:], back, strict=False) for x in pair]
-        found.append([*ahead[:first], *steady, *back[len(ahead) - first :]])
-    return found
-
-
-def _check(schedule: str, stages: int, micro_batches: int, virtual: int) -> None:
     if schedule not in SCHEDULES:
         raise ClusterError(f"a schedule of {', '.join(SCHEDULES)}", repr(schedule), "choose one")
     if min(stages, micro_batches, virtual) < 1:
@@ -83,23 +70,26 @@ def _check(schedule: str, stages: int, micro_batches: int, virtual: int) -> None
     if virtual > 1 and (schedule != "interleaved" or micro_batches % stages):
         what = "virtual stages with schedule interleaved and a multiple of P micro-batches"
         raise ClusterError(what, f"{schedule}, P {stages}, {micro_batches}", "change one")
+    turns = [_turn(k, stages, virtual) for k in range(micro_batches * virtual)]
+    found = []
+    for device in range(stages):
+        ahead = [Task(c * stages + device, m, FORWARD) for c, m in turns]
+        back = [Task((virtual - 1 - c) * stages + device, m, BACKWARD) for c, m in turns]
+        first = len(turns)  # forwards before the first backward
+        if schedule != "gpipe":
+            behind = stages - 1 - device
+            first = min(behind if virtual == 1 else 2 * behind + (virtual - 1) * stages, first)
+        steady = [x for pair in zip(ahead[first:], back, strict=False) for x in pair]
+        found.append([*ahead[:first], *steady, *back[len(turns) - first :]])
+    return found
 
 
-def _turn(k: int, stages: int, virtual: int, device: int) -> tuple[int, int]:
+def _turn(k: int, stages: int, virtual: int) -> tuple[int, int]:
     """Return (chunk, micro-batch) of a device's k-th forward: P micro-batches a chunk in turn."""
     if virtual == 1:
         return 0, k
     group, place = divmod(k, stages * virtual)
     return place // stages, group * stages + place % stages
-
-
-def _warm_up(schedule: str, stages: int, virtual: int, device: int, forwards: int) -> int:
-    """Return how many forwards a device takes before its first backward."""
-    if schedule == "gpipe":
-        return forwards
-    if virtual == 1:
-        return min(stages - 1 - device, forwards)
-    return min(2 * (stages - 1 - device) + (virtual - 1) * stages, forwards)
 
 
 def run_pipeline(
@@ -133,8 +123,7 @@ def run_pipeline(
         if len(done) == before:
             raise ClusterError("tasks in an order that can run", "a deadlock", "mend the lists")
     busy = [sum(t.end_s - t.start_s for t in done if t.device == d) for d in range(len(lists))]
-    peaks = tuple(map(peak_held, lists))
-    return PipelineTime(tuple(done), max(clock), tuple(busy), peaks)
+    return PipelineTime(tuple(done), max(clock), tuple(busy), tuple(map(peak_held, lists)))
 
 
 def _ready(

@@ -1,9 +1,10 @@
-"""A parallel plan: how many devices along each axis, and what each keeps and when it computes."""
+"""A parallel plan: devices along each axis, what of a network each has, and what it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,10 @@ from ascend_lab.parallel.plans.pipeline import SCHEDULES
 
 AXES = ("tensor", "data", "pipeline")
 """From the innermost outwards, unless a plan says otherwise: neighbours exchange most."""
+HALF_BYTES = 2
+"""Bytes of a number in fp16 or bf16."""
+STATE_BYTES = {"sgd": 8, "adam": 12}
+"""Optimiser state a parameter, fp32: master copy and momentum; Adam has two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +68,19 @@ class Plan:
     @property
     def label(self) -> str:
         """The plan in a few letters: "D4 T2 P2 1f1b m8 Z1 recompute"."""
-        parts = [f"D{self.data}", f"T{self.tensor}", f"P{self.pipeline}"]
-        parts += [f"E{self.expert}"] if self.expert > 1 else []
-        if self.pipeline > 1:
-            parts.append(self.schedule + (f" v{self.virtual}" if self.virtual > 1 else ""))
-        parts += [f"m{self.micro_batches}"] if self.micro_batches > 1 else []
-        parts += [f"Z{self.zero_stage}"] if self.zero_stage else []
-        parts += ["sequence"] if self.sequence else []
-        parts += ["recompute"] if self.recompute else []
-        parts += ["<".join(a[0].upper() for a in self.axes)] if self.axes != AXES else []
-        return " ".join(parts)
+        virtual = f" v{self.virtual}" if self.virtual > 1 else ""
+        order = "<".join(axis[0].upper() for axis in self.axes)
+        parts = [
+            (f"D{self.data} T{self.tensor} P{self.pipeline}", True),
+            (f"E{self.expert}", self.expert > 1),
+            (self.schedule + virtual, self.pipeline > 1),
+            (f"m{self.micro_batches}", self.micro_batches > 1),
+            (f"Z{self.zero_stage}", self.zero_stage),
+            ("sequence", self.sequence),
+            ("recompute", self.recompute),
+            (order, self.axes != AXES),
+        ]
+        return " ".join(text for text, said in parts if said)
 
     def micro_batch(self, batch: int) -> int:
         """Return the samples of one micro-batch; raise `ClusterError` if they do not come out."""
@@ -82,54 +90,26 @@ class Plan:
             raise ClusterError(what, str(batch), "change the batch")
         return batch // pieces
 
-    def place(self, tensor: int, data: int, pipeline: int) -> int:
-        """Return the number of the device at these coordinates."""
-        at = {"tensor": tensor, "data": data, "pipeline": pipeline}
-        sizes = {"tensor": self.tensor, "data": self.data, "pipeline": self.pipeline}
-        number, stride = 0, 1
-        for axis in self.axes:
-            number += at[axis] * stride
-            stride *= sizes[axis]
-        return number
-
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """Return all groups of devices along an axis, which communicate at the same time.
 
-        The groups of axis "pipeline" list the stages in order. Axis "expert": neighbours of the
-        data axis, `expert` at a time; axis "replica": devices that hold the same experts.
+        The groups of axis "pipeline" list the stages in order.
         """
-        if axis in ("expert", "replica"):
-            return [part for group in self.groups("data") for part in self._experts(group, axis)]
-        sizes = {"tensor": self.tensor, "data": self.data, "pipeline": self.pipeline}
-        others = [a for a in AXES if a != axis]
-        return [
-            tuple(self.place(**{axis: k, others[0]: i, others[1]: j}) for k in range(sizes[axis]))
-            for i in range(sizes[others[0]])
-            for j in range(sizes[others[1]])
-        ]
-
-    def _experts(self, group: tuple[int, ...], axis: str) -> list[tuple[int, ...]]:
-        if axis == "expert":
-            return [group[i : i + self.expert] for i in range(0, len(group), self.expert)]
-        return [group[i :: self.expert] for i in range(self.expert)]
+        sizes = [getattr(self, name) for name in reversed(self.axes)]
+        numbers = np.arange(self.devices).reshape(sizes)  # the first axis counts fastest
+        where = [*reversed(self.axes)]
+        rows = numbers.transpose([where.index(a) for a in AXES if a != axis] + [where.index(axis)])
+        return [tuple(row) for row in rows.reshape(-1, getattr(self, axis)).tolist()]
 
 
-# What a plan needs to know of a network: its units, for any micro-batch and tensor degree.
-
-
-HALF_BYTES = 2
-"""Bytes of a number in fp16 or bf16."""
-
-
+# -- what a plan needs to know of a network --------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Unit:
     """Layers that stay on one stage, as one device of a tensor group sees one micro-batch.
 
-    `parameters` and `expert_parameters` are the device's own (experts: of all experts, before they
-    are spread); `activation_bytes` is kept from forward to backward, `input_bytes` of it is what
-    the unit reads, `boundary_bytes` what it hands on. Each way, it takes `exchanges` all-reduces
-    of `exchange_bytes` in its tensor group and `dispatches` all-to-alls of `dispatch_bytes` in its
-    expert group.
+    `parameters` are the device's own; `activation_bytes` is kept from forward to backward,
+    `input_bytes` of it is what the unit reads, `boundary_bytes` what it hands on. Each way, it
+    takes `exchanges` all-reduces of `exchange_bytes` in its tensor group.
     """
 
     name: str
@@ -141,9 +121,18 @@ class Unit:
     boundary_bytes: float
     exchanges: int = 0
     exchange_bytes: float = 0.0
-    expert_parameters: int = 0
-    dispatches: int = 0
-    dispatch_bytes: float = 0.0
+
+    def towards(self, other: Unit, share: float) -> Unit:
+        """Return the unit on the straight line from this one to another of another micro-batch."""
+        pairs = ((name, getattr(self, name), getattr(other, name)) for name in PER_SAMPLE)
+        return replace(self, **{name: a + (b - a) * share for name, a, b in pairs})
+
+
+PER_SAMPLE = (
+    *("forward_s", "backward_s", "activation_bytes", "input_bytes", "boundary_bytes"),
+    "exchange_bytes",
+)
+"""What of a unit grows with the micro-batch."""
 
 
 class Model(Protocol):
@@ -180,42 +169,14 @@ class FixedModel:
         """Return the units times the micro-batch."""
         if tensor > 1 or sequence:
             raise ClusterError(f"{self.name}: tensor degree 1", str(tensor), "use a transformer")
-        return tuple(_times(unit, micro_batch) for unit in self.samples)
+        return tuple(
+            replace(unit, **{name: getattr(unit, name) * micro_batch for name in PER_SAMPLE})
+            for unit in self.samples
+        )
 
     def tensor_degrees(self) -> tuple[int, ...]:
         """Return 1."""
         return (1,)
-
-
-def _times(unit: Unit, micro_batch: int) -> Unit:
-    scaled = {
-        name: getattr(unit, name) * micro_batch
-        for name in ("forward_s", "backward_s", "activation_bytes", "input_bytes",
-                     "boundary_bytes", "exchange_bytes", "dispatch_bytes")
-    }  # fmt: skip
-    return replace(unit, **scaled)
-
-
-def transformer_activation_bytes(
-    tokens: int,
-    width: int,
-    heads: int,
-    length: int,
-    tensor: int = 1,
-    *,
-    sequence: bool = False,
-    recompute: bool = False,
-) -> float:
-    """Return what one layer keeps for the backward pass, two-byte numbers, dropout masks included.
-
-    tokens * width * (10 + 24 / t + 5 heads length / (width t)) bytes; with sequence parallelism
-    (34 + 5 heads length / width) / t; with recomputation 2 ({cite}`korthikanti2022`).
-    """
-    if recompute:
-        return 2.0 * tokens * width / (tensor if sequence else 1)
-    whole = 0.0 if sequence else 10.0
-    cut = (24.0 if not sequence else 34.0) + 5.0 * heads * length / width
-    return tokens * width * (whole + cut / tensor)
 
 
 def split_units(costs: Sequence[float], pieces: int) -> list[range]:
@@ -237,21 +198,13 @@ def split_units(costs: Sequence[float], pieces: int) -> list[range]:
         dearest = np.maximum(best[None, :], last)
         cut.append(dearest.argmin(axis=1))
         best = dearest.min(axis=1)
-    ranges: list[range] = []
-    end = n
+    edges = [n]
     for starts in reversed(cut):
-        ranges.append(range(int(starts[end]), end))
-        end = int(starts[end])
-    return ranges[::-1]
+        edges.append(int(starts[edges[-1]]))
+    return [range(start, end) for end, start in pairwise(edges)][::-1]
 
 
-# Bytes a device needs for a plan: weights, gradients, optimiser state, activations.
-
-
-STATE_BYTES = {"sgd": 8, "adam": 12}
-"""Optimiser state a parameter, fp32: master copy and momentum; Adam has two moments."""
-
-
+# -- memory ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
     """Bytes of one device of a stage, by what they are for."""
@@ -269,13 +222,7 @@ class DeviceMemory:
 
     def as_dict(self) -> dict[str, float]:
         """Return them by name, ready for JSON."""
-        return {
-            "weights_bytes": self.weights_bytes,
-            "gradients_bytes": self.gradients_bytes,
-            "optimizer_bytes": self.optimizer_bytes,
-            "activations_bytes": self.activations_bytes,
-            "total_bytes": self.total_bytes,
-        }
+        return {**asdict(self), "total_bytes": self.total_bytes}
 
 
 def state_bytes(
@@ -309,19 +256,14 @@ def stage_memory(
     backward; with recomputation only what units read, and one unit's activations whole.
     """
     units = [unit for chunk in chunks for unit in chunk]
-    plain = sum(u.parameters for u in units)
-    experts = sum(u.expert_parameters for u in units) / plan.expert
-    parts = [0.0, 0.0, 0.0]
-    for parameters, sharers in ((plain, plan.data), (experts, plan.data // plan.expert)):
-        for i, size in enumerate(state_bytes(parameters, sharers, plan.zero_stage, optimizer)):
-            parts[i] += size
-    if plan.zero_stage == 3:
-        whole = max((u.parameters + u.expert_parameters / plan.expert for u in units), default=0)
-        parts[0] += HALF_BYTES * whole * (1 - 1 / plan.data)
+    parameters = sum(u.parameters for u in units)
+    weights, gradients, state = state_bytes(parameters, plan.data, plan.zero_stage, optimizer)
+    if plan.zero_stage == 3:  # one unit's weights are brought together
+        weights += HALF_BYTES * max((u.parameters for u in units), default=0) * (1 - 1 / plan.data)
     activations = 0.0
     for i, chunk in enumerate(chunks):
         kept = sum(u.input_bytes if plan.recompute else u.activation_bytes for u in chunk)
         activations += held.get(i, 0) * kept
     if plan.recompute:
         activations += max((u.activation_bytes - u.input_bytes for u in units), default=0.0)
-    return DeviceMemory(parts[0], parts[1], parts[2], activations)
+    return DeviceMemory(weights, gradients, state, activations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 
 from ascend_lab.cluster import Topology
@@ -19,7 +19,7 @@ from ascend_lab.parallel.plans.timing import (
 )
 
 MOST_MICRO_BATCHES = 64
-VIRTUAL = (1, 2, 4)
+VIRTUAL = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,17 @@ def best_plans(
 ) -> Ranking:
     """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
 
-    Plans that need more than `memory_bytes` a device are dropped. Raises `ClusterError` for
-    counts the topology does not have or the batch does not allow.
+    Plans that need more than `memory_bytes` a device are dropped; the others are timed by rising
+    bounds until no bound is below the last one kept. Raises `ClusterError` for counts the topology
+    does not have or the batch does not allow.
     """
     if not 1 <= devices <= topology.size:
         what = f"{topology.name}: from 1 to {topology.size} devices"
         raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
     costs = costs or TopologyCosts(topology)
     cuts: list[Cut] = []
-    least, units = float("inf"), len(model.units(1, 1, False))
-    tried = 0
-    for plan in shapes(devices, batch, model.tensor_degrees(), units):
+    least, tried = float("inf"), 0
+    for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
         cut, tried = cut_model(plan, model, batch), tried + 1
         need = max(m.total_bytes for m in cut.memory(optimizer))
         least = min(least, need)
@@ -76,23 +76,14 @@ def best_plans(
     if not tried:
         what = f"a batch of at least one sample on each of {devices} devices that plans can share"
         raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
-    timed = _timed(cuts, model, costs, batch, optimizer, keep)
-    return Ranking(tuple(timed), tried, tried - len(cuts), least, memory_bytes)
-
-
-def _timed(
-    cuts: list[Cut], model: Model, costs: Costs, batch: int, optimizer: str, keep: int
-) -> list[PlanTime]:
-    """Return the quickest plans: by rising bounds, until no bound is below the last one kept."""
-    bounds = sorted(((cut.bound_s, i) for i, cut in enumerate(cuts)))
     found: list[PlanTime] = []
-    for bound_s, i in bounds:
+    for bound_s, i in sorted((cut.bound_s, i) for i, cut in enumerate(cuts)):
         if len(found) >= keep and bound_s > found[keep - 1].step_s:
             break
         places = placements(cuts[i].plan)
         found += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
         found = sorted(found, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
-    return found
+    return Ranking(tuple(found), tried, tried - len(cuts), least, memory_bytes)
 
 
 def shapes(devices: int, batch: int, tensor: Sequence[int], units: int) -> Iterator[Plan]:
@@ -121,25 +112,21 @@ def _divisors(n: int) -> list[int]:
 def _powers(samples: int, stages: int) -> list[int]:
     """Return the powers of two that divide the samples of a pipeline; fewer than stages starve."""
     found = [2**k for k in range(MOST_MICRO_BATCHES.bit_length()) if samples and not samples % 2**k]
-    return [m for m in found if m <= MOST_MICRO_BATCHES and (m >= stages or m == found[-1])]
+    return [m for m in found if m >= stages or m == found[-1]]
 
 
 def _schedules(stages: int, micro_batches: int, units: int) -> list[tuple[str, int]]:
     if stages > units:
         return []
-    found = [("1f1b", 1)]
-    if stages > 1 and micro_batches % stages == 0:
-        found += [("interleaved", v) for v in VIRTUAL[1:] if v * stages <= units]
-    return found
+    several = stages > 1 and micro_batches % stages == 0
+    virtual = [v for v in VIRTUAL if several and v * stages <= units]
+    return [("1f1b", 1), *(("interleaved", v) for v in virtual)]
 
 
 def placements(plan: Plan) -> list[Plan]:
     """Return the plan with every order of its axes that puts devices elsewhere."""
-    from dataclasses import replace
-
-    used = {"tensor": plan.tensor, "data": plan.data, "pipeline": plan.pipeline}
     found: dict[tuple[str, ...], Plan] = {}
     for order in permutations(AXES):
-        key = tuple(axis for axis in order if used[axis] > 1)
+        key = tuple(axis for axis in order if getattr(plan, axis) > 1)
         found.setdefault(key, replace(plan, axes=order))
     return list(found.values())

@@ -1,12 +1,12 @@
 """The step time of a plan: stages' work, what groups exchange, the pipeline, gradients, update.
 
-    forward of a stage  = its units' work + exchanges of tensor and expert groups
+    forward of a stage  = its units' work + exchanges of tensor groups
     backward of a stage = the same, backward, + its forward again if it recomputes
     step = pipeline, + gradients that the last backward does not hide, + update
 
-Exchanges of tensor and expert groups are never hidden. Gradients of a unit travel from the end of
-its last backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both ways; ZeRO
-2 and 3 scatter gradients after every micro-batch, behind the compute.
+Exchanges of tensor groups are never hidden. Gradients of a unit travel from the end of its last
+backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both ways; ZeRO 2 and 3
+scatter gradients after every micro-batch, behind the compute.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import numpy as np
 
 from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make, together
 from ascend_lab.cluster.choice import servers_of
-from ascend_lab.cluster.timing import Plan as Prepared
-from ascend_lab.cluster.timing import pattern_of, plan_of
+from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
 from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
 from ascend_lab.parallel.plans.plan import (
     HALF_BYTES,
@@ -33,6 +32,8 @@ from ascend_lab.parallel.plans.plan import (
     stage_memory,
 )
 from ascend_lab.train.timeline import Interpolated
+
+Groups = tuple[tuple[int, ...], ...]
 
 
 class Costs(Protocol):
@@ -51,9 +52,9 @@ class Costs(Protocol):
 class PlanTime:
     """A plan timed: the step, its parts on the busiest device, and memory per stage's device.
 
-    `compute_s` is the work of the slowest device, `exchange_s` its tensor and expert exchanges,
-    `exposed_s` what gradients and updates add to the pipeline's end, `waits_s` the rest of the
-    step: waiting for other stages, and traffic of ZeRO 2 and 3 that no work hides.
+    `compute_s` is the work of the slowest device, `exchange_s` its tensor exchanges, `exposed_s`
+    what gradients and updates add to the pipeline's end, `waits_s` the rest of the step: waiting
+    for other stages, and traffic of ZeRO 2 and 3 that no work hides.
     """
 
     plan: Plan
@@ -102,6 +103,7 @@ class PlanTime:
         }  # fmt: skip
 
 
+# -- a model cut into stages ----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Cut:
     """A model cut as a plan says: the units of every virtual stage, and what devices hold."""
@@ -114,14 +116,21 @@ class Cut:
         """Return the chunks of a pipeline device."""
         return list(self.chunks[device :: self.plan.pipeline])
 
+    def units_of(self, device: int) -> list[Unit]:
+        """Return the units of a pipeline device."""
+        return [unit for chunk in self.of_device(device) for unit in chunk]
+
+    def work_s(self, device: int) -> float:
+        """Return the work of a device for one micro-batch, forward and backward."""
+        times = 2 if self.plan.recompute else 1
+        return sum(times * u.forward_s + u.backward_s for u in self.units_of(device))
+
     @property
     def bound_s(self) -> float:
         """Seconds no step is shorter than: a device's work, and the way to it and back."""
         plan, way, most = self.plan, 0.0, 0.0
         for device in range(plan.pipeline):
-            times = 2 if plan.recompute else 1
-            units = [unit for chunk in self.of_device(device) for unit in chunk]
-            work = sum(times * u.forward_s + u.backward_s for u in units)
+            work = self.work_s(device)
             most = max(most, plan.micro_batches * work + way)
             way += work if plan.virtual == 1 else 0.0
         return most
@@ -129,14 +138,10 @@ class Cut:
     def memory(self, optimizer: str) -> tuple[DeviceMemory, ...]:
         """Return the memory of one device of every pipeline stage."""
         stages = self.plan.pipeline
+        helds = ({s // stages: n for s, n in self.held[d].items()} for d in range(stages))
         return tuple(
-            stage_memory(
-                self.of_device(d),
-                {s // stages: n for s, n in self.held[d].items()},
-                self.plan,
-                optimizer,
-            )
-            for d in range(stages)
+            stage_memory(self.of_device(d), held, self.plan, optimizer)
+            for d, held in enumerate(helds)
         )
 
 
@@ -160,50 +165,36 @@ def _held(schedule: str, stages: int, micro: int, virtual: int) -> tuple[dict[in
     return tuple(map(peak_held, orders(schedule, stages, micro, virtual)))
 
 
+# -- the step -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """What the units of a plan take to communicate; equal units are asked for once."""
+class _Traffic:
+    """What the units of a plan take to communicate; equal sizes are asked for once."""
 
     plan: Plan
     costs: Costs
-    _known: dict[tuple[str, int], float] = field(default_factory=dict)
+    known: dict[tuple[str, str, float], float] = field(default_factory=dict)
+
+    def timed(self, op: str, axis: str, size_bytes: float) -> float:
+        key = (op, axis, size_bytes)
+        if key not in self.known:
+            self.known[key] = self.costs.collective(op, self.plan, axis, size_bytes)
+        return self.known[key]
 
     def exchange_s(self, unit: Unit) -> float:
-        """Return the seconds tensor and expert groups exchange in a unit, one way.
+        """Return the seconds tensor groups exchange in a unit, one way.
 
         Sequence parallelism turns each all-reduce into a reduce-scatter and an all-gather.
         """
-        key = ("exchange", id(unit))
-        if key not in self._known:
-            self._known[key] = self._exchange_s(unit)
-        return self._known[key]
-
-    def _exchange_s(self, unit: Unit) -> float:
-        plan, timed, total = self.plan, self.costs.collective, 0.0
-        ops = ("reduce_scatter", "all_gather") if plan.sequence else ("all_reduce",)
-        if plan.tensor > 1 and unit.exchanges:
-            each = sum(timed(op, plan, "tensor", unit.exchange_bytes) for op in ops)
-            total += unit.exchanges * each
-        if plan.expert > 1 and unit.dispatches:
-            total += unit.dispatches * timed("all_to_all", plan, "expert", unit.dispatch_bytes)
-        return total
+        if self.plan.tensor == 1 or not unit.exchanges:
+            return 0.0
+        ops = ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
+        return unit.exchanges * sum(self.timed(op, "tensor", unit.exchange_bytes) for op in ops)
 
     def gradient_s(self, op: str, unit: Unit) -> float:
         """Return the seconds of an operation on all gradients (or weights) of a unit, in fp16."""
-        key = (op, id(unit))
-        if key not in self._known:
-            self._known[key] = self._gradient_s(op, unit)
-        return self._known[key]
-
-    def _gradient_s(self, op: str, unit: Unit) -> float:
-        plan, total = self.plan, 0.0
-        if plan.data > 1 and unit.parameters:
-            size = float(HALF_BYTES * unit.parameters)
-            total += self.costs.collective(op, plan, "data", size)
-        if plan.data > plan.expert and unit.expert_parameters:
-            size = HALF_BYTES * unit.expert_parameters / plan.expert
-            total += self.costs.collective(op, plan, "replica", size)
-        return total
+        if self.plan.data == 1 or not unit.parameters:
+            return 0.0
+        return self.timed(op, "data", float(HALF_BYTES * unit.parameters))
 
     def gather_s(self, unit: Unit) -> float:
         """Return the seconds in which ZeRO 3 brings a unit's weights together."""
@@ -218,41 +209,30 @@ def plan_time(
     plan: Plan, model: Model, costs: Costs, batch: int, optimizer: str = "adam"
 ) -> PlanTime:
     """Return the step time and memory of a plan; raises as `cut_model`."""
-    cut = cut_model(plan, model, batch)
-    traffic = Traffic(plan, costs)
+    cut, traffic = cut_model(plan, model, batch), _Traffic(plan, costs)
     ahead = [_forward_s(chunk, traffic) for chunk in cut.chunks]
     back = [_backward_s(chunk, traffic) for chunk in cut.chunks]
     ways = [costs.transfer(plan, c[-1].boundary_bytes) for c in cut.chunks[:-1]]
     lists = orders(plan.schedule, plan.pipeline, plan.micro_batches, plan.virtual)
     timed = run_pipeline(lists, ahead, back, ways)
-    step_s = max(
-        _finished_s(cut.of_device(d), model, traffic, timed, d) for d in range(plan.pipeline)
+    step_s = max(_finished_s(cut, model, traffic, timed, d) for d in range(plan.pipeline))
+    passes = 3 if plan.recompute else 2
+    work, exchanges = max(
+        (cut.work_s(d), passes * sum(map(traffic.exchange_s, cut.units_of(d))))
+        for d in range(plan.pipeline)
     )
-    work, exchanges = _busiest(cut, traffic)
     return PlanTime(
-        plan, batch, step_s, work, exchanges, timed.end_s, timed.bubble,
-        step_s - timed.end_s, cut.memory(optimizer),
+        plan, batch, step_s, plan.micro_batches * work, plan.micro_batches * exchanges,
+        timed.end_s, timed.bubble, step_s - timed.end_s, cut.memory(optimizer),
     )  # fmt: skip
 
 
-def _busiest(cut: Cut, traffic: Traffic) -> tuple[float, float]:
-    """Return work and exchanges in a step of the device that computes longest."""
-    plan, found = cut.plan, []
-    for device in range(plan.pipeline):
-        units = [unit for chunk in cut.of_device(device) for unit in chunk]
-        times = 2 if plan.recompute else 1
-        work = sum(times * u.forward_s + u.backward_s for u in units)
-        swaps = (1 + times) * sum(map(traffic.exchange_s, units))
-        found.append((plan.micro_batches * work, plan.micro_batches * swaps))
-    return max(found)
-
-
-def _forward_s(units: Sequence[Unit], traffic: Traffic) -> float:
+def _forward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
     work = [u.forward_s + traffic.exchange_s(u) for u in units]
     return _two_lanes(work, list(map(traffic.gather_s, units)), [0.0] * len(units))
 
 
-def _backward_s(units: Sequence[Unit], traffic: Traffic) -> float:
+def _backward_s(units: Sequence[Unit], traffic: _Traffic) -> float:
     again = 1 if traffic.plan.recompute else 0
     back = units[::-1]
     work = [u.backward_s + again * u.forward_s + (1 + again) * traffic.exchange_s(u) for u in back]
@@ -271,14 +251,10 @@ def _two_lanes(work: Sequence[float], before: Sequence[float], after: Sequence[f
 
 
 def _finished_s(
-    chunks: Sequence[Sequence[Unit]],
-    model: Model,
-    traffic: Traffic,
-    timed: PipelineTime,
-    device: int,
-) -> float:  # fmt: skip
+    cut: Cut, model: Model, traffic: _Traffic, timed: PipelineTime, device: int
+) -> float:
     """Return when a device has updated its parameters (and gathered them again, ZeRO 1 and 2)."""
-    plan, last = traffic.plan, timed.last_backward(device)
+    plan, last, chunks = cut.plan, timed.last_backward(device), cut.of_device(device)
     op = {0: "all_reduce", 1: "reduce_scatter"}.get(plan.zero_stage)
     now, lane = last.start_s, 0.0
     final = last.task.stage // plan.pipeline
@@ -289,21 +265,15 @@ def _finished_s(
                 now += share * (last.end_s - last.start_s)
             lane = max(lane, now if place == final else last.start_s)
             lane += traffic.gradient_s(op, unit) if op else 0.0
-    units = [unit for chunk in chunks for unit in chunk]
-    own = sum(u.parameters + u.expert_parameters / plan.expert for u in units)
-    own /= plan.data if plan.zero_stage else 1
+    units = cut.units_of(device)
+    own = sum(u.parameters for u in units) / (plan.data if plan.zero_stage else 1)
     end = max(lane, last.end_s) + own * model.update_s_per_parameter
     if plan.zero_stage in (1, 2):
         end += sum(traffic.gradient_s("all_gather", u) for u in units)
     return end
 
 
-# What a plan's groups of devices take to communicate where the plan puts them.
-
-
-Groups = tuple[tuple[int, ...], ...]
-
-
+# -- what groups of devices take where the plan puts them -----------------------------------------
 @dataclass(frozen=True)
 class TopologyCosts:
     """Times of collectives of all groups of an axis at once; those found are remembered.
@@ -313,10 +283,8 @@ class TopologyCosts:
     """
 
     topology: Topology
-    _known: dict[tuple[str, Groups], Interpolated] = field(default_factory=dict)
+    _costs: dict[tuple[Any, ...], Interpolated] = field(default_factory=dict)
     _prepared: dict[tuple[str, Groups, str], Prepared] = field(default_factory=dict)
-    _places: dict[tuple[object, ...], Groups] = field(default_factory=dict)
-    _found: dict[tuple[object, ...], Interpolated] = field(default_factory=dict)
 
     def collective(self, op: str, plan: Plan, axis: str, size_bytes: float) -> float:
         """Return the seconds of an operation along an axis, the best algorithm for its size."""
@@ -327,16 +295,13 @@ class TopologyCosts:
         return self._cost("transfer", plan, "pipeline")(size_bytes)
 
     def _cost(self, op: str, plan: Plan, axis: str) -> Interpolated:
-        where = (axis, plan.data, plan.tensor, plan.pipeline, plan.expert, plan.axes)
-        key = (op, *where)
-        if key not in self._found:
-            if where not in self._places:
-                self._places[where] = self.beside(plan.groups(axis))
-            groups = self._places[where]
-            if (op, groups) not in self._known:
-                self._known[op, groups] = Interpolated(lambda n: self._timed(op, groups, n))
-            self._found[key] = self._known[op, groups]
-        return self._found[key]
+        """Return a cost by the shape of the plan, and by the groups, which other shapes share."""
+        key = (op, axis, plan.data, plan.tensor, plan.pipeline, plan.axes)
+        if key not in self._costs:
+            groups = self.beside(plan.groups(axis))
+            fresh = Interpolated(lambda n: self._timed(op, groups, n))
+            self._costs[key] = self._costs.setdefault((op, groups), fresh)
+        return self._costs[key]
 
     def beside(self, groups: Sequence[tuple[int, ...]]) -> Groups:
         """Return the first group and those that have devices in its servers."""
@@ -345,38 +310,31 @@ class TopologyCosts:
         return tuple(g for g in groups if any(homes[device] in near for device in g))
 
     def _timed(self, op: str, groups: Groups, size_bytes: float) -> float:
-        if len(groups[0]) == 1:
+        ranks = len(groups[0])
+        if ranks == 1:
             return 0.0
         if op == "transfer":
             return self._hop(groups, size_bytes)
-        return self._at_once(op, groups, size_bytes)
-
-    def _at_once(self, op: str, groups: Groups, size_bytes: float) -> float:
         first = collective_time(op, self.topology, size_bytes, placement=groups[0])
         if len(groups) == 1:
             return first.time_s
         key = (op, groups, first.algorithm)
-        ranks = len(groups[0])
         if key not in self._prepared:
-            servers = servers_of(self.topology, np.array(groups[0]))
+            servers = servers_of(self.topology, groups[0])
             one = make(op, first.algorithm, ranks, groups=servers)
-            self._prepared[key] = plan_of(
-                side_by_side(one, len(groups)), self.topology, np.array(groups).reshape(-1)
-            )
-        blocks_per_part = ranks if op == "all_to_all" else 1
-        return self._prepared[key].time_s(size_bytes * blocks_per_part)
+            places = tuple(device for group in groups for device in group)
+            self._prepared[key] = prepare(side_by_side(one, len(groups)), self.topology, places)
+        return self._prepared[key].time_s(size_bytes * (ranks if op == "all_to_all" else 1))
 
     def _hop(self, groups: Groups, size_bytes: float) -> float:
-        pairs = np.array(groups)
-        everyone = np.arange(self.topology.size)
-        times = []
-        for stage in range(pairs.shape[1] - 1):
-            rows = np.zeros((len(pairs), 1), np.int64)
-            step = Round.of(pairs[:, stage], pairs[:, stage + 1], rows)
-            times.append(
-                pattern_of(step, self.topology, everyone).time_s(size_bytes, self.topology)
-            )
-        return max(times)
+        pairs, everyone = np.array(groups), tuple(range(self.topology.size))
+        rows = np.zeros((len(pairs), 1), np.int64)
+        hops = (
+            Round.of(pairs[:, stage], pairs[:, stage + 1], rows)
+            for stage in range(pairs.shape[1] - 1)
+        )
+        patterns = (pattern_of(hop, self.topology, everyone) for hop in hops)
+        return max(pattern.time_s(size_bytes, self.topology) for pattern in patterns)
 
 
 def side_by_side(schedule: Schedule, count: int) -> Schedule:

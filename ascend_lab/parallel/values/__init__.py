@@ -5,30 +5,24 @@ ranks and counts what they send.
 """
 
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.group import Count, Group, Traffic, grid, send
+from ascend_lab.parallel.values.group import Group, Traffic
 from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
-from ascend_lab.parallel.values.mixed import MixedRun, train_mixed, vanishing
-from ascend_lab.parallel.values.models import (
-    experts_transformer,
-    perceptron,
-    points,
-    route,
-    sentences,
-    transformer,
-)
+from ascend_lab.parallel.values.models import experts_transformer, sentences, transformer
 from ascend_lab.parallel.values.tape import Tape, Var
 from ascend_lab.parallel.values.train import (
+    MixedRun,
     Run,
     loss_and_gradients,
     train,
+    train_mixed,
     train_single,
+    vanishing,
 )
 from ascend_lab.parallel.values.weights import Adam, Sgd
 
 __all__ = [
     "Adam",
     "Batch",
-    "Count",
     "Group",
     "MixedRun",
     "Model",
@@ -42,12 +36,7 @@ __all__ = [
     "Traffic",
     "Var",
     "experts_transformer",
-    "grid",
     "loss_and_gradients",
-    "perceptron",
-    "points",
-    "route",
-    "send",
     "sentences",
     "train",
     "train_mixed",

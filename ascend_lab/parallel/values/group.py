@@ -1,4 +1,7 @@
-"""What was communicated: calls and bytes by group and operation."""
+"""Ranks that talk: every message of a plan goes through an executed schedule and is counted.
+
+All ranks live in one process and move in step: a quantity is a list with one array a rank.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,12 @@ from numpy.typing import NDArray
 
 from ascend_lab.cluster import ALGORITHMS, Round, Schedule, execute, make
 from ascend_lab.errors import ClusterError
+
+Values = NDArray[Any]
+Ranked = list[Values]
+"""One array a rank."""
+SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
+"""One message from one rank to another."""
 
 
 @dataclass(slots=True)
@@ -57,34 +66,6 @@ class Traffic:
         return "\n".join(lines)
 
 
-# Ranks that talk: every message of a plan goes through an executed schedule and is counted.
-#
-# All ranks live in one process and move in step: a quantity is a list with one array a rank.
-
-
-Values = NDArray[Any]
-Ranked = list[Values]
-"""One array a rank."""
-
-
-@cache
-def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
-    known = ALGORITHMS[op]
-    return make(op, algorithm if algorithm in known else known[0], ranks)
-
-
-SEND = Schedule("broadcast", "send", 2, 1, (Round.of([0], [1], [[0]]),))
-"""One message from one rank to another."""
-
-
-def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
-    """Return what the busiest rank sends when the tensor has `size_bytes`."""
-    blocks = np.zeros(schedule.ranks, np.int64)
-    for step in schedule.rounds:
-        np.add.at(blocks, step.sources, step.counts)
-    return round(int(blocks.max(initial=0)) * size_bytes / schedule.parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Group:
     """A way to cut all ranks into equal teams that communicate at the same time.
@@ -113,26 +94,26 @@ class Group:
         found = self._run("all_reduce", [a.ravel() for a in arrays])
         return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
 
-    def all_gather(self, arrays: Ranked, axis: int = 0) -> Ranked:
-        """Return on every rank the arrays of its team joined along an axis."""
-        fronts = [np.moveaxis(a, axis, 0) for a in arrays]
-        found = self._run("all_gather", [f.ravel() for f in fronts])
-        joined = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
-        return [np.moveaxis(j, 0, axis) for j in joined]
-
-    def reduce_scatter(self, arrays: Ranked, axis: int = 0) -> Ranked:
-        """Return on every rank its part along an axis of the sum over its team."""
-        fronts = [np.moveaxis(a, axis, 0) for a in arrays]
-        part(fronts[0], self.ranks, 0, 0)  # the axis must divide
-        found = self._run("reduce_scatter", [f.ravel() for f in fronts])
-        own = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
-        return [np.moveaxis(o, 0, axis) for o in own]
-
     def all_to_all(self, arrays: Ranked) -> Ranked:
         """Send part i of axis 0 to rank i of the team; return what came, by sender, on axis 0."""
         part(arrays[0], self.ranks, 0, 0)
         found = self._run("all_to_all", [a.ravel() for a in arrays])
         return [f.reshape(a.shape) for f, a in zip(found, arrays, strict=True)]
+
+    def all_gather(self, arrays: Ranked, axis: int = 0) -> Ranked:
+        """Return on every rank the arrays of its team joined along an axis."""
+        return self._along("all_gather", arrays, axis)
+
+    def reduce_scatter(self, arrays: Ranked, axis: int = 0) -> Ranked:
+        """Return on every rank its part along an axis of the sum over its team."""
+        part(arrays[0], self.ranks, 0, axis)
+        return self._along("reduce_scatter", arrays, axis)
+
+    def _along(self, op: str, arrays: Ranked, axis: int) -> Ranked:
+        fronts = [np.moveaxis(a, axis, 0) for a in arrays]
+        found = self._run(op, [f.ravel() for f in fronts])
+        shaped = [f.reshape(-1, *front.shape[1:]) for f, front in zip(found, fronts, strict=True)]
+        return [np.moveaxis(s, 0, axis) for s in shaped]
 
     def _run(self, op: str, arrays: Ranked) -> Ranked:
         if self.ranks == 1:
@@ -140,39 +121,44 @@ class Group:
         schedule = _schedule(op, self.algorithm, self.ranks)
         found = list(arrays)
         for team in self.members:
-            for rank, result in zip(
-                team, execute(schedule, [arrays[r] for r in team]), strict=True
-            ):
+            results = execute(schedule, [arrays[r] for r in team])
+            for rank, result in zip(team, results, strict=True):
                 found[rank] = result
         size_bytes = arrays[0].nbytes * (self.ranks if op == "all_gather" else 1)
         self.traffic.note(self.name, op, size_bytes, _sent_bytes(schedule, size_bytes))
         return found
 
 
+@cache
+def _schedule(op: str, algorithm: str, ranks: int) -> Schedule:
+    known = ALGORITHMS[op]
+    return make(op, algorithm if algorithm in known else known[0], ranks)
+
+
+def _sent_bytes(schedule: Schedule, size_bytes: int) -> int:
+    """Return what the busiest rank sends when the tensor has `size_bytes`."""
+    blocks = np.zeros(schedule.ranks, np.int64)
+    for step in schedule.rounds:
+        np.add.at(blocks, step.sources, step.counts)
+    return round(int(blocks.max(initial=0)) * size_bytes / schedule.parts)
+
+
 def send(arrays: Ranked, traffic: Traffic, name: str = "stage") -> Ranked:
     """Pass every rank's array to its opposite number of the next (or previous) stage."""
     traffic.note(name, "send", arrays[0].nbytes, arrays[0].nbytes)
-    return [_moved(a) for a in arrays]
-
-
-def _moved(array: Values) -> Values:
-    """Return an array as it arrives at another rank."""
-    flat = array.ravel()
-    arrived = execute(SEND, [flat, np.zeros_like(flat)])[1]
-    return arrived.reshape(array.shape)
+    flat = [a.ravel() for a in arrays]
+    arrived = [execute(SEND, [f, np.zeros_like(f)])[1] for f in flat]
+    return [f.reshape(a.shape) for f, a in zip(arrived, arrays, strict=True)]
 
 
 def grid(sizes: dict[str, int], traffic: Traffic, algorithm: str = "ring") -> dict[str, Group]:
     """Return one group an axis for ranks numbered row by row in a grid with named axes."""
     shape = tuple(sizes.values())
-    if min(shape) < 1:
-        raise ClusterError("at least one rank on every axis of the grid", str(sizes), "use 1")
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
     groups = {}
     for axis, name in enumerate(sizes):
         teams = np.moveaxis(numbers, axis, -1).reshape(-1, shape[axis])
-        members = tuple(tuple(int(rank) for rank in team) for team in teams)
-        groups[name] = Group(name, members, traffic, algorithm)
+        groups[name] = Group(name, tuple(map(tuple, teams.tolist())), traffic, algorithm)
     return groups
 
 
@@ -180,9 +166,8 @@ def part(array: Values, ranks: int, rank: int, axis: int, what: str = "an axis")
     """Return a rank's equal part of an array along an axis; `ClusterError` if none is equal."""
     size = array.shape[axis]
     if size % ranks:
-        raise ClusterError(
-            f"{what} divisible by {ranks} ranks", str(size), "use fewer ranks or pad"
-        )
+        needed = f"{what} divisible by {ranks} ranks"
+        raise ClusterError(needed, str(size), "use fewer ranks or pad")
     step = size // ranks
     index = (slice(None),) * (axis % array.ndim) + (slice(rank * step, (rank + 1) * step),)
     found: Values = array[index]

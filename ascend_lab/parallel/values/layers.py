@@ -1,4 +1,13 @@
-"""A model as a row of pieces, each a forward program over ranks; what a piece may ask for."""
+"""A model as a row of pieces, each a forward program over ranks; the pieces of a transformer.
+
+Weights before the non-linearity are cut by columns, those after it by rows, so that half a layer
+needs one sum forward (`leave`) and one backward (`enter`): 2 + 2 all-reduces of (batch, sequence,
+width) a layer. Logits (batch, sequence, vocabulary) are never gathered: ranks exchange three
+numbers a token, the maximum, the sum of exponentials and the target's logit. Shoeybi et al.,
+"Megatron-LM", 2019, section 3. With `sequence` the tensor between the halves is split along the
+sequence and every all-reduce becomes a reduce-scatter and an all-gather of the same bytes:
+Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +23,13 @@ from ascend_lab.parallel.values.tape import Tape, Var, copy_in, gather_in, scatt
 
 SEQUENCE = 1
 """Activations are (batch, sequence, width)."""
+MASKED = -10000.0
+"""Added to the scores of later positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A weight that is cut along an axis among the ranks of a group: "tensor" or "data"."""
+    """A weight that is cut along an axis among the ranks of a group: "tensor" or "expert"."""
 
     group: str
     axis: int
@@ -100,6 +111,16 @@ class Batch:
     targets: Values
 
 
+# -- weights --------------------------------------------------------------------------------------
+COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
+MLP_SHARDS = {"up": COLUMNS, "up.bias": BIAS, "down": ROWS}
+ATTENTION_SHARDS = {
+    **dict.fromkeys(("query", "key", "value"), COLUMNS),
+    **{f"{name}.bias": BIAS for name in ("query", "key", "value")},
+    "out": ROWS,
+}
+
+
 def normal(rng: np.random.Generator, *shape: int) -> Values:
     """Return random matrices (..., rows, columns) of variance 1 / rows."""
     found: Values = rng.normal(size=shape) / np.sqrt(shape[-2])
@@ -114,27 +135,6 @@ def norm_weights(name: str, width: int, rng: np.random.Generator) -> dict[str, V
     }
 
 
-# The two halves of a transformer layer, tensor parallel as in Megatron.
-#
-# Weights before the non-linearity are cut by columns, those after it by rows, so that a half
-# needs
-# one sum forward (`leave`) and one backward (`enter`): 2 + 2 all-reduces of (batch, sequence,
-# width)
-# a layer. Shoeybi et al., "Megatron-LM", 2019, section 3. With `sequence` the tensor between the
-# halves is split along the sequence and every all-reduce becomes a reduce-scatter and an all-
-# gather
-# of the same bytes: Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.
-
-
-COLUMNS, ROWS, BIAS = Shard("tensor", 1), Shard("tensor", 0), Shard("tensor", 0)
-MLP_SHARDS = {"up": COLUMNS, "up.bias": BIAS, "down": ROWS}
-ATTENTION_SHARDS = {
-    **dict.fromkeys(("query", "key", "value"), COLUMNS),
-    **{f"{name}.bias": BIAS for name in ("query", "key", "value")},
-    "out": ROWS,
-}
-
-
 def mlp_weights(width: int, hidden: int, rng: np.random.Generator) -> dict[str, Values]:
     """Return the weights of `mlp`."""
     return {
@@ -146,14 +146,6 @@ def mlp_weights(width: int, hidden: int, rng: np.random.Generator) -> dict[str, 
     }
 
 
-def mlp(net: Net, x: Var) -> Var:
-    """Return x + gelu(norm(x) up + b) down + c."""
-    y = net.enter(net.norm(x, "mlp.norm"))
-    y = net.apply("gelu", net.linear(y, "up", "up.bias"))
-    y = net.apply("add", net.leave(net.linear(y, "down")), net["down.bias"])
-    return net.apply("add", x, y)
-
-
 def attention_weights(width: int, rng: np.random.Generator) -> dict[str, Values]:
     """Return the weights of `attention`."""
     weights = norm_weights("attention.norm", width, rng)
@@ -161,6 +153,15 @@ def attention_weights(width: int, rng: np.random.Generator) -> dict[str, Values]
         weights[name] = normal(rng, width, width)
         weights[f"{name}.bias"] = 0.1 * rng.normal(size=width)
     return weights
+
+
+# -- a transformer layer --------------------------------------------------------------------------
+def mlp(net: Net, x: Var) -> Var:
+    """Return x + gelu(norm(x) up + b) down + c."""
+    y = net.enter(net.norm(x, "mlp.norm"))
+    y = net.apply("gelu", net.linear(y, "up", "up.bias"))
+    y = net.apply("add", net.leave(net.linear(y, "down")), net["down.bias"])
+    return net.apply("add", x, y)
 
 
 def attention(net: Net, x: Var, heads: int) -> Var:
@@ -174,7 +175,7 @@ def attention(net: Net, x: Var, heads: int) -> Var:
         for name in ("query", "key", "value")
     )
     length = q.shape[-2]
-    mask = np.triu(np.full((length, length), -10000.0), 1).astype(q.values[0].dtype)
+    mask = np.triu(np.full((length, length), MASKED), 1).astype(q.values[0].dtype)
     y = net.apply("attention", q, k, v, Var([mask] * len(q.values)))
     y = net.leave(net.linear(_join_heads(net, y), "out"))
     return net.apply("add", x, net.apply("add", y, net["out.bias"]))
@@ -195,32 +196,14 @@ def _join_heads(net: Net, x: Var) -> Var:
 
 def layer(name: str, width: int, heads: int, hidden: int, rng: np.random.Generator) -> Piece:
     """Return a transformer layer."""
-
-    def forward(net: Net, x: Var, targets: Ranked) -> Var:
-        return mlp(net, attention(net, x, heads))
-
     if width % heads:
         raise ClusterError(f"a width divisible by {heads} heads", str(width), "change one")
     weights = {**attention_weights(width, rng), **mlp_weights(width, hidden, rng)}
-    return Piece(name, weights, forward, {**ATTENTION_SHARDS, **MLP_SHARDS})
+    shards = {**ATTENTION_SHARDS, **MLP_SHARDS}
+    return Piece(name, weights, lambda net, x, _: mlp(net, attention(net, x, heads)), shards)
 
 
-def mlp_layer(name: str, width: int, hidden: int, rng: np.random.Generator) -> Piece:
-    """Return the second half alone, for models without attention."""
-
-    def forward(net: Net, x: Var, targets: Ranked) -> Var:
-        return mlp(net, x)
-
-    return Piece(name, mlp_weights(width, hidden, rng), forward, MLP_SHARDS)
-
-
-# Embedding and cross-entropy with the vocabulary cut among the tensor ranks.
-#
-# Logits (batch, sequence, vocabulary) are never gathered: ranks exchange three numbers a token,
-# the
-# maximum, the sum of exponentials and the target's logit. Shoeybi et al., 2019, section 3.
-
-
+# -- a vocabulary that is cut among the tensor ranks ----------------------------------------------
 def embed(name: str, vocabulary: int, length: int, width: int, rng: np.random.Generator) -> Piece:
     """Return the piece tokens -> table[token] + position."""
 
@@ -276,7 +259,7 @@ def head(name: str, width: int, vocabulary: int, rng: np.random.Generator) -> Pi
         return cross_entropy(net.tape, logits, targets, net.groups["tensor"])
 
     weights = {**norm_weights("norm", width, rng), "weight": normal(rng, width, vocabulary)}
-    return Piece(name, weights, forward, {"weight": Shard("tensor", 1)})
+    return Piece(name, weights, forward, {"weight": COLUMNS})
 
 
 def cross_entropy(tape: Tape, logits: Var, targets: Ranked, group: Group) -> Var:

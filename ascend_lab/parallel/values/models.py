@@ -1,8 +1,9 @@
-"""A layer of experts: each token is computed by the one or two that a router picks for it.
+"""Small models and data to train: transformer language models, plain and with layers of experts.
 
-Experts are spread over ranks that each hold other sentences, so tokens travel to their experts and
-back: two all-to-alls forward, two backward. Each sentence may send `capacity` tokens to an expert;
-later ones are dropped and pass only through the residual. Counting by sentence makes the result
+In a layer of experts each token is computed by the one or two that a router picks for it. Experts
+are spread over ranks that each hold other sentences, so tokens travel to their experts and back:
+two all-to-alls forward, two backward. Each sentence may send `capacity` tokens to an expert; later
+ones are dropped and pass only through the residual. Counting by sentence makes the result
 independent of the number of ranks. Lepikhin et al., "GShard", 2020; Fedus et al., "Switch
 transformers", 2021.
 """
@@ -13,7 +14,6 @@ import math
 
 import numpy as np
 
-from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.values.group import Ranked, Values
 from ascend_lab.parallel.values.layers import (
     ATTENTION_SHARDS,
@@ -27,13 +27,64 @@ from ascend_lab.parallel.values.layers import (
     embed,
     head,
     layer,
-    mlp_layer,
     norm_weights,
     normal,
 )
 from ascend_lab.parallel.values.tape import Tape, Var, exchange
 
 
+def transformer(
+    layers: int = 2,
+    width: int = 16,
+    heads: int = 4,
+    vocabulary: int = 24,
+    length: int = 8,
+    seed: int = 0,
+) -> Model:
+    """Return a causal language model: embedding, layers of 4 x width hidden units, head."""
+    rng = np.random.default_rng(seed)
+    inner = (layer(f"layer{i}", width, heads, 4 * width, rng) for i in range(layers))
+    first = embed("embed", vocabulary, length, width, rng)
+    return Model((first, *inner, head("head", width, vocabulary, rng)))
+
+
+def experts_transformer(
+    layers: int = 1,
+    width: int = 16,
+    heads: int = 4,
+    experts: int = 4,
+    top: int = 2,
+    factor: float = 1.25,
+    vocabulary: int = 24,
+    length: int = 8,
+    seed: int = 0,
+) -> Model:
+    """Return a language model with `experts` in place of the second half of each layer."""
+    rng = np.random.default_rng(seed)
+    inner = (
+        experts_layer(f"layer{i}", width, heads, 2 * width, experts, rng, top, factor)
+        for i in range(layers)
+    )
+    first = embed("embed", vocabulary, length, width, rng)
+    return Model((first, *inner, head("head", width, vocabulary, rng)))
+
+
+def sentences(
+    batches: int = 3, batch: int = 8, length: int = 8, vocabulary: int = 24, seed: int = 1
+) -> list[Batch]:
+    """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(batches):
+        words = rng.integers(vocabulary, size=(batch, length + 1))
+        for t in range(length):
+            follows = rng.random(batch) < 0.9
+            words[:, t + 1] = np.where(follows, (3 * words[:, t] + 1) % vocabulary, words[:, t + 1])
+        found.append(Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
+    return found
+
+
+# -- a layer of experts ---------------------------------------------------------------------------
 def route(chances: Values, top: int, capacity: int) -> Values:
     """Return which token goes where: (batch, sequence, expert, slot), ones and zeros.
 
@@ -113,20 +164,23 @@ def _dispatch(tape: Tape, y: Var, sent: Ranked) -> Var:
 
 def _computed(net: Net, rows: Var) -> Var:
     """Send tokens to the ranks of their experts, compute them there, send them back."""
-    group = net.groups["expert"]
-    ranks, (experts, batch, slots, width) = group.ranks, rows.shape
-    own = experts // ranks
+    group, (experts, batch, slots, width) = net.groups["expert"], rows.shape
+    own = experts // group.ranks
     # by expert -> by sender -> by own expert, all senders' tokens in a row
     x = exchange(net.tape, rows, group)
-    x = net.apply("reshape", x, shape=(ranks, own, batch * slots, width))
-    x = net.apply("transpose", x, perm=(1, 0, 2, 3))
-    x = net.apply("reshape", x, shape=(own, ranks * batch * slots, width))
-    y = net.apply("batch_matmul", x, net["up"])
-    y = net.apply("batch_matmul", net.apply("gelu", y), net["down"])
-    y = net.apply("reshape", y, shape=(own, ranks, batch * slots, width))
-    y = net.apply("transpose", y, perm=(1, 0, 2, 3))
+    x = _turned(net, x, group.ranks, own, batch * slots)
+    x = net.apply("reshape", x, shape=(own, group.ranks * batch * slots, width))
+    y = net.apply("gelu", net.apply("batch_matmul", x, net["up"]))
+    y = net.apply("batch_matmul", y, net["down"])
+    y = _turned(net, y, own, group.ranks, batch * slots)
     y = net.apply("reshape", y, shape=(experts, batch, slots, width))
     return exchange(net.tape, y, group)
+
+
+def _turned(net: Net, x: Var, major: int, minor: int, rows: int) -> Var:
+    """Return x with its first two axes exchanged: (minor, major, rows, width)."""
+    y = net.apply("reshape", x, shape=(major, minor, rows, x.shape[-1]))
+    return net.apply("transpose", y, perm=(1, 0, 2, 3))
 
 
 def _combine(tape: Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
@@ -146,89 +200,3 @@ def _combine(tape: Tape, rows: Var, gates: Var, sent: Ranked) -> Var:
 
     out = [np.einsum("bsec,ebch->bsh", w, r) for w, r in zip(spread, rows.values, strict=True)]
     return tape.record([rows, gates], out, slope)
-
-
-# Small models and data to train: a transformer language model and a multi-layer perceptron.
-
-
-def transformer(
-    layers: int = 2,
-    width: int = 16,
-    heads: int = 4,
-    vocabulary: int = 24,
-    length: int = 8,
-    seed: int = 0,
-) -> Model:
-    """Return a causal language model: embedding, layers of 4 x width hidden units, head."""
-    rng = np.random.default_rng(seed)
-    inner = (layer(f"layer{i}", width, heads, 4 * width, rng) for i in range(layers))
-    first = embed("embed", vocabulary, length, width, rng)
-    return Model((first, *inner, head("head", width, vocabulary, rng)))
-
-
-def experts_transformer(
-    layers: int = 1,
-    width: int = 16,
-    heads: int = 4,
-    experts: int = 4,
-    top: int = 2,
-    factor: float = 1.25,
-    vocabulary: int = 24,
-    length: int = 8,
-    seed: int = 0,
-) -> Model:
-    """Return a language model with `experts` in place of the second half of each layer."""
-    rng = np.random.default_rng(seed)
-    inner = (
-        experts_layer(f"layer{i}", width, heads, 2 * width, experts, rng, top, factor)
-        for i in range(layers)
-    )
-    first = embed("embed", vocabulary, length, width, rng)
-    return Model((first, *inner, head("head", width, vocabulary, rng)))
-
-
-def perceptron(
-    features: int = 6, width: int = 8, layers: int = 2, classes: int = 4, seed: int = 0
-) -> Model:
-    """Return a classifier: a linear map, residual layers of 4 x width hidden units, head."""
-    rng = np.random.default_rng(seed)
-    inner = (mlp_layer(f"layer{i}", width, 4 * width, rng) for i in range(layers))
-    first = _project("input", features, width, rng)
-    return Model((first, *inner, head("head", width, classes, rng)))
-
-
-def _project(name: str, features: int, width: int, rng: np.random.Generator) -> Piece:
-    """Return x w + b, the same on every tensor rank."""
-
-    def forward(net: Net, x: Var, targets: Ranked) -> Var:
-        if net.sequence:
-            raise ClusterError("inputs (batch, sequence) to split", str(x.shape), "no sequence")
-        return net.linear(x, "weight", "bias")
-
-    weights = {"weight": normal(rng, features, width), "bias": 0.1 * rng.normal(size=width)}
-    return Piece(name, weights, forward)
-
-
-def sentences(
-    batches: int = 3, batch: int = 8, length: int = 8, vocabulary: int = 24, seed: int = 1
-) -> list[Batch]:
-    """Return batches of a language where word w is mostly followed by 3 w + 1 modulo the words."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(batches):
-        words = rng.integers(vocabulary, size=(batch, length + 1))
-        for t in range(length):
-            follows = rng.random(batch) < 0.9
-            words[:, t + 1] = np.where(follows, (3 * words[:, t] + 1) % vocabulary, words[:, t + 1])
-        found.append(Batch(words[:, :-1].astype(np.int32), words[:, 1:].astype(np.int32)))
-    return found
-
-
-def points(
-    batches: int = 3, batch: int = 16, features: int = 6, classes: int = 4, seed: int = 1
-) -> list[Batch]:
-    """Return batches of points whose class is the largest of a few random projections."""
-    rng = np.random.default_rng(seed)
-    truth = rng.normal(size=(features, classes))
-    inputs = [rng.normal(size=(batch, features)) for _ in range(batches)]
-    return [Batch(x, np.argmax(x @ truth, axis=1).astype(np.int32)) for x in inputs]

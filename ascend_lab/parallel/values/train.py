@@ -1,4 +1,4 @@
-"""A run of pieces on one stage: forward and backward passes of micro-batches."""
+"""Train a small model on one device or under a plan: losses, gradients, parameters, traffic."""
 
 from __future__ import annotations
 
@@ -13,19 +13,115 @@ from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, part, same, send
 from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
 from ascend_lab.parallel.values.tape import Tape, Var
-from ascend_lab.parallel.values.weights import Cuts, Optimizer, Replicas, Segments, Sharded
+from ascend_lab.parallel.values.weights import (
+    Cuts,
+    Optimizer,
+    Replicas,
+    Segments,
+    Sharded,
+    flatten,
+    unflatten,
+)
+from ascend_lab.train.step import DynamicLossScale
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A micro-batch between its forward and backward pass through a chunk."""
+class Run:
+    """What training gave: a loss and all gradients a step, the parameters after the last one.
 
-    tape: Tape
-    first: Var
-    last: Var
+    `traffic` counts messages; `held` elements on the first rank of the first stage when the last
+    backward pass has ended: parameters, gradients, state. Of each stage: `flights` the most
+    micro-batches, `outputs` the most elements of operators' outputs held for the backward pass.
+    """
+
+    losses: tuple[float, ...]
+    gradients: tuple[dict[str, Values], ...]
+    parameters: dict[str, Values]
+    traffic: Traffic = field(default_factory=Traffic)
+    held: dict[str, int] = field(default_factory=dict)
+    flights: tuple[int, ...] = (1,)
+    outputs: tuple[int, ...] = ()
 
 
-class Chunk:
+def passed(
+    model: Model,
+    weights: Mapping[str, Ranked],
+    groups: dict[str, Group],
+    inputs: Ranked,
+    targets: Ranked,
+    seed: float,
+) -> tuple[float, dict[str, Ranked]]:
+    """Return the sum of all tokens' losses, and `seed` times its gradient for every weight.
+
+    All pieces are on every rank; gradients are of each rank's own tokens.
+    """
+    tape, x = Tape(), Var(inputs)
+    found = {key: Var(ranked) for key, ranked in weights.items()}
+    for piece in model.pieces:
+        own = {name: found[f"{piece.name}.{name}"] for name in piece.weights}
+        x = piece.forward(Net(tape, own, groups), x, targets)
+    tape.backward(x, [np.full_like(losses, seed) for losses in x.values])
+    loss = sum(float(losses.sum()) for losses in x.values)
+    return loss, {key: var.grads for key, var in found.items() if var.grads is not None}
+
+
+def loss_and_gradients(
+    model: Model, weights: Mapping[str, Values], batch: Batch
+) -> tuple[float, dict[str, Values]]:
+    """Return the mean loss of a batch and its gradient for every weight, on one device."""
+    groups, tokens = Cuts(Plan()).groups(Traffic()), batch.targets.size
+    ranked = {key: [weight] for key, weight in weights.items()}
+    loss, grads = passed(model, ranked, groups, [batch.inputs], [batch.targets], 1 / tokens)
+    return loss / tokens, {key: one[0] for key, one in grads.items()}
+
+
+def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -> Run:
+    """Train on one device: what every plan must reproduce. One step a batch."""
+    weights = model.weights
+    states = {key: optimizer.start(weight) for key, weight in weights.items()}
+    losses, gradients = [], []
+    for number, batch in enumerate(batches, 1):
+        loss, grads = loss_and_gradients(model, weights, batch)
+        losses.append(loss)
+        gradients.append(grads)
+        for key, grad in grads.items():
+            weights[key], states[key] = optimizer.update(weights[key], grad, states[key], number)
+    return Run(tuple(losses), tuple(gradients), weights)
+
+
+def train(
+    model: Model,
+    batches: Sequence[Batch],
+    optimizer: Optimizer,
+    plan: Plan,
+    *,
+    segments: Segments | None = None,
+    order: Sequence[Sequence[Task]] | None = None,
+) -> Run:
+    """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
+
+    `segments`: gradients all-reduced together, in backward order; `order`: each stage's tasks,
+    instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
+    memory, not for values: they are ignored here.
+    """
+    trainer = _Trainer(model, optimizer, Cuts(plan, segments), order)
+    losses, gradients = [], []
+    for number, batch in enumerate(batches, 1):
+        losses.append(trainer.pass_through(batch))
+        gradients.append(trainer.update(number))
+    return Run(
+        tuple(losses),
+        tuple(gradients),
+        trainer.assembled([chunk.store.whole_weights() for chunk in trainer.chunks]),
+        trainer.traffic,
+        trainer.held,
+        tuple(trainer.flights),
+        tuple(trainer.outputs),
+    )
+
+
+# -- the machine behind every plan ----------------------------------------------------------------
+class _Chunk:
     """Consecutive pieces on the data x tensor ranks of one stage."""
 
     def __init__(
@@ -34,7 +130,7 @@ class Chunk:
         self.pieces, self.groups, self.cuts = pieces, groups, cuts
         kind = Sharded if cuts.plan.zero_stage else Replicas
         self.store = kind(pieces, groups, cuts, optimizer)
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, tuple[Tape, Var, Var]] = {}  # by micro-batch: first and last value
 
     def forward(self, micro: int, x: Ranked, targets: Ranked) -> Ranked:
         """Run the pieces and keep what the backward pass needs."""
@@ -45,20 +141,17 @@ class Chunk:
             net = Net(tape, weights, self.groups, self.cuts.plan.sequence)
             last = piece.forward(net, last, targets)
             self.store.release(tape, piece, weights)
-        self.flights[micro] = Flight(tape, first, last)
+        self.flights[micro] = (tape, first, last)
         return last.values
 
     def backward(self, micro: int, grads: Ranked) -> Ranked | None:
         """Return the gradient of the chunk's input, if it has one; weights keep theirs."""
-        flight = self.flights.pop(micro)
-        flight.tape.backward(flight.last, grads)
-        return flight.first.grads
+        tape, first, last = self.flights.pop(micro)
+        tape.backward(last, grads)
+        return first.grads
 
 
-# The machine behind every plan: chunks of a model on their stages, and messages between them.
-
-
-class Trainer:
+class _Trainer:
     """The chunks of a model on their stages, and the messages between them."""
 
     def __init__(
@@ -79,15 +172,14 @@ class Trainer:
         if count > len(model.pieces):
             what = f"at least {count} pieces for {plan.pipeline} stages x {plan.virtual} chunks"
             raise ClusterError(what, str(len(model.pieces)), "use fewer stages")
-        parts_of = np.array_split(np.arange(len(model.pieces)), count)
+        owned = np.array_split(np.arange(len(model.pieces)), count)
         self.chunks = [
-            Chunk([model.pieces[i] for i in own], self.groups, cuts, optimizer) for own in parts_of
+            _Chunk([model.pieces[i] for i in own], self.groups, cuts, optimizer) for own in owned
         ]
         self.flights = [0] * plan.pipeline
         self.outputs = [0] * plan.pipeline
         self.held: dict[str, int] = {}
 
-    # -- one batch ------------------------------------------------------------------------------
     def pass_through(self, batch: Batch) -> float:
         """Run every stage's tasks, each as soon as its input is there; return the mean loss."""
         inputs, targets = self._shared(batch.inputs), self._shared(batch.targets)
@@ -136,31 +228,28 @@ class Trainer:
 
     def _count(self, stage: int) -> None:
         """Note the most micro-batches, and elements of outputs, that a stage has held."""
-        flights = [f for c in self.chunks[stage :: self.plan.pipeline] for f in c.flights.values()]
-        self.flights[stage] = max(self.flights[stage], len(flights))
-        elements = sum(flight.tape.elements for flight in flights)
-        self.outputs[stage] = max(self.outputs[stage], elements)
+        own = self.chunks[stage :: self.plan.pipeline]
+        tapes = [tape for chunk in own for tape, _, _ in chunk.flights.values()]
+        self.flights[stage] = max(self.flights[stage], len(tapes))
+        self.outputs[stage] = max(self.outputs[stage], sum(tape.elements for tape in tapes))
 
     def _shared(self, array: Values) -> list[Ranked]:
         """Return each micro-batch of each rank."""
-        data = self.groups["data"]
-        found: list[Ranked] = [[] for _ in range(self.plan.micro_batches)]
-        for r in range(data.ranks * self.groups["tensor"].ranks):
-            rows = part(array, data.ranks, data.place(r), 0, "a batch")
-            for m, micro in enumerate(found):
-                micro.append(part(rows, self.plan.micro_batches, m, 0, "a rank's batch"))
-        return found
+        data, micro = self.groups["data"], self.plan.micro_batches
+        ranks = range(data.ranks * self.groups["tensor"].ranks)
+        rows = [part(array, data.ranks, data.place(r), 0, "a batch") for r in ranks]
+        return [[part(r, micro, m, 0, "a rank's batch") for r in rows] for m in range(micro)]
 
-    # -- the end of a step ----------------------------------------------------------------------
     def update(self, number: int) -> dict[str, Values]:
         """Add gradients up, take the optimiser's step, return the gradients."""
-        self.held = self.chunks[0].store.held()
-        for chunk in self.chunks:
-            chunk.store.reduce()
-        found = self.assembled([chunk.store.whole_grads() for chunk in self.chunks])
-        for chunk in self.chunks:
-            chunk.store.step(number)
-            chunk.store.clear()
+        stores = [chunk.store for chunk in self.chunks]
+        self.held = stores[0].held()
+        for store in stores:
+            store.reduce()
+        found = self.assembled([store.whole_grads() for store in stores])
+        for store in stores:
+            store.step(number)
+            store.clear()
         return found
 
     def assembled(self, stores: Sequence[dict[str, Ranked]]) -> dict[str, Values]:
@@ -170,102 +259,96 @@ class Trainer:
         for piece in self.model.pieces:
             for name in piece.weights:
                 key, shard = f"{piece.name}.{name}", self.cuts.shard(piece, name)
-                group = self.groups[shard.group] if shard else None
-                found[key] = _whole(ranked[key], group, shard, key)
+                found[key] = self._whole(ranked[key], shard, key)
         return found
 
-
-def _whole(ranked: Ranked, group: Group | None, shard: Shard | None, key: str) -> Values:
-    """Return one array from all ranks' parts; raise `ClusterError` if copies differ."""
-    if group is None or shard is None:
+    def _whole(self, ranked: Ranked, shard: Shard | None, key: str) -> Values:
         copies, whole = ranked, ranked[0]
-    else:
-        copies = [ranked[r] for r in range(len(ranked)) if group.place(r) == 0]
-        whole = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
-    if not same(copies):
-        raise ClusterError(
-            f"{key}: equal copies on every rank", "copies that differ", "add them up"
-        )
-    return whole
+        if shard is not None:
+            group = self.groups[shard.group]
+            copies = [array for r, array in enumerate(ranked) if group.place(r) == 0]
+            whole = np.concatenate([ranked[r] for r in group.members[0]], shard.axis)
+        if not same(copies):
+            what = f"{key}: equal copies on every rank"
+            raise ClusterError(what, "copies that differ", "add them up")
+        return whole
 
 
-# Train a small model on one device or under a plan: losses, gradients, parameters, traffic.
-
-
+# -- mixed precision ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What training gave: a loss and all gradients a step, the parameters after the last one.
-
-    `traffic` counts messages; `held` elements on the first rank of the first stage when the last
-    backward pass has ended: parameters, gradients, state. Of each stage: `flights` the most
-    micro-batches, `outputs` the most elements of operators' outputs held for the backward pass.
-    """
+class MixedRun:
+    """A loss, a scale, whether the step was skipped, and the share of zero gradients, each step."""
 
     losses: tuple[float, ...]
-    gradients: tuple[dict[str, Values], ...]
+    scales: tuple[float, ...]
+    skipped: tuple[bool, ...]
+    zeros: tuple[float, ...]
     parameters: dict[str, Values]
-    traffic: Traffic = field(default_factory=Traffic)
-    held: dict[str, int] = field(default_factory=dict)
-    flights: tuple[int, ...] = (1,)
-    outputs: tuple[int, ...] = ()
+    traffic: Traffic
 
 
-def loss_and_gradients(
-    model: Model, weights: Mapping[str, Values], batch: Batch
-) -> tuple[float, dict[str, Values]]:
-    """Return the mean loss of a batch and its gradient for every weight, on one device."""
-    groups = Cuts(Plan()).groups(Traffic())
-    tape, x = Tape(), Var([batch.inputs])
-    found = {key: Var([weight]) for key, weight in weights.items()}
-    for piece in model.pieces:
-        own = {name: found[f"{piece.name}.{name}"] for name in piece.weights}
-        x = piece.forward(Net(tape, own, groups), x, [batch.targets])
-    losses = x.values[0]
-    tape.backward(x, [np.full_like(losses, 1 / batch.targets.size)])
-    grads = {key: var.grads[0] for key, var in found.items() if var.grads is not None}
-    return float(losses.mean()), grads
-
-
-def train_single(model: Model, batches: Sequence[Batch], optimizer: Optimizer) -> Run:
-    """Train on one device: what every plan must reproduce. One step a batch."""
-    weights = model.weights
-    states = {key: optimizer.start(weight) for key, weight in weights.items()}
-    losses, gradients = [], []
-    for number, batch in enumerate(batches, 1):
-        loss, grads = loss_and_gradients(model, weights, batch)
-        losses.append(loss)
-        gradients.append(grads)
-        for key, grad in grads.items():
-            weights[key], states[key] = optimizer.update(weights[key], grad, states[key], number)
-    return Run(tuple(losses), tuple(gradients), weights)
-
-
-def train(
+def train_mixed(
     model: Model,
     batches: Sequence[Batch],
     optimizer: Optimizer,
-    plan: Plan,
-    *,
-    segments: Segments | None = None,
-    order: Sequence[Sequence[Task]] | None = None,
-) -> Run:
-    """Take one step a batch under a plan; raise `ClusterError` where something does not divide.
+    ranks: int = 1,
+    scale: DynamicLossScale | None = None,
+) -> MixedRun:
+    """Train data parallel in fp16; each rank has its part of the fp32 masters (ZeRO stage 1).
 
-    `segments`: gradients all-reduced together, in backward order; `order`: each stage's tasks,
-    instead of those of the plan's schedule. The plan's `recompute` and `axes` matter for time and
-    memory, not for values: they are ignored here.
+    The loss is multiplied by a scale so that small gradients do not vanish in fp16, and gradients
+    are divided by it in fp32. A gradient that overflows, which shows only in some ranks' part of
+    it, makes all ranks skip the step and halve the scale; many good steps in a row double it.
+    Micikevicius et al., "Mixed precision training", 2018.
     """
-    trainer = Trainer(model, optimizer, Cuts(plan, segments), order)
-    losses, gradients = [], []
-    for number, batch in enumerate(batches, 1):
-        losses.append(trainer.pass_through(batch))
-        gradients.append(trainer.update(number))
-    return Run(
-        tuple(losses),
-        tuple(gradients),
-        trainer.assembled([chunk.store.whole_weights() for chunk in trainer.chunks]),
-        trainer.traffic,
-        trainer.held,
-        tuple(trainer.flights),
-        tuple(trainer.outputs),
+    scale, traffic = scale or DynamicLossScale(), Traffic()
+    group = Cuts(Plan(data=ranks)).groups(traffic)["data"]
+    flat = flatten([w.astype(np.float32) for w in model.weights.values()], ranks)
+    masters = [part(flat, ranks, r, 0) for r in range(ranks)]
+    states = [optimizer.start(m) for m in masters]
+    half, taken = [flat.astype(np.float16)] * ranks, 0
+    rows: list[tuple[float, float, bool, float]] = []
+    for batch in batches:
+        with np.errstate(all="ignore"):  # fp16 may overflow: that is what the scale reacts to
+            loss, grads = _half_pass(model, half, batch, scale.scale)
+            own = group.reduce_scatter([np.pad(g, (0, -len(g) % ranks)) for g in grads])
+        seen = [np.array([float(not np.isfinite(g).all())], np.float32) for g in own]
+        bad = bool(group.all_reduce(seen)[0][0] > 0)
+        rows.append((loss, scale.scale, bad, float(np.mean([g == 0 for g in grads]))))
+        if not bad:
+            taken += 1
+            for r in range(ranks):
+                grad = own[r].astype(np.float32) / np.float32(scale.scale)
+                masters[r], states[r] = optimizer.update(masters[r], grad, states[r], taken)
+        half = group.all_gather([m.astype(np.float16) for m in masters])
+        scale = scale.next(bad)
+    losses, scales, skipped, zero_shares = zip(*rows, strict=True)
+    return MixedRun(
+        losses, scales, skipped, zero_shares, _named(model, np.concatenate(masters)), traffic
     )
+
+
+def vanishing(gradients: Mapping[str, Values], scale: float = 1.0) -> float:
+    """Return the share of gradients other than 0 that are 0 in fp16 after scaling."""
+    flat = flatten(list(gradients.values()))
+    with np.errstate(all="ignore"):
+        return float(np.mean((flat[flat != 0] * scale).astype(np.float16) == 0))
+
+
+def _named(model: Model, flat: Values) -> dict[str, Values]:
+    shapes = [w.shape for w in model.weights.values()]
+    return dict(zip(model.weights, unflatten(flat, shapes), strict=True))
+
+
+def _half_pass(model: Model, half: Ranked, batch: Batch, scale: float) -> tuple[float, Ranked]:
+    """Return the mean loss and every rank's flat fp16 gradients, multiplied by the scale."""
+    count, tokens = len(half), batch.targets.size
+    inputs, targets = (
+        [part(array, count, r, 0, "a batch") for r in range(count)]
+        for array in (batch.inputs, batch.targets)
+    )
+    named = [_named(model, one) for one in half]
+    weights = {key: [one[key] for one in named] for key in model.weights}
+    groups = Cuts(Plan(data=count)).groups(Traffic())
+    loss, grads = passed(model, weights, groups, inputs, targets, scale / tokens)
+    return loss / tokens, [flatten([one[r] for one in grads.values()]) for r in range(count)]

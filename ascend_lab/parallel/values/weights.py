@@ -1,8 +1,16 @@
-"""What a plan does to one weight: how it is cut, and over whom its gradient is summed."""
+"""Where weights, gradients and optimiser state live: on every data rank, or cut among them.
+
+Replicas keep everything and all-reduce gradients (ZeRO stage 0). Sharded, the weights of a piece
+are one flat vector, padded to a multiple of the ranks; each rank updates its part. Stages 1 and 2
+reduce-scatter gradients and all-gather new parameters: the bytes of one all-reduce. Stage 3 (FSDP)
+keeps only parts: a piece is gathered before its forward pass, dropped, and gathered again before
+its backward pass, which makes half as many bytes more.
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,54 +24,10 @@ from ascend_lab.parallel.values.tape import Tape, Var
 
 Segments = tuple[tuple[int, int], ...]
 """(first, last), both included, of the gradients in backward order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """A plan, and the gradients that plain data parallelism all-reduces together.
-
-    `segments` None: each weight's gradient alone.
-    """
-
-    plan: Plan
-    segments: Segments | None = None
-
-    def __post_init__(self) -> None:
-        """Check that choices fit together."""
-        if self.segments and self.plan.zero_stage:
-            what = "segments only where gradients are all-reduced"
-            raise ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
-        if self.plan.expert > 1 and self.plan.sequence:
-            what = "whole sequences for experts, whose capacity counts a sequence's tokens"
-            raise ClusterError(what, "a split sequence", "drop one")
-
-    def groups(self, traffic: Traffic) -> dict[str, Group]:
-        """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
-        plan = self.plan
-        inner = {"tensor": plan.tensor}
-        outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
-        return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
-
-    def shard(self, piece: Piece, name: str) -> Shard | None:
-        """Return how a weight is cut, or None if every rank of a stage has all of it."""
-        shard = piece.shards.get(name)
-        whole = shard is None or (shard.group == "expert" and self.plan.expert == 1)
-        return None if whole else shard
-
-    def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
-        """Return the groups whose ranks each have only part of a weight's gradient."""
-        shard = self.shard(piece, name)
-        found = ["tensor"] if self.plan.sequence and shard is None else []
-        found.append("replica" if shard is not None and shard.group == "expert" else "data")
-        return tuple(found)
-
-
-# Optimisers that update any slice of a weight: element by element, so a shard is enough.
-
-
 State = tuple[Values, ...]
 
 
+# -- optimisers: element by element, so that a part of a weight is enough --------------------------
 @dataclass(frozen=True, slots=True)
 class Sgd:
     """Stochastic gradient descent with momentum: one number of state a weight."""
@@ -77,9 +41,8 @@ class Sgd:
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
-        new, *rest = ops.get("sgd_momentum").reference(
-            weight, grad, *state, lr=self.lr, momentum=self.momentum
-        )
+        settings = {"lr": self.lr, "momentum": self.momentum}
+        new, *rest = ops.get("sgd_momentum").reference(weight, grad, *state, **settings)
         return new, tuple(rest)
 
 
@@ -105,12 +68,70 @@ class Adam:
 Optimizer = Sgd | Adam
 
 
-# Where weights, gradients and optimiser state live: replicas, and gradients all-reduced.
+# -- what a plan does to one weight ----------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """A plan, and the gradients that plain data parallelism all-reduces together.
+
+    `segments` None: each weight's gradient alone.
+    """
+
+    plan: Plan
+    segments: Segments | None = None
+
+    def __post_init__(self) -> None:
+        """Check that choices fit together."""
+        if self.segments and self.plan.zero_stage:
+            what = "segments only where gradients are all-reduced"
+            raise ClusterError(what, f"ZeRO stage {self.plan.zero_stage}", "drop one")
+        if self.plan.expert > 1 and self.plan.sequence:
+            what = "whole sequences for experts, whose capacity counts a sequence's tokens"
+            raise ClusterError(what, "a split sequence", "drop one")
+
+    def groups(self, traffic: Traffic) -> dict[str, Group]:
+        """Return the groups of a stage's ranks; "data" is "replica" x "expert"."""
+        plan, inner = self.plan, {"tensor": self.plan.tensor}
+        outer = {"replica": plan.data // plan.expert, "expert": plan.expert}
+        return {**grid({**outer, **inner}, traffic), **grid({"data": plan.data, **inner}, traffic)}
+
+    def shard(self, piece: Piece, name: str) -> Shard | None:
+        """Return how a weight is cut, or None if every rank of a stage has all of it."""
+        shard = piece.shards.get(name)
+        whole = shard is None or (shard.group == "expert" and self.plan.expert == 1)
+        return None if whole else shard
+
+    def sums(self, piece: Piece, name: str) -> tuple[str, ...]:
+        """Return the groups whose ranks each have only part of a weight's gradient."""
+        shard = self.shard(piece, name)
+        found = ["tensor"] if self.plan.sequence and shard is None else []
+        found.append("replica" if shard is not None and shard.group == "expert" else "data")
+        return tuple(found)
+
+    def local(self, pieces: Sequence[Piece], groups: Mapping[str, Group]) -> dict[str, Ranked]:
+        """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
+        found = {}
+        for piece in pieces:
+            for name, full in piece.weights.items():
+                shard, key = self.shard(piece, name), f"{piece.name}.{name}"
+                if shard is None:
+                    found[key] = [full] * (self.plan.data * self.plan.tensor)
+                else:
+                    what = f"axis {shard.axis} of {key} {full.shape}"
+                    found[key] = parts(full, groups[shard.group], shard.axis, what)
+        return found
+
+    def buckets(self, count: int) -> Segments:
+        """Return the segments of `count` gradients; `ClusterError` unless they cover them."""
+        if self.segments is None:
+            return tuple((i, i) for i in range(count))
+        covered = [i for first, last in self.segments for i in range(first, last + 1)]
+        if covered != list(range(count)):
+            what = f"segments that cover gradients 0 to {count - 1} once and in order"
+            raise ClusterError(what, str(self.segments), "see names in backward order")
+        return self.segments
 
 
-Groups = Mapping[str, Group]
-
-
+# -- flat vectors ---------------------------------------------------------------------------------
 def flatten(arrays: Sequence[Values], multiple: int = 1) -> Values:
     """Return arrays one behind the other, zeros at the end up to a multiple of elements."""
     flat = np.concatenate([a.ravel() for a in arrays])
@@ -124,35 +145,29 @@ def unflatten(flat: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
     return [a.reshape(shape) for a, shape in zip(cut, shapes, strict=True)]
 
 
-def summed(arrays: list[Ranked], group: Group) -> list[Ranked]:
-    """Return each array's sum over a group, from one all-reduce of all of them together."""
-    shapes = [one[0].shape for one in arrays]
-    flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
-    return [list(one) for one in zip(*(unflatten(f, shapes) for f in flat), strict=True)]
+def added(old: Ranked | None, new: Ranked) -> Ranked:
+    """Return the sums on every rank, of `new` alone where there is nothing yet."""
+    return [a + b for a, b in zip(old, new, strict=True)] if old else new
 
 
-def local_weights(pieces: Sequence[Piece], groups: Groups, cuts: Cuts) -> dict[str, Ranked]:
-    """Return every rank's part of the weights by "piece.weight"; raises `ClusterError`."""
-    ranks, found = cuts.plan.data * cuts.plan.tensor, {}
-    for piece in pieces:
-        for name, full in piece.weights.items():
-            shard, key = cuts.shard(piece, name), f"{piece.name}.{name}"
-            if shard is None:
-                found[key] = [full] * ranks
-            else:
-                what = f"axis {shard.axis} of {key} {full.shape}"
-                found[key] = parts(full, groups[shard.group], shard.axis, what)
-    return found
+def elements(arrays: Iterable[Ranked]) -> int:
+    """Return the numbers the first rank holds."""
+    return sum(ranked[0].size for ranked in arrays)
 
 
+# -- stores ---------------------------------------------------------------------------------------
 class Replicas:
     """Every data rank keeps all weights, gradients and state of its stage (ZeRO stage 0)."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Groups, cuts: Cuts, optimizer: Optimizer
+        self,
+        pieces: Sequence[Piece],
+        groups: Mapping[str, Group],
+        cuts: Cuts,
+        optimizer: Optimizer,
     ) -> None:
         self.cuts, self.groups, self.optimizer = cuts, groups, optimizer
-        self.weights = local_weights(pieces, groups, cuts)
+        self.weights = cuts.local(pieces, groups)
         self.sums = {f"{p.name}.{n}": cuts.sums(p, n) for p in pieces for n in p.weights}
         self.grads: dict[str, Ranked] = {}
         self.states: dict[str, list[State]] = {
@@ -176,10 +191,7 @@ class Replicas:
     def keep(self, key: str, var: Var) -> None:
         """Add a weight's gradient of one micro-batch."""
         if var.grads is not None:
-            old = self.grads.get(key)
-            self.grads[key] = (
-                [a + b for a, b in zip(old, var.grads, strict=True)] if old else var.grads
-            )
+            self.grads[key] = added(self.grads.get(key), var.grads)
 
     def reduce(self) -> None:
         """Add gradients up over all ranks that saw other tokens; data ranks in segments."""
@@ -188,20 +200,31 @@ class Replicas:
             if names:
                 self._sum(names, self.groups[axis])
         names = [key for key in reversed(self.states) if "data" in self.sums[key]]
-        for first, last in checked(self.cuts.segments, len(names)):
+        for first, last in self.cuts.buckets(len(names)):
             self._sum(names[first : last + 1], self.groups["data"])
 
     def _sum(self, names: list[str], group: Group) -> None:
-        found = summed([self.grads[name] for name in names], group)
-        self.grads.update(zip(names, found, strict=True))
+        """Replace gradients by their sums over a group, from one all-reduce of all together."""
+        arrays = [self.grads[name] for name in names]
+        shapes = [one[0].shape for one in arrays]
+        flat = group.all_reduce([flatten(rank) for rank in zip(*arrays, strict=True)])
+        rows = zip(*(unflatten(f, shapes) for f in flat), strict=True)
+        self.grads.update(zip(names, map(list, rows), strict=True))
 
     def step(self, number: int) -> None:
         """Update every weight on every rank."""
         for key, states in self.states.items():
-            rows = zip(self.weights[key], self.grads[key], states, strict=True)
-            new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
-            self.weights[key] = [weight for weight, _ in new]
-            self.states[key] = [state for _, state in new]
+            self.weights[key], self.states[key] = self.updated(
+                self.weights[key], self.grads[key], states, number
+            )
+
+    def updated(
+        self, weights: Ranked, grads: Ranked, states: list[State], number: int
+    ) -> tuple[Ranked, list[State]]:
+        """Return weights and states of every rank after the optimiser's step."""
+        rows = zip(weights, grads, states, strict=True)
+        new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
+        return [weight for weight, _ in new], [state for _, state in new]
 
     def clear(self) -> None:
         """Forget the gradients."""
@@ -217,38 +240,16 @@ class Replicas:
 
     def held(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
+        state = sum(a.size for one in self.states.values() for a in one[0])
         return {
-            "parameters": sum(one[0].size for one in self.weights.values()),
-            "gradients": sum(one[0].size for one in self.grads.values()),
-            "state": sum(a.size for one in self.states.values() for a in one[0]),
+            "parameters": elements(self.weights.values()),
+            "gradients": elements(self.grads.values()),
+            "state": state,
         }
 
 
-def checked(segments: Segments | None, count: int) -> Segments:
-    """Return segments that cover `count` gradients in order; raise `ClusterError` for others."""
-    if segments is None:
-        return tuple((i, i) for i in range(count))
-    covered = [i for first, last in segments for i in range(first, last + 1)]
-    if covered != list(range(count)):
-        what = f"segments that cover gradients 0 to {count - 1} once and in order"
-        raise ClusterError(what, str(segments), "see names in backward order")
-    return segments
-
-
-# ZeRO: optimiser state (1), gradients (2) and parameters (3) cut among the data ranks.
-#
-# The weights of a piece are one flat vector, padded to a multiple of the ranks; each rank updates
-# its part. Stages 1 and 2 reduce-scatter gradients and all-gather new parameters: the bytes of
-# one
-# all-reduce. Stage 3 (FSDP) keeps only parts: a piece is gathered before its forward pass,
-# dropped,
-# and gathered again before its backward pass, which makes half as many bytes more.
-# Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models",
-# 2020.
-
-
 @dataclass(frozen=True, slots=True)
-class Unit:
+class Flat:
     """Weights of a piece that are cut together; `sums`: groups their gradients are summed over.
 
     The last of these are the ranks they are cut among: "data", for experts "replica".
@@ -258,156 +259,148 @@ class Unit:
     shapes: tuple[tuple[int, ...], ...]
     sums: tuple[str, ...]
 
-    @property
-    def group(self) -> str:
-        """The group the unit is cut among."""
-        return self.sums[-1]
-
 
 class Sharded(Replicas):
     """Weights that ranks share are cut among them (plan.zero_stage says what of them)."""
 
     def __init__(
-        self, pieces: Sequence[Piece], groups: Groups, cuts: Cuts, optimizer: Optimizer
+        self,
+        pieces: Sequence[Piece],
+        groups: Mapping[str, Group],
+        cuts: Cuts,
+        optimizer: Optimizer,
     ) -> None:
         super().__init__(pieces, groups, cuts, optimizer)
-        self.states = {}
-        self.zero = cuts.plan.zero_stage
-        self.units = {piece.name: self._units(piece) for piece in pieces}
-        self.all_units = [unit for units in self.units.values() for unit in units]
-        self.shards: dict[Unit, Ranked] = {}
-        self.shard_grads: dict[Unit, Ranked] = {}
-        self.shard_states: dict[Unit, list[State]] = {}
-        for unit in self.all_units:
-            own = self._own(unit, self.weights)
-            self.shard_states[unit] = [optimizer.start(shard) for shard in own]
+        self.states, self.zero = {}, cuts.plan.zero_stage
+        self.of_piece = {piece.name: self._flats(piece) for piece in pieces}
+        self.flats = [flat for flats in self.of_piece.values() for flat in flats]
+        self.shards: dict[Flat, Ranked] = {}
+        self.shard_grads: dict[Flat, Ranked] = {}
+        self.shard_states: dict[Flat, list[State]] = {}
+        for flat in self.flats:
+            own = self._own(flat)
+            self.shard_states[flat] = [optimizer.start(shard) for shard in own]
             if self.zero == 3:
-                self.shards[unit] = own
-                self._drop(unit)
+                self.shards[flat] = own
+                self._drop(flat)
 
-    def _units(self, piece: Piece) -> tuple[Unit, ...]:
+    def _flats(self, piece: Piece) -> tuple[Flat, ...]:
         keys = [f"{piece.name}.{name}" for name in piece.weights]
-        kinds = dict.fromkeys(self.sums[key] for key in keys)
         found = []
-        for kind in kinds:
+        for kind in dict.fromkeys(self.sums[key] for key in keys):
             some = tuple(key for key in keys if self.sums[key] == kind)
-            found.append(Unit(some, tuple(self.weights[key][0].shape for key in some), kind))
+            found.append(Flat(some, tuple(self.weights[key][0].shape for key in some), kind))
         return tuple(found)
 
-    # -- flat vectors ---------------------------------------------------------------------------
-    def _flat(self, unit: Unit, arrays: dict[str, Ranked]) -> Ranked:
-        rows = zip(*(arrays[key] for key in unit.keys), strict=True)
-        return [flatten(row, self.groups[unit.group].ranks) for row in rows]
+    def _group(self, flat: Flat) -> Group:
+        return self.groups[flat.sums[-1]]
 
-    def _own(self, unit: Unit, arrays: dict[str, Ranked]) -> Ranked:
-        """Return every rank's part of a unit."""
-        flat, group = self._flat(unit, arrays), self.groups[unit.group]
-        return [part(f, group.ranks, group.place(r), 0) for r, f in enumerate(flat)]
+    def _vectors(self, flat: Flat, arrays: dict[str, Ranked]) -> Ranked:
+        rows = zip(*(arrays[key] for key in flat.keys), strict=True)
+        return [flatten(row, self._group(flat).ranks) for row in rows]
 
-    @staticmethod
-    def _named(unit: Unit, flat: Ranked) -> dict[str, Ranked]:
-        """Return the arrays of a unit by key from every rank's flat vector."""
-        rows = [unflatten(f, unit.shapes) for f in flat]
-        return {key: [row[i] for row in rows] for i, key in enumerate(unit.keys)}
+    def _own(self, flat: Flat) -> Ranked:
+        """Return every rank's part of the weights."""
+        group = self._group(flat)
+        vectors = enumerate(self._vectors(flat, self.weights))
+        return [part(vector, group.ranks, group.place(r), 0) for r, vector in vectors]
 
-    def _drop(self, unit: Unit) -> None:
-        for key in unit.keys:
+    def _gathered(self, flat: Flat, shards: Ranked) -> dict[str, Ranked]:
+        return _named(flat, self._group(flat).all_gather(shards))
+
+    def _drop(self, flat: Flat) -> None:
+        for key in flat.keys:
             del self.weights[key]
 
-    # -- one pass -------------------------------------------------------------------------------
     def fetch(self, tape: Tape, piece: Piece) -> dict[str, Var]:
         """Return a piece's weights; from stage 2 on its gradients leave once they are made."""
-        units = self.units[piece.name]
+        flats = self.of_piece[piece.name]
         if self.zero > 1:
-            tape.steps.append(lambda: self._scatter(units))  # met last on the way back
+            tape.steps.append(lambda: self._scatter(flats))  # met last on the way back
         if self.zero == 3:
-            for unit in units:
-                flat = self.groups[unit.group].all_gather(self.shards[unit])
-                self.weights.update(self._named(unit, flat))
+            for flat in flats:
+                self.weights.update(self._gathered(flat, self.shards[flat]))
         return super().fetch(tape, piece)
 
     def release(self, tape: Tape, piece: Piece, found: dict[str, Var]) -> None:
         """Stage 3: drop a piece's weights now, and gather them again before its backward pass."""
         if self.zero < 3:
             return
-        units, start = self.units[piece.name], len(piece.name) + 1
+        flats, start = self.of_piece[piece.name], len(piece.name) + 1
 
         def gather_again() -> None:
-            for unit in units:
-                flat = self.groups[unit.group].all_gather(self.shards[unit])
-                for key, values in self._named(unit, flat).items():
+            for flat in flats:
+                for key, values in self._gathered(flat, self.shards[flat]).items():
                     found[key[start:]].values = values
 
-        for unit in units:
-            self._drop(unit)
-            for key in unit.keys:
-                found[key[start:]].values = []
+        for flat in flats:
+            self._drop(flat)
+        for var in found.values():
+            var.values = []
         tape.steps.append(gather_again)  # met first on the way back
 
-    def _scatter(self, units: Sequence[Unit]) -> None:
+    def _scatter(self, flats: Sequence[Flat]) -> None:
         """Add whole gradients up over the ranks that share them; each keeps its part."""
-        for unit in units:
-            found = self.groups[unit.group].reduce_scatter(self._flat(unit, self.grads))
-            old = self.shard_grads.get(unit)
-            self.shard_grads[unit] = (
-                [a + b for a, b in zip(old, found, strict=True)] if old else found
-            )
-            for key in unit.keys:
+        for flat in flats:
+            new = self._group(flat).reduce_scatter(self._vectors(flat, self.grads))
+            self.shard_grads[flat] = added(self.shard_grads.get(flat), new)
+            for key in flat.keys:
                 del self.grads[key]
 
-    # -- the end of a step ----------------------------------------------------------------------
     def reduce(self) -> None:
         """Finish the sums: stage 1 scatters here, once; then the groups inside a replica."""
         if self.zero == 1:
-            self._scatter(self.all_units)
-        for unit in self.all_units:
-            if "tensor" in unit.sums:
-                self.shard_grads[unit] = self.groups["tensor"].all_reduce(self.shard_grads[unit])
+            self._scatter(self.flats)
+        for flat in self.flats:
+            if "tensor" in flat.sums:
+                self.shard_grads[flat] = self.groups["tensor"].all_reduce(self.shard_grads[flat])
 
     def step(self, number: int) -> None:
         """Update each rank's part; stages 1 and 2 then gather the new parameters."""
-        for unit in self.all_units:
-            own = self.shards[unit] if self.zero == 3 else self._own(unit, self.weights)
-            rows = zip(own, self.shard_grads[unit], self.shard_states[unit], strict=True)
-            new = [self.optimizer.update(w, g, s, number) for w, g, s in rows]
-            self.shard_states[unit] = [state for _, state in new]
-            shards = [weight for weight, _ in new]
+        for flat in self.flats:
+            own = self.shards[flat] if self.zero == 3 else self._own(flat)
+            new, self.shard_states[flat] = self.updated(
+                own, self.shard_grads[flat], self.shard_states[flat], number
+            )
             if self.zero == 3:
-                self.shards[unit] = shards
+                self.shards[flat] = new
             else:
-                flat = self.groups[unit.group].all_gather(shards)
-                self.weights.update(self._named(unit, flat))
+                self.weights.update(self._gathered(flat, new))
 
     def clear(self) -> None:
         """Forget the gradients."""
         super().clear()
         self.shard_grads = {}
 
-    # -- for the report -------------------------------------------------------------------------
-    def _joined(self, unit: Unit, shards: Ranked) -> dict[str, Ranked]:
+    def _with_parts(
+        self, whole: dict[str, Ranked], shards: dict[Flat, Ranked]
+    ) -> dict[str, Ranked]:
         """Return whole arrays for the reader, without any message between ranks."""
-        team = {r: members for members in self.groups[unit.group].members for r in members}
-        flat = [np.concatenate([shards[m] for m in team[r]]) for r in range(len(shards))]
-        return self._named(unit, flat)
+        found = dict(whole)
+        for flat, own in shards.items():
+            team = {r: members for members in self._group(flat).members for r in members}
+            vectors = [np.concatenate([own[m] for m in team[r]]) for r in range(len(own))]
+            found.update(_named(flat, vectors))
+        return found
 
     def whole_weights(self) -> dict[str, Ranked]:
         """Return every rank's weights, put together from parts where needed."""
-        found = dict(self.weights)
-        for unit, shards in self.shards.items():
-            found.update(self._joined(unit, shards))
-        return found
+        return self._with_parts(self.weights, self.shards)
 
     def whole_grads(self) -> dict[str, Ranked]:
         """Return every rank's gradients, put together from parts."""
-        found = dict(self.grads)
-        for unit, shards in self.shard_grads.items():
-            found.update(self._joined(unit, shards))
-        return found
+        return self._with_parts(self.grads, self.shard_grads)
 
     def held(self) -> dict[str, int]:
         """Return numbers of elements on the first rank: parameters, gradients, state."""
         found = super().held()
-        found["parameters"] += sum(one[0].size for one in self.shards.values())
-        found["gradients"] += sum(one[0].size for one in self.shard_grads.values())
+        found["parameters"] += elements(self.shards.values())
+        found["gradients"] += elements(self.shard_grads.values())
         found["state"] += sum(a.size for one in self.shard_states.values() for a in one[0])
         return found
+
+
+def _named(flat: Flat, vectors: Ranked) -> dict[str, Ranked]:
+    """Return arrays by key from every rank's flat vector."""
+    rows = [unflatten(vector, flat.shapes) for vector in vectors]
+    return {key: [row[i] for row in rows] for i, key in enumerate(flat.keys)}
