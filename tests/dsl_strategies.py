@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from dsl_oracles import (
     BINARY,
     FLOAT_ONLY,
@@ -55,7 +56,9 @@ from ascend_lab.sim import (
 )
 from ascend_lab.sim.values import numpy_type
 
-CHIPS = ("Toy", "Ascend910A", "Ascend910B2")
+CHIPS = ("Ascend910A", "Ascend910B2")
+"""A chip with coupled cores, and one whose cube and vector cores are apart."""
+CHIP_CASES = (*CHIPS, pytest.param("Toy", marks=pytest.mark.full))
 SIZES = (1, 2, 3, 5, 7, 13, 15, 16, 17, 31, 32, 33, 37, 67, 127, 128, 129)
 FORMATS = ("fp16", "fp32", "int32", "int8", "uint8", "bf16")
 
@@ -101,14 +104,14 @@ def verify(
 ) -> Kernel:
     """Lower and execute a schedule; values, flags and time must be right. Return the kernel.
 
-    `whole`: the program needs every element of its inputs.
+    `whole`: the program needs every element of its inputs, so memory bounds its time.
     """
     kernel = te.lower(schedule)
     assert_values(outputs, arrays, kernel, schedule.chip)
     assert sanitize(kernel, schedule.chip) == []
-    timeline = assert_time(kernel, schedule.chip)
     if whole:
-        assert least_cycles(outputs, schedule.chip) <= timeline.cycles
+        cycles = simulate_kernel(kernel, schedule.chip).cycles
+        assert least_cycles(outputs, schedule.chip) <= cycles
     return kernel
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from itertools import pairwise, permutations, product
-from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,7 +13,7 @@ from ascend_lab.isa import KernelBuilder
 from ascend_lab.lab.checks import chapter01_02 as chapter02
 from ascend_lab.lab.checks.chapter01_02 import check_ex_02_1, check_ex_02_2, check_ex_02_3
 from ascend_lab.lab.figures import fig_core_map, fig_core_path
-from ascend_lab.lab.figures.core_map import find_route, move_over, unit_pipes
+from ascend_lab.lab.figures.core_map import find_route, move_over
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.sim import Surroundings, instruction_cost, simulate
 
@@ -58,27 +57,6 @@ def test_labels_of_the_map_do_not_overlap(name: str) -> None:
         assert box.x1 <= fig.bbox.x1, text
         for other_text, other in extents[index + 1 :]:
             assert not box.overlaps(other), f"{text!r} covers {other_text!r}"
-
-
-def test_map_of_an_edited_chip_file_shows_the_new_path(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    fact = '{ value = %s, source = "TEAM", trust = "assumed" }'
-    file.write_text(
-        'name = "Mine"\nsummary = "s"\ncombined = true\nbase = "Ascend910A"\n'
-        '[path."L0C->L0A"]\npipe = "FIX"\nunit = "core"\n'
-        f"rate_bytes_per_cycle = {fact % 77}\nstartup_cycles = {fact % 10}\n"
-        f"latency_cycles = {fact % 0}\nenergy_pj_per_byte = {fact % 1}\n",
-        encoding="utf-8",
-    )
-    assert "FIX 77" in arrow_labels(fig_core_map((str(file),)))
-    assert "one path, pipe FIX" in fig_core_path(str(file), "L0C", "L0A").alt_text
-
-
-def test_queues_of_coupled_and_split_cores() -> None:
-    coupled, split = load_chip("Ascend910A"), load_chip("Ascend910B2")
-    assert unit_pipes(coupled, "core") == ["V", "M", "MTE1", "MTE2", "MTE3"]
-    assert unit_pipes(split, "cube") == ["M", "MTE1", "MTE2", "FIX"]
-    assert unit_pipes(split, "vector") == ["V", "MTE2", "MTE3"]
 
 
 # -- one path, or a chain of them -----------------------------------------------------------------
@@ -147,16 +125,6 @@ def test_route_is_the_shortest_legal_chain(name: str) -> None:
             if len(chain) == hops
         )
         assert sum(move.occupied_cycles for move in found) == best
-
-
-def test_path_figure_answers_in_its_title_and_alt_text() -> None:
-    direct = fig_core_path("Ascend910A", "L1", "L0A", 32)
-    cycles = 10 + 32 * KIB // 512
-    assert f"= {cycles} cycles" in direct.alt_text
-    assert "one path, pipe MTE1" in direct.alt_text
-    detour = fig_core_path("Ascend910B2", "UB", "L0A", 32)
-    assert "no path, 3 moves" in detour.alt_text
-    assert sum(arrow_labels(detour).values()) == 3
 
 
 def test_path_figure_refuses_what_does_not_fit_or_does_not_exist() -> None:

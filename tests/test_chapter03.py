@@ -11,7 +11,7 @@ from ascend_lab.isa import KernelBuilder, Launch, Part, binding_of
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, conv_launch, gemm_launch
 from ascend_lab.lab import checks, figures
 from ascend_lab.lab.checks import chapter03_04 as chapter03
-from ascend_lab.lab.figures.style import MIN_ALT_CHARS, WIDTH_IN, FigureError, LabFigure
+from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.lab.machines.roofline import (
     INTO_L0,
     INTO_L1,
@@ -242,37 +242,6 @@ def test_checks_refuse_plausible_mistakes(check: str, wrong: object, said: str) 
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
-def all_figures() -> dict[str, LabFigure]:
-    runs = {"layer": layer(), "convolution": convolution()}
-    edge = load_chip("Ascend310")
-    sides = (1024, 2048)
-    layers = [matmul(edge, 2048, side, side, 128, 64, 128, 4, 1, 2) for side in sides]
-    return {
-        "sides": figures.fig_tile_sides(),
-        "nested": figures.fig_nested_rooflines(runs),
-        "tile": figures.fig_tile_roofline(),
-        "sharing": figures.fig_sharing(CHIP, (1, 32), (100.0, 1150.0), (109.0, 3400.0)),
-        "working set": figures.fig_working_set(sides, layers),
-        "energy": figures.fig_energy(runs),
-    }
-
-
-def test_figures_say_and_show_their_data() -> None:
-    said = {
-        "sides": "64 + 64 = 128 loaded",
-        "nested": "layer reaches 26% of peak",
-        "tile": "tiles of 64 × 64",
-        "sharing": "1150 with 32",
-        "working set": "2048: 151 MB",
-        "energy": "memory→L2 5.18",
-    }
-    for name, figure in all_figures().items():
-        assert len(figure.alt_text) >= MIN_ALT_CHARS
-        assert said[name] in figure.alt_text
-        assert figure.get_figwidth() == WIDTH_IN
-        assert figure.to_png().startswith(b"\x89PNG")
 
 
 def test_the_widget_figure_moves_and_refuses() -> None:

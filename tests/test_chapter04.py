@@ -10,21 +10,17 @@ import pytest
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, SimulationError
 from ascend_lab.isa import KernelBuilder, Program
-from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.lab.checks import check_ex_04_2, check_ex_04_3
 from ascend_lab.lab.checks.chapter03_04 import _ping_pong, max_plus_product
 from ascend_lab.lab.figures.gantt import (
     FLOW,
     WindowError,
-    describe,
     fig_gantt,
     pipes_of,
     work_pieces,
 )
 from ascend_lab.lab.figures.overlap import (
-    fig_buffer_depths,
     fig_circuits,
-    fig_more_buffers,
     fig_overlap,
     steady_cycles,
 )
@@ -133,15 +129,6 @@ def test_a_window_cuts_and_an_impossible_one_is_refused(timeline: Timeline) -> N
             fig_gantt(timeline, window=window)
 
 
-def test_the_description_has_the_numbers_of_the_window() -> None:
-    one = simulate(work(QUIET, depth=1, rounds=1), QUIET)
-    load = work_pieces(one, "MTE2")[0]
-    assert "MTE2 works 100%, V works 0%, MTE3 works 0%" in describe(one, load)
-    assert f"of {one.cycles}" in fig_gantt(one).alt_text
-    (_, flag), cycles = next(iter(one.stalls.items()))
-    assert f"for {flag}, {cycles} cycles" in describe(one)
-
-
 def test_latency_is_drawn_behind_the_load() -> None:
     """The dotted line covers the cycles between the end of a load and its flag."""
 
@@ -179,24 +166,7 @@ def test_too_many_instructions_are_refused() -> None:
         fig_gantt(huge)
 
 
-def test_all_pipes_have_a_row_in_a_matrix_kernel() -> None:
-    run = simulate(gemm_launch(GemmShape(64, 64, 64), TOY), TOY)
-    (ax,) = fig_gantt(run).axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == pipes_of([run])
-    assert {"MTE2", "MTE1", "M"} <= set(pipes_of([run]))
-
-
 # --- figures of the chapter -----------------------------------------------------------------------
-
-
-def test_panels_share_time_and_tell_every_run() -> None:
-    runs = {f"{d} slots": simulate(work(QUIET, depth=d), QUIET) for d in (1, 2, 3)}
-    fig = fig_buffer_depths(runs)
-    assert len({ax.get_xlim() for ax in fig.axes}) == 1
-    assert fig.axes[0].get_xlim()[1] == max(run.cycles for run in runs.values())
-    for label, run in runs.items():
-        assert f"{label} {run.cycles} cycles" in fig.alt_text
-    assert len(fig_buffer_depths({"one": runs["1 slots"]}, critical=True).axes) == 1
 
 
 @pytest.mark.parametrize(
@@ -233,16 +203,6 @@ def test_full_gain_of_the_second_buffer_means_that_a_third_pays() -> None:
         assert (one / two == 2.0) == (three < two)
         seen.add(three < two)
     assert seen == {True, False}
-
-
-def test_more_buffers_figure_draws_what_was_simulated() -> None:
-    fig = fig_more_buffers(work, {"quiet": QUIET, "far": FAR}, degrees=(1, 3), depths=(2, 3))
-    assert [ax.get_title() for ax in fig.axes] == ["quiet", "far"]
-    one, three = (steady_cycles(work, FAR, (1,), d) for d in (1, 3))
-    curves = [line for line in fig.axes[1].lines if len(line.get_xdata()) == 2]
-    assert any(line.get_ydata()[0] == pytest.approx(one / three) for line in curves)
-    assert "far, 3 buffers" in fig.alt_text
-    assert len(fig_more_buffers(work, {"quiet": QUIET}, degrees=(1, 2), depths=(2,)).axes) == 1
 
 
 def test_overlap_figure_answers_to_every_slider() -> None:

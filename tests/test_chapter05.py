@@ -12,15 +12,9 @@ from ascend_lab.errors import AscendLabError, CapacityError, ShapeError, TypeMis
 from ascend_lab.isa import sanitize
 from ascend_lab.lab.checks import check_ex_05_1, check_ex_05_2, check_ex_05_3, check_ex_05_4
 from ascend_lab.lab.figures.expressions import (
-    fig_expression,
-    fig_graph,
-    fig_three_nests,
     moved_bytes,
-    operation_of,
-    sources_of,
 )
 from ascend_lab.lab.figures.nests import (
-    EXPRESSIONS,
     Box,
     Work,
     formula,
@@ -118,44 +112,6 @@ def test_formulas_keep_their_brackets() -> None:
     y = te.compute((4,), lambda i: (a[i] + b[i]) * a[i] - te.exp(b[i] * 0.5), name="y")
     (stage,) = te.create_schedule(y, load_chip(CHIP)).state.stages
     assert formula(stage.expr) == "((a + b) × a) − exp(b × 0.5)"
-
-
-def test_bars_are_the_simulated_numbers_and_one_is_missing() -> None:
-    fig = fig_three_nests(softmax, CHIP, ((2048, 512), (64, 32768)), title="softmax")
-    bars = {ax.get_title(loc="left"): ax for ax in fig.axes if ax.get_title(loc="left")}
-    cycles = [p.get_width() for p in bars["thousand cycles"].patches]
-    runs = [
-        simulate_kernel(te.lower(make()), load_chip(CHIP)).cycles
-        for make in three_nests(softmax(matrix(2048, 512)), CHIP).values()
-    ]
-    assert cycles[:3] == runs
-    assert len(cycles) == 5
-    assert len(bars["bytes per element"].patches) == 3
-    assert "64 rows of 32768" in fig.alt_text
-    assert "one nest, whole rows does not fit" in fig.alt_text
-
-
-@pytest.mark.parametrize("name", EXPRESSIONS)
-def test_every_expression_of_the_widget_has_a_nest(name: str) -> None:
-    fig = fig_expression(name, "Toy", 64, 256)
-    _, right = fig.axes
-    shares = [p.get_width() for p in right.patches]
-    assert 0 <= min(shares) < max(shares) <= 100
-    assert len(right.get_yticklabels()) == len(shares)
-    assert f"Default nest of {name} on 64 x 256 on the Toy" in fig.alt_text
-
-
-def test_the_graph_shows_every_tensor_but_reshapes() -> None:
-    y = softmax(matrix(64, 32))
-    fig = fig_graph(y)
-    words = [t.get_text() for t in fig.axes[0].texts]
-    assert len(fig.axes[0].patches) == 10 + 11
-    for word in ("x", "max", "sum", "vexp", "vdiv", "64 × 32", "64"):
-        assert word in words
-    assert [t.label for t in sources_of(y.inputs[1])] == ["cast_to"]
-    assert "y (64 × 32 fp16) is vdiv of e, broadcast_2" in fig.alt_text
-    picked = te.gather(matrix(8, 4), te.placeholder((3,), "int32", "rows"))
-    assert operation_of(picked) == "gather"
 
 
 # --- what the text says about expressions ---------------------------------------------------------

@@ -13,13 +13,8 @@ from ascend_lab.kernels import GemmSchedule, GemmShape, default_schedule, gemm_l
 from ascend_lab.lab.checks import check_ex_07_1, check_ex_07_2, check_ex_07_3, check_ex_07_5
 from ascend_lab.lab.checks.chapter07 import AXES, DEEP, ORDERS, nest
 from ascend_lab.lab.figures.matmul import (
-    fig_blocks,
-    fig_rule,
     fig_tile_fit,
-    fig_traffic,
-    fig_useful_share,
 )
-from ascend_lab.lab.figures.style import FigureError
 from ascend_lab.sim import execute, simulate
 
 CHIP = load_chip("Ascend910A")
@@ -27,50 +22,9 @@ CHIP = load_chip("Ascend910A")
 # --- figures --------------------------------------------------------------------------------------
 
 
-def test_blocks_cut_the_same_volume_and_count_their_faces() -> None:
-    fig = fig_blocks(16, (1, 2, 4))
-    assert [len(ax.patches) for ax in fig.axes] == [3, 3 * 8, 3 * 64]
-    for numbers in ("512 numbers", "1024 numbers", "2048 numbers"):
-        assert numbers in fig.alt_text
-    with pytest.raises(FigureError, match="3 of 16"):
-        fig_blocks(16, (3,))
-
-
-def test_full_sizes_are_marked() -> None:
-    fig = fig_useful_share({"one": {"by four": [0.25, 0.5, 0.75, 1.0, 0.625] + [0.5] * 45}})
-    (ax,) = fig.axes
-    curve, marks = ax.lines
-    assert list(curve.get_ydata()[:4]) == [25, 50, 75, 100]
-    assert list(marks.get_xdata()) == [4]
-    assert "full at 4" in fig.alt_text
-
-
-def test_traffic_stacks_add_up() -> None:
-    tiles = {(16, 64): {"A": 1e9, "B": 2e9, "C": 0.5e9}, (32, 32): {"A": 3e9, "B": 0.0, "C": 1e9}}
-    fig = fig_traffic(tiles, {"kmn": {"A": 1e9, "B": 1e9, "C": 1e9}})
-    left, right = fig.axes
-    tops = [p.get_y() + p.get_height() for p in left.patches]
-    assert max(tops) == pytest.approx(4.0)
-    assert [t.get_text() for t in left.texts] == ["3.50", "4.00"]
-    assert [t.get_text() for t in right.texts] == ["3.00"]
-    assert [t.get_text() for t in right.get_xticklabels()] == ["k m n\nA stays"]
-    assert "16 × 64: 3.50 GB (A 1.00, B 2.00, C 0.50)" in fig.alt_text
-
-
 def reds(ax: Any) -> list[int]:
     """Return the rows of the bars that are hatched as too much."""
     return [round(p.get_y() + p.get_height() / 2) for p in ax.patches if p.get_hatch() == "xxx"]
-
-
-def test_a_tile_that_fits_is_simulated() -> None:
-    fig = fig_tile_fit(128, 128, 64, 2, size=1024)
-    left, right = fig.axes
-    shape = GemmShape(1024, 1024, 1024, "fp16", "fp16")
-    run = simulate(gemm_launch(shape, CHIP, GemmSchedule(128, 64, 128, 2, 4, 8)), CHIP)
-    assert reds(left) == []
-    assert f"{run.peak_share:.0%} of the peak" in right.get_title()
-    widths = {p.get_width() for p in right.patches}
-    assert widths == {100 * run.busy[pipe] for pipe in ("M", "MTE1", "MTE2", "V", "MTE3")}
 
 
 @pytest.mark.parametrize("chip_name", ["Ascend910A", "Ascend910B2", "Toy"])
@@ -86,16 +40,6 @@ def test_what_overflows_is_red_and_named(chip_name: str) -> None:
     assert "does not fit" in right.texts[0].get_text()
     for row in over:
         assert list(needs)[row] in right.texts[0].get_text()
-
-
-def test_the_rules_choice_and_the_fastest_are_told_apart() -> None:
-    guess, real = np.array([5.0, 9.0, 7.0]), np.array([20, 10, 15])
-    fig = fig_rule({"p": guess}, {"p": real})
-    (ax,) = fig.axes
-    at = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines}
-    assert at["the rule's"] == (20, 5.0)
-    assert at["fastest"] == (10, 9.0)
-    assert "2.00 times the fastest" in fig.alt_text
 
 
 # --- the nest -------------------------------------------------------------------------------------

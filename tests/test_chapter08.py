@@ -13,9 +13,6 @@ from ascend_lab.lab.checks import check_ex_08_2, check_ex_08_3, check_ex_08_4
 from ascend_lab.lab.checks.chapter08_09 import addresses, folded
 from ascend_lab.lab.figures.conv import (
     copies_of,
-    fig_groups,
-    fig_reuse,
-    fig_stored,
     fig_windows,
     matrix_sizes,
 )
@@ -53,16 +50,6 @@ def test_sizes_add_up_to_what_the_kernel_stores(pad: int, stride: int, dtype: st
     assert (sizes["padding"] > 0) == (pad > 0)
 
 
-def test_the_tints_are_the_copies_and_one_pixel_is_framed() -> None:
-    fig = fig_windows()
-    image, matrix = fig.axes[:2]
-    assert np.asarray(image.images[0].get_array()).max() == 9
-    assert np.asarray(matrix.images[0].get_array()).shape == (9, 9)
-    assert len([p for p in image.patches if p.get_linewidth() > 2]) == 1
-    assert len([p for p in matrix.patches if p.get_linewidth() > 2]) == 9
-    assert "3.24 times the image" in fig.alt_text
-
-
 def test_the_window_figure_answers_to_every_slider() -> None:
     texts = {fig_windows().alt_text}
     changes: list[dict[str, Any]] = [
@@ -74,40 +61,6 @@ def test_the_window_figure_answers_to_every_slider() -> None:
     assert not list(fig_windows(side=40, kernel=5).axes[0].texts)
     with pytest.raises(InputError, match="padded image 3x3; got 7x7"):
         fig_windows(side=3, kernel=7)
-
-
-def test_bars_of_the_stored_matrix_are_simulated() -> None:
-    fig = fig_stored(LAYER, CHIP, kernels=(1, 3))
-    stored, formed = simulate_kernel(explicit_conv(LAYER, CHIP), CHIP), simulate(
-        conv_launch(LAYER, CHIP), CHIP
-    )  # fmt: skip
-    heights = [bar.get_height() for bar in fig.axes[1].patches]
-    scale = 1e6 / CHIP.clock_hz
-    assert heights[3:] == pytest.approx(
-        [stored.phases[0].cycles * scale, stored.phases[1].cycles * scale, formed.cycles * scale]
-    )
-    assert f"3x3: {sum(p.memory_bytes for p in stored.phases) / 1e6:.1f}" in fig.alt_text
-
-
-def test_reuse_draws_share_and_intensity_of_each_program() -> None:
-    shapes = {v: replace(LAYER, n=v) for v in (1, 4)}
-    fig = fig_reuse({"batch": shapes, "stride": {2: replace(LAYER, stride=2)}}, CHIP)
-    run = simulate(conv_launch(shapes[4], CHIP), CHIP)
-    share, dense = fig.axes[0].lines[0].get_ydata(), fig.axes[2].lines[0].get_ydata()
-    assert share[1] == pytest.approx(
-        100 * shapes[4].ops / run.cycles / CHIP.peak_ops_per_s("fp16") * CHIP.clock_hz
-    )
-    assert dense[1] == pytest.approx(shapes[4].ops / run.path_bytes["GM", "L1"])
-    assert share[1] > share[0]
-
-
-def test_groups_of_one_bundle_take_the_same_time() -> None:
-    fig = fig_groups(replace(LAYER, c=64, k=64), CHIP)
-    cube, fair, vector = fig.axes[0].lines[:3]
-    times = dict(zip(cube.get_xdata(), cube.get_ydata(), strict=True))
-    assert times[1] == times[4] == times[16] < times[64]
-    assert fair.get_ydata()[-1] == pytest.approx(times[64])
-    assert len(vector.get_xdata()) == 1
 
 
 # --- exercises ------------------------------------------------------------------------------------

@@ -11,69 +11,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from ascend_lab.errors import LayoutError
 from ascend_lab.lab.checks.chapter08_09 import check_ex_09_2, check_ex_09_3, check_ex_09_4
 from ascend_lab.lab.figures import fig_addresses, fig_element, fig_padding
-from ascend_lab.lab.figures.layout import FORMATS, matrix_maps, padded_share
+from ascend_lab.lab.figures.layout import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
-from ascend_lab.layout import address, address_map, addresses, pack, unpack
+from ascend_lab.layout import address, address_map, pack, unpack
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "09_layouts.ipynb"
 
 
-def texts_of(ax) -> list[str]:
-    return [t.get_text() for t in ax.texts if t.get_text()]
-
-
 # -- figures ----------------------------------------------------------------------------------
-def test_colours_are_the_addresses() -> None:
-    maps = matrix_maps(32, 48, "fp16")
-    fig = fig_addresses(maps)
-    panels = [ax for ax in fig.axes if ax.images]
-    assert len(panels) == len(maps) == len(FORMATS)
-    for ax, layout in zip(panels, maps.values(), strict=True):
-        assert (ax.images[0].get_array() == addresses(layout)).all()
-        assert ax.images[0].get_clim() == (0, 32 * 48 - 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "order"),
-    [("zZ", "0 1 2 3 4 5"), ("zN", "0 1 2 3 4 5"), ("nZ", "0 2 4 1 3 5"), ("ND", "")],
-)
-def test_fractals_are_numbered_in_storage_order(name: str, order: str) -> None:
-    fig = fig_addresses({name: matrix_maps()[name]})
-    assert texts_of(fig.axes[0]) == order.split()
-
-
-def test_a_small_matrix_shows_every_address() -> None:
-    layout = address_map("ND", (4, 6))
-    fig = fig_addresses({"ND": layout})
-    assert texts_of(fig.axes[0]) == [str(n) for n in range(24)]
-    assert "the end of row 0 has address 5" in fig.alt_text
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "int8", "fp32"])
-@pytest.mark.parametrize("place", [(0, 0), (27, 43), (17, 21)])
-def test_an_element_is_marked_with_its_address(dtype: str, place: tuple[int, int]) -> None:
-    fig = fig_element(*place, dtype)
-    for ax, (name, layout) in zip(fig.axes, matrix_maps(28, 44, dtype).items(), strict=True):
-        title = f"{name}: address {address(layout, place):,}, {100 * layout.padded_share:.0f} %"
-        assert ax.get_title().startswith(title)
-        assert title in fig.alt_text
-        marked = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines[-1:]]
-        assert marked == [(place[1], place[0])]
-
-
 def test_an_element_outside_is_an_error_with_its_bounds() -> None:
     with pytest.raises(LayoutError, match=r"0\.\.27.*28"):
         fig_element(28, 0)
-
-
-@pytest.mark.parametrize(("dtype", "c0"), [("fp16", 16), ("int8", 32)])
-def test_padding_is_the_formula_of_the_page(dtype: str, c0: int) -> None:
-    for channels in range(1, 100):
-        assert padded_share(channels, dtype) == pytest.approx(
-            1 - channels / (c0 * -(-channels // c0))
-        )
-    assert "81 % with 3 channels" in fig_padding().alt_text
-    assert "91 % with 3 channels" in fig_padding().alt_text
 
 
 @pytest.mark.parametrize("fig", [fig_addresses(matrix_maps()), fig_element(), fig_padding()])

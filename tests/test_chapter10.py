@@ -28,9 +28,7 @@ from ascend_lab.lab.checks.chapter10 import (
 from ascend_lab.lab.figures.fusing import (
     chain_kernels,
     crossings,
-    fig_chain_lengths,
     fig_fusion,
-    fig_levels,
     operations,
 )
 from ascend_lab.lab.kernels.fused_turns import Points
@@ -55,33 +53,6 @@ def test_the_columns_add_up_to_what_the_kernel_moves(chip, elements, length, eac
         assert sum(len(operations(phase)) for phase in kernel.phases) == length
 
 
-@pytest.mark.parametrize("each", ["relu", "add"])
-def test_the_picture_has_an_arrow_per_crossing_and_ghosts(each):
-    before, after = chain_kernels(A910, 3, 2**24, each)
-    fig = fig_levels(before, after, A910)
-    upper, lower = fig.axes[0], fig.axes[2]
-
-    def arrows(ax, ghost):
-        found = [p for p in ax.patches if type(p).__name__ == "Polygon"]
-        return sum(1 for p in found if (p.get_facecolor()[3] == 0) is ghost)
-
-    three = sum(c.path_bytes > 0 for c in crossings(before, A910))
-    two = sum(c.path_bytes > 0 for c in crossings(after, A910))
-    columns = len(crossings(before, A910))
-    assert (arrows(upper, False), arrows(upper, True)) == (columns + 2 * three, 0)
-    assert (arrows(lower, False), arrows(lower, True)) == (columns + 2 * two, 2 * (three - two))
-    assert three - two == 4
-    assert [t.get_text() for t in upper.texts].count("h1") == 4
-    assert [t.get_text() for t in lower.texts].count("h1") == 2
-    assert f"{simulate_kernel(after, A910).cycles:,} cycles" in fig.alt_text
-
-
-def test_arrows_of_results_that_stay_in_l2_are_missing():
-    big, small = (fig_fusion(mib=mib).alt_text for mib in (32, 8))
-    assert "160 MiB between memory and L2" in big
-    assert "40 MiB between L2 and UB, 24 MiB between memory and L2" in small
-
-
 def test_a_small_ub_is_slower():
     cycles = []
     for kib in (256, 8):
@@ -95,15 +66,6 @@ def test_a_small_ub_is_slower():
 def test_other_chains_are_refused(length, each):
     with pytest.raises(InputError, match="relu or add"):
         chain_kernels(TOY, length, 4096, each)
-
-
-def test_the_gains_are_drawn_as_given():
-    fig = fig_chain_lengths((1, 2, 4), {"big": [1.0, 1.2, 1.5], "small": [1.0, 1.4, 0.9]})
-    lines = [line for line in fig.axes[0].lines if len(line.get_xdata()) == 3]
-    assert [list(line.get_ydata()) for line in lines] == [[1.0, 1.2, 1.5], [1.0, 1.4, 0.9]]
-    assert "small: 1.40 at best, with 2 additions, 0.90 with 4" in fig.alt_text
-    with pytest.raises(InputError, match="3 numbers"):
-        fig_chain_lengths((1, 2, 4), {"big": [1.0]})
 
 
 # -- what the chapter says -------------------------------------------------------------------------

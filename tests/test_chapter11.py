@@ -10,7 +10,7 @@ import pytest
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl.cross_core import atomic, chain, kept, tree, two_pass, vector_cores
-from ascend_lab.errors import InputError, ScheduleError
+from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Kernel, sanitize
 from ascend_lab.lab.checks import (
     check_ex_11_1,
@@ -29,9 +29,6 @@ from ascend_lab.lab.checks.chapter11 import (
 from ascend_lab.lab.figures.many_cores import (
     balance,
     cuttable,
-    fig_fold_crossover,
-    fig_many_cores,
-    fig_shares,
     row_sums,
     unit_shares,
 )
@@ -183,53 +180,6 @@ def test_shares_and_teeth_by_counting():
             assert balance(units, cores) == pytest.approx(units / (cores * max(dealt)))
     assert cuttable(1024, 32) == [1, 2, 4, 8, 16, 32]
     assert cuttable(96, 32) == [1, 2, 3, 6]
-
-
-def test_the_sawtooth_draws_simulated_cycles():
-    shape = (100, 256)
-    fig = fig_many_cores([shape], ways=("kept", "two_pass"))
-    (ax,) = fig.axes
-    teeth, rows, parts = ax.lines
-    assert list(teeth.get_ydata()) == [balance(7, n) for n in range(1, 33)]
-    alone = timed(kept(row_sums(*shape), A910, 1)).cycles
-    for n, value in zip(rows.get_xdata(), rows.get_ydata(), strict=True):
-        assert value == alone / (n * timed(kept(row_sums(*shape), A910, int(n))).cycles)
-    assert list(parts.get_xdata()) == [1, 2, 4, 8, 16]
-    assert "100 rows of 256 on 32 cores: kept axis cut" in fig.alt_text
-
-
-def test_the_crossover_is_drawn_as_given():
-    fig = fig_fold_crossover((8, 16), {"kept": [9000, 4000], "tree": [5000, 6000]}, 2000.0)
-    (ax,) = fig.axes
-    assert [list(line.get_ydata()) for line in ax.lines[:2]] == [[9000, 4000], [5000, 6000]]
-    assert "kept axis cut 9,000 to 4,000; tree 5,000 to 6,000" in fig.alt_text
-    for bad in ({"magic": [1, 2]}, {"kept": [1]}):
-        with pytest.raises(InputError, match="2 numbers for each of kept, two_pass"):
-            fig_fold_crossover((8, 16), bad, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"rows": 40, "columns": 64, "cores": 4}, "3 cores work, the most loaded has 16 rows"),
-        ({"rows": 40, "columns": 64, "cores": 4, "aligned": False}, "4 cores work"),
-        ({"columns": 768, "axis": "columns"}, "24 cores work, the most loaded has 32 columns"),
-        ({"columns": 768, "axis": "columns", "aligned": False}, "32 cores work"),
-        ({"rows": 1, "columns": 37}, "1 cores work"),
-    ],
-)
-def test_shares_are_drawn_and_timed(arguments, said):
-    fig = fig_shares(**arguments)
-    assert said in fig.alt_text
-    bands = [p for p in fig.axes[0].patches if p.get_width() > 0]
-    assert f"{len(bands)} cores work" in fig.alt_text
-    assert "cycles on Ascend910A" in fig.alt_text
-
-
-def test_shares_of_nothing():
-    for bad in ({"axis": "depth"}, {"rows": 0}, {"cores": 0}):
-        with pytest.raises(InputError, match="axis rows or columns"):
-            fig_shares(**bad)
 
 
 # -- what the chapter says -------------------------------------------------------------------------

@@ -7,41 +7,21 @@ import pytest
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.isa import Buffer, KernelBuilder, data_copy, parse_program
+from ascend_lab.isa import KernelBuilder, parse_program
 from ascend_lab.kernels import scatter_launch, transpose_launch
 from ascend_lab.lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
 from ascend_lab.lab.checks.chapter12 import _turn, count_bursts, moved_bytes
 from ascend_lab.lab.figures.movement import (
-    SIDES,
     conflicts,
     draw_indices,
-    fig_blocks_and_conflicts,
-    fig_scatter_ways,
-    wire_ratio,
 )
 from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
-from ascend_lab.sim import Surroundings, instruction_cost, simulate
+from ascend_lab.sim import simulate
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")
 
 
 # -- figures ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", SIDES)
-@pytest.mark.parametrize("columns", SIDES)
-def test_the_heat_map_is_what_copies_cost(rows, columns):
-    """Load and store of a block, timed as copies of the Toy: bytes on the wires = 32 a cycle."""
-    tiles = 4096 // (rows * columns)
-    wires = []
-    for run in (columns, rows):
-        lines = tiles * rows * columns // run
-        near, far = Buffer("t", "UB", "fp16", 4096), Buffer("x", "GM", "fp16", lines * 200)
-        copy = data_copy(TOY, near.region(0, (lines, run)), far.region(0, (lines, run), (200, 1)))
-        path = TOY.path("GM", "UB")
-        cycles = instruction_cost(TOY, copy, Surroundings()).occupancy_cycles - path.startup_cycles
-        wires.append(cycles * path.rate_bytes_per_cycle)
-    assert sum(wires) / 2 / (4096 * 2) == pytest.approx(wire_ratio(rows, columns, 2))
 
 
 def test_drawn_indices_repeat_as_often_as_asked():
@@ -60,37 +40,6 @@ def test_conflicts_are_rows_of_several_cores():
     assert conflicts(np.array([0, 1, 1, 2, 3, 0]), 2) == {0: [0, 1]}
     assert conflicts(np.array([0, 1, 1, 2, 3, 0]), 1) == {}
     assert conflicts(np.array([5, 5, 5]), 3) == {5: [0, 1, 2]}
-
-
-@pytest.mark.parametrize(("share", "cores"), [(0.0, 4), (0.25, 4), (0.5, 8), (0.9, 1)])
-def test_the_graph_marks_torn_rows(share, cores):
-    fig = fig_blocks_and_conflicts(duplicates=share, cores=cores, block_rows=4)
-    torn = conflicts(draw_indices(16, 16, share), cores)
-    assert f"{len(torn)} rows are written by more than one core" in fig.alt_text
-    assert all(f"row {row} by cores" in fig.alt_text for row in list(torn)[:6])
-    heat, graph = fig.axes
-    edges = [line for line in graph.lines if len(line.get_xdata()) == 2]
-    bad = [line for line in edges if line.get_linestyle() == "-"]
-    index = draw_indices(16, 16, share)
-    assert len(edges) == 16
-    assert len(bad) == sum(int(row) in torn for row in index)
-    assert [line.get_marker() for line in graph.lines].count("X") == len(torn)
-    (frame,) = heat.patches
-    assert (frame.get_x(), frame.get_y()) == (4 - 0.5, 2 - 0.5)
-    assert "4 x 16 needs 2.5" in fig.alt_text
-
-
-def test_the_ways_are_drawn_as_given():
-    bytes_ = {"owner": [3e6, 3e6], "sorted": [2e6, 1e6]}
-    cycles = {"owner": [900.0, 900.0], "sorted": [50.0, 70.0]}
-    fig = fig_scatter_ways((1, 8), bytes_, cycles)
-    left, right = fig.axes
-    assert [list(line.get_ydata()) for line in left.lines] == [[3e3, 3e3], [2e3, 1e3]]
-    assert [list(line.get_ydata()) for line in right.lines] == [[0.9, 0.9], [0.05, 0.07]]
-    assert "sorted 2000 to 1000 kB and 50 to 70 cycles" in fig.alt_text
-    for bad in ({"magic": [1, 2]}, {"owner": [1]}):
-        with pytest.raises(InputError, match="2 numbers for each of owner, atomic, sorted"):
-            fig_scatter_ways((1, 8), bad, cycles)
 
 
 # -- what the chapter says -------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs
 from ascend_lab.graph.passes import PASSES, convert, run_passes
 from ascend_lab.graph.zoo import build, macs
@@ -17,8 +15,7 @@ from ascend_lab.lab.checks.chapter13_14 import (
     needed,
     rewritten,
 )
-from ascend_lab.lab.figures import fig_passes
-from ascend_lab.lab.figures.networks import MODELS, ORDERS, exported_block, history, model
+from ascend_lab.lab.figures.networks import ORDERS, exported_block
 from ascend_lab.lab.orders import moved_bytes
 
 FOLD = "ConvBatchnormFusionPass"
@@ -100,28 +97,6 @@ def test_a_dead_channel_folds_in_fp32_only():
 
 
 # -- the figure -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", MODELS)
-def test_the_figure_shows_what_the_report_says(name):
-    figure = fig_passes(name, rounds=2)
-    _, report = run_passes(model(name), rounds=2)
-    rows = history(report)
-    left, right = figure.axes
-    assert [bar.get_width() for bar in left.patches] == [nodes for _, nodes, _ in rows]
-    assert [bar.get_width() * 2**20 for bar in right.patches] == [size for _, _, size in rows]
-    assert [text.get_text() for text in left.get_yticklabels()] == [row[0] for row in rows]
-    assert f"{rows[-1][0]} {rows[-1][1]}" in figure.alt_text
-
-
-def test_the_figure_leaves_out_and_refuses():
-    shown = fig_passes(leave_out="LayerNormFusionPass", order="backwards").alt_text
-    assert "LayerNorm" not in shown
-    assert "GeluFusionPass" in shown
-    with pytest.raises(InputError, match="an order: default, backwards"):
-        fig_passes(order="sideways")
-    with pytest.raises(InputError, match="a model: exported block, resnet50"):
-        fig_passes("lenet")
-
-
 # -- the checks -----------------------------------------------------------------------------------
 def test_merged_transposes_pass_and_mistakes_do_not():
     def composed_wrongly(rw, node):

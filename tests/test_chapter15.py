@@ -7,10 +7,9 @@ from itertools import accumulate, pairwise, product
 
 import numpy as np
 import pytest
-from matplotlib.patches import Rectangle
 
 from ascend_lab.data import data_path
-from ascend_lab.errors import GraphError, InputError
+from ascend_lab.errors import GraphError
 from ascend_lab.graph import GraphBuilder, compile_graph, compile_stages, simulate_graph
 from ascend_lab.graph.memory import (
     HEURISTICS,
@@ -37,7 +36,6 @@ from ascend_lab.lab.checks.chapter15 import (
     run_shared,
     trap,
 )
-from ascend_lab.lab.figures import fig_arena, fig_arena_traffic, fig_arenas, fig_plans
 from ascend_lab.lab.figures.packing import network
 from ascend_lab.lab.orders import topological_order
 
@@ -202,62 +200,6 @@ def test_a_plan_for_lives_too_short_is_caught_unless_its_lives_are_believed():
 
 
 # -- the figures -----------------------------------------------------------------------------------
-def rectangles(ax):
-    return [p.get_bbox().bounds for p in ax.patches if isinstance(p, Rectangle)]
-
-
-def test_small_plans_are_drawn_as_they_are():
-    plans = {name: plan(TOY, method=name) for name in ("greedy-by-size", "greedy-by-start")}
-    figure = fig_plans(TOY, plans)
-    for ax, found in zip(figure.axes, plans.values(), strict=True):
-        wanted = [(b.lower, found.offsets[b.id], b.upper - b.lower, b.size_bytes) for b in TOY]
-        assert rectangles(ax) == wanted
-        assert [text.get_text() for text in ax.texts] == list("abcdef")
-        assert ax.get_ylim()[1] > found.height_bytes
-    assert "greedy-by-size needs 7: a at 3" in figure.alt_text
-    assert len(fig_plans(TOY, {"one": plans["greedy-by-size"]}).axes) == 1
-    with pytest.raises(InputError, match="at least one plan"):
-        fig_plans(TOY, {})
-
-
-def test_arenas_show_every_activation():
-    figure = fig_arenas({"resnet50": 8}, ("greedy-by-size", "best of"))
-    buffers = buffers_of(network("resnet50", 8))
-    found = plan_network(network("resnet50", 8), "greedy-by-size", in_place=False)
-    left, right = figure.axes
-    assert len(rectangles(left)) == len(rectangles(right)) == len(buffers)
-    tops = [low + size for _, low, _, size in rectangles(left)]
-    assert max(tops) == pytest.approx(found.height_bytes / MiB)
-    assert "by greedy-by-size 31.1 MiB, +11%" in figure.alt_text
-    assert "by best of 28.0 MiB, the bound" in figure.alt_text
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_one_arena_follows_its_settings(in_place):
-    figure = fig_arena("unet", "greedy-by-start", 1, in_place)
-    found = plan_network(network("unet", 1), "greedy-by-start", in_place=in_place)
-    tops = [low + size for _, low, _, size in rectangles(figure.axes[0])]
-    assert max(tops) == pytest.approx(found.height_bytes / MiB)
-    assert f"{found.height_bytes / MiB:.1f} MiB" in figure.alt_text
-    with pytest.raises(InputError, match="a method: best of"):
-        fig_arena("unet", "by magic", 1)
-
-
-def test_traffic_is_drawn_over_the_size_of_l2():
-    moved = {"apart": [9.0, 8.0, 8.0], "best of": [9.0, 4.0, 3.0]}
-    figure = fig_arena_traffic([8, 16, 32], moved, {"best of": 14.0})
-    lines = {line.get_label(): line for line in figure.axes[0].lines}
-    for name, values in moved.items():
-        assert list(lines[name].get_xdata()) == [8, 16, 32]
-        assert list(lines[name].get_ydata()) == values
-    assert [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2] == [
-        [14.0, 14.0]
-    ]
-    assert "best of 9, 4, 3, 14.0 MiB high" in figure.alt_text
-    with pytest.raises(InputError, match="series of 2 values"):
-        fig_arena_traffic([8, 16], moved, {})
-
-
 # -- the checks ------------------------------------------------------------------------------------
 def test_the_references_agree_with_the_planner():
     rng = np.random.default_rng(5)

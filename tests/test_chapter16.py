@@ -13,7 +13,7 @@ from ascend_lab.kernels.flash import flash_launch
 from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_bytes
 from ascend_lab.lab.checks import check_ex_16_1, check_ex_16_2, check_ex_16_3, check_ex_16_4
 from ascend_lab.lab.checks.chapter16 import KeyBlocks, causal_blocks, keys_outside, merge
-from ascend_lab.lab.figures import fig_attention_bytes, fig_flash_blocks, fig_online_softmax
+from ascend_lab.lab.figures import fig_online_softmax
 from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
 from ascend_lab.sim import simulate
 
@@ -121,20 +121,6 @@ def test_the_toy_ends_with_the_softmax():
     assert "m 3, l 1.135, factor 0.000; m 5, l 1.203, factor 0.135" in fig_online_softmax().alt_text
     with pytest.raises(InputError):
         fig_online_softmax([], 2)
-
-
-def test_the_figure_of_bytes_tells_what_programs_move():
-    alt = fig_attention_bytes([128, 512]).alt_text
-    small = FlashShape(1, 512, 512, 64, 64, 0.125)
-    moved = flash_traffic(small, A910, FlashTiling(128, 128)).gm_bytes / 2**20
-    assert f"FlashAttention 0.0625 MiB to {moved:.3g} MiB. device memory" in alt
-
-
-def test_blocks_that_do_not_fit_are_drawn_and_not_timed():
-    assert "37,074 cycles" in fig_flash_blocks().alt_text
-    over = fig_flash_blocks(rows=256, keys=256).alt_text
-    assert "does not fit" in over
-    assert "L0A 400%" in over
 
 
 # -- claims ----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Mcts, tree_of
-from ascend_lab.aoe.search.mcts import Node
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.aoe.vector.job import NestCosts
@@ -25,11 +24,9 @@ from ascend_lab.dsl import (
     vrelu,
     vsub,
 )
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
-from ascend_lab.lab.figures import fig_before_after, fig_grown_tree, fig_search_tree, fig_toy_tree
-from ascend_lab.sim import simulate_kernel
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}
@@ -106,48 +103,6 @@ def test_the_pruning_rule_of_the_solution_passes():
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def test_the_toy_tree_tells_costs_and_visits():
-    alt = fig_toy_tree({("A", "a"): 6, ("B", "b"): 4}, {(): 1, ("B",): 1, ("B", "b"): 1}).alt_text
-    assert "A-a 6, B-b 4" in alt
-    assert "B-b 1" in alt
-    assert "A 0" not in alt
-    with pytest.raises(InputError):
-        fig_toy_tree({}, {})
-
-
-def test_the_tree_figure_tells_the_best_path(small):
-    space, costs = small
-    search = Mcts(**PLAIN)
-    trace = drive(search, space, costs.__getitem__, 92, seed=1)
-    alt = fig_search_tree(search.root, space.names).alt_text
-    named = dict(zip(space.names, trace.best.point, strict=True))
-    assert f"width {named['width']}" in alt
-    assert f"best {min(costs.values()):,.0f}" in alt
-    assert "40 visits" in fig_grown_tree(space, costs.__getitem__, budget=40).alt_text
-    with pytest.raises(InputError):
-        fig_search_tree(Node(), space.names)
-
-
-def test_the_bars_of_children_fill_their_parent():
-    root = Node(best=4.0, visits=4)
-    root.children = {"a": Node(4.0, 3), "b": Node(8.0, 1)}
-    drawn = fig_search_tree(root, ["way"]).axes[0].patches
-    heights = sorted(p.get_height() for p in drawn if hasattr(p, "get_height"))
-    assert heights == pytest.approx([0.246, 0.746, 1.0])
-
-
-def test_before_and_after_are_drawn_to_one_scale():
-    space, costs = small_space((12, 512))
-    points = {"worst": max(costs, key=costs.get), "best": min(costs, key=costs.get)}
-    kernels = {name: lower(space.build(point)) for name, point in points.items()}
-    lines = {name: simulate_kernel(kernel, TOY).phases[0] for name, kernel in kernels.items()}
-    fig = fig_before_after(lines)
-    assert "worst: " in fig.alt_text
-    assert len({ax.get_xlim() for ax in fig.axes}) == 1
-    with pytest.raises(InputError):
-        fig_before_after({})
-
-
 # -- claims ----------------------------------------------------------------------------------------
 def test_minimum_backup_and_closed_subtrees(small):
     space, costs = small

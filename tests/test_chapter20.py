@@ -12,20 +12,13 @@ from ascend_lab.aoe.search import SEARCHES, random_order
 from ascend_lab.aoe.search.genetic import SimpleGenetic
 from ascend_lab.aoe.space import completed, crossed, mutated, nearest
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.errors import CapacityError
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
 from ascend_lab.lab.checks.chapter19_20 import interval
-from ascend_lab.lab.figures import (
-    fig_anytime,
-    fig_crossover,
-    fig_evolution,
-    fig_population,
-    fig_toy_tiles,
-)
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")
@@ -198,46 +191,6 @@ def test_it_starts_from_what_it_is_given(small):
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def test_the_toy_says_what_fits_and_which_is_best():
-    alt = fig_toy_tiles({(1, 1): 300, (1, 2): 200, (2, 2): None}).alt_text
-    assert "2x2 does not fit" in alt
-    assert "The best is 1x2" in alt
-    with pytest.raises(InputError):
-        fig_toy_tiles({(1, 1): None})
-
-
-def test_a_crossover_shows_the_child_and_what_was_repaired(layer):
-    space, _ = layer
-    one, two = (completed(space, (1, 32, "flat", 4)), completed(space, (4, 8, "flat", 1, 4)))
-    one = completed(space, (*one, 1, "mn", 2, 3, 2, 2, 2, 2))
-    two = completed(space, (*two, "mn", 8, 12, 2, 2, 2, 2))
-    alt = fig_crossover(space, one, two, [True] * 4 + [False] * 8).alt_text
-    assert "n from 4 to 1" in alt
-    assert "Repaired: nothing" in fig_crossover(space, one, two, [True] * 12).alt_text
-    with pytest.raises(InputError):
-        fig_crossover(space, one, two, [True])
-
-
-def test_the_population_figure_tells_generations_of_the_search(small):
-    space, costs = small
-    assert "generation 0" in fig_evolution(space, costs, budget=80).alt_text
-    search = SimpleGenetic()
-    drive(search, space, from_table(space, costs), 60, seed=2)
-    first = search.log[0][0][0] / costs.min()
-    assert f"generation 0: best {first:.3f}" in fig_population(space, costs, search.log).alt_text
-    with pytest.raises(InputError):
-        fig_population(space, costs, [])
-    with pytest.raises(InputError):
-        fig_evolution(space, costs, keep=20, size=20)
-
-
-def test_anytime_curves_tell_medians():
-    rows = np.array([[3.0, 2.0, 1.0], [3.0, 1.5, 1.2], [4.0, 2.0, 1.4]])
-    assert "breeding 1.200 after 3" in fig_anytime({"breeding": rows}, {"default": 1.3}).alt_text
-    with pytest.raises(InputError):
-        fig_anytime({})
-
-
 # -- claims ----------------------------------------------------------------------------------------
 def test_the_toy_has_sixteen_tilings_of_which_three_do_not_fit():
     cycles, refused = {}, []

@@ -20,7 +20,7 @@ from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_21_1, check_ex_21_2, check_ex_21_3, check_ex_21_4
 from ascend_lab.lab.checks.chapter21 import chain_rows, every_chain, eyes, least_slices
-from ascend_lab.lab.figures import fig_bands, fig_halo, fig_slice_times
+from ascend_lab.lab.figures import fig_bands, fig_slice_times
 from ascend_lab.lab.figures.subgraph_tuner import two_operators
 from ascend_lab.sim.l2 import L2, Access
 
@@ -173,16 +173,6 @@ def test_bands_are_what_the_package_says_of_l2(count, l2_rows):
     assert (bands.count("hit"), bands.memory_rows) == (found, moved)
 
 
-def test_what_the_figure_of_bands_shows():
-    whole, cut = two_operators(12, 9, 1), two_operators(12, 9, 3)
-    assert (whole.count("hit"), whole.memory_rows, whole.now) == (0, 48, 204)
-    assert (cut.count("hit"), cut.memory_rows, cut.now) == (12, 28, 140)
-    twice, kept = (two_operators(12, 10, 4, 1, stored) for stored in (False, True))
-    assert twice.count("write") == 12 + 12 + 6 and kept.count("write") == 24
-    assert "12 rows hit" in fig_bands().alt_text
-    assert "halo 1 stored" in fig_bands(4, 10, 1, True).alt_text
-
-
 @pytest.mark.parametrize(
     "draw",
     [
@@ -196,11 +186,6 @@ def test_what_the_figure_of_bands_shows():
 def test_figures_refuse_what_they_cannot_draw(draw):
     with pytest.raises(InputError):
         draw()
-
-
-def test_figures_say_their_numbers(net):
-    assert "recompute: 988 rows" in fig_halo(net, even(56, 4)).alt_text
-    assert "2: 30" in fig_slice_times({1: 40.0, 2: 30.0}, 20.0, 5.0, 2).alt_text
 
 
 def test_rows_beat_images_and_recomputing_beats_storing(net):

@@ -17,9 +17,9 @@ from ascend_lab.lab.checks import (
     check_ex_23_5,
 )
 from ascend_lab.lab.checks.chapter23 import degrees, least_micro_batches, sent_bytes, zero_bytes
-from ascend_lab.lab.figures import fig_loss_scale, fig_placements, fig_plan_cube, fig_plan_memory
+from ascend_lab.lab.figures import fig_plan_cube
 from ascend_lab.parallel.plans.pipeline import bubble_share
-from ascend_lab.parallel.plans.plan import DeviceMemory, Unit
+from ascend_lab.parallel.plans.plan import Unit
 from ascend_lab.parallel.plans.search import placements
 from ascend_lab.parallel.plans.timing import PlanTime, TopologyCosts, plan_time
 from ascend_lab.parallel.values import (
@@ -220,36 +220,10 @@ def test_a_forgotten_all_reduce_shows_in_copies_and_not_in_the_first_loss(monkey
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def test_the_cube_says_what_is_sent_and_waited() -> None:
-    text = fig_plan_cube(2, 2, 2, 4, layers=48, width=2560, length=512).alt_text
-    data, tensor, stage = sent_bytes(2, 2, 2, 48, 2560, 512, 8)
-    for part in (f"{data / 1e9:.3g} GB", f"{tensor / 1e9:.3g} GB", f"{stage / 1e6:.3g} MB"):
-        assert part in text
-    assert f"{bubble_share(2, 4):.0%} of which is bubble" in text
-    assert "0% of which" in fig_plan_cube(2, 2, 1, 4).alt_text
-    assert fig_plan_cube(1, 1, 1, 1, "gpipe").to_png() != fig_plan_cube().to_png()
-
-
 @pytest.mark.parametrize("bad", [{"data": 5}, {"tensor": 0}, {"micro_batches": 13}])
 def test_the_cube_refuses_what_cannot_be_read(bad) -> None:
     with pytest.raises(InputError, match="from 1 to"):
         fig_plan_cube(**bad)
-
-
-def test_memory_bars_say_totals() -> None:
-    fig = fig_plan_memory({"a": DeviceMemory(1e9, 2e9, 3e9, 4e9)}, 32e9)
-    assert "a 10.0 GB" in fig.alt_text and "has 32 GB" in fig.alt_text
-    assert fig.to_png() != fig_plan_memory({"a": DeviceMemory(1e9, 2e9, 3e9, 5e9)}).to_png()
-    with pytest.raises(InputError):
-        fig_plan_memory({})
-
-
-def test_the_window_of_scales() -> None:
-    fig = fig_loss_scale({"w": np.array([2.0**-30, 1.0, 0.0])}, (0, 8, 15, 16))
-    assert "Of 2 gradients 50 % vanish at 2^0" in fig.alt_text
-    assert "50 % overflow at 2^16" in fig.alt_text
-    assert "from 2^8 to 2^15" in fig.alt_text
-    assert "for no scale shown" in fig_loss_scale({"w": np.array([2.0**-14, 1.0])}, (30,)).alt_text
 
 
 class Layers:
@@ -279,12 +253,3 @@ def test_tensor_innermost_is_quickest() -> None:
     assert timed[0].plan.axes[0] == "tensor"
     assert timed[-1].step_s > 1.2 * timed[0].step_s
     assert len({one.plan.axes for one in timed}) == 6
-
-
-def test_bars_of_placements_add_up_to_steps() -> None:
-    timed = placed()
-    fig = fig_placements(timed)
-    for one in timed:
-        assert f"{', '.join(one.plan.axes)} {1e3 * one.step_s:.0f} ms" in fig.alt_text
-    with pytest.raises(InputError):
-        fig_placements([])

@@ -9,8 +9,8 @@ from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, merged
-from ascend_lab.lab.figures import fig_buckets, fig_caps
-from ascend_lab.lab.figures.gradient_tuner import lanes_of, toy_rows
+from ascend_lab.lab.figures import fig_caps
+from ascend_lab.lab.figures.gradient_tuner import toy_rows
 
 SEEDS = range(4)
 
@@ -137,15 +137,6 @@ def test_the_counter_example(count, rule, exact):
     found = plan(rows, AlphaBeta(1.0, 1.0))
     assert found.end_s == pytest.approx(exact)
     assert found.baselines["mg_wfbp"] == pytest.approx(rule)
-
-
-def test_buckets_are_drawn_where_they_are_sent():
-    rows, cost = toy_rows([0, 1, 2], [1, 1, 1]), AlphaBeta(1.0, 1.0)
-    assert lanes_of(((0, 0), (1, 2)), rows, cost) == [(0.0, 2.0), (2.0, 3.0)]
-    figure = fig_buckets(rows, cost, {"two": ((0, 0), (1, 2))})
-    assert "two 2 buckets, end 5000.00 ms" in figure.alt_text
-    with pytest.raises(InputError, match="one split"):
-        fig_buckets(rows, cost, {})
 
 
 def test_caps_are_never_better_than_the_best_split():

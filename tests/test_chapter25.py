@@ -22,7 +22,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
 from ascend_lab.lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
 from ascend_lab.lab.checks.chapter24_25 import best_batch, no_longer_matter, two_credits
-from ascend_lab.lab.figures import fig_credit, fig_switches, fig_time_left, fig_waterfall
+from ascend_lab.lab.figures import fig_time_left
 from ascend_lab.lab.figures.tuned_networks import one_block, time_by_limit
 
 CHIP = load_chip("Ascend310")
@@ -154,24 +154,6 @@ def test_one_slot_is_slower_than_two(small):
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def test_the_waterfall_says_what_it_draws():
-    alt = fig_waterfall(
-        {"net": ([("naive", 90.0), ("worse", 99.0), ("tuned", 30.0)], 20.0)}
-    ).alt_text
-    assert "naive 90, worse 99, tuned 30; bound 20" in alt
-    with pytest.raises(InputError):
-        fig_waterfall({})
-
-
-def test_credit_and_switches_tell_their_numbers(small):
-    times = {frozenset(): 12.0, frozenset("a"): 6.0, frozenset("b"): 4.0, frozenset("ab"): 3.0}
-    assert "a 1.63 (1.33 to 2.00), b 2.45 (2.00 to 3.00)" in fig_credit(times, ("a", "b")).alt_text
-    alt = fig_switches(fusion=False).alt_text
-    default = len(compile_with(one_block(), CHIP, TECHNIQUES).tasks)
-    assert "without fusion" in alt
-    assert int(alt.split(":")[1].split()[0]) > default - 2
-
-
 def test_the_time_splits_without_rest():
     line = simulate_graph(compile_graph(one_block(), CHIP))
     parts = time_by_limit(line)

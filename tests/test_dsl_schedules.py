@@ -8,12 +8,20 @@ from collections import Counter
 import numpy as np
 import pytest
 from dsl_oracles import binary, broadcast, cast, fold, known, scalar, softmax, transpose, unary
-from dsl_strategies import Program, array, assert_time, chip_of, schedules, verify
+from dsl_strategies import (
+    CHIP_CASES,
+    CHIPS,
+    Program,
+    array,
+    assert_time,
+    chip_of,
+    schedules,
+    verify,
+)
 from hypothesis import given, settings
 from strategies import gemm_cases
 
 from ascend_lab import dsl as te
-from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import AlignmentError, CapacityError, ScheduleError
 from ascend_lab.isa import Loop, sanitize
 from ascend_lab.kernels import (
@@ -24,7 +32,6 @@ from ascend_lab.kernels import (
     pack_gemm,
     unpack_gemm,
 )
-from ascend_lab.kernels.gemm_schedule import up
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 
@@ -34,77 +41,85 @@ def inputs(*shapes, dtype="fp16"):
     return arrays, [known(a, dtype, name) for name, a in arrays.items()]
 
 
-def chain():
-    arrays, (a, b) = inputs((133,), (133,))
-    return Program([scalar("vmuls", unary("vrelu", binary("vadd", a, b)), 2).named("y")], arrays)
+def program(*shapes, dtype="fp16"):
+    """A function of operands of these shapes, as a program of the output y it returns."""
+
+    def made(formula):
+        def make():
+            arrays, operands = inputs(*shapes, dtype=dtype)
+            outputs = formula(*operands)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs.named("y"),)
+            return Program(list(outputs), arrays)
+
+        make.__name__ = formula.__name__
+        return make
+
+    return made
 
 
-def bias():
-    arrays, (a, b, c) = inputs((12, 37), (37,), (12, 1), dtype="fp32")
-    wide = binary("vadd", a, broadcast(b, a.shape))
-    return Program([binary("vmul", wide, broadcast(c, a.shape)).named("y")], arrays)
+@program((133,), (133,))
+def chain(a, b):
+    return scalar("vmuls", unary("vrelu", binary("vadd", a, b)), 2)
 
 
-def row_sums():
-    arrays, (a,) = inputs((9, 48), dtype="fp32")
-    return Program([fold("sum", unary("vabs", a), 1).named("y")], arrays)
+@program((12, 37), (37,), (12, 1), dtype="fp32")
+def bias(a, b, c):
+    return binary("vmul", binary("vadd", a, broadcast(b, a.shape)), broadcast(c, a.shape))
 
 
-def column_sums():
-    arrays, (a,) = inputs((24, 33), dtype="fp32")
-    return Program([fold("sum", scalar("vmuls", a, 2), 0).named("y")], arrays)
+@program((9, 48), dtype="fp32")
+def row_sums(a):
+    return fold("sum", unary("vabs", a), 1)
 
 
-def half_sums():
-    arrays, (a,) = inputs((6, 5, 32))
-    return Program([fold("sum", a, (0, 2)).named("y")], arrays)
+@program((24, 33), dtype="fp32")
+def column_sums(a):
+    return fold("sum", scalar("vmuls", a, 2), 0)
 
 
-def largest():
-    arrays, (a,) = inputs((8, 3, 20), dtype="int32")
-    return Program([fold("max", a, (1,)).named("y")], arrays)
+@program((6, 5, 32))
+def half_sums(a):
+    return fold("sum", a, (0, 2))
 
 
-def rows_of_softmax():
-    arrays, (a,) = inputs((10, 32), dtype="fp32")
-    return Program([softmax(a, 1).named("y")], arrays)
+@program((8, 3, 20), dtype="int32")
+def largest(a):
+    return fold("max", a, (1,))
 
 
-def shared():
-    arrays, (a,) = inputs((5, 70), dtype="fp32")
+@program((10, 32), dtype="fp32")
+def rows_of_softmax(a):
+    return softmax(a, 1)
+
+
+@program((5, 70), dtype="fp32")
+def shared(a):
     e = unary("vexp", a)
-    return Program([binary("vadd", e, unary("vabs", scalar("vadds", e, -1))).named("y")], arrays)
+    return binary("vadd", e, unary("vabs", scalar("vadds", e, -1)))
 
 
-def two_outputs():
-    arrays, (a, b) = inputs((200,), (200,))
+@program((200,), (200,))
+def two_outputs(a, b):
     total = binary("vadd", a, b).named("y0")
-    return Program([total, binary("vmul", total, a).named("y1")], arrays)
+    return total, binary("vmul", total, a).named("y1")
 
 
-def casts():
-    arrays, (a,) = inputs((7, 64))
-    return Program([cast(scalar("vadds", cast(a, "fp32"), 0.1), "fp16").named("y")], arrays)
+@program((7, 64))
+def casts(a):
+    return cast(scalar("vadds", cast(a, "fp32"), 0.1), "fp16")
 
 
-def turned():
-    arrays, (a, b) = inputs((4, 6, 17), (6, 4, 17))
-    return Program([binary("vsub", transpose(a, (1, 0, 2)), b).named("y")], arrays)
+@program((4, 6, 17), (6, 4, 17))
+def turned(a, b):
+    return binary("vsub", transpose(a, (1, 0, 2)), b)
 
 
+# fmt: off
 PROGRAMS = (
-    chain,
-    bias,
-    row_sums,
-    column_sums,
-    half_sums,
-    largest,
-    rows_of_softmax,
-    shared,
-    two_outputs,
-    casts,
-    turned,
+    chain, bias, row_sums, column_sums, half_sums, largest, rows_of_softmax, shared, two_outputs,
+    casts, turned,
 )
+# fmt: on
 
 
 # -- random sequences ------------------------------------------------------------------------------
@@ -285,57 +300,6 @@ def test_reorder_and_fuse_change_the_loops():
 # -- a matrix product by primitives ----------------------------------------------------------------
 
 
-def by_primitives(tensor, chip, t):
-    """The schedule of `gemm_launch` with tiling t, every step by hand: c[m, n] from a and b."""
-    s = te.create_schedule(tensor, chip)
-    drained = "c"
-    if chip.combined:
-        s, drained = te.cache_write(s, "c", "UB"), "c_ub"
-    s, sums = te.cache_write(s, drained, "L0C"), f"{drained}_l0c"
-    for name, scope in (("a", "L0A"), ("b", "L0B")):
-        s = te.cache_read(te.cache_read(s, name, "L1"), f"{name}_l1", scope)
-    m, n = (axis.extent for axis in s.state.stage("c").axes[-2:])
-    k = s.state.stage(sums).reduce[0].extent
-    for axis, size, base, cores in (
-        ("m", m, t.base_m, t.grid_rows),
-        ("n", n, t.base_n, t.grid_cols),
-    ):
-        side = min(base, size)
-        share = min(up(up(size, side), cores) * side, size)
-        s = te.split(te.split(s, "c", axis, share), "c", f"{axis}_i", min(side, share))
-    batch = [axis.name for axis in s.state.stage("c").axes[:-2]]
-    outer = ("m_o", "n_o", *batch, "m_i_o", "n_i_o")
-    s = te.reorder(s, "c", *outer, "m_i_i", "n_i_i")
-    s = te.bind(te.bind(s, "c", "m_o"), "c", "n_o")
-    s = te.compute_at(s, sums, "c", "n_i_o")
-    if chip.combined:
-        s = through_ub(s, chip, t, m, n)
-    s = te.split(s, sums, "k", min(t.base_k * t.step_k, k))
-    s = te.split(s, sums, "k_i", min(t.base_k, t.base_k * t.step_k, k))
-    s = te.reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
-    for name in "ab":
-        s = te.compute_at(s, f"{name}_l1", sums, "k_o")
-        s = te.compute_at(s, f"{name}_l1_l0{name}", sums, "k_i_o")
-    s = te.tensorize(s, sums, "m")
-    for name in "ab":
-        s = te.double_buffer(te.double_buffer(s, f"{name}_l1"), f"{name}_l1_l0{name}")
-    area = min(t.base_m, m) * min(t.base_n, n) * 4
-    return te.double_buffer(s, sums) if 2 * area <= chip.buffers["L0C"] else s
-
-
-def through_ub(s, chip, t, m, n):
-    """Coupled cores drain L0C through UB, as many columns of fractals at a time as fit twice."""
-    columns = min(t.base_n, n)
-    strip = min(t.base_m, m) * 16 * DTYPE_BYTES[s.state.stage("c").dtype]
-    count = max(1, min(columns // 16, chip.buffers["UB"] // (2 * strip)))
-    at = "n_i_o"
-    if count * 16 < columns:
-        s = te.split(s, "c", "n_i_i", count * 16)
-        s = te.reorder(s, "c", "n_i_i_o", "m_i_i", "n_i_i_i")
-        at = "n_i_i_o"
-    return te.double_buffer(te.compute_at(s, "c_ub", "c", at), "c_ub")
-
-
 def matrices(shape, batch=()):
     rng = np.random.default_rng(shape.m + shape.k + shape.n)
     sizes = (*batch, shape.m, shape.k), (*batch, shape.k, shape.n)
@@ -353,7 +317,7 @@ def test_matmul_by_primitives_is_the_kernel(case):
     """Same tiling: the cycles of gemm_launch and its values, ragged sizes, both kinds of core."""
     shape, tiling, chip = case
     a, b, c = matrices(shape)
-    schedule = by_primitives(c, chip, tiling)
+    schedule = te.auto_schedule(c, chip, tiling)
     kernel, launch = te.lower(schedule), gemm_launch(shape, chip, tiling)
     assert simulate_kernel(kernel, chip).cycles == simulate(launch, chip).cycles
     stored = pack_gemm(shape, a, b)
@@ -364,27 +328,23 @@ def test_matmul_by_primitives_is_the_kernel(case):
     check_text_and_replay(schedule)
 
 
-@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (4096, 4096, 4096), (1000, 3000, 500)])
 def test_large_products_by_primitives_take_the_cycles_of_the_kernel(sizes, chip):
     shape, chip = GemmShape(*sizes), chip_of(chip)
-    tiling = default_schedule(shape, chip)
-    kernel = te.lower(by_primitives(matrices(GemmShape(1, 1, 1))[2], chip, tiling))
-    assert kernel.core_count == 1
     x, y = te.placeholder(sizes[:2], name="a"), te.placeholder(sizes[1:], name="b")
     c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
-    own = simulate_kernel(te.lower(by_primitives(c, chip, tiling)), chip).cycles
-    assert own == simulate(gemm_launch(shape, chip, tiling), chip).cycles
-    assert own == simulate_kernel(te.lower(te.auto_schedule(c, chip)), chip).cycles
+    own = simulate_kernel(te.lower(te.auto_schedule(c, chip)), chip).cycles
+    assert own == simulate(gemm_launch(shape, chip, default_schedule(shape, chip)), chip).cycles
 
 
-@pytest.mark.parametrize("chip", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip", CHIP_CASES)
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 def test_batched_products_by_primitives(dtype, chip):
     shape, chip = GemmShape(40, 70, 33, dtype), chip_of(chip)
     for batch in ((3,), (2, 2)):
         a, b, c = matrices(shape, batch)
-        schedule = by_primitives(c, chip, GemmSchedule(16, 32, 32, 2, 2, 1))
+        schedule = te.auto_schedule(c, chip, GemmSchedule(16, 32, 32, 2, 2, 1))
         got = te.run(schedule, {"a": a, "b": b})["c"]
         want = np.matmul(a.astype(np.float64), b.astype(np.float64))
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3 if dtype == "fp16" else 0)
@@ -402,7 +362,7 @@ def size_of(kernel):
     return sum(len(list(part.program.instructions())) for part in parts)
 
 
-@pytest.mark.parametrize("chip", ["Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip", CHIPS)
 def test_programs_do_not_grow_with_the_tensors(chip):
     """As many instructions for 64 n and 512 n rows as for n (tails aside); so for a matrix."""
     chip = chip_of(chip)
@@ -428,5 +388,5 @@ def test_programs_do_not_grow_with_the_tensors(chip):
     for side in (1024, 8192):
         x, y = (te.placeholder((side, side), name=n) for n in "ab")
         c = te.renamed(te.matmul(x, y, out_dtype="fp32"), "c")
-        products.append(size_of(te.lower(by_primitives(c, chip, tiling))))
+        products.append(size_of(te.lower(te.auto_schedule(c, chip, tiling))))
     assert products[0] == products[1]

@@ -1,14 +1,15 @@
-"""Reads a parsed chip file number by number, and refuses what cannot be true."""
+"""Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from ascend_lab.chip.model import BLOCK_BYTES, Chip, Fact, Link, Memory, Path, VectorCost
 from ascend_lab.errors import ChipError
@@ -117,15 +118,12 @@ def _range(key: str) -> tuple[float, float]:
     return LEAST.get(leaf, 0.0), limit
 
 
-# Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}.
-
-
+# -- the chip --------------------------------------------------------------------------------------
 PRESETS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2", "Toy")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 SPACES = ("GM", "L1", "L0A", "L0B", "L0C", "UB", "BT")
 
-PATH_KEYS = {"pipe", "unit", "rate_bytes_per_cycle", "startup_cycles", "latency_cycles"}
-PATH_KEYS |= {"energy_pj_per_byte"}
+Record = TypeVar("Record", Path, Memory, Link, VectorCost)
 CUBE_FORMATS = ("fp16", "int8", "bf16")
 """Inputs a cube may multiply; bf16 is optional, the others every chip has."""
 
@@ -140,8 +138,6 @@ SECTIONS = {
     "ai_cpu": {"overhead_s", "rate_bytes_per_s"},
     "power": {"typical_w"},
 }
-MEMORY_KEYS = {"size_bytes", "rate_bytes_per_s", "latency_cycles", "energy_pj_per_byte"}
-LINK_KEYS = {"rate_bytes_per_s", "latency_s", "count"}
 OPTIONAL = {"ai_cpu", "power", "power.typical_w", "link", "base"}
 
 
@@ -183,20 +179,13 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
         key = f"path.{name}"
         if not arrow or src not in SPACES or dst not in SPACES:
             raise reader.fail(key, f"SRC->DST of {', '.join(SPACES)}", name, "mend the name")
-        entry = reader.table(key, PATH_KEYS)
+        entry = reader.table(key, {field.name for field in fields(Path)})
         pipe, unit = entry.get("pipe"), entry.get("unit")
         if pipe not in PIPES:
             raise reader.fail(f"{key}.pipe", f"one of {', '.join(PIPES)}", pipe, "mend it")
         if unit not in ("core", "cube", "vector"):
             raise reader.fail(f"{key}.unit", "core, cube or vector", unit, "mend it")
-        paths[src, dst] = Path(
-            pipe,
-            unit,
-            reader.number(f"{key}.rate_bytes_per_cycle"),
-            reader.integer(f"{key}.startup_cycles"),
-            reader.integer(f"{key}.latency_cycles"),
-            reader.number(f"{key}.energy_pj_per_byte"),
-        )
+        paths[src, dst] = _record(reader, Path, key, pipe=pipe, unit=unit)
     drain = ("L0C", "UB" if reader.data["combined"] else "GM")
     for needed in (("GM", "UB"), ("UB", "GM"), ("GM", "L1"), ("L1", "L0A"), ("L1", "L0B"), drain):
         if needed not in paths:
@@ -204,29 +193,20 @@ def _paths(reader: Reader) -> dict[tuple[str, str], Path]:
     return paths
 
 
-def _memory(reader: Reader, key: str) -> Memory:
-    reader.table(key, MEMORY_KEYS)
-    return Memory(
-        reader.integer(f"{key}.size_bytes"),
-        reader.number(f"{key}.rate_bytes_per_s"),
-        reader.integer(f"{key}.latency_cycles"),
-        reader.number(f"{key}.energy_pj_per_byte"),
-    )
+def _record(reader: Reader, kind: type[Record], key: str, **given: Any) -> Record:
+    """Read a dataclass whose fields are the entries of the table at `key`."""
+    own = {field.name: field.type for field in fields(kind)}
+    reader.table(key, set(own))
+    read = {"int": reader.integer, "float": reader.number}
+    numbers: dict[str, Any] = {
+        n: read[str(t)](f"{key}.{n}") for n, t in own.items() if n not in given
+    }
+    return kind(**given, **numbers)
 
 
 def _links(reader: Reader) -> dict[str, Link]:
-    if "link" not in reader.data:
-        return {}
-    links = {}
-    for name in reader.table("link"):
-        key = f"link.{name}"
-        reader.table(key, LINK_KEYS)
-        links[name] = Link(
-            reader.number(f"{key}.rate_bytes_per_s"),
-            reader.number(f"{key}.latency_s"),
-            reader.integer(f"{key}.count"),
-        )
-    return links
+    names = reader.table("link") if "link" in reader.data else {}
+    return {name: _record(reader, Link, f"link.{name}") for name in names}
 
 
 def _repeat_bytes(reader: Reader) -> int:
@@ -237,14 +217,9 @@ def _repeat_bytes(reader: Reader) -> int:
 
 
 def _vector_costs(reader: Reader) -> dict[str, VectorCost]:
-    costs = {}
-    for op in reader.table("vector_op", set(tomllib.loads(_preset_text("common"))["vector_op"])):
-        key = f"vector_op.{op}"
-        reader.table(key, {"head_cycles", "slope_cycles", "tail_cycles"})
-        head, slope, tail = (
-            reader.integer(f"{key}.{part}_cycles") for part in ("head", "slope", "tail")
-        )
-        costs[op] = VectorCost(head, slope, tail)
+    known = set(tomllib.loads(_preset_text("common"))["vector_op"])
+    names = reader.table("vector_op", known)
+    costs = {op: _record(reader, VectorCost, f"vector_op.{op}") for op in names}
     if "default" not in costs:
         raise reader.fail("vector_op.default", "an entry", None, "add the default cost")
     return costs
@@ -303,8 +278,8 @@ def chip_from_dict(data: dict[str, Any], file: str = "chip") -> Chip:
         buffers=MappingProxyType(buffers),
         alignment=MappingProxyType(_sizes(reader, "alignment")),
         paths=MappingProxyType(_paths(reader)),
-        l2=_memory(reader, "l2"),
-        device_memory=_memory(reader, "memory"),
+        l2=_record(reader, Memory, "l2"),
+        device_memory=_record(reader, Memory, "memory"),
         mac_energy_pj=MappingProxyType({d: reader.number(f"cube.{d}_energy_pj") for d in cube}),
         vector_energy_pj_per_byte=reader.number("vector.energy_pj_per_byte"),
         power_w=power_w,

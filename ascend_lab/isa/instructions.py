@@ -1,4 +1,8 @@
-"""What every instruction must keep on a chip; each error gives needed, got and a remedy."""
+"""The instruction set: a constructor each, and what instructions and programs must keep on a chip.
+
+Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform files
+(data paths per chip).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from ascend_lab.isa.program import (
     FLAGS,
     MOVES,
     PIPES,
+    SOURCES,
     VECTOR_OPS,
     AttrValue,
     Event,
@@ -18,7 +23,6 @@ from ascend_lab.isa.program import (
     Node,
     Program,
     reach_of,
-    source_counts,
 )
 
 
@@ -59,8 +63,8 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
 def _operands(instruction: Instruction) -> tuple[Region, Region]:
     """Return (destination, first source or destination); refuse wrong counts and names."""
     op, dst, count = instruction.op, instruction.dst, len(instruction.srcs)
-    wanted = source_counts(op)
-    if not wanted:
+    wanted = SOURCES.get(op)
+    if wanted is None:
         known = ", ".join((*MOVES, "mmad", "scalar", *FLAGS, "barrier", *VECTOR_OPS))
         raise ProgramError("a known instruction", op, f"use one of {known}")
     if dst is None or count not in wanted:
@@ -124,13 +128,7 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
         raise AlignmentError(needed, got, "round them up")
 
 
-# The instruction set: one constructor per instruction, each checked against the chip.
-#
-# Sources: Ascend C developer documentation (instruction parameters), hicann/runtime platform
-# files
-# (data paths per chip).
-
-
+# -- one constructor per instruction ---------------------------------------------------------------
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -314,9 +312,7 @@ def c0_of(dtype: str) -> int:
     return 32 // DTYPE_BYTES[dtype]
 
 
-# Rules a whole program must keep; each error gives needed, got and a remedy.
-
-
+# -- whole programs --------------------------------------------------------------------------------
 def check_program(chip: Chip, program: Program) -> Program:
     """Return `program` if every access stays inside its buffer and all cores of a kind can run it.
 

@@ -1,4 +1,4 @@
-"""Rules of the instructions that move data: data_copy, fixpipe, load2d, load3d."""
+"""What the operands of an instruction must keep: moves, block instructions, cube, vector unit."""
 
 from __future__ import annotations
 
@@ -190,9 +190,7 @@ def check_repeat(chip: Chip, repeat: int, op: str) -> None:
         )
 
 
-# Rules of the vector instructions that work on whole blocks: vbrcb and vtranspose.
-
-
+# -- whole blocks: vbrcb and vtranspose ------------------------------------------------------------
 BLOCKS_PER_REPEAT = 8
 """Blocks a vector repeat writes: 8 x 32 bytes."""
 
@@ -249,9 +247,7 @@ def _check_transpose(dst: Region, src: Region) -> None:
             )
 
 
-# Rules of the instructions that compute: mmad on the cube, everything on the vector unit.
-
-
+# -- computing: mmad on the cube, everything on the vector unit ------------------------------------
 def check_mmad(chip: Chip, instruction: Instruction, c: Region) -> None:
     """Raise unless the operands are fractal tiles of matching sizes in the cube's formats."""
     a, b = instruction.srcs[:2]

@@ -12,6 +12,41 @@ from ascend_lab.isa.memory import Affine, Buffer, Region, whole
 AttrValue = int | float | str | Affine | tuple[int, ...]
 
 
+BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
+UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
+WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
+REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
+WHOLE_BLOCKS = ("vbrcb", "vtranspose")
+VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel", "vcmp", *WHOLE_BLOCKS)
+TAKES_SCALAR = (*WITH_SCALAR, "vdup")
+MOVES = ("data_copy", "load2d", "load3d", "fixpipe")
+FLAGS = ("set_flag", "wait_flag")
+PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+
+COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
+"""What vcmp's attribute `op` may ask of two lanes."""
+
+ROUNDINGS = ("rint", "floor", "ceil", "trunc")
+"""How vconv reaches a whole number; rint, to nearest even, is the default."""
+
+ATOMIC_FORMATS = ("fp32", "fp16", "int32")
+"""Number formats a copy can add in memory."""
+
+CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
+"""Accumulator formats per input format (hardware facts, mmad types)."""
+
+
+SOURCES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys((*VECTOR_OPS, *MOVES), (1,)),
+    **dict.fromkeys((*BINARY, "vcmp"), (2,)),
+    "vdup": (0,),
+    "data_copy": (1, 2),
+    "vsel": (2, 3),
+    "mmad": (2, 3),
+}
+"""How many source regions an instruction may have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A flag from pipe `src` to pipe `dst`.
@@ -77,6 +112,26 @@ class Instruction:
 
 def _show(value: AttrValue) -> str:
     return "(" + ",".join(map(str, value)) + ")" if isinstance(value, tuple) else str(value)
+
+
+# A copy may pick its row at run time: GM address = offset + index * pitch, 0 <= index < bound.
+# Whoever looks at a program without values takes the whole range of rows it may touch.
+def index_of(instruction: Instruction) -> Region | None:
+    """Return the index operand of an indexed data_copy or scalar, None for the others."""
+    if instruction.op not in ("data_copy", "scalar") or len(instruction.srcs) < 2:
+        return None
+    return instruction.srcs[1]
+
+
+def reach_of(instruction: Instruction, region: Region) -> Region:
+    """Return what `region` may touch: every row, for the GM side of an indexed copy.
+
+    The rows become a new outermost axis of `bound` steps of `pitch` elements.
+    """
+    if region.space != "GM" or index_of(instruction) is None:
+        return region
+    bound, pitch = instruction.number("bound", 1), instruction.number("pitch")
+    return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +208,7 @@ class Program:
     def pipes(self) -> tuple[str, ...]:
         """Pipes the program uses, in a fixed order."""
         used = {i.pipe for i, _ in self.instructions()}
-        return tuple(p for p in ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX") if p in used)
+        return tuple(p for p in PIPES if p in used)
 
     @property
     def tensors(self) -> tuple[Buffer, ...]:
@@ -249,53 +304,6 @@ class Launch:
         return tuple(seen.values())
 
 
-def as_launch(program: Program | Launch) -> Launch:
-    """Return `program` as a launch on one core (params at 0) unless it is one already."""
-    if isinstance(program, Launch):
-        return program
-    binding = tuple((name, 0) for name, _ in program.params)
-    return Launch(program.name, (Part(program, (binding,)),))
-
-
-def binding_of(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Return a params binding from a mapping."""
-    return tuple(sorted(values.items()))
-
-
-# A launch with its tensors under other names.
-
-
-def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
-    """Return a launch with its GM tensors under other names; tiles make way for them."""
-
-    @cache
-    def buffer(old: Buffer) -> Buffer:
-        if old.space == "GM":
-            return replace(old, name=names[old.name]) if old.name in names else old
-        return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
-
-    def region(old: Region) -> Region:
-        return replace(old, buffer=buffer(old.buffer))
-
-    def node(old: Node) -> Node:
-        if isinstance(old, Loop):
-            return replace(old, body=tuple(map(node, old.body)))
-        if not old.regions:
-            return old
-        dst = None if old.dst is None else region(old.dst)
-        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
-
-    def part(old: Part) -> Part:
-        body = tuple(map(node, old.program.body))
-        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
-        return replace(old, program=replace(old.program, buffers=buffers, body=body))
-
-    return replace(launch, parts=tuple(map(part, launch.parts)))
-
-
-# Kernels of several phases: launches one after another on the same GM tensors.
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Phases that run one after another; between two of them all cores wait for each other.
@@ -338,6 +346,14 @@ class Kernel:
         return tuple({b.name: b for phase in self.phases for b in phase.tensors}.values())
 
 
+def as_launch(program: Program | Launch) -> Launch:
+    """Return `program` as a launch on one core (params at 0) unless it is one already."""
+    if isinstance(program, Launch):
+        return program
+    binding = tuple((name, 0) for name, _ in program.params)
+    return Launch(program.name, (Part(program, (binding,)),))
+
+
 def as_kernel(program: Program | Launch | Kernel) -> Kernel:
     """Return `program` as a kernel of one phase unless it is a kernel already."""
     if isinstance(program, Kernel):
@@ -346,71 +362,34 @@ def as_kernel(program: Program | Launch | Kernel) -> Kernel:
     return Kernel(launch.name, (launch,))
 
 
-# Names of the instructions, and how many regions each one takes.
+def binding_of(values: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Return a params binding from a mapping."""
+    return tuple(sorted(values.items()))
 
 
-BINARY = ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin", "vand", "vor")
-UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vconv", "vcopy")
-WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
-REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
-WHOLE_BLOCKS = ("vbrcb", "vtranspose")
-VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel", "vcmp", *WHOLE_BLOCKS)
-TAKES_SCALAR = (*WITH_SCALAR, "vdup")
-MOVES = ("data_copy", "load2d", "load3d", "fixpipe")
-FLAGS = ("set_flag", "wait_flag")
-PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+def renamed(launch: Launch, names: Mapping[str, str]) -> Launch:
+    """Return a launch with its GM tensors under other names; tiles make way for them."""
 
-COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
-"""What vcmp's attribute `op` may ask of two lanes."""
+    @cache
+    def buffer(old: Buffer) -> Buffer:
+        if old.space == "GM":
+            return replace(old, name=names[old.name]) if old.name in names else old
+        return replace(old, name=f"{old.name}_tile") if old.name in names.values() else old
 
-ROUNDINGS = ("rint", "floor", "ceil", "trunc")
-"""How vconv reaches a whole number; rint, to nearest even, is the default."""
+    def region(old: Region) -> Region:
+        return replace(old, buffer=buffer(old.buffer))
 
-ATOMIC_FORMATS = ("fp32", "fp16", "int32")
-"""Number formats a copy can add in memory."""
+    def node(old: Node) -> Node:
+        if isinstance(old, Loop):
+            return replace(old, body=tuple(map(node, old.body)))
+        if not old.regions:
+            return old
+        dst = None if old.dst is None else region(old.dst)
+        return replace(old, dst=dst, srcs=tuple(map(region, old.srcs)))
 
-CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
-"""Accumulator formats per input format (hardware facts, mmad types)."""
+    def part(old: Part) -> Part:
+        body = tuple(map(node, old.program.body))
+        buffers = tuple(dict.fromkeys(map(buffer, old.program.buffers)))
+        return replace(old, program=replace(old.program, buffers=buffers, body=body))
 
-
-@cache
-def source_counts(op: str) -> tuple[int, ...]:
-    """Return how many source regions `op` may have; () for an unknown name."""
-    if op in BINARY or op == "vcmp":
-        return (2,)
-    if op == "vsel":
-        return (2, 3)
-    if op == "data_copy":
-        return (1, 2)
-    if op == "vdup":
-        return (0,)
-    if op == "mmad":
-        return (2, 3)
-    return (1,) if op in VECTOR_OPS or op in MOVES else ()
-
-
-# Copies whose row is picked at run time: one int32 in UB times a pitch moves the GM side.
-#
-#     GM address = offset + index * pitch,   0 <= index < bound
-#
-# What such a copy touches is not known before it runs, so everything that looks at a program
-# without
-# values (bounds, traffic, sanitizer) takes the whole range of rows it may touch.
-
-
-def index_of(instruction: Instruction) -> Region | None:
-    """Return the index operand of an indexed data_copy or scalar, None for the others."""
-    if instruction.op not in ("data_copy", "scalar") or len(instruction.srcs) < 2:
-        return None
-    return instruction.srcs[1]
-
-
-def reach_of(instruction: Instruction, region: Region) -> Region:
-    """Return what `region` may touch: every row, for the GM side of an indexed copy.
-
-    The rows become a new outermost axis of `bound` steps of `pitch` elements.
-    """
-    if region.space != "GM" or index_of(instruction) is None:
-        return region
-    bound, pitch = instruction.number("bound", 1), instruction.number("pitch")
-    return replace(region, sizes=(bound, *region.sizes), strides=(pitch, *region.strides))
+    return replace(launch, parts=tuple(map(part, launch.parts)))

@@ -116,11 +116,7 @@ class Space:
         self._stamp(self._reads, cut, access)
 
     def write(
-        self,
-        cut: Cut,
-        access: Access,
-        lanes: NDArray[np.bool_] | None = None,
-        kind: Write = "sure",
+        self, cut: Cut, access: Access, lanes: NDArray[np.bool_] | None = None, kind: Write = "sure"
     ) -> Iterator[Trouble]:
         """Note a write, of the masked `lanes` only; yield what is wrong with it.
 

@@ -37,11 +37,7 @@ def make_control(name: str, spec: object, default: Any) -> Any:
     `(low, high, step)`: a slider, whole numbers if all three are; `[a, b, c]`: a choice;
     `True` or `False`: a box to tick.
     """
-    look: dict[str, Any] = {
-        "description": name.replace("_", " "),
-        "style": _LABEL,
-        "layout": _WIDE,
-    }
+    look: dict[str, Any] = {"description": name.replace("_", " "), "style": _LABEL, "layout": _WIDE}
     if isinstance(spec, bool):
         start = default if isinstance(default, bool) else spec
         return ipywidgets.Checkbox(value=start, **look)

@@ -1,9 +1,10 @@
-"""Cycles and energy of one instruction. Every duration is a whole number of cycles.
+"""A program reduced to what time needs: pipes, flags, loops, and what each instruction costs.
 
     occupancy = startup + work / rate,   result visible `latency` cycles later
 
-A published cost that depends on whether the pipe was idle (the head of mmad and of vector
-instructions) is charged every time: that keeps time linear, and is at most a few percent high.
+Every duration is a whole number of cycles. A published cost that depends on whether the pipe was
+idle (the head of mmad and of vector instructions) is charged every time: that keeps time linear,
+and is at most a few percent high.
 """
 
 from __future__ import annotations
@@ -126,9 +127,7 @@ def _move_cost(chip: Chip, instruction: Instruction, around: Surroundings) -> Co
     return Cost(occupancy, round(latency), size * energy)
 
 
-# A program reduced to what time needs: pipes, flags, loops, and a duration per instruction.
-
-
+# -- a program with its costs ----------------------------------------------------------------------
 WORK, SET, WAIT = 2, 3, 4
 """Kinds of timed step; 0 and 1 are loop begin and end in the reference engine's code."""
 

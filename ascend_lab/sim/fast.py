@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +191,56 @@ def run_fast(program: Compiled) -> int:
     return int(_run_columns(program, np.array(program.cycles, np.int64)[:, None])[0])
 
 
+SHORT = 30
+"""Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
+
+
+def run_walked(program: Compiled) -> int:
+    """Return the cycles of one program: every step once, in the order in which it is written.
+
+    The builder writes each set before its wait, so one walk meets every time it needs. Raises
+    `NotComposableError` for a wait before its set.
+    """
+    free = [0] * len(program.pipes)
+    flags: list[deque[int]] = [deque() for _ in program.events]
+    rows = zip(program.steps, program.cycles, program.latency, strict=True)
+    timed = [(s.pipe, s.kind, s.event, cycles, latency) for s, cycles, latency in rows]
+    _walk(program.tree, program.counts, timed, free, flags)
+    return max(map(add, free, program.tail_latency), default=0)
+
+
+def _walk(
+    nodes: Sequence[int | Nest],
+    counts: Sequence[int],
+    timed: Sequence[tuple[int, ...]],
+    free: list[int],
+    flags: Sequence[deque[int]],
+) -> None:
+    for node in nodes:
+        if isinstance(node, Nest):
+            for _ in range(counts[node.loop]):
+                _walk(node.body, counts, timed, free, flags)
+            continue
+        pipe, kind, event, cycles, latency = timed[node]
+        now = free[pipe]
+        if kind == WAIT:
+            if not flags[event]:
+                raise NotComposableError("each set_flag before its wait_flag", "a wait first")
+            now = max(now, flags[event].popleft())
+        free[pipe] = now = now + cycles
+        if kind == SET:
+            flags[event].append(now + latency)
+
+
+def run_quickest(program: Compiled) -> int:
+    """Return the cycles of one program by whichever engine is quick: walk, powers, or events."""
+    try:
+        short = sum(program.runs()) <= SHORT * len(program.steps)
+        return run_walked(program) if short else run_fast(program)
+    except NotComposableError:
+        return run_reference(program)[0]
+
+
 def run_candidates(program: Compiled, cycles: Array) -> Array:
     """Return the cycles of one program under each column of durations (steps, candidates).
 
@@ -214,61 +265,7 @@ def _run_columns(program: Compiled, cycles: Array) -> Array:
     return run_batch(program, cycles, *same)
 
 
-# The simulator for short programs: every step once, in the order in which it is written.
-#
-# A program written with the builder sets each flag before the line that waits for it, so one walk
-# along the lines meets every time it needs. Few steps are walked faster than matrices are built.
-
-
-PASSES = 30
-"""Passes of the average step up to which a walk is faster than `run_fast` (measured)."""
-
-
-def is_short(program: Compiled) -> bool:
-    """Tell whether to walk."""
-    return sum(program.runs()) <= PASSES * len(program.steps)
-
-
-def run_walked(program: Compiled) -> int:
-    """Return the cycles of one program; raise `NotComposableError` for a wait before its set."""
-    walker = _Walker(program)
-    walker.run(program.tree)
-    ends = zip(walker.free, program.tail_latency, strict=True)
-    return max([time + tail for time, tail in ends], default=0)
-
-
-class _Walker:
-    """When each pipe is free, and the times of raised flags, first in first out."""
-
-    def __init__(self, program: Compiled) -> None:
-        self.counts = program.counts
-        self.free = [0] * len(program.pipes)
-        self.flags: list[deque[int]] = [deque() for _ in program.events]
-        rows = zip(program.steps, program.cycles, program.latency, strict=True)
-        self.timed = [(s.pipe, s.kind, s.event, cycles, latency) for s, cycles, latency in rows]
-
-    def run(self, nodes: Sequence[int | Nest]) -> None:
-        free, flags, timed = self.free, self.flags, self.timed
-        for node in nodes:
-            if isinstance(node, Nest):
-                for _ in range(self.counts[node.loop]):
-                    self.run(node.body)
-                continue
-            pipe, kind, event, cycles, latency = timed[node]
-            now = free[pipe]
-            if kind == WAIT:
-                if not flags[event]:
-                    raise NotComposableError("each set_flag before its wait_flag", "a wait first")
-                raised = flags[event].popleft()
-                now = max(now, raised)
-            free[pipe] = now = now + cycles
-            if kind == SET:
-                flags[event].append(now + latency)
-
-
-# Where device memory is the limit: stretch the copies from it until the pipes fill its time.
-
-
+# -- where device memory is the limit --------------------------------------------------------------
 MAX_SLOWDOWN = 1024.0
 WAYS, ROUNDS = 16, 3
 """Each round cuts what is left of the last doubling into WAYS pieces and keeps one."""

@@ -1,4 +1,10 @@
-"""How long a program takes: `simulate(program, chip)` returns a `Timeline`."""
+"""How long a program takes: `simulate(program, chip)` returns a `Timeline`.
+
+A kernel is its phases one after another, and the host launches it once. Without a `DeviceMemory`
+every phase starts with nothing of its input in L2: a kernel whose phases pass small tensors on is
+timed too slow. With one, phases find what earlier ones left, those of kernels timed before on the
+same memory too: a network is a loop over its kernels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,7 @@ from ascend_lab.errors import SimulationError
 from ascend_lab.isa.instructions import mmad_shape, program_unit
 from ascend_lab.isa.program import Kernel, Launch, Program, as_kernel, as_launch
 from ascend_lab.sim.compiled import Compiled, Surroundings, compile_program
-from ascend_lab.sim.fast import NotComposableError, is_short, run_fast, run_walked
+from ascend_lab.sim.fast import run_quickest
 from ascend_lab.sim.l2 import DeviceMemory, accesses_of
 from ascend_lab.sim.reference import run_reference
 from ascend_lab.sim.timeline import KernelTimeline, Timeline
@@ -66,7 +72,8 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     )
     around = Surroundings(launch.core_count, traffic.fresh)
     parts = tuple(compile_program(part.program, chip, around) for part in launch.parts)
-    times = tuple(run_cycles(part, engine) for part in parts)
+    slow = engine == "reference"
+    times = tuple(run_reference(part)[0] if slow else run_quickest(part) for part in parts)
     macs, dtype, energy_pj = _work(launch, parts)
     reads = sum(n for (src, _), n in traffic.path_bytes.items() if src == "GM")
     return Timeline(
@@ -86,16 +93,6 @@ def time_launch(launch: Launch, chip: Chip, traffic: Traffic, engine: Engine = "
     )
 
 
-def run_cycles(compiled: Compiled, engine: Engine) -> int:
-    """Return the cycles of one core's compiled program."""
-    if engine == "reference":
-        return run_reference(compiled)[0]
-    try:
-        return run_walked(compiled) if is_short(compiled) else run_fast(compiled)
-    except NotComposableError:
-        return run_reference(compiled)[0]
-
-
 def _work(launch: Launch, parts: tuple[Compiled, ...]) -> tuple[int, str, float]:
     """Multiply-accumulates of all cores, their number format, and the energy in pJ."""
     macs, dtype, energy_pj = 0, "fp16", 0.0
@@ -108,17 +105,6 @@ def _work(launch: Launch, parts: tuple[Compiled, ...]) -> tuple[int, str, float]
                 macs += math.prod(mmad_shape(source)) * runs
                 dtype = source.srcs[0].buffer.dtype
     return macs, dtype, energy_pj
-
-
-# How long a kernel of several phases takes: the timelines of its phases, one after another.
-#
-# The host launches once. Without more, every phase starts with nothing of its input in L2: what
-# one
-# phase leaves there for the next is not counted, so a kernel whose phases pass small tensors on
-# is
-# timed too slow. Given a `DeviceMemory`, phases find what earlier ones left, those of kernels
-# timed
-# before on the same memory too: a network is a loop over its kernels.
 
 
 def simulate_kernel(
@@ -137,25 +123,12 @@ def simulate_kernel(
     if memory is None:
         phases = tuple(simulate(phase, chip, engine=engine) for phase in whole.phases)
         return KernelTimeline(whole.name, chip, phases)
-    addresses = memory.addresses(whole.tensors)
-    timed = (_on_memory(phase, chip, memory, addresses, engine) for phase in whole.phases)
+    addresses, timed = memory.addresses(whole.tensors), list[Timeline]()
+    for phase in whole.phases:
+        outcome = memory.l2.touch(accesses_of(phase, traffic_of(phase, chip), addresses))
+        hits = tuple(outcome.hits.items())
+        timed.append(_warm(phase, chip, hits, outcome.write_back_bytes, engine))
     return KernelTimeline(whole.name, chip, tuple(timed))
-
-
-def _on_memory(
-    launch: Launch,
-    chip: Chip,
-    memory: DeviceMemory,
-    addresses: Mapping[str, int],
-    engine: Engine,
-) -> Timeline:
-    """Time one phase on what L2 holds, and leave there what the phase touched.
-
-    Equal blocks of a network are one launch, and meet L2 in the same state again and again.
-    """
-    outcome = memory.l2.touch(accesses_of(launch, traffic_of(launch, chip), addresses))
-    hits = tuple(outcome.hits.items())
-    return _warm(launch, chip, hits, outcome.write_back_bytes, engine)
 
 
 @lru_cache(REMEMBERED)
@@ -172,5 +145,6 @@ def _warm(
     write_back_bytes: int,
     engine: Engine,
 ) -> Timeline:
+    """Equal blocks of a network are one launch, and meet L2 in the same state again and again."""
     warmed = traffic_of(launch, chip).warmed(dict(hits), write_back_bytes)
     return time_launch(launch, chip, warmed, engine)

@@ -36,9 +36,7 @@ def numpy_type(dtype: str) -> Any:
     return _TYPES[dtype]
 
 
-# What the vector unit computes: each operation on NumPy arrays in the hardware's formats.
-
-
+# -- what the vector unit computes -----------------------------------------------------------------
 Values = NDArray[Any]
 
 ELEMENTWISE: Mapping[str, Callable[..., Values]] = {

@@ -1,9 +1,8 @@
-"""Activation functions and other operators of one operand, element by element."""
+"""Operators element by element: activations, arithmetic, comparisons, logic, running sums."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -12,43 +11,43 @@ from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.quantised import divided, modulo
 from ascend_lab.graph.onnx.tensors import ANY, BITS, FLOATS, INTEGERS, NUMBERS
 
-_SAME_NAME = {
-    "Exp": "exp",
-    "Log": "log",
-    "Sqrt": "sqrt",
-    "Reciprocal": "rec",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Round": "round",
-    "Sigmoid": "sigmoid",
-    "Tanh": "tanh",
-    "Softplus": "softplus",
-    "Erf": "erf",
-    "HardSwish": "hard_swish",
-}
-"""Operators that the library has as they are."""
-_BYTES = ("int8", "uint8")
-LARGEST = float(np.finfo(np.float32).max)
+WHOLE = (*NUMBERS, "int8", "uint8")
+"""Types of arithmetic and comparisons."""
+SAME = {
+    "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Reciprocal": "rec", "Floor": "floor",
+    "Ceil": "ceil", "Round": "round", "Sigmoid": "sigmoid", "Tanh": "tanh", "Erf": "erf",
+    "Softplus": "softplus", "HardSwish": "hard_swish", "Relu": "relu", "Abs": "abs", "Neg": "neg",
+    "Sign": "sign", "BitwiseNot": "not", "BitwiseAnd": "and", "BitwiseOr": "or", "Add": "add",
+    "Sub": "sub", "Mul": "mul", "Div": "div", "Pow": "pow", "Max": "max", "Min": "min",
+    "Equal": "equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
+    "LessOrEqual": "less_equal",
+}  # fmt: skip
+"""ONNX operators and those of the library that are the same, for reading and writing."""
 
 
-@converter(*_SAME_NAME, types=(FLOATS,), since=6)
-def _plain(ctx: Context) -> Value:
-    return ctx.emit(_SAME_NAME[ctx.op], ctx.input(0))
+# -- one operand ----------------------------------------------------------------------------------
+@converter(
+    "Exp", "Log", "Sqrt", "Reciprocal", "Floor", "Ceil", "Round", "Sigmoid", "Tanh", "Erf",
+    "Softplus", "HardSwish", types=(FLOATS,), since=6,
+)  # fmt: skip
+@converter("Relu", "Abs", "Neg", "Sign", types=(NUMBERS,), since=6)
+@converter("BitwiseNot", "BitwiseAnd", "BitwiseOr", types=(BITS,))
+@converter("Greater", "GreaterOrEqual", "Less", "LessOrEqual", types=(WHOLE,), result="bool",
+           since=7)  # fmt: skip
+def _same(ctx: Context) -> Value:
+    return ctx.emit(SAME[ctx.op], *(ctx.input(i) for i in range(len(ctx.inputs))))
 
 
-@converter("Relu", "Abs", "Neg", types=(NUMBERS,), since=6)
-def _plain_or_whole(ctx: Context) -> Value:
-    return ctx.emit(ctx.op.lower(), ctx.input(0))
+@converter("LeakyRelu", "Elu", types=(FLOATS,), since=6)
+def _below_zero(ctx: Context) -> Value:
+    op = "elu" if ctx.op == "Elu" else "leaky_relu"
+    return ctx.emit(op, ctx.input(0), alpha=ctx.attr("alpha"))
 
 
-@converter("Sign", types=(NUMBERS,))
-def _sign(ctx: Context) -> Value:
-    return ctx.emit("sign", ctx.input(0))
-
-
-@converter("LeakyRelu", types=(FLOATS,), since=6)
-def _leaky_relu(ctx: Context) -> Value:
-    return ctx.emit("leaky_relu", ctx.input(0), alpha=ctx.attr("alpha"))
+@converter("Selu", types=(FLOATS,), since=6)
+def _selu(ctx: Context) -> Value:
+    body = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
+    return ctx.emit("muls", body, number=ctx.attr("gamma"))
 
 
 @converter("PRelu", types=(FLOATS,), since=6)
@@ -61,17 +60,6 @@ def _prelu(ctx: Context) -> Value:
         ctx.unsupported(f"a slope that broadcasts to {x.shape}", str(slope.shape))
     below = ctx.emit("min", x, ctx.number(0, x.type.dtype))
     return ctx.emit("add", ctx.emit("relu", x), ctx.emit("mul", slope, below))
-
-
-@converter("Elu", types=(FLOATS,), since=6)
-def _elu(ctx: Context) -> Value:
-    return ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
-
-
-@converter("Selu", types=(FLOATS,), since=6)
-def _selu(ctx: Context) -> Value:
-    body = ctx.emit("elu", ctx.input(0), alpha=ctx.attr("alpha"))
-    return ctx.emit("muls", body, number=ctx.attr("gamma"))
 
 
 @converter("HardSigmoid", types=(FLOATS,), since=6)
@@ -104,47 +92,13 @@ def _gelu(ctx: Context) -> Value:
     return ctx.emit("mul", half, ctx.emit("adds", inner, number=1.0))
 
 
-@converter("Clip", types=((*NUMBERS, *_BYTES),), since=6)
-def _clip(ctx: Context) -> Result:
-    """Limit to bounds, attributes before opset 11, known or computed scalars since."""
-    x, limits = ctx.tensor(0), {"low": _bound(ctx, "min"), "high": _bound(ctx, "max")}
-    if ctx.opset >= 11:
-        limits = {"low": -math.inf, "high": math.inf}
-        value = ctx.input(0)
-        for i, key, op in ((1, "low", "max"), (2, "high", "min")):
-            if not ctx.has(i):
-                continue
-            if ctx.tensor(i).elements != 1:
-                ctx.unsupported("bounds that are scalars", str(ctx.shape(i)))
-            if ctx.tensor(i).known is None:
-                bound = ctx.emit("reshape", ctx.input(i), shape=())
-                if key == "high" and limits["low"] != -math.inf:
-                    value = ctx.emit("clip", value, **limits)
-                    limits = {"low": -math.inf, "high": math.inf}
-                value = ctx.emit(op, value, bound)
-            else:
-                limits[key] = ctx.scalar(i)
-        if limits == {"low": -math.inf, "high": math.inf}:
-            return value if value.name != ctx.input(0).name else x
-        return ctx.emit("clip", value, **limits)
-    return ctx.emit("clip", ctx.input(0), **limits)
-
-
-def _bound(ctx: Context, name: str) -> float:
-    """Return a bound of opset 6; the default, the largest number of fp32, limits nothing."""
-    number: float = ctx.attr(name) or 0.0
-    return number if abs(number) < LARGEST else math.copysign(math.inf, number)
-
-
-@converter("IsNaN", types=(FLOATS,), result="bool")
-def _is_nan(ctx: Context) -> Value:
-    x = ctx.input(0)
-    return ctx.emit("not_equal", x, x)
-
-
-@converter("BitwiseNot", types=(BITS,))
-def _bitwise_not(ctx: Context) -> Value:
-    return ctx.emit("not", ctx.input(0))
+@converter("Sinh", "Cosh", types=(FLOATS,), since=9)
+def _hyperbolic(ctx: Context) -> Value:
+    """Half the difference, or sum, of e^x and e^-x."""
+    x = ctx.input(0, "fp32")
+    up, down = ctx.emit("exp", x), ctx.emit("exp", ctx.emit("neg", x))
+    both = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
+    return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
 
 
 @converter("Sin", "Cos", types=(FLOATS,))
@@ -152,28 +106,56 @@ def _folded_only(ctx: Context) -> Value:
     ctx.unsupported("an operand known before the graph runs", "one computed from data")
 
 
-# Arithmetic, comparisons and logic, element by element, with broadcasting.
+@converter("Clip", types=(WHOLE,), since=6)
+def _clip(ctx: Context) -> Result:
+    """Limit to bounds: attributes before opset 11, known or computed scalars since."""
+    open_: dict[str, float] = {"low": -math.inf, "high": math.inf}
+    if ctx.opset < 11:
+        return ctx.emit("clip", ctx.input(0), low=_bound(ctx, "min"), high=_bound(ctx, "max"))
+    value, limits = ctx.input(0), dict(open_)
+    for i, key, op in ((1, "low", "max"), (2, "high", "min")):
+        if not ctx.has(i):
+            continue
+        if ctx.tensor(i).elements != 1:
+            ctx.unsupported("bounds that are scalars", str(ctx.shape(i)))
+        if ctx.tensor(i).known is not None:
+            limits[key] = ctx.scalar(i)
+            continue
+        if limits != open_:
+            value, limits = ctx.emit("clip", value, **limits), dict(open_)
+        value = ctx.emit(op, value, ctx.emit("reshape", ctx.input(i), shape=()))
+    if limits != open_:
+        return ctx.emit("clip", value, **limits)
+    return value if value.name != ctx.input(0).name else ctx.tensor(0)
 
 
-_WHOLE = (*NUMBERS, "int8", "uint8")
-"""Types of arithmetic and comparisons."""
+def _bound(ctx: Context, name: str) -> float:
+    """Return a bound of opset 6; the default, the largest number of fp32, limits nothing."""
+    number: float = ctx.attr(name)
+    return number if abs(number) < np.finfo(np.float32).max else math.copysign(math.inf, number)
 
 
-_OLD: dict[str, Any] = {"axis": None, "broadcast": 0}
-"""Attributes of opset 6, where an operand is stretched only if the node says so."""
+@converter("IsNaN", types=(FLOATS,), result="bool")
+def _is_nan(ctx: Context) -> Value:
+    return ctx.emit("not_equal", ctx.input(0), ctx.input(0))
 
 
-@converter("Add", "Sub", "Mul", types=(_WHOLE,), since=6)
+@converter("IsInf", types=(FLOATS,), result="bool")
+def _is_inf(ctx: Context) -> Value:
+    x, (low, high) = ctx.input(0), (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
+    if not low and not high:
+        ctx.unsupported("infinities of a sign to look for", "none")
+    x = ctx.emit("abs", x) if low and high else x
+    return ctx.emit("equal", x, ctx.number(math.inf if high else -math.inf, x.type.dtype))
+
+
+# -- two operands and more ------------------------------------------------------------------------
+@converter("Add", "Sub", "Mul", "Div", types=(WHOLE,), since=6)
 def _arithmetic(ctx: Context) -> Value:
-    return ctx.emit(ctx.op.lower(), ctx.input(0), _second(ctx))
-
-
-@converter("Div", types=(_WHOLE,), since=6)
-def _div(ctx: Context) -> Value:
     x, y = ctx.input(0), _second(ctx)
-    if ctx.elem(0) in FLOATS:
-        return ctx.emit("div", x, y)
-    return ctx.cast(divided(ctx, x, y)[0], x.type.dtype)
+    if ctx.op == "Div" and ctx.elem(0) not in FLOATS:
+        return ctx.cast(divided(ctx, x, y)[0], x.type.dtype)
+    return ctx.emit(SAME[ctx.op], x, y)
 
 
 def _second(ctx: Context, dtype: str = "") -> Value:
@@ -191,7 +173,7 @@ def _second(ctx: Context, dtype: str = "") -> Value:
     behind = len(shape) - at - len(y.shape)
     if at < 0 or behind < 0:
         ctx.unsupported(f"an operand that fits {shape} at axis {axis}", str(y.shape))
-    return ctx.emit("reshape", y, shape=(*y.shape, *(1,) * behind)) if behind else y
+    return ctx.reshape(y, (*y.shape, *(1,) * behind))
 
 
 @converter("Mod", types=((*INTEGERS, "int8", "uint8"),))
@@ -207,74 +189,39 @@ def _pow(ctx: Context) -> Result:
     """Return powers; small whole exponents by multiplication, which takes negative bases."""
     x, y = ctx.input(0), ctx.tensor(1)
     number = y.known is not None and y.elements == 1 and len(y.shape) <= len(x.shape)
-    found = _power(ctx, x, float(ctx.scalar(1))) if number else None
-    return ctx.emit("pow", x, _second(ctx, x.type.dtype)) if found is None else found
-
-
-def _power(ctx: Context, x: Value, exponent: float) -> Result | None:
-    """Return x to a power that a few instructions make, or None."""
+    exponent = float(ctx.scalar(1)) if number else None
+    named = {2.0: "square", 0.5: "sqrt", -1.0: "rec", -0.5: "rsqrt"}
     if exponent == 1:
         return ctx.tensor(0)
-    named = {2.0: "square", 0.5: "sqrt", -1.0: "rec", -0.5: "rsqrt"}
     if exponent in named:
         return ctx.emit(named[exponent], x)
     if exponent in (3.0, 4.0):
         square = ctx.emit("square", x)
         return ctx.emit("mul", square, x if exponent == 3 else square)
-    return None
+    return ctx.emit("pow", x, _second(ctx, x.type.dtype))
 
 
 @converter("Sum", types=(NUMBERS,), since=6)
-def _sum(ctx: Context) -> Result:
-    return _chain(ctx, "add")
-
-
-@converter("Max", "Min", types=(_WHOLE,), since=6)
-def _extreme(ctx: Context) -> Result:
-    return _chain(ctx, ctx.op.lower())
-
-
+@converter("Max", "Min", types=(WHOLE,), since=6)
 @converter("Mean", types=(FLOATS,), since=6)
-def _mean(ctx: Context) -> Result:
-    total = _chain(ctx, "add")
-    if not isinstance(total, Value):
-        return total
-    return ctx.emit("div", total, ctx.number(len(ctx.inputs), total.type.dtype))
-
-
-def _chain(ctx: Context, op: str) -> Result:
-    """Fold the inputs from the left with a binary operator; one input is the result itself."""
-    if len(ctx.inputs) == 1:
+def _chain(ctx: Context) -> Result:
+    """Fold the inputs from the left; one input is the result itself."""
+    count = len(ctx.inputs)
+    if count == 1:
         return ctx.tensor(0)
     total = ctx.input(0)
-    for i in range(1, len(ctx.inputs)):
-        total = ctx.emit(op, total, ctx.input(i))
+    for i in range(1, count):
+        total = ctx.emit(SAME.get(ctx.op, "add"), total, ctx.input(i))
+    if ctx.op == "Mean":
+        return ctx.emit("div", total, ctx.number(count, total.type.dtype))
     return total
 
 
-# -- comparisons and logic ------------------------------------------------------------------------
-_COMPARISONS = {
-    "Greater": "greater",
-    "GreaterOrEqual": "greater_equal",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-}
-
-
-@converter(*_COMPARISONS, types=(_WHOLE,), result="bool", since=7)
-def _compare(ctx: Context) -> Value:
-    return ctx.emit(_COMPARISONS[ctx.op], ctx.input(0), ctx.input(1))
-
-
-@converter("Equal", types=(ANY,), result="bool", since=7)
-def _equal(ctx: Context) -> Value:
-    return ctx.emit("equal", *ctx.alike())
-
-
 @converter("And", "Or", "Xor", types=(("bool",),), result="bool", since=7)
+@converter("Equal", types=(ANY,), result="bool", since=7)
 def _logic(ctx: Context) -> Value:
     """Truth is 1 and falsehood 0 in any format: and is the minimum, or the maximum."""
-    op = {"And": "min", "Or": "max", "Xor": "not_equal"}[ctx.op]
+    op = {"And": "min", "Or": "max", "Xor": "not_equal", "Equal": "equal"}[ctx.op]
     return ctx.emit(op, *ctx.alike())
 
 
@@ -284,11 +231,6 @@ def _not(ctx: Context) -> Value:
     return ctx.emit("sub", ctx.number(1, x.type.dtype), x)
 
 
-@converter("BitwiseAnd", "BitwiseOr", types=(BITS,))
-def _bits(ctx: Context) -> Value:
-    return ctx.emit(ctx.op.removeprefix("Bitwise").lower(), ctx.input(0), ctx.input(1))
-
-
 @converter("Where", types=(("bool",), ANY))
 def _where(ctx: Context) -> Value:
     x, y = ctx.alike(1, 2)
@@ -296,53 +238,28 @@ def _where(ctx: Context) -> Value:
     return ctx.emit("select", ctx.input(0, x.type.dtype), x, y)
 
 
-@converter("IsInf", types=(FLOATS,), result="bool")
-def _is_inf(ctx: Context) -> Value:
-    x, (low, high) = ctx.input(0), (ctx.attr("detect_negative"), ctx.attr("detect_positive"))
-    if not low and not high:
-        ctx.unsupported("infinities of a sign to look for", "none")
-    if low and high:
-        x = ctx.emit("abs", x)
-    infinity = ctx.number(math.inf if high else -math.inf, x.type.dtype)
-    return ctx.emit("equal", x, infinity)
-
-
-# Functions of one operand that the library lacks, and running sums and products.
-
-
-@converter("Sinh", "Cosh", types=(FLOATS,), since=9)
-def _hyperbolic(ctx: Context) -> Value:
-    """Half the difference, or sum, of e^x and e^-x."""
-    x = ctx.input(0, "fp32")
-    up, down = ctx.emit("exp", x), ctx.emit("exp", ctx.emit("neg", x))
-    both = ctx.emit("sub" if ctx.op == "Sinh" else "add", up, down)
-    return ctx.cast(ctx.emit("muls", both, number=0.5), ctx.input(0).type.dtype)
-
-
+# -- running sums and products --------------------------------------------------------------------
 @converter("CumSum", "CumProd", types=(NUMBERS, INTEGERS), since=11)
 def _running(ctx: Context) -> Value:
     """Combine each element with the one 1, then 2, 4, ... places before it (Hillis and Steele)."""
-    x, first = ctx.input(0), ctx.op == "CumSum"
+    x, op, none = ctx.input(0), *(("add", 0) if ctx.op == "CumSum" else ("mul", 1))
     axis = ctx.axis(int(ctx.scalar(1)), len(x.shape))
     if not x.type.elements:
         ctx.unsupported("elements", str(x.shape))
     if ctx.attr("exclusive"):
-        x = _moved(ctx, x, axis, 1, 0 if first else 1)
+        x = _moved(ctx, x, axis, 1, none)
     step = 1
     while step < x.shape[axis]:
-        x = ctx.emit("add" if first else "mul", x, _moved(ctx, x, axis, step, 0 if first else 1))
+        x = ctx.emit(op, x, _moved(ctx, x, axis, step, none))
         step *= 2
     return x
 
 
 def _moved(ctx: Context, x: Value, axis: int, step: int, fill: float) -> Value:
     """Return x moved along an axis, back with `reverse`, a number filling its place."""
-    back, size = bool(ctx.attr("reverse")), x.shape[axis]
-    low = [step if back and i == axis else 0 for i in range(len(x.shape))]
-    high = [n if back or i != axis else n - step for i, n in enumerate(x.shape)]
-    sides = [(0, 0)] * len(x.shape)
-    sides[axis] = (0, step) if back else (step, 0)
+    back, size, sides = bool(ctx.attr("reverse")), x.shape[axis], [(0, 0)] * len(x.shape)
     if step >= size:
         return ctx.emit("expand", ctx.table(fill, x.type.dtype, "fill"), shape=x.shape)
-    kept = ctx.emit("slice", x, begin=tuple(low), end=tuple(high))
+    sides[axis] = (0, step) if back else (step, 0)
+    kept = ctx.part(x, axis, step, size) if back else ctx.part(x, axis, 0, size - step)
     return ctx.emit("pad", kept, pads=tuple(sides), value=fill)

@@ -1,4 +1,8 @@
-"""Collecting the nodes and tensors of an ONNX graph, with names that do not clash."""
+"""An ONNX graph being written: nodes and tensors with names that do not clash, one node's site.
+
+A rule emits nodes and returns the names they write. Operators that compute wider than they store
+(sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the nodes.
+"""
 
 from __future__ import annotations
 
@@ -102,14 +106,6 @@ class Writer:
         return name
 
 
-# One node being exported to ONNX, and the table of rules that do it.
-#
-# A rule emits nodes and returns the names they write. Operators that compute wider than they
-# store
-# (sums of fp16 products into fp32, scaling by a number that fp16 cannot hold) cast around the
-# nodes.
-
-
 NARROW = ("fp16", "bf16")
 Result = str | tuple[str, ...]
 
@@ -150,6 +146,11 @@ class Site:
             for name, kind in zip(self.inputs, self.given, strict=True)
         ]
 
+    def growing(self) -> list[str]:
+        """Return the inputs, cast to fp32 where a narrow product becomes fp32."""
+        grows = self.dtype in NARROW and self.wanted[0].dtype == "fp32"
+        return self.wide() if grows else list(self.inputs)
+
     def back(self, name: str) -> str:
         """Return an fp32 value in the node's output format."""
         wanted = self.wanted[0].dtype
@@ -169,8 +170,3 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
         return function
 
     return add
-
-
-def one(op: str, **attrs: Any) -> Rule:
-    """Return the rule of an operator that ONNX has under the name `op`."""
-    return lambda site: site.one(op, *site.inputs, **attrs)

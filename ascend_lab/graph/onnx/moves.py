@@ -10,7 +10,7 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill
 from ascend_lab.graph.onnx.converter import Context, Result, converter
-from ascend_lab.graph.onnx.shapes import axes_of, sliced
+from ascend_lab.graph.onnx.shapes import axes_of
 from ascend_lab.graph.onnx.tensors import ANY, INTEGERS, NUMPY, SMALL, Shape, Tensor
 
 
@@ -56,14 +56,12 @@ def _split(ctx: Context) -> Sequence[Result]:
 def _slice(ctx: Context) -> Result:
     """Cut; from opset 10 on the bounds are inputs. A negative step turns an axis round."""
     x = ctx.tensor(0)
+    given: list[Shape] = [ctx.attr(key) for key in ("starts", "ends", "axes")]
     if ctx.opset >= 10:
-        starts, ends = ctx.ints(1), ctx.ints(2)
-        axes = ctx.ints(3) if ctx.has(3) else ()
-        steps = ctx.ints(4) if ctx.has(4) else ()
-    else:
-        starts, ends, axes, steps = *(ctx.attr(k) for k in ("starts", "ends", "axes")), ()
+        given = [ctx.ints(i) if ctx.has(i) else () for i in range(1, 5)]
+    starts, ends, axes, *more = given
     axes = axes_of(ctx, axes or tuple(range(len(starts))), len(x.shape))
-    steps = steps or (1,) * len(starts)
+    steps = (more[0] if more else ()) or (1,) * len(starts)
     if any(s < 0 and e >= 2**31 - 1 for e, s in zip(ends, steps, strict=False)):
         ctx.unsupported("an end before the start for steps below 0", str(ends))
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -73,9 +71,9 @@ def _slice(ctx: Context) -> Result:
         parts[axis] = _bounds(x.shape[axis], start, end, step)
     if all(p == slice(0, n, 1) for p, n in zip(parts, x.shape, strict=True)):
         return x
-    if x.known is not None:
-        return sliced(x, parts)
     shape = tuple(len(range(*p.indices(n))) for p, n in zip(parts, x.shape, strict=True))
+    if x.known is not None:
+        return x.mapped(shape, lambda array: array[tuple(parts)])
     if 0 in shape:
         return ctx.known(np.zeros(shape), x.elem)
     return _cut(ctx, ctx.input(0), parts)
@@ -195,33 +193,27 @@ def _number(ctx: Context, value: Any) -> Any:
     return np.array(value, kind).astype(np.float32 if kind.kind in "fV" else np.int64).item()
 
 
-@converter("DepthToSpace")
-def _depth_to_space(ctx: Context) -> Value:
-    x, block = ctx.input(0), ctx.attr("blocksize")
-    if len(x.shape) != 4 or block < 1 or x.shape[1] % block**2:
-        ctx.unsupported("4 axes, channels a multiple of blocksize squared", f"{x.shape}, {block}")
-    n, c, h, w = x.shape
-    depth = c // block**2
-    mode = ctx.attr("mode") or "DCR"
-    if mode not in ("DCR", "CRD"):
-        ctx.unsupported("mode DCR or CRD", mode)
-    first = mode == "DCR"
-    split = (n, block, block, depth, h, w) if first else (n, depth, block, block, h, w)
-    perm = (0, 3, 4, 1, 5, 2) if first else (0, 1, 4, 2, 5, 3)
-    out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
-    return ctx.emit("reshape", out, shape=(n, depth, h * block, w * block))
-
-
-@converter("SpaceToDepth")
-def _space_to_depth(ctx: Context) -> Value:
-    """Let pixels of a block become channels: before the old ones (DCR) or behind (CRD)."""
+@converter("DepthToSpace", "SpaceToDepth")
+def _blocks(ctx: Context) -> Value:
+    """Let channels become pixels of a block, or these channels: before the old (DCR) or behind."""
     x, block, mode = ctx.input(0), ctx.attr("blocksize"), ctx.attr("mode") or "DCR"
+    deep = ctx.op == "DepthToSpace"
     if mode not in ("DCR", "CRD"):
         ctx.unsupported("mode DCR or CRD", str(mode))
-    if len(x.shape) != 4 or block < 1 or x.shape[2] % block or x.shape[3] % block:
-        ctx.unsupported("4 axes, height and width multiples of blocksize", f"{x.shape}, {block}")
+    cut = x.shape[1:2] if deep else x.shape[2:]
+    if len(x.shape) != 4 or block < 1 or any(s % (block**2 if deep else block) for s in cut):
+        what = "channels a multiple of blocksize squared" if deep else (
+            "height and width multiples of blocksize")  # fmt: skip
+        ctx.unsupported(f"4 axes, {what}", f"{x.shape}, {block}")
     n, c, h, w = x.shape
-    split = (n, c, h // block, block, w // block, block)
-    perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    if deep:
+        c //= block**2
+        split = (n, block, block, c, h, w) if mode == "DCR" else (n, c, block, block, h, w)
+        perm = (0, 3, 4, 1, 5, 2) if mode == "DCR" else (0, 1, 4, 2, 5, 3)
+        shape = (n, c, h * block, w * block)
+    else:
+        split = (n, c, h // block, block, w // block, block)
+        perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+        shape = (n, c * block**2, h // block, w // block)
     out = ctx.emit("transpose", ctx.emit("reshape", x, shape=split), perm=perm)
-    return ctx.emit("reshape", out, shape=(n, c * block**2, h // block, w // block))
+    return ctx.emit("reshape", out, shape=shape)

@@ -1,4 +1,4 @@
-"""Arithmetic of whole numbers: quotients cut toward zero, remainders, bits.
+"""Whole numbers: quotients cut toward zero, remainders, bits; and quantised tensors.
 
 A graph divides in fp64 and rounds to the nearest whole number; one step back makes it a cut.
 Products and sums wrap at 32 bits, which leaves differences of near numbers exact.
@@ -6,18 +6,23 @@ Products and sums wrap at 32 bits, which leaves differences of near numbers exac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.converter import Context, converter
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
-from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
+from ascend_lab.graph.onnx.windows import convolved
+
+_NARROW = ("int8", "uint8")
 
 
-def _signs(ctx: Context, x: Value) -> Value:
-    return ctx.emit("sign", x)
+def _opposed(ctx: Context, x: Value, y: Value) -> Value:
+    """Return 1 where two numbers have different signs, neither of them 0, else 0."""
+    return ctx.emit("less", _sign(ctx, x, y), ctx.table(0, "int32", "zero"))
+
+
+def _sign(ctx: Context, x: Value, y: Value) -> Value:
+    return ctx.emit("mul", ctx.emit("sign", x), ctx.emit("sign", y))
 
 
 def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
@@ -26,21 +31,14 @@ def divided(ctx: Context, x: Value, y: Value) -> tuple[Value, Value]:
     nearest = ctx.emit("div", x, y)
     rest = ctx.emit("sub", x, ctx.emit("mul", nearest, y))
     # the nearest quotient is one too far from zero where the rest points the other way than x
-    beyond = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, x)),
-                      ctx.table(0, "int32", "zero"))  # fmt: skip
-    way = ctx.emit("mul", _signs(ctx, x), _signs(ctx, y))
-    quotient = ctx.emit("sub", nearest, ctx.emit("mul", beyond, way))
-    back = ctx.emit("mul", ctx.emit("mul", beyond, way), y)
-    return quotient, ctx.emit("add", rest, back)
+    step = ctx.emit("mul", _opposed(ctx, rest, x), _sign(ctx, x, y))
+    return ctx.emit("sub", nearest, step), ctx.emit("add", rest, ctx.emit("mul", step, y))
 
 
 def modulo(ctx: Context, x: Value, y: Value) -> Value:
     """Return the remainder with the sign of y, in int32."""
-    rest = divided(ctx, x, y)[1]
-    y = ctx.cast(y, "int32")
-    other = ctx.emit("less", ctx.emit("mul", _signs(ctx, rest), _signs(ctx, y)),
-                     ctx.table(0, "int32", "zero"))  # fmt: skip
-    return ctx.choose(other, ctx.emit("add", rest, y), rest)
+    rest, y = divided(ctx, x, y)[1], ctx.cast(y, "int32")
+    return ctx.choose(_opposed(ctx, rest, y), ctx.emit("add", rest, y), rest)
 
 
 def wrapped(ctx: Context, x: Value, dtype: str) -> Value:
@@ -80,20 +78,13 @@ def _shift(ctx: Context) -> Value:
     return found if dtype == "int32" else wrapped(ctx, found, dtype)
 
 
-# Quantised tensors: whole numbers that stand for (number - zero point) * scale.
-
-
-_NARROW = ("int8", "uint8")
-_GRAIN = {"axis": 1, "block_size": 0, "output_dtype": 0}
-
-
+# -- quantised tensors: whole numbers that stand for (number - zero point) * scale ----------------
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
-    given = ctx.input(i)
-    if given.type.elements == 1 and not ctx.attr("block_size"):
+    given, block = ctx.input(i), ctx.attr("block_size")
+    if given.type.elements == 1 and not block:
         return ctx.reshape(given, ())
     axis = ctx.axis(ctx.attr("axis"), len(shape))
-    block = ctx.attr("block_size")
     if not block:
         if given.shape != (shape[axis],):
             ctx.unsupported(f"{shape[axis]} scales along axis {axis}", str(given.shape))
@@ -109,8 +100,7 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
 def _quantize(ctx: Context) -> Value:
     if ctx.attr("precision"):
         ctx.unsupported("the scale's precision", f"precision {ctx.attr('precision')}")
-    given = ctx.attr("output_dtype")
-    elem = ctx.elem(2) if ctx.has(2) else "uint8"
+    given, elem = ctx.attr("output_dtype"), ctx.elem(2) if ctx.has(2) else "uint8"
     ctx.result = ELEMENTS[given][0] if given in ELEMENTS else elem
     if ctx.result not in _NARROW or (given and given not in ELEMENTS):
         ctx.unsupported("output in int8 or uint8", ctx.result if not given else str(given))
@@ -125,10 +115,8 @@ def _quantize(ctx: Context) -> Value:
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
-    x = ctx.input(0, "int32")
-    scale = _spread(ctx, 1, x.shape)
-    ctx.result = ctx.elem(1)
-    given = ctx.attr("output_dtype")
+    x, given = ctx.input(0, "int32"), ctx.attr("output_dtype")
+    scale, ctx.result = _spread(ctx, 1, x.shape), ctx.elem(1)
     if given and ELEMENTS.get(given, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {given}")
     if ctx.has(2):
@@ -152,13 +140,18 @@ def _shifted(ctx: Context, i: int, zero: int, column: bool = False) -> Value:
     return ctx.emit("sub", ctx.cast(x, "int32"), point)
 
 
+def _alike(ctx: Context, a: Value, b: Value) -> tuple[Value, Value]:
+    """Return two operands for the cube: both in int8, else both in int32."""
+    if (a.type.dtype, b.type.dtype) == ("int8", "int8"):
+        return a, b
+    return ctx.cast(a, "int32"), ctx.cast(b, "int32")
+
+
 def _product(ctx: Context, a: Value, b: Value) -> Value:
     if min(len(a.shape), len(b.shape)) < 2:
         ctx.unsupported("matrices", f"{a.shape} and {b.shape}")
-    if (a.type.dtype, b.type.dtype) != ("int8", "int8"):
-        a, b = ctx.cast(a, "int32"), ctx.cast(b, "int32")
     flat = len(a.shape) == len(b.shape) == 2
-    return ctx.emit("matmul" if flat else "batch_matmul", a, b)
+    return ctx.emit("matmul" if flat else "batch_matmul", *_alike(ctx, a, b))
 
 
 @converter("MatMulInteger", types=(_NARROW,), result="int32", since=10)
@@ -166,59 +159,39 @@ def _matmul_integer(ctx: Context) -> Value:
     return _product(ctx, _shifted(ctx, 0, 2, column=True), _shifted(ctx, 1, 3))
 
 
-def _convolved(ctx: Context, x: Value, weight: Value, *bias: Value) -> Value:
-    shape = x.shape
-    window = window_of(ctx, weight.shape[2:], shape[2:])
-    if (x.type.dtype, weight.type.dtype) != ("int8", "int8"):
-        x, weight = ctx.cast(x, "int32"), ctx.cast(weight, "int32")
-    how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
-    settings = {key: plain(value) for key, value in how.items()}
-    images = as_image(ctx, x), as_image(ctx, weight)
-    out = ctx.emit("conv2d", *images, *bias, groups=ctx.attr("group"), **settings)
-    return as_row(ctx, out, len(shape))
-
-
 @converter("ConvInteger", types=(_NARROW,), result="int32", since=10)
 def _conv_integer(ctx: Context) -> Value:
-    return _convolved(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 1, 3, column=True))
+    sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 1, 3, column=True))
+    return convolved(ctx, *sides)
 
 
-def _rescaled(ctx: Context, total: Value, scales: Sequence[Value], zero: int) -> Value:
-    """Return sums in the output's scale: times a b / y, rounded, plus the zero point, limited."""
-    a, b, y = scales
-    ratio = ctx.emit("div", ctx.emit("mul", a, b), y)
+def _rescaled(ctx: Context, total: Value, axes_behind: tuple[int, int]) -> Value:
+    """Return sums in the output's scale: times a b / y, rounded, plus the zero point, limited.
+
+    Scales of one number a row or channel get so many axes behind it, a's and b's.
+    """
+    scales = []
+    for i, behind in zip((1, 4, 6), (*axes_behind, 0), strict=True):
+        given = ctx.input(i, "fp32")
+        one = given.type.elements == 1
+        scales.append(ctx.reshape(given, () if one else (*given.shape, *(1,) * behind)))
+    ratio = ctx.emit("div", ctx.emit("mul", scales[0], scales[1]), scales[2])
     whole = ctx.emit("round", ctx.emit("mul", ctx.cast(total, "fp32"), ratio))
-    point = ctx.reshape(ctx.input(zero, "fp32"), ())
-    ctx.result = ctx.elem(zero)
+    point, ctx.result = ctx.reshape(ctx.input(7, "fp32"), ()), ctx.elem(7)
     return ctx.cast(ctx.emit("add", whole, point), ctx.result)
 
 
-def _scale(ctx: Context, i: int, axes_behind: int = 0) -> Value:
-    """Return a scale in fp32: a scalar, or one a row or channel with axes behind it."""
-    given = ctx.input(i, "fp32")
-    if given.type.elements == 1:
-        return ctx.reshape(given, ())
-    return ctx.reshape(given, (*given.shape, *(1,) * axes_behind))
+_EIGHT = (_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW)
 
 
-@converter(
-    "QLinearMatMul",
-    types=(_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW),
-    since=10,
-)
+@converter("QLinearMatMul", types=_EIGHT, since=10)
 def _qlinear_matmul(ctx: Context) -> Value:
     total = _product(ctx, _shifted(ctx, 0, 2, column=True), _shifted(ctx, 3, 5))
-    rows = 1 if len(ctx.shape(1)) == 1 else 0
-    return _rescaled(ctx, total, (_scale(ctx, 1, rows), _scale(ctx, 4), _scale(ctx, 6)), 7)
+    return _rescaled(ctx, total, (1 if len(ctx.shape(1)) == 1 else 0, 0))
 
 
-@converter(
-    "QLinearConv",
-    types=(_NARROW, FLOATS, _NARROW, _NARROW, FLOATS, _NARROW, FLOATS, _NARROW, ("int32",)),
-    since=10,
-)
+@converter("QLinearConv", types=(*_EIGHT, ("int32",)), since=10)
 def _qlinear_conv(ctx: Context) -> Value:
-    behind = len(ctx.shape(0)) - 2
-    bias = (ctx.input(8),) if ctx.has(8) else ()
-    total = _convolved(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 3, 5, column=True), *bias)
-    return _rescaled(ctx, total, (_scale(ctx, 1), _scale(ctx, 4, behind), _scale(ctx, 6)), 7)
+    sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 3, 5, column=True))
+    total = convolved(ctx, *sides, *((ctx.input(8),) if ctx.has(8) else ()))
+    return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))

@@ -1,27 +1,37 @@
-"""Reductions; axes are an attribute in older opsets and an input in newer ones."""
+"""Reductions, softmax, and normalisation over axes, groups of channels or single images.
+
+Axes of reductions are an attribute in older opsets and an input in newer ones.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
-from ascend_lab.graph.onnx.converter import Context, Convert, Result, converter
+from ascend_lab.graph.onnx.converter import Context, Result, converter
 from ascend_lab.graph.onnx.shapes import axes_given, axes_of
-from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, NUMBERS, NUMPY, Shape, Tensor
+from ascend_lab.graph.onnx.tensors import (
+    ANY,
+    FLOATS,
+    FORMATS,
+    INTEGERS,
+    NUMBERS,
+    NUMPY,
+    Shape,
+    Tensor,
+)
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """About the largest number of each type, which an infinite maximum is limited to."""
-_ATTRS = {"axes": (), "keepdims": 1, "noop_with_empty_axes": 0}
 
 
 def _axes(ctx: Context) -> Shape:
     """Return the axes to fold, all if none are named; () for noop_with_empty_axes."""
-    rank = len(ctx.shape(0))
-    given = axes_given(ctx)
+    rank, given = len(ctx.shape(0)), axes_given(ctx)
     if not given:
         return () if ctx.attr("noop_with_empty_axes") else tuple(range(rank))
     return axes_of(ctx, given, rank)
@@ -32,20 +42,15 @@ def _fold(ctx: Context, op: str, value: Value, *, keep: bool | None = None) -> V
     return ctx.emit(op, value, axis=_axes(ctx), keepdims=kept)
 
 
-_PLAIN = {
-    "ReduceSum": "reduce_sum",
-    "ReduceProd": "reduce_prod",
-    "ReduceMean": "reduce_mean",
-    "ReduceMax": "reduce_max",
-    "ReduceMin": "reduce_min",
-}
-
-
+@converter("ReduceSum", "ReduceProd", types=(NUMBERS, INTEGERS))
+@converter("ReduceMean", types=(FLOATS, INTEGERS))
+@converter("ReduceMax", "ReduceMin", types=(ANY, INTEGERS))
 def _reduced(ctx: Context) -> Result:
     """Fold; without an axis to fold the input is the result, without elements the least value."""
     if _empty(ctx) and ctx.op in ("ReduceMax", "ReduceMin"):
         return _least(ctx, 1 if ctx.op == "ReduceMax" else -1)
-    return _fold(ctx, _PLAIN[ctx.op], ctx.input(0)) if _axes(ctx) else ctx.tensor(0)
+    op = f"reduce_{ctx.op.removeprefix('Reduce').lower()}"
+    return _fold(ctx, op, ctx.input(0)) if _axes(ctx) else ctx.tensor(0)
 
 
 def _empty(ctx: Context) -> bool:
@@ -63,76 +68,103 @@ def _least(ctx: Context, sign: int) -> Tensor:
     return ctx.known(np.full(shape, low if sign > 0 else high, kind), ctx.elem(0))
 
 
-for _names, _types in (
-    (("ReduceSum", "ReduceProd"), NUMBERS),
-    (("ReduceMean",), FLOATS),
-    (("ReduceMax", "ReduceMin"), ANY),
-):
-    converter(*_names, types=(_types, INTEGERS))(_reduced)
+@converter(
+    "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+    types=(FLOATS, INTEGERS),
+)  # fmt: skip
+def _composed(ctx: Context) -> Result:
+    """Fold with functions before and behind."""
+    x, op = ctx.input(0), ctx.op.removeprefix("Reduce")
+    if not _axes(ctx):
+        ctx.unsupported("axes to fold", "none")
+    if op == "LogSumExp":
+        return _log_sum_exp(ctx, x)
+    before = {"L1": "abs", "SumSquare": "square", "L2": "square"}.get(op)
+    total = _fold(ctx, "reduce_sum", ctx.emit(before, x) if before else x)
+    behind = {"L2": "sqrt", "LogSum": "log"}.get(op)
+    return ctx.emit(behind, total) if behind else total
 
 
-def _composed(*names: str) -> Callable[[Convert], Convert]:
-    return converter(*names, types=(FLOATS, INTEGERS))
-
-
-@_composed("ReduceSumSquare", "ReduceL1", "ReduceL2")
-def _of_sizes(ctx: Context) -> Value:
-    _some(ctx)
-    inner = ctx.emit("abs" if ctx.op == "ReduceL1" else "square", ctx.input(0))
-    total = _fold(ctx, "reduce_sum", inner)
-    return ctx.emit("sqrt", total) if ctx.op == "ReduceL2" else total
-
-
-@_composed("ReduceLogSum")
-def _log_sum(ctx: Context) -> Value:
-    _some(ctx)
-    return ctx.emit("log", _fold(ctx, "reduce_sum", ctx.input(0)))
-
-
-@_composed("ReduceLogSumExp")
-def _log_sum_exp(ctx: Context) -> Result:
+def _log_sum_exp(ctx: Context, x: Value) -> Result:
     """Return max + log sum exp(x - max): no exponential can overflow, nor infinity less itself."""
-    _some(ctx)
     if _empty(ctx):
         return _least(ctx, 1)
-    x = ctx.input(0)
-    top = _fold(ctx, "reduce_max", x, keep=True)
     largest: float = _LARGEST[ctx.elem(0)]
-    top = ctx.emit("clip", top, low=-largest, high=largest)
-    power = ctx.emit("exp", ctx.emit("sub", x, top))
-    total = ctx.emit("log", _fold(ctx, "reduce_sum", power))
+    top = ctx.emit("clip", _fold(ctx, "reduce_max", x, keep=True), low=-largest, high=largest)
+    total = ctx.emit("log", _fold(ctx, "reduce_sum", ctx.emit("exp", ctx.emit("sub", x, top))))
     return ctx.emit("add", ctx.emit("reshape", top, shape=total.shape), total)
 
 
-def _some(ctx: Context) -> None:
-    if not _axes(ctx):
-        ctx.unsupported("axes to fold", "none")
+@converter("Softmax", "LogSoftmax", types=(FLOATS,))
+def _softmax(ctx: Context) -> Value:
+    """From opset 13 along one axis; before, over all axes from `axis` on as one."""
+    op = "softmax" if ctx.op == "Softmax" else "log_softmax"
+    x, at = ctx.input(0), ctx.attr("axis")
+    if ctx.opset >= 13:
+        return ctx.emit(op, x, axis=at)
+    if not -len(x.shape) <= at <= len(x.shape):
+        ctx.unsupported(f"an axis of {x.shape}", str(at))
+    at += len(x.shape) if at < 0 else 0
+    if at == len(x.shape) - 1:
+        return ctx.emit(op, x, axis=-1)
+    flat = ctx.emit("reshape", x, shape=(math.prod(x.shape[:at]), math.prod(x.shape[at:])))
+    return ctx.emit("reshape", ctx.emit(op, flat, axis=-1), shape=x.shape)
 
 
-# Normalisation over trailing axes, groups of channels or single images.
+@converter("LpNormalization", types=(FLOATS,))
+def _lp_norm(ctx: Context) -> Value:
+    """Divide by the norm along an axis; zeros stay zeros."""
+    x, p = ctx.input(0), ctx.attr("p")
+    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
+    if p not in (1, 2):
+        ctx.unsupported("p of 1 or 2", str(p))
+    powers = ctx.emit("abs" if p == 1 else "square", x)
+    norm = ctx.emit("reduce_sum", powers, axis=axis, keepdims=True)
+    norm = norm if p == 1 else ctx.emit("sqrt", norm)
+    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.table(0, x.type.dtype, "zero"))
+
+
+# -- normalisation --------------------------------------------------------------------------------
+@converter("BatchNormalization", types=(FLOATS,), since=6)
+def _batch_norm(ctx: Context) -> Sequence[Result]:
+    """Normalise by the statistics given or, in training, by the batch's, averaged with them."""
+    if ctx.attr("spatial") == 0:
+        ctx.unsupported("one number per channel", "spatial = 0")
+    if ctx.opset < 7 and not ctx.attr("is_test"):
+        ctx.unsupported("inference in opset 6", "is_test = 0")
+    given = (ctx.input(0), *(ctx.input(i, "fp32") for i in range(1, 5)))
+    how = {"epsilon": ctx.attr("epsilon")}
+    if not ctx.attr("training_mode"):
+        return (ctx.emit("batch_norm", *given, **how),)
+    how["momentum"], elem = ctx.attr("momentum"), ctx.elem(3)
+    out, *averages = ctx.emit_all("batch_norm_training", *given, **how)
+    return out, *(ctx.typed(ctx.cast(value, FORMATS[elem]), elem) for value in averages)
+
+
+@converter("LRN", types=(FLOATS,))
+def _lrn(ctx: Context) -> Value:
+    """Divide by (bias + alpha mean of x^2 over `size` channels)^beta, zeros beyond the last."""
+    x, size = ctx.input(0), ctx.attr("size")
+    if len(x.shape) < 2 or not 1 <= size <= 2 * x.shape[1] + 1:
+        ctx.unsupported("a size from 1 to about twice the channels", f"{size} on {x.shape}")
+    return ctx.emit("lrn", x, **ctx.attrs)
 
 
 @converter("LayerNormalization", types=(FLOATS,))
 def _layer_norm(ctx: Context) -> Sequence[Result]:
     """Normalise the axes from `axis` on; sums are in fp32 or wider."""
-    x = ctx.input(0)
-    tail = _tail(ctx)
+    x, tail, epsilon = ctx.input(0), _tail(ctx), ctx.attr("epsilon")
     scale = _stretched(ctx, ctx.input(1), tail)
     bias = _stretched(ctx, ctx.input(2), tail) if ctx.has(2) else _fill(ctx, x, tail, 0.0)
-    attrs = {"axis": -len(tail), "epsilon": ctx.attr("epsilon")}
-    out = ctx.emit("layer_norm", x, scale, bias, **attrs)
-    return (out,) if ctx.out_count == 1 else (out, *_statistics(ctx, len(tail)))
-
-
-def _statistics(ctx: Context, count: int) -> tuple[Tensor, Tensor]:
-    """Return the means and 1 / sqrt(variance + epsilon) over the last axes, in fp32."""
-    axes = tuple(range(-count, 0))
-    wide = ctx.input(0, "fp32")
+    out = ctx.emit("layer_norm", x, scale, bias, axis=-len(tail), epsilon=epsilon)
+    if ctx.out_count == 1:
+        return (out,)
+    axes, wide = tuple(range(-len(tail), 0)), ctx.input(0, "fp32")
     mean = ctx.emit("reduce_mean", wide, axis=axes, keepdims=True)
     squares = ctx.emit("square", ctx.emit("sub", wide, mean))
     variance = ctx.emit("reduce_mean", squares, axis=axes, keepdims=True)
-    rate = ctx.emit("rsqrt", ctx.emit("adds", variance, number=ctx.attr("epsilon")))
-    return ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
+    rate = ctx.emit("rsqrt", ctx.emit("adds", variance, number=epsilon))
+    return out, ctx.typed(mean, "float32"), ctx.typed(rate, "float32")
 
 
 @converter("RMSNormalization", types=(FLOATS,))
@@ -151,16 +183,12 @@ def _tail(ctx: Context) -> Shape:
 
 def _stretched(ctx: Context, value: Value, shape: Shape) -> Value:
     """Return a scale broadcast to the normalised axes."""
-    if value.shape == shape:
-        return value
     extra = value.shape[: max(0, len(value.shape) - len(shape))]
-    if any(n != 1 for n in extra):
+    own = value.shape[len(extra) :]
+    if any(n != 1 for n in extra) or np.broadcast_shapes(own, shape) != shape:
         ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    if extra:
-        value = ctx.emit("reshape", value, shape=value.shape[len(extra) :])
-    if np.broadcast_shapes(value.shape, shape) != shape:
-        ctx.unsupported(f"a scale that broadcasts to {shape}", str(value.shape))
-    return value if value.shape == shape else ctx.emit("expand", value, shape=shape)
+    value = ctx.reshape(value, own)
+    return value if own == shape else ctx.emit("expand", value, shape=shape)
 
 
 def _fill(ctx: Context, like: Value, shape: Shape, number: float) -> Value:
@@ -168,60 +196,23 @@ def _fill(ctx: Context, like: Value, shape: Shape, number: float) -> Value:
     return ctx.net.lasting(Fill(number), kind, f"{ctx.name}/fill")
 
 
-def _normalised(ctx: Context, groups: int) -> Value:
-    """Return (x - mean) / sqrt(variance + epsilon) over each of `groups` groups of channels."""
-    x = ctx.input(0)
-    n, c = x.shape[:2]
-    if groups < 1 or c % groups:
-        ctx.unsupported(f"groups that divide {c} channels", str(groups))
-    rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(x.shape[1:]) // groups))
-    scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
-    normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
-    return ctx.emit("reshape", normal, shape=x.shape)
-
-
-def _scaled(ctx: Context, x: Value) -> Value:
-    """Return x scale + bias, each one number per channel."""
-    column = (x.shape[1], *(1,) * (len(x.shape) - 2))
-    scale, bias = (ctx.emit("reshape", ctx.input(i), shape=column) for i in (1, 2))
-    return ctx.emit("add", ctx.emit("mul", x, scale), bias)
-
-
-def _image(ctx: Context) -> None:
-    if len(ctx.shape(0)) < 3:
-        ctx.unsupported("an image (n, c, ...)", str(ctx.shape(0)))
-
-
 @converter("InstanceNormalization", types=(FLOATS,), since=6)
-def _instance_norm(ctx: Context) -> Value:
-    _image(ctx)
-    return _scaled(ctx, _normalised(ctx, ctx.shape(0)[1]))
-
-
 @converter("GroupNormalization", types=(FLOATS,))
 def _group_norm(ctx: Context) -> Value:
-    """Scale and bias are one per channel from opset 21 on, one per group before."""
-    _image(ctx)
-    shape, groups = ctx.shape(0), ctx.attr("num_groups")
-    normal = _normalised(ctx, groups)
-    if ctx.opset >= 21:
-        return _scaled(ctx, normal)
-    split = (shape[0], groups, shape[1] // groups, *shape[2:])
-    wide = ctx.emit("reshape", normal, shape=split)
-    return ctx.emit("reshape", _scaled(ctx, wide), shape=shape)
-
-
-# Normalisation over any axes and by a norm; gated activations.
-
-
-@converter("LpNormalization", types=(FLOATS,))
-def _lp_norm(ctx: Context) -> Value:
-    """Divide by the norm along an axis; zeros stay zeros."""
-    x, p = ctx.input(0), ctx.attr("p")
-    axis = ctx.axis(ctx.attr("axis"), len(x.shape))
-    if p not in (1, 2):
-        ctx.unsupported("p of 1 or 2", str(p))
-    powers = ctx.emit("abs" if p == 1 else "square", x)
-    norm = ctx.emit("reduce_sum", powers, axis=axis, keepdims=True)
-    norm = norm if p == 1 else ctx.emit("sqrt", norm)
-    return ctx.choose(norm, ctx.emit("div", x, norm), ctx.table(0, x.type.dtype, "zero"))
+    """Scale and bias are one per channel, before opset 21 of groups one per group."""
+    x, shape, single = ctx.input(0), ctx.shape(0), ctx.op == "InstanceNormalization"
+    if len(shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(shape))
+    n, c, *spatial = shape
+    groups = c if single else ctx.attr("num_groups")
+    if groups < 1 or c % groups:
+        ctx.unsupported(f"groups that divide {c} channels", str(groups))
+    rows = ctx.emit("reshape", x, shape=(n, groups, math.prod(shape[1:]) // groups))
+    scale, bias = (_fill(ctx, x, rows.shape[-1:], number) for number in (1.0, 0.0))
+    normal = ctx.emit("layer_norm", rows, scale, bias, epsilon=ctx.attr("epsilon"))
+    one_a_group = not single and ctx.opset < 21
+    split = (n, groups, c // groups, *spatial) if one_a_group else shape
+    wide = ctx.reshape(ctx.emit("reshape", normal, shape=shape), split)
+    column = (split[1], *(1,) * (len(split) - 2))
+    scale, bias = (ctx.emit("reshape", ctx.input(i), shape=column) for i in (1, 2))
+    return ctx.reshape(ctx.emit("add", ctx.emit("mul", wide, scale), bias), shape)

@@ -1,4 +1,4 @@
-"""Known tensors stay known: reshaped, transposed or cast without making large arrays."""
+"""Operators that move no element: reshape, casts, constants; what is known stays known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from ascend_lab.graph.onnx.tensors import (
     FORMATS,
     INTEGERS,
     NUMPY,
-    Known,
     Shape,
     Tensor,
     Values,
@@ -31,60 +30,16 @@ from ascend_lab.graph.onnx.tensors import (
 
 
 def reshaped(ctx: Context, tensor: Tensor, shape: Shape) -> Result:
-    """Return a tensor in another shape of as many elements; known ones stay known."""
+    """Return a tensor in another shape of as many elements."""
     if math.prod(shape) != tensor.elements:
         raise GraphError(f"{ctx.where}: {tensor.elements} elements", str(shape), "keep the number")
     if shape == tensor.shape:
         return tensor
-    if tensor.known is None and tensor.elements:
-        return ctx.emit("reshape", ctx.value(tensor), shape=shape)
-    if tensor.known is None:
+    if tensor.known is not None:
+        return tensor.mapped(shape, lambda array: array.reshape(shape))
+    if not tensor.elements:
         return ctx.known(np.zeros(shape), tensor.elem)
-    made: Known
-    if isinstance(tensor.known, Fill):
-        made = tensor.known
-    elif callable(tensor.known):
-        made = lambda: tensor.array().reshape(shape)  # noqa: E731
-    else:
-        made = tensor.array().reshape(shape)
-    return Tensor(tensor.elem, shape, known=made)
-
-
-def transposed(ctx: Context, tensor: Tensor, perm: Shape) -> Result:
-    """Return a tensor with its axes permuted; a known one stays known."""
-    if tensor.known is None:
-        return ctx.emit("transpose", ctx.value(tensor), perm=perm)
-    shape = tuple(tensor.shape[p] for p in perm)
-    if isinstance(tensor.known, Fill):
-        return Tensor(tensor.elem, shape, known=tensor.known)
-    return Tensor(tensor.elem, shape, known=lambda: tensor.array().transpose(perm))
-
-
-def recast(tensor: Tensor, elem: str) -> Tensor:
-    """Return a known tensor in another element type, as C and NumPy cast."""
-    kind = NUMPY[elem]
-
-    def made() -> Values:
-        with np.errstate(all="ignore"):
-            return tensor.array().astype(kind)
-
-    if isinstance(tensor.known, Fill):
-        with np.errstate(all="ignore"):
-            value = np.array(tensor.known.value, NUMPY[tensor.elem]).astype(kind).item()
-        return Tensor(elem, tensor.shape, known=Fill(value))
-    return Tensor(elem, tensor.shape, known=made)
-
-
-def sliced(tensor: Tensor, parts: Sequence[slice]) -> Tensor:
-    """Return a slice of a known tensor; large ones are read when asked for."""
-    lengths = zip(parts, tensor.shape, strict=True)
-    shape = tuple(len(range(*part.indices(n))) for part, n in lengths)
-    if isinstance(tensor.known, Fill):
-        return Tensor(tensor.elem, shape, known=tensor.known)
-    return Tensor(tensor.elem, shape, known=lambda: tensor.array()[tuple(parts)])
-
-
-# Operators that move no element: reshape and its kin, identity, dropout in inference; casts.
+    return ctx.emit("reshape", ctx.value(tensor), shape=shape)
 
 
 @converter("Identity")
@@ -134,8 +89,7 @@ def _flatten(ctx: Context) -> Result:
 
 @converter("Squeeze")
 def _squeeze(ctx: Context) -> Result:
-    x = ctx.tensor(0)
-    given = axes_given(ctx)
+    x, given = ctx.tensor(0), axes_given(ctx)
     axes = {i for i, n in enumerate(x.shape) if n == 1}
     if given is not None:
         axes = set(axes_of(ctx, given, len(x.shape)))
@@ -156,10 +110,7 @@ def _unsqueeze(ctx: Context) -> Result:
 
 def axes_given(ctx: Context) -> Shape | None:
     """Return the axes: an input from opset 13 on (18 for some), an attribute before; or None."""
-    if ctx.has(1):
-        return ctx.ints(1)
-    given: Shape = ctx.attr("axes")
-    return given or None
+    return ctx.ints(1) if ctx.has(1) else ctx.attr("axes") or None
 
 
 def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
@@ -174,63 +125,61 @@ def axes_of(ctx: Context, given: Shape, rank: int) -> Shape:
 
 @converter("Transpose")
 def _transpose(ctx: Context) -> Result:
-    x, given = ctx.tensor(0), ctx.attr("perm")
-    rank = len(x.shape)
-    perm = given or tuple(range(rank))[::-1]
+    x, rank = ctx.tensor(0), len(ctx.shape(0))
+    perm = ctx.attr("perm") or tuple(range(rank))[::-1]
     if sorted(perm) != list(range(rank)):
         ctx.unsupported(f"perm: each of {rank} axes once", str(perm))
-    return x if perm == tuple(range(rank)) else transposed(ctx, x, perm)
+    if perm == tuple(range(rank)):
+        return x
+    if x.known is None:
+        return ctx.emit("transpose", ctx.value(x), perm=perm)
+    return x.mapped(tuple(x.shape[p] for p in perm), lambda array: array.transpose(perm))
 
 
-_CAST = {"to": 0, "saturate": 1, "round_mode": "up"}
-
-
-@converter("Cast")
+@converter("Cast", "CastLike")
 def _cast(ctx: Context) -> Result:
+    """Cast as the standard: floats cut toward zero, whole numbers wrapped, all but 0 true."""
     number = ctx.attr("to")
-    if number not in ELEMENTS:
+    if ctx.op == "Cast" and number not in ELEMENTS:
         ctx.unsupported("a numeric type", f"type {number}")
-    return cast_to(ctx, ELEMENTS[number][0])
-
-
-@converter("CastLike")
-def _cast_like(ctx: Context) -> Result:
-    return cast_to(ctx, ctx.elem(1))
-
-
-def cast_to(ctx: Context, elem: str) -> Result:
-    """Return input 0 in another element type, as the standard casts."""
-    x, ctx.result = ctx.tensor(0), elem
+    x, elem = ctx.tensor(0), ELEMENTS[number][0] if ctx.op == "Cast" else ctx.elem(1)
+    ctx.result = elem
     if elem == x.elem:
         return x
     if x.known is not None:
-        return recast(x, elem)
+        return _recast(x, elem)
     if elem not in FORMATS:
         ctx.unsupported(f"a cast to {', '.join(FORMATS)}", elem)
     value, dtype = ctx.value(x), FORMATS[elem]
     if elem == "bool":
         return ctx.emit("not_equal", value, ctx.number(0, value.type.dtype))
-    if elem in FLOATS or x.elem == "bool":
-        return renamed(ctx, ctx.cast(value, dtype))
-    if x.elem in FLOATS:
+    if x.elem in FLOATS and elem not in FLOATS:
         return ctx.emit("cast", value, dtype=dtype, round="trunc")
-    if elem in ("int8", "uint8"):
+    if elem in ("int8", "uint8") and x.elem not in (*FLOATS, "bool"):
         return wrapped(ctx, value, dtype)
-    return renamed(ctx, ctx.cast(value, dtype))
+    return ctx.cast(value, dtype)
 
 
-def renamed(ctx: Context, value: Value) -> Value:
-    """Return a value; that of the input itself if its format did not change."""
-    return value
+def _recast(tensor: Tensor, elem: str) -> Tensor:
+    """Return a known tensor in another element type, as C and NumPy cast."""
+    kind = NUMPY[elem]
+
+    def made() -> Values:
+        with np.errstate(all="ignore"):
+            return tensor.array().astype(kind)
+
+    if isinstance(tensor.known, Fill):
+        with np.errstate(all="ignore"):
+            value = np.array(tensor.known.value, NUMPY[tensor.elem]).astype(kind).item()
+        return Tensor(elem, tensor.shape, known=Fill(value))
+    return Tensor(elem, tensor.shape, known=made)
 
 
-# Operators whose result is known while importing: constants, shapes, ranges.
-
-
+# -- known while importing: constants, shapes, ranges ---------------------------------------------
 @converter("Constant")
 def _constant(ctx: Context) -> Tensor:
     given = {key: value for key, value in ctx.attrs.items() if value is not None}
-    if len(given) != 1:
+    if len(given) != 1 or "string" in next(iter(given)):
         ctx.unsupported("one value", ", ".join(given) or "none")
     ((key, value),) = given.items()
     if key == "value":
@@ -259,41 +208,31 @@ def _constant_of_shape(ctx: Context) -> Tensor:
     return Tensor(one.elem, shape, known=Fill(number))
 
 
-@converter("Shape")
+@converter("Shape", "Size")
 def _shape(ctx: Context) -> Tensor:
+    if ctx.op == "Size":
+        return ctx.known(ctx.tensor(0).elements, "int64")
     return ctx.known(ctx.shape(0)[ctx.attr("start") : ctx.attr("end")], "int64")
 
 
-@converter("Size")
-def _size(ctx: Context) -> Tensor:
-    return ctx.known(np.array(ctx.tensor(0).elements), "int64")
-
-
-@converter("Range")
-def _range(ctx: Context) -> Tensor:
-    """Refuse: a range of known bounds is folded, so one of these is computed."""
-    for i in range(3):
-        if ctx.tensor(i).known is None:
+@converter("Range", "NonZero", result="int64")
+def _of_unknown_size(ctx: Context) -> Tensor:
+    """Refuse: known operands are folded, the size of others depends on what is computed."""
+    for i, tensor in enumerate(ctx.inputs):
+        if tensor and tensor.known is None:
             ctx.needs(i)
-    ctx.unsupported("bounds that are scalars", "more")
-
-
-@converter("NonZero", result="int64")
-def _non_zero(ctx: Context) -> Tensor:
-    """Refuse: the size of the result depends on computed values."""
-    if ctx.tensor(0).known is None:
-        ctx.needs(0)
+    if ctx.op == "Range":
+        ctx.unsupported("bounds that are scalars", "more")
     ctx.unsupported("an operand of fewer elements", str(ctx.shape(0)))
 
 
 @converter("EyeLike")
 def _eye_like(ctx: Context) -> Tensor:
-    shape, number = ctx.shape(0), ctx.attr("dtype")
+    shape, number, k = ctx.shape(0), ctx.attr("dtype"), ctx.attr("k")
     elem = ELEMENTS[number][0] if number in ELEMENTS else ctx.elem(0)
     if len(shape) != 2 or (number and number not in ELEMENTS):
         ctx.unsupported("a matrix of numbers", f"{shape}, type {number}")
-    kind, k = NUMPY[elem], ctx.attr("k")
-    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(kind))
+    return Tensor(elem, shape, known=lambda: np.eye(*shape, k=k).astype(NUMPY[elem]))
 
 
 @converter("Trilu", types=(ANY, EVERY))

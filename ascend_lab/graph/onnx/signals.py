@@ -12,7 +12,6 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.converter import Context, converter
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
-from ascend_lab.graph.onnx.windows import as_image, as_row, plain, window_of
 
 CROP = "tf_crop_and_resize"
 ROWS, WEIGHTS = 2**16, 2**26
@@ -240,14 +239,12 @@ def _dft(ctx: Context) -> Value:
         ctx.unsupported("a real signal, of which one side is enough", "a complex one")
     matrix = _fourier(ctx, n, length, parts)
     order = (*(i for i in range(rank) if i not in (axis, rank - 1)), axis, rank - 1)
-    turned = x if order == tuple(range(rank)) else ctx.emit("transpose", x, perm=order)
+    turned = ctx.transpose(x, order)
     lead = turned.shape[:-2]
     mixed = _mixed(ctx, ctx.reshape(turned, (*lead, n * parts)), len(lead), matrix)
     wide = 1 if half else 2
     out = ctx.reshape(mixed, (*lead, len(matrix) // wide, wide))
-    if order == tuple(range(rank)):
-        return out
-    return ctx.emit("transpose", out, perm=tuple(int(i) for i in np.argsort(order)))
+    return ctx.transpose(out, np.argsort(order).tolist())
 
 
 def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
@@ -258,51 +255,9 @@ def _fourier(ctx: Context, n: int, length: int, parts: int) -> Values:
     turn = np.exp((2j if inverse else -2j) * np.pi * k * at / length)
     turn = turn / length if inverse else turn
     if inverse and onesided:  # the other side is the mirror image: its conjugates
-        mirrored = (at > 0) & (2 * at < length)
-        real, imaginary = turn * np.where(mirrored, 2, 1), turn * np.where(mirrored, 2, 1)
-        pairs = np.stack([real.real, -imaginary.imag], axis=-1)[:, None]
-    else:
-        pairs = np.stack(
-            [np.stack([turn.real, -turn.imag], -1), np.stack([turn.imag, turn.real], -1)], 1
-        )
+        turn = turn * np.where((at > 0) & (2 * at < length), 2, 1)
+    both = np.stack([turn.real, -turn.imag, turn.imag, turn.real], -1).reshape(*turn.shape, 2, 2)
+    pairs = both.swapaxes(1, 2)[:, : 1 if inverse and onesided else 2]
     full = np.zeros((outs, pairs.shape[1], n, parts))
     full[:, :, : at.shape[1]] = pairs[..., :parts]
     return full.reshape(outs * pairs.shape[1], n * parts)
-
-
-@converter("LpPool", types=(FLOATS,), since=2)
-def _lp_pool(ctx: Context) -> Value:
-    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
-    x, size = ctx.input(0), ctx.shape(0)[2:]
-    if ctx.attr("ceil_mode"):
-        ctx.unsupported("ceil_mode = 0", "1")
-    window = window_of(ctx, ctx.attr("kernel_shape"), size)
-    powers = as_image(ctx, _powered(ctx, x))
-    channels = powers.shape[1]
-    ones = ctx.table(np.ones((channels, 1, *window.kernel)), x.type.dtype, "ones")
-    how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
-    settings = {key: plain(value) for key, value in how.items()}
-    total = ctx.emit("conv2d", powers, ones, groups=channels, **settings)
-    return as_row(ctx, _root(ctx, total), len(x.shape))
-
-
-@converter("GlobalLpPool", types=(FLOATS,), since=2)
-def _global_lp_pool(ctx: Context) -> Value:
-    x = ctx.input(0)
-    if len(x.shape) < 3:
-        ctx.unsupported("an image (n, c, ...)", str(x.shape))
-    axes = tuple(range(2, len(x.shape)))
-    return _root(ctx, ctx.emit("reduce_sum", _powered(ctx, x), axis=axes, keepdims=True))
-
-
-def _powered(ctx: Context, x: Value) -> Value:
-    p = ctx.attr("p")
-    if p < 1:
-        ctx.unsupported("p of at least 1", str(p))
-    size = ctx.emit("abs", x)
-    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
-
-
-def _root(ctx: Context, x: Value) -> Value:
-    p = ctx.attr("p")
-    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))

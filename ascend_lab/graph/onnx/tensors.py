@@ -107,6 +107,17 @@ class Tensor:
         found = self.known() if callable(self.known) else self.known
         return np.asarray(found, NUMPY[self.elem]).reshape(self.shape)
 
+    def mapped(self, shape: Shape, change: Callable[[Values], Values]) -> Tensor:
+        """Return a known tensor moved or cut; a fill stays one, a lazy one is read when needed."""
+        known: Known
+        if isinstance(self.known, Fill):
+            known = self.known
+        elif callable(self.known):
+            known = lambda: change(self.array())  # noqa: E731
+        else:
+            known = change(self.array())
+        return Tensor(self.elem, shape, known=known)
+
 
 def known(array: Any, elem: str | None = None) -> Tensor:
     """Return a tensor known before the graph runs; `elem` casts."""

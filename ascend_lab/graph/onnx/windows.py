@@ -1,7 +1,11 @@
-"""Sliding windows of the standard: pads, automatic pads, ceiling mode; one or two dimensions."""
+"""Sliding windows of the standard: convolutions and pooling of rows and images.
+
+Pads, automatic pads, dilation, and the ceiling mode, whose last window may reach beyond the image.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -15,14 +19,7 @@ from ascend_lab.graph.onnx.converter import Context, converter
 from ascend_lab.graph.onnx.tensors import FLOATS, SMALL, Shape, Values, check_size
 
 Pair = tuple[int, int]
-WINDOW: dict[str, Any] = {
-    "kernel_shape": (),
-    "strides": (),
-    "pads": (),
-    "dilations": (),
-    "auto_pad": "NOTSET",
-}
-"""Attributes that all operators with windows share."""
+_MOST_TAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +36,30 @@ class Window:
     @property
     def reach(self) -> Pair:
         """Rows and columns a window spans: (k - 1) d + 1."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))  # type: ignore[return-value]
+        (h, w), (y, x) = self.kernel, self.dilation
+        return (h - 1) * y + 1, (w - 1) * x + 1
+
+    @property
+    def reached(self) -> tuple[Pair, Pair]:
+        """The pads with what the ceiling mode adds behind."""
+        (top, bottom), (left, right) = self.pads
+        return (top, bottom + self.extra[0]), (left, right + self.extra[1])
+
+    def settings(self) -> dict[str, Any]:
+        """Return the attributes of a convolution with this window."""
+        how = {"stride": self.stride, "pad": self.pads, "dilation": self.dilation}
+        return {key: plain(value) for key, value in how.items()}
 
 
 def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
     """Return the window over the last axes of an input of spatial `size`."""
-    rank = len(size)
+    rank, given = len(size), ctx.attr("kernel_shape")
     if rank not in (1, 2):
         ctx.unsupported("images of 1 or 2 dimensions", f"{rank} dimensions")
-    if len(kernel) != rank or ctx.attr("kernel_shape") not in ((), kernel):
-        raise GraphError(
-            f"{ctx.where}: kernel_shape of {rank} sizes, as the weights",
-            str(ctx.attr("kernel_shape") or kernel),
-            "mend it",
-        )
-    stride, dilation = _sizes(ctx, "strides", rank), _sizes(ctx, "dilations", rank)
+    if len(kernel) != rank or given not in ((), kernel):
+        needed = f"{ctx.where}: kernel_shape of {rank} sizes, as the weights"
+        raise GraphError(needed, str(given or kernel), "mend it")
+    stride, dilation = (_sizes(ctx, key, rank) for key in ("strides", "dilations"))
     if min(*kernel, *stride, *dilation) < 1:
         raise GraphError(f"{ctx.where}: sizes of at least 1", f"{kernel} {stride}", "mend it")
     if math.prod(kernel) > SMALL:
@@ -63,13 +69,9 @@ def window_of(ctx: Context, kernel: Shape, size: Shape) -> Window:
         ctx.unsupported("pads of at least 0", str(pads))
     padded = tuple(n + sum(p) for n, p in zip(size, pads, strict=True))
     check_size(f"{ctx.where}: padded", (*ctx.shape(0)[:2], *padded), ctx.limits)
-    lead = 2 - rank
-    return Window(
-        ((1,) * lead + kernel),  # type: ignore[arg-type]
-        ((1,) * lead + stride),  # type: ignore[arg-type]
-        (((0, 0),) * lead + pads),  # type: ignore[arg-type]
-        ((1,) * lead + dilation),  # type: ignore[arg-type]
-    )
+    lead: Any = (1,) * (2 - rank)
+    none: Any = ((0, 0),) * (2 - rank)
+    return Window(lead + kernel, lead + stride, none + pads, lead + dilation)
 
 
 def _sizes(ctx: Context, key: str, rank: int) -> Shape:
@@ -102,28 +104,26 @@ def _pads(
         total = (-(-n // s) - 1) * s + (k - 1) * d + 1 - n
         if total < 0 and ctx.op.endswith("Pool"):  # the standard's pads are negative here
             ctx.unsupported("windows with auto_pad SAME that leave no gap", f"{k} every {s}")
-        total = max(total, 0)
-        less, more = total // 2, total - total // 2
-        found.append((less, more) if auto == "SAME_UPPER" else (more, less))
+        found.append(_halves(max(total, 0), auto))
     return tuple(found)
+
+
+def _halves(total: int, auto: str) -> Pair:
+    """Return pads before and after; the odd one behind for SAME_UPPER, else in front."""
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == "SAME_UPPER" else (more, less)
 
 
 def as_image(ctx: Context, value: Value) -> Value:
     """Return (n, c, w) as (n, c, 1, w); an image stays itself."""
-    if len(value.shape) == 4:
-        return value
-    if len(value.shape) != 3:
+    if len(value.shape) not in (3, 4):
         ctx.unsupported("tensors of 3 or 4 axes", str(value.shape))
-    n, c, w = value.shape
-    return ctx.emit("reshape", value, shape=(n, c, 1, w))
+    return ctx.reshape(value, (*value.shape[:2], *(1,) * (4 - len(value.shape)), *value.shape[2:]))
 
 
 def as_row(ctx: Context, value: Value, rank: int) -> Value:
     """Return an image of height 1 as (n, c, w) if the input had `rank` 3."""
-    if rank == 4:
-        return value
-    n, c, _, w = value.shape
-    return ctx.emit("reshape", value, shape=(n, c, w))
+    return value if rank == 4 else ctx.reshape(value, (*value.shape[:2], value.shape[3]))
 
 
 def plain(value: Any) -> Any:
@@ -132,23 +132,72 @@ def plain(value: Any) -> Any:
         return value
     parts = [plain(v) for v in value]
     same = isinstance(parts[0], int) and len(set(map(str, parts))) == 1
-    return parts[0] if same else tuple(tuple(p) if isinstance(p, list) else p for p in value)
+    return parts[0] if same else tuple(value)
 
 
-# Pooling: windows of any stride and padding, ceiling mode, dilation; and over the whole image.
+# -- convolutions ---------------------------------------------------------------------------------
+def convolved(
+    ctx: Context, x: Value, weight: Value, *bias: Value, groups: int | None = None
+) -> Value:
+    """Return the convolution of rows or images that the node's attributes describe."""
+    window = window_of(ctx, weight.shape[2:], x.shape[2:])
+    out = ctx.emit(
+        "conv2d",
+        as_image(ctx, x),
+        as_image(ctx, weight),
+        *bias,
+        groups=ctx.attr("group") if groups is None else groups,
+        **window.settings(),
+    )
+    return as_row(ctx, out, len(x.shape))
 
 
-_POOL = {**WINDOW, "ceil_mode": 0}
-_MOST_TAPS = 64
+@converter("Conv", types=(FLOATS,))
+def _conv(ctx: Context) -> Value:
+    return convolved(ctx, *(ctx.input(i) for i in range(3) if ctx.has(i)))
 
 
+@converter("ConvTranspose", types=(FLOATS,))
+def _conv_transpose(ctx: Context) -> Value:
+    shape, weight = ctx.shape(0), ctx.shape(1)
+    spatial, auto, wanted = shape[2:], ctx.attr("auto_pad"), ctx.attr("output_shape")
+    lead = (1,) * (2 - len(spatial))
+    given: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
+    if len(given) != len(spatial):
+        ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(given))
+    extra = (0,) * len(lead) + given
+    if auto.startswith("SAME"):
+        ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
+    window = window_of(ctx, weight[2:], spatial)
+    size = lead + spatial
+    whole = [(n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True)]
+    if wanted or auto.startswith("SAME"):
+        target = tuple(n * s for n, s in zip(size, window.stride, strict=True))
+        target = (*lead, *wanted[-len(spatial) :]) if wanted else (*lead, *target[len(lead) :])
+        rows = [_sides(ctx, n + e - t, auto) for n, e, t in zip(whole, extra, target, strict=True)]
+        window = replace(window, pads=(rows[0], rows[1]))
+    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole), ctx.limits)
+    values = [as_image(ctx, ctx.input(i)) for i in range(2)]
+    values += [ctx.input(2)] if ctx.has(2) else []
+    settings = {**window.settings(), "output_padding": plain(extra), "groups": ctx.attr("group")}
+    return as_row(ctx, ctx.emit("conv_transpose2d", *values, **settings), len(shape))
+
+
+def _sides(ctx: Context, total: int, auto: str) -> Pair:
+    """Return the pads that make an output of the size asked for."""
+    if total < 0:
+        ctx.unsupported("an output_shape that needs no output_padding", f"{-total} missing")
+    return _halves(total, auto)
+
+
+# -- pooling --------------------------------------------------------------------------------------
 @converter("MaxPool", types=((*FLOATS, "int8", "uint8"),))
 def _max_pool(ctx: Context) -> Value:
     """Take the largest of each window; bytes pass through fp32, which holds them exactly."""
     whole = ctx.elem(0) not in FLOATS
-    window, x = _window(ctx), as_image(ctx, ctx.input(0, "fp32" if whole else ""))
+    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0, "fp32" if whole else ""))
     if window.dilation == (1, 1) and _fits(window):
-        out = ctx.emit("max_pool2d", x, **_settings(window))
+        out = ctx.emit("max_pool2d", x, **_pool_settings(window))
     else:
         out = _by_taps(ctx, x, window, "max", -math.inf)
     return as_row(ctx, ctx.cast(out, ctx.elem(0)) if whole else out, len(ctx.shape(0)))
@@ -160,7 +209,7 @@ def _average_pool(ctx: Context) -> Value:
 
     Elements beyond the padding, which only the ceiling mode reaches, never count.
     """
-    window, x = _window(ctx), as_image(ctx, ctx.input(0))
+    window, x = _pool_window(ctx), as_image(ctx, ctx.input(0))
     include = bool(ctx.attr("count_include_pad"))
     if window.dilation != (1, 1):
         total = _by_taps(ctx, x, window, "add", 0.0)
@@ -172,7 +221,7 @@ def _average_pool(ctx: Context) -> Value:
         window, include = replace(window, pads=((0, 0), (0, 0))), False
     if not _fits(window):
         ctx.unsupported("pads smaller than the kernel", f"{window.pads} for {window.kernel}")
-    out = ctx.emit("avg_pool2d", x, count_include_pad=include, **_settings(window))
+    out = ctx.emit("avg_pool2d", x, count_include_pad=include, **_pool_settings(window))
     return as_row(ctx, out, len(ctx.shape(0)))
 
 
@@ -182,14 +231,45 @@ def _global_pool(ctx: Context) -> Value:
     x = ctx.input(0)
     if len(x.shape) < 3:
         ctx.unsupported("an image (n, c, ...)", str(x.shape))
-    if len(x.shape) == 4:
-        return ctx.emit(op, x)
-    image = ctx.emit("reshape", x, shape=(*x.shape[:2], 1, math.prod(x.shape[2:])))
-    out = ctx.emit(op, image)
-    return ctx.emit("reshape", out, shape=(*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+    flat = (*x.shape[:2], 1, math.prod(x.shape[2:]))
+    out = ctx.emit(op, x if len(x.shape) == 4 else ctx.reshape(x, flat))
+    return ctx.reshape(out, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
 
 
-def _window(ctx: Context) -> Window:
+@converter("LpPool", types=(FLOATS,), since=2)
+def _lp_pool(ctx: Context) -> Value:
+    """Take the p-th root of the sum of |x|^p over each window: a convolution with ones."""
+    x = ctx.input(0)
+    if ctx.attr("ceil_mode"):
+        ctx.unsupported("ceil_mode = 0", "1")
+    powers, kernel = _powered(ctx, x), ctx.attr("kernel_shape")
+    window_of(ctx, kernel, x.shape[2:])  # refuses a kernel too large to be made
+    ones = ctx.table(np.ones((x.shape[1], 1, *kernel)), x.type.dtype, "ones")
+    return _root(ctx, convolved(ctx, powers, ones, groups=x.shape[1]))
+
+
+@converter("GlobalLpPool", types=(FLOATS,), since=2)
+def _global_lp_pool(ctx: Context) -> Value:
+    x = ctx.input(0)
+    if len(x.shape) < 3:
+        ctx.unsupported("an image (n, c, ...)", str(x.shape))
+    axes = tuple(range(2, len(x.shape)))
+    return _root(ctx, ctx.emit("reduce_sum", _powered(ctx, x), axis=axes, keepdims=True))
+
+
+def _powered(ctx: Context, x: Value) -> Value:
+    p, size = ctx.attr("p"), ctx.emit("abs", x)
+    if p < 1:
+        ctx.unsupported("p of at least 1", str(p))
+    return size if p == 1 else ctx.emit("pow", size, ctx.number(p, x.type.dtype))
+
+
+def _root(ctx: Context, x: Value) -> Value:
+    p = ctx.attr("p")
+    return x if p == 1 else ctx.emit("pow", x, ctx.number(1 / p, x.type.dtype))
+
+
+def _pool_window(ctx: Context) -> Window:
     """Return the window; the ceiling mode adds what its last window reaches beyond the padding.
 
     A last window that would start beyond the image and its padding before is dropped.
@@ -209,21 +289,14 @@ def _window(ctx: Context) -> Window:
     return replace(window, extra=(extra[0], extra[1]))
 
 
-def _reached(window: Window) -> tuple[Pair, Pair]:
-    """Return the pads with what the ceiling mode adds behind."""
-    (top, bottom), (left, right) = window.pads
-    return (top, bottom + window.extra[0]), (left, right + window.extra[1])
-
-
 def _fits(window: Window) -> bool:
     """Tell whether each pad is smaller than the kernel, as the pooling operators ask."""
-    pads = _reached(window)
-    return all(max(pads[i]) < window.kernel[i] for i in range(2))
+    return all(max(p) < k for p, k in zip(window.reached, window.kernel, strict=True))
 
 
-def _settings(window: Window) -> dict[str, object]:
-    pads = _reached(window)
-    return {"kernel": plain(window.kernel), "stride": plain(window.stride), "pad": plain(pads)}
+def _pool_settings(window: Window) -> dict[str, Any]:
+    how = {"kernel": window.kernel, "stride": window.stride, "pad": window.reached}
+    return {key: plain(value) for key, value in how.items()}
 
 
 def _counts(size: Shape, window: Window, include: bool) -> Values:
@@ -244,64 +317,16 @@ def _by_taps(ctx: Context, x: Value, window: Window, op: str, border: float) -> 
     """Combine one strided slice of the padded image for each element of the kernel."""
     if math.prod(window.kernel) > _MOST_TAPS:
         ctx.unsupported(f"dilated kernels of at most {_MOST_TAPS} elements", str(window.kernel))
-    if ctx.attr("pads") or any(map(any, _reached(window))):
-        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *_reached(window)), value=border)
+    if ctx.attr("pads") or any(map(any, window.reached)):
+        x = ctx.emit("pad", x, pads=((0, 0), (0, 0), *window.reached), value=border)
     n, c, h, w = x.shape
     last = [s - r for s, r in zip((h, w), window.reach, strict=True)]
     if min(last) < 0:
         ctx.unsupported("a window no larger than the padded image", f"{window.reach}")
-    out: Value | None = None
+    taps = []
     for i, j in itertools.product(*map(range, window.kernel)):
         top, left = i * window.dilation[0], j * window.dilation[1]
         end = (n, c, top + last[0] + 1, left + last[1] + 1)
-        tap = ctx.emit("slice", x, begin=(0, 0, top, left), end=end, step=(1, 1, *window.stride))
-        out = tap if out is None else ctx.emit(op, out, tap)
-    assert out is not None
-    return out
-
-
-# Transposed convolution.
-
-
-@converter("ConvTranspose", types=(FLOATS,))
-def _conv_transpose(ctx: Context) -> Value:
-    shape, weight = ctx.shape(0), ctx.shape(1)
-    spatial = shape[2:]
-    given: Shape = ctx.attr("output_padding") or (0,) * len(spatial)
-    if len(given) != len(spatial):
-        ctx.unsupported(f"{len(spatial)} sizes of output_padding", str(given))
-    auto = ctx.attr("auto_pad")
-    if auto.startswith("SAME"):
-        ctx.attrs = {**ctx.attrs, "auto_pad": "NOTSET"}
-    window = window_of(ctx, weight[2:], spatial)
-    lead = (1,) * (2 - len(spatial))
-    extra = ((0,) * len(lead)) + given
-    size, wanted = lead + spatial, ctx.attr("output_shape")
-    if wanted or auto.startswith("SAME"):
-        target = wanted[-len(spatial) :] if wanted else tuple(
-            n * s for n, s in zip(spatial, window.stride[len(lead) :], strict=True)
-        )  # fmt: skip
-        rows = [
-            _sides(ctx, (n - 1) * s + r + e - t, auto)
-            for n, s, r, e, t in zip(
-                size, window.stride, window.reach, extra, (*lead, *target), strict=True
-            )
-        ]
-        window = replace(window, pads=(rows[0], rows[1]))
-    whole = ((n - 1) * s + r for n, s, r in zip(size, window.stride, window.reach, strict=True))
-    check_size(f"{ctx.where}: before its pads are cut", (*shape[:2], *whole), ctx.limits)
-    values = [as_image(ctx, ctx.input(i)) for i in range(2)]
-    if ctx.has(2):
-        values.append(ctx.input(2))
-    how = {"stride": window.stride, "pad": window.pads, "dilation": window.dilation}
-    settings = {key: plain(value) for key, value in {**how, "output_padding": extra}.items()}
-    out = ctx.emit("conv_transpose2d", *values, groups=ctx.attr("group"), **settings)
-    return as_row(ctx, out, len(shape))
-
-
-def _sides(ctx: Context, total: int, auto: str) -> Pair:
-    """Return the pads that make an output of the size asked for; the odd one as `auto` says."""
-    if total < 0:
-        ctx.unsupported("an output_shape that needs no output_padding", f"{-total} missing")
-    less, more = total // 2, total - total // 2
-    return (less, more) if auto == "SAME_UPPER" else (more, less)
+        step = (1, 1, *window.stride)
+        taps.append(ctx.emit("slice", x, begin=(0, 0, top, left), end=end, step=step))
+    return functools.reduce(lambda one, other: ctx.emit(op, one, other), taps)

@@ -13,14 +13,7 @@ from typing import Any
 from ascend_lab.lab.checks.core import CheckResult, check_against, check_property
 from ascend_lab.lab.checks.prediction import Prediction, compare, predict
 
-__all__ = [
-    "CheckResult",
-    "Prediction",
-    "check_against",
-    "check_property",
-    "compare",
-    "predict",
-]
+__all__ = ["CheckResult", "Prediction", "check_against", "check_property", "compare", "predict"]
 
 _CHECKS = {
     name: module.stem

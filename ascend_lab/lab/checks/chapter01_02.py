@@ -11,17 +11,7 @@ import numpy as np
 from ascend_lab.chip import DTYPE_BYTES, PRESETS, load_chip
 from ascend_lab.errors import MachineError
 from ascend_lab.isa import Program, c0_of, sanitize
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    judged,
-    rows,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.machines import VectorOp, plain_ops, run_vector, units_touched
 from ascend_lab.sim import execute
 
@@ -39,27 +29,27 @@ def _bracket_and_upgrade(compute: int, move: int, wait: int) -> tuple[float, flo
     return (low, high, best, gains[best]) if gains[best] > 1 else (low, high, "none", 1.0)
 
 
-def check_ex_01_2(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_01_2(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(n, x, y, z)`: vector instructions for z = x + y on float32, few of them."""
 
-    def make_case(rng: np.random.Generator) -> Case:
+    def make_case(rng: np.random.Generator) -> ex.Case:
         return _add_case(int(rng.integers(1, 2000)))
 
     edges = [_add_case(n) for n in (FEW_ELEMENTS, 1, 63, 64, 65, 1024)]
     rng = np.random.default_rng(seed)
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         return _judge_add(got, case, rng)
 
-    return check_property("ex_01_2", fn, judge, make_case, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_01_2", fn, judge, make_case, edge_cases=edges, seed=seed)
 
 
-def _add_case(n: int) -> Case:
+def _add_case(n: int) -> ex.Case:
     room = -(-n // 8) * 8 + 8
     return {"n": n, "x": 0, "y": room, "z": 2 * room}
 
 
-def _judge_add(got: Any, case: Case, rng: np.random.Generator) -> str | None:
+def _judge_add(got: Any, case: ex.Case, rng: np.random.Generator) -> str | None:
     n, x, y, z = (case[name] for name in ("n", "x", "y", "z"))
     if not isinstance(got, Sequence) or not all(isinstance(op, VectorOp) for op in got):
         return "expected a list of VectorOp"
@@ -74,7 +64,9 @@ def _judge_add(got: Any, case: Case, rng: np.random.Generator) -> str | None:
     if wrong.size:
         where = wrong[0] - z
         place = f"z[{where}]" if where >= 0 else f"element {wrong[0]} of the buffer"
-        return f"after which {place} is {show(after[wrong[0]])}, not {show(expected[wrong[0]])}"
+        return (
+            f"after which {place} is {ex.show(after[wrong[0]])}, not {ex.show(expected[wrong[0]])}"
+        )
     limit = 1 if n == FEW_ELEMENTS else len(plain_ops("add", n, z, x, y, "float32"))
     if len(got) > limit:
         return f"which is {len(got)} instructions where {limit} will do"
@@ -119,7 +111,7 @@ def img2col_hops(
     return [(src, dst, chip.path(src, dst).pipe, size) for (src, dst), size in sizes.items()]
 
 
-def _judge_hops(hops: Any, case: Case) -> str | None:
+def _judge_hops(hops: Any, case: ex.Case) -> str | None:
     """Judge a route hop by hop, without giving it away."""
     shape = isinstance(hops, list | tuple) and all(
         isinstance(hop, list | tuple) and len(hop) == 4 for hop in hops
@@ -145,7 +137,7 @@ def _judge_hops(hops: Any, case: Case) -> str | None:
     return None
 
 
-def _judge_relu(program: Any, case: Case) -> str | None:
+def _judge_relu(program: Any, case: ex.Case) -> str | None:
     """Judge a program y = max(x, 0) over `tiles` tiles: ordered by flags, right in every order."""
     if not isinstance(program, Program):
         return "expected the Program that k.finish() returns"
@@ -154,7 +146,7 @@ def _judge_relu(program: Any, case: Case) -> str | None:
         return "use a flag: a barrier stops all pipes"
     findings = sanitize(program, chip)
     if findings:
-        return f"the sanitizer finds {show(str(findings[0]), 110)}"
+        return f"the sanitizer finds {ex.show(str(findings[0]), 110)}"
     x = np.random.default_rng(case["tiles"]).standard_normal(case["tiles"] * TILE)
     x = x.astype(np.float16)
     for order in PROGRAM_SEEDS:
@@ -173,12 +165,12 @@ def largest_k(chip_name: str, dtype: str, m: int, n: int) -> int:
     return room - room % c0
 
 
-@against(
+@ex.against(
     _bracket_and_upgrade,
-    edges=rows("compute move wait", (100, 30, 20), (10, 100, 90), (7, 7, 7)),
+    edges=ex.rows("compute move wait", (100, 30, 20), (10, 100, 90), (7, 7, 7)),
     rel_tol=1e-9,
 )
-def check_ex_01_1(rng: Rng) -> Case:
+def check_ex_01_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(compute, move, wait) -> (low, high, upgrade, gain)`."""
     values = rng.integers(1, 1000, 3)
     if rng.random() < 0.25:
@@ -186,32 +178,32 @@ def check_ex_01_1(rng: Rng) -> Case:
     return dict(zip(("compute", "move", "wait"), map(int, values), strict=True))
 
 
-@against(
+@ex.against(
     _warp_issues,
-    edges=rows(
+    edges=ex.rows(
         "mask then other",
         (np.ones(32, bool), 3, 5),
         (np.arange(64) == 40, 3, 5),
         (np.ones(33, bool), 2, 7),
     ),
 )
-def check_ex_01_3(rng: Rng) -> Case:
+def check_ex_01_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(mask, then, other)`: instructions that the warps of a branch issue."""
     mask = rng.random(int(rng.integers(1, 200))) < rng.choice([0.0, 0.02, 0.5, 1.0])
     return {"mask": mask, "then": int(rng.integers(0, 9)), "other": int(rng.integers(0, 9))}
 
 
-@against(_sectors, edges=rows("stride offset", (1, 0), (1, 1), (0, 5), (8, 7)))
-def check_ex_01_4(rng: Rng) -> Case:
+@ex.against(_sectors, edges=ex.rows("stride offset", (1, 0), (1, 1), (0, 5), (8, 7)))
+def check_ex_01_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(stride, offset)`: sectors one warp touches when lane i loads x[stride*i+offset]."""
     return {"stride": int(rng.integers(0, 40)), "offset": int(rng.integers(0, 20))}
 
 
-@judged(
+@ex.judged(
     _judge_hops,
     edges=[{"chip_name": "Ascend910A", "c1": 1, "height": 6, "width": 6, "kernel": 3, "stride": 1}],
 )
-def check_ex_02_1(rng: Rng) -> Case:
+def check_ex_02_1(rng: ex.Rng) -> ex.Case:
     """Check the moves of an im2col tile against the paths of the chip."""
     kernel = int(rng.integers(1, 6))
     return {
@@ -224,22 +216,22 @@ def check_ex_02_1(rng: Rng) -> Case:
     }
 
 
-@judged(_judge_relu, edges=[{"tiles": 2}], cases=4)
-def check_ex_02_2(rng: Rng) -> Case:
+@ex.judged(_judge_relu, edges=[{"tiles": 2}], cases=4)
+def check_ex_02_2(rng: ex.Rng) -> ex.Case:
     """Check that the in-place relu program keeps all its dependences by flags alone."""
     return {"tiles": int(rng.integers(1, 9))}
 
 
-@against(
+@ex.against(
     largest_k,
-    edges=rows(
+    edges=ex.rows(
         "chip_name dtype m n",
         ("Ascend910A", "fp16", 128, 256),
         ("Toy", "int8", 256, 256),
         ("Toy", "fp16", 16, 192),
     ),
 )
-def check_ex_02_3(rng: Rng) -> Case:
+def check_ex_02_3(rng: ex.Rng) -> ex.Case:
     """Check the depth of the largest double-buffered tile."""
     return {
         "chip_name": str(rng.choice(PRESETS)),

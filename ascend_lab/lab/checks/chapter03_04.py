@@ -18,28 +18,18 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.isa import KernelBuilder, Program, sanitize
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    equal_to,
-    judged,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import Traffic, analyse, execute, simulate
 
 STEP = 16
 DEPTH = 64
 
 
-def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> Case:
+def _rates(to_l0a: float, to_l0b: float, to_l1: float, l0c_bytes: int) -> ex.Case:
     return {"to_l0a": to_l0a, "to_l0b": to_l0b, "to_l1": to_l1, "l0c_bytes": l0c_bytes}
 
 
-def _judge_tile(got: Any, case: Case) -> str | None:
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
     chip = _chip(case)
     if got is not None and (isinstance(got, bool) or not isinstance(got, int | np.integer)):
         return "expected a whole number or None"
@@ -56,15 +46,13 @@ def _judge_tile(got: Any, case: Case) -> str | None:
     return None
 
 
-def _chip(case: Case) -> Chip:
+def _chip(case: ex.Case) -> Chip:
     """Return an Ascend910A with the rates and the L0C of the case, and an L2 that never limits."""
     base = load_chip("Ascend910A")
     rates = {("L1", "L0A"): "to_l0a", ("L1", "L0B"): "to_l0b", ("GM", "L1"): "to_l1"}
     changed = {p: replace(base.path(*p), rate_bytes_per_cycle=case[r]) for p, r in rates.items()}
     return replace(
-        base,
-        paths={**base.paths, **changed},
-        buffers={**base.buffers, "L0C": case["l0c_bytes"]},
+        base, paths={**base.paths, **changed}, buffers={**base.buffers, "L0C": case["l0c_bytes"]}
     )
 
 
@@ -78,10 +66,7 @@ def _missing(chip: Chip, side: int) -> str | None:
     moved = analyse(launch, chip).path_bytes
     cube = side * side * DEPTH / chip.macs_per_cycle("fp16")
     cycles = {p: moved[p] / chip.path(*p).rate_bytes_per_cycle for p in moved if p[0] != "L0C"}
-    into = {
-        "L0": cycles["L1", "L0A"] + cycles["L1", "L0B"],
-        "L1": cycles["GM", "L1"],
-    }
+    into = {"L0": cycles["L1", "L0A"] + cycles["L1", "L0B"], "L1": cycles["GM", "L1"]}
     for level, needed in into.items():
         if needed > cube * (1 + 1e-9):
             return (
@@ -102,10 +87,10 @@ def _counted(m: int, k: int, n: int, tile_m: int, tile_n: int) -> tuple[int, int
     return moved["L1", "L0A"], moved["L1", "L0B"], moved["GM", "L1"]
 
 
-def check_ex_03_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_03_3(fn: Any, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(m, k, n, tile_m, l2_bytes)`: how often memory delivers the weights."""
 
-    def make_case(rng: np.random.Generator) -> Case:
+    def make_case(rng: np.random.Generator) -> ex.Case:
         tile_m = int(rng.choice([64, 128]))
         m, (k, n) = tile_m * int(rng.integers(1, 9)), rng.integers(6, 17, 2) * 128
         live = 2 * (tile_m * k + k * n + tile_m * n)
@@ -119,16 +104,18 @@ def check_ex_03_3(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
         {**shape, "l2_bytes": live - 1},
         {**shape, "m": 128, "l2_bytes": live - 1},
     ]
-    return check_property("ex_03_3", fn, _judge_passes, make_case, edge_cases=edge_cases, seed=seed)
+    return ex.check_property(
+        "ex_03_3", fn, _judge_passes, make_case, edge_cases=edge_cases, seed=seed
+    )
 
 
-def _judge_passes(got: Any, case: Case) -> str | None:
+def _judge_passes(got: Any, case: ex.Case) -> str | None:
     m, k, n, tile_m, l2_bytes = (case[name] for name in ("m", "k", "n", "tile_m", "l2_bytes"))
     base = load_chip("Ascend310")
     chip = replace(base, l2=replace(base.l2, size_bytes=l2_bytes))
     traffic = _traffic(GemmShape(m, k, n, "fp16", "fp16"), tile_m, 128, chip)
     weights = traffic.memory_read_bytes - 2 * m * k
-    return equal_to(weights // (2 * k * n))(got)
+    return ex.equal_to(weights // (2 * k * n))(got)
 
 
 def _worst_side(limit: int, dtype: str) -> int:
@@ -180,20 +167,20 @@ def _matrix(rng: np.random.Generator) -> Matrix:
     return a
 
 
-def _judge_power(got: Any, case: Case) -> str | None:
+def _judge_power(got: Any, case: ex.Case) -> str | None:
     a, n, calls = case["a"], case["n"], case["product"].__dict__["calls"]
     case["product"].__dict__["calls"] = 0
     expected = a
     for _ in range(n - 1):
         expected = max_plus_product(expected, a)
-    wrong = equal_to(expected)(got)
+    wrong = ex.equal_to(expected)(got)
     if wrong is not None:
         return wrong
     allowed = 2 * math.floor(math.log2(n)) + 2
     return None if calls <= allowed else f"with {calls} products, expected at most {allowed}"
 
 
-def _judge_ping_pong(got: Any, case: Case) -> str | None:
+def _judge_ping_pong(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"
     chip, pairs = load_chip("Toy"), case["pairs"]
@@ -257,7 +244,7 @@ def _ping_pong(pairs: int) -> Program:
     return k.finish()
 
 
-@judged(
+@ex.judged(
     _judge_tile,
     edges=[
         _rates(512.0, 256.0, 110.0, 262144),  # Ascend910A
@@ -266,37 +253,37 @@ def _ping_pong(pairs: int) -> Program:
         _rates(128.0, 96.0, 900.0, 262144),  # L0 is the narrow place
     ],
 )
-def check_ex_03_1(rng: Rng) -> Case:
+def check_ex_03_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(to_l0a, to_l0b, to_l1, l0c_bytes)`: side of the smallest clearing square tile."""
     to_a, to_b = (float(rng.uniform(60, 600)) for _ in "ab")
     to_l1 = float(rng.uniform(50, 400))
     return _rates(to_a, to_b, to_l1, 1024 * int(rng.choice([16, 64, 128, 256])))
 
 
-@against(
+@ex.against(
     _counted,
-    edges=rows(
+    edges=ex.rows(
         "m k n tile_m tile_n", (256, 128, 256, 64, 128), (16, 16, 16, 64, 64), (100, 50, 70, 48, 32)
     ),
 )
-def check_ex_03_2(rng: Rng) -> Case:
+def check_ex_03_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(m, k, n, tile_m, tile_n)`: bytes a tiled matmul copies into L0A, L0B and L1."""
     m, k, n = (int(side) for side in rng.integers(1, 300, 3))
     tile_m, tile_n = (16 * int(side) for side in rng.integers(1, 9, 2))
     return {"m": m, "k": k, "n": n, "tile_m": tile_m, "tile_n": tile_n}
 
 
-@against(
+@ex.against(
     _worst_side,
     edges=[{"limit": limit, "dtype": d} for d in ("fp16", "int8") for limit in (1, 17, 300)],
 )
-def check_ex_03_4(rng: Rng) -> Case:
+def check_ex_03_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(limit, dtype)`: largest side of a cubic matmul that wastes over half the cube."""
     return {"limit": int(rng.integers(1, 90)), "dtype": str(rng.choice(["fp16", "int8"]))}
 
 
-@judged(_judge_ping_pong, cases=6)
-def check_ex_04_2(rng: Rng) -> Case:
+@ex.judged(_judge_ping_pong, cases=6)
+def check_ex_04_2(rng: ex.Rng) -> ex.Case:
     """Check a repaired ping-pong kernel: `fn(pairs)` returns a `Program` for the Toy chip.
 
     No finding of the sanitizer, y = relu(x) in every order the flags allow, and still overlapped:
@@ -305,7 +292,7 @@ def check_ex_04_2(rng: Rng) -> Case:
     return {"pairs": int(rng.integers(1, 7))}
 
 
-@judged(
+@ex.judged(
     _judge_power,
     edges=[
         {
@@ -316,7 +303,7 @@ def check_ex_04_2(rng: Rng) -> Case:
         for n in (1, 2, 3, 64, 127)
     ],
 )
-def check_ex_04_3(rng: Rng) -> Case:
+def check_ex_04_3(rng: ex.Rng) -> ex.Case:
     """Check a power: `fn(product, a, n)` returns the n-th (max, +) power of a, n >= 1.
 
     At most 2 log2(n) + 2 calls of `product` are allowed: a loop over n is right, and too slow.

@@ -13,15 +13,7 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import Tensor
 from ascend_lab.errors import AscendLabError, ShapeError, TypeMismatchError
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    check_property,
-    equal_to,
-    judged,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.figures.expressions import moved_bytes
 from ascend_lab.lab.figures.nests import EXPRESSIONS, per_operation
 from ascend_lab.sim import simulate_kernel
@@ -73,7 +65,7 @@ def _wrong_values(
 # -- exercise 1: layer norm ----
 
 
-def _norm_case(rows: int, columns: int) -> Case:
+def _norm_case(rows: int, columns: int) -> ex.Case:
     return {
         "x": te.placeholder((rows, columns), name="x"),
         "gamma": te.placeholder((columns,), name="gamma"),
@@ -81,7 +73,7 @@ def _norm_case(rows: int, columns: int) -> Case:
     }
 
 
-def _judge_norm(got: Any, case: Case) -> str | None:
+def _judge_norm(got: Any, case: ex.Case) -> str | None:
     shape = case["x"].shape
     wrong = _wrong_tensor(got, shape, "fp16")
     for centre, spread in CENTRES if wrong is None else ():
@@ -103,7 +95,7 @@ def _judge_norm(got: Any, case: Case) -> str | None:
 # -- exercise 2: where, with errors ----
 
 
-def check_ex_05_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_05_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast.
 
     Shapes that do not go together must raise `ShapeError` with all three shapes in its text,
@@ -118,7 +110,7 @@ def check_ex_05_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         _where_case((3, 4), (3, 4), (3, 4), ("fp32", "fp16", "fp16")),
     ]
     told = _telling(fn) if callable(fn) else fn
-    result = check_property(
+    result = ex.check_property(
         "ex_05_2", told, _judge_where, _draw_where, edge_cases=edges, cases=8, seed=seed
     )
     return replace(result, subject=fn)
@@ -141,13 +133,13 @@ def _where_case(
     a: tuple[int, ...],
     b: tuple[int, ...],
     dtypes: tuple[str, str, str] = ("fp16", "fp16", "fp16"),
-) -> Case:
+) -> ex.Case:
     names = ("condition", "a", "b")
     given = zip(names, (condition, a, b), dtypes, strict=True)
     return {name: te.placeholder(shape, dtype, name) for name, shape, dtype in given}
 
 
-def _draw_where(rng: np.random.Generator) -> Case:
+def _draw_where(rng: np.random.Generator) -> ex.Case:
     full = tuple(int(n) for n in rng.integers(2, 20, int(rng.integers(1, 4))))
     shapes = []
     for _ in range(3):
@@ -163,7 +155,7 @@ def _draw_where(rng: np.random.Generator) -> Case:
     return _where_case(shapes[0], shapes[1], shapes[2], (dtypes[0], dtypes[1], dtypes[2]))
 
 
-def _judge_where(got: Any, case: Case) -> str | None:
+def _judge_where(got: Any, case: ex.Case) -> str | None:
     shapes = [t.shape for t in case.values()]
     dtypes = [t.dtype for t in case.values()]
     try:
@@ -205,7 +197,7 @@ def _judge_error(got: Any, shapes: list[tuple[int, ...]], dtypes: list[str]) -> 
 # -- exercise 3: softplus that does not overflow ----
 
 
-def _judge_softplus(got: Any, case: Case) -> str | None:
+def _judge_softplus(got: Any, case: ex.Case) -> str | None:
     shape = case["x"].shape
     wrong = _wrong_tensor(got, shape, "fp16")
     for reach in (1.0, 15.0, 60000.0) if wrong is None else ():
@@ -228,31 +220,31 @@ def _centred(x: Tensor) -> Tensor:
     return te.renamed(te.vmul(te.vsub(x, middle), x), "y")
 
 
-def _judge_bytes(got: Any, case: Case) -> str | None:
+def _judge_bytes(got: Any, case: ex.Case) -> str | None:
     run = simulate_kernel(te.lower(per_operation(case["y"], CHIP)), load_chip(CHIP))
-    return equal_to(moved_bytes(run))(got)
+    return ex.equal_to(moved_bytes(run))(got)
 
 
-@judged(_judge_norm, edges=[_norm_case(1, 2), _norm_case(16, 1024)], cases=4)
-def check_ex_05_1(rng: Rng) -> Case:
+@ex.judged(_judge_norm, edges=[_norm_case(1, 2), _norm_case(16, 1024)], cases=4)
+def check_ex_05_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, gamma, beta)`: the layer norm of fp16 rows, on rows near 0 and far from it."""
     rows, columns = int(rng.integers(1, 40)), int(rng.integers(2, 400))
     return _norm_case(rows, columns)
 
 
-@judged(_judge_softplus, cases=5)
-def check_ex_05_3(rng: Rng) -> Case:
+@ex.judged(_judge_softplus, cases=5)
+def check_ex_05_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(x)`: log(1 + exp(x)) in fp16 for every finite x, large and small."""
     shape = int(rng.integers(1, 20)), int(rng.integers(1, 200))
     return {"x": te.placeholder(shape, name="x")}
 
 
-@judged(
+@ex.judged(
     _judge_bytes,
     edges=[{"y": EXPRESSIONS["softmax"](te.placeholder((4096, 1024), name="x"))}],
     cases=8,
 )
-def check_ex_05_4(rng: Rng) -> Case:
+def check_ex_05_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(y)`: bytes between GM and UB of a nest per operation, as the simulator counts."""
     x = te.placeholder(tuple(16 * int(n) for n in rng.integers(1, 60, 2)), name="x")
     made = [make(x) for name, make in EXPRESSIONS.items() if name != "sum of columns"]

@@ -15,12 +15,7 @@ from ascend_lab.dsl.boxes import Range
 from ascend_lab.dsl.run import steps
 from ascend_lab.errors import AscendLabError, CapacityError
 from ascend_lab.isa import Affine, sanitize
-from ascend_lab.lab.checks.core import (
-    Case,
-    Rng,
-    against,
-    judged,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 CHIP = "Ascend910B2"
@@ -49,7 +44,7 @@ def _parts(n: int, factor: int, tail: str) -> list[tuple[int, int]]:
 # -- 3: the largest tile ---------------------------------------------------------------------------
 
 
-def _judge_tile(got: Any, case: Case) -> str | None:
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, int | np.integer) or got < UNIT or got % UNIT:
         return f"expected a whole number of elements, a multiple of {UNIT}"
     if not _fits(int(got), **case):
@@ -129,7 +124,7 @@ def _sums(rows: int, columns: int) -> Schedule:
     return te.double_buffer(te.bind(s, "y_rf", "p"), "y_rf")
 
 
-@against(
+@ex.against(
     _parts,
     edges=[
         {"n": n, "factor": factor, "tail": tail}
@@ -137,15 +132,15 @@ def _sums(rows: int, columns: int) -> Schedule:
         for tail in ("cut", "guard")
     ],
 )
-def check_ex_06_2(rng: Rng) -> Case:
+def check_ex_06_2(rng: ex.Rng) -> ex.Case:
     """Check a split: `fn(n, factor, tail)` returns the parts [(first, count), ...] in order."""
     n = int(rng.integers(1, 300))
     tail = ("cut", "guard")[rng.integers(2)]
     return {"n": n, "factor": int(rng.integers(1, n + 1)), "tail": tail}
 
 
-@judged(_judge_tile, cases=12)
-def check_ex_06_3(rng: Rng) -> Case:
+@ex.judged(_judge_tile, cases=12)
+def check_ex_06_3(rng: ex.Rng) -> ex.Case:
     """Check a tile: `fn(ub_bytes, inputs, slots)` returns the largest factor that fits.
 
     The formula adds `inputs` fp16 vectors; factors are multiples of 128. The judge lowers the
@@ -156,7 +151,7 @@ def check_ex_06_3(rng: Rng) -> Case:
     return {"ub_bytes": chip.buffers["UB"], "inputs": inputs, "slots": slots}
 
 
-def _judge_06_4(got: Any, case: Case) -> str | None:
+def _judge_06_4(got: Any, case: ex.Case) -> str | None:
     rows, columns = case["rows"], case["columns"]
     rng = np.random.default_rng(rows)
     x, p = rng.normal(size=(rows, columns)), rng.normal(size=(columns,))
@@ -164,8 +159,8 @@ def _judge_06_4(got: Any, case: Case) -> str | None:
     return _judge(got, feed, feed["x"] + feed["p"], 0.0, _table(rows, columns))
 
 
-@judged(_judge_06_4, edges=[{"rows": 32, "columns": 65536}], cases=1)
-def check_ex_06_4(rng: Rng) -> Case:
+@ex.judged(_judge_06_4, edges=[{"rows": 32, "columns": 65536}], cases=1)
+def check_ex_06_4(rng: ex.Rng) -> ex.Case:
     """Check a faster schedule: `fn(rows, columns)` schedules y = x + p, p added to every row.
 
     Inputs x (rows, columns) and p (columns,), fp16, on the Ascend910B2: the same bits, no finding
@@ -175,15 +170,15 @@ def check_ex_06_4(rng: Rng) -> Case:
     return {"rows": rows, "columns": columns}
 
 
-def _judge_06_5(got: Any, case: Case) -> str | None:
+def _judge_06_5(got: Any, case: ex.Case) -> str | None:
     rows, columns = case["rows"], case["columns"]
     x = np.random.default_rng(rows).normal(size=(rows, columns)).astype(np.float32)
     near = 1e-6 * float(abs(x).sum(1).max())
     return _judge(got, {"x": x}, x.sum(1, dtype=float), near, _sums(rows, columns))
 
 
-@judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
-def check_ex_06_5(rng: Rng) -> Case:
+@ex.judged(_judge_06_5, edges=[{"rows": 4, "columns": 262144}], cases=1)
+def check_ex_06_5(rng: ex.Rng) -> ex.Case:
     """Check a fold on many cores: `fn(rows, columns)` schedules y[i] = sum over k of x[i, k].
 
     Input x (rows, columns) in fp32, columns a multiple of 131,072, on the Ascend910B2: the sums

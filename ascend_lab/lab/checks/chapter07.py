@@ -18,15 +18,7 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import Affine, KernelBuilder, Program, Region, c0_of
 from ascend_lab.kernels import GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    check_property,
-    equal_to,
-    judged,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate
 
 CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2", "Toy")
@@ -39,11 +31,11 @@ SLACK = 1.02
 """A schedule found by search may take this many times the cycles of the best one we know."""
 
 
-def _block(macs: int, in_bytes: int, sum_bytes: int) -> Case:
+def _block(macs: int, in_bytes: int, sum_bytes: int) -> ex.Case:
     return {"macs": macs, "in_bytes": in_bytes, "sum_bytes": sum_bytes}
 
 
-def _judge_block(got: Any, case: Case) -> str | None:
+def _judge_block(got: Any, case: ex.Case) -> str | None:
     macs = case["macs"]
     sides = _three_sides(got)
     if sides is None or any(side & (side - 1) for side in sides):
@@ -69,35 +61,35 @@ def _three_sides(got: Any) -> tuple[int, int, int] | None:
     return (m, k, n) if min(m, k, n) > 0 else None
 
 
-def _block_bytes(block: tuple[int, int, int], case: Case) -> int:
+def _block_bytes(block: tuple[int, int, int], case: ex.Case) -> int:
     m, k, n = block
     return int(case["in_bytes"] * (m * k + k * n) + 2 * case["sum_bytes"] * m * n)
 
 
-def check_ex_07_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_07_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(order, m, k, n, tile)`: bytes of A, B and C that the nest C += A B moves."""
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         tile = 16 * int(rng.integers(1, 9))
         sides = (tile * int(x) for x in rng.integers(1, 30, 3))
         return _nest_case(str(rng.choice(ORDERS)), *sides, tile=tile)
 
     edges = [_nest_case(order, 256, 384, 512, tile=64) for order in ORDERS]
     edges += [_nest_case("knm", 64, 64, 64, tile=64), _nest_case("mkn", 64, 640, 64, tile=64)]
-    return check_property("ex_07_2", fn, _judge_nest, draw, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_07_2", fn, _judge_nest, draw, edge_cases=edges, seed=seed)
 
 
-def _nest_case(order: str, m: int, k: int, n: int, *, tile: int) -> Case:
+def _nest_case(order: str, m: int, k: int, n: int, *, tile: int) -> ex.Case:
     return {"order": order, "m": m, "k": k, "n": n, "tile": tile}
 
 
-def _judge_nest(got: Any, case: Case) -> str | None:
+def _judge_nest(got: Any, case: ex.Case) -> str | None:
     side, tile = case["tile"] // 16, case["tile"]
     trips = {axis: case[axis] // tile for axis in "mkn"}
     chip = load_chip("Ascend910A")
     moved = simulate(nest(chip, case["order"], trips, side), chip).path_bytes
     c = moved["GM", "UB"] + moved["UB", "GM"]
-    return equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
+    return ex.equal_to((moved["GM", "L0A"], moved["GM", "L0B"], c))(got)
 
 
 AXES = {
@@ -141,7 +133,7 @@ def nest(chip: Chip, order: str, trips: Mapping[str, int], tile: int = 8) -> Pro
     return k.finish()
 
 
-def _judge_tile(got: Any, case: Case) -> str | None:
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
     chip, dtype, slots = load_chip(case["chip_name"]), case["dtype"], case["slots"]
     c0, sides = c0_of(dtype), _three_sides(got)
     if sides is None or sides[0] % 16 or sides[2] % 16 or sides[1] % c0:
@@ -186,7 +178,7 @@ def _feed(chip: Chip, dtype: str, tile: tuple[int, int, int]) -> float:
     return DTYPE_BYTES[dtype] * (1 / (a * n) + 1 / (b * m))
 
 
-def _judge_schedule(got: Any, _case: Case) -> str | None:
+def _judge_schedule(got: Any, _case: ex.Case) -> str | None:
     if not isinstance(got, GemmSchedule):
         return "expected a GemmSchedule"
     chip = load_chip("Ascend910A")
@@ -212,21 +204,21 @@ def _best_cycles() -> int:
     return int(time_tilings(DEEP, load_chip("Ascend910A"), fits).min())
 
 
-@judged(
+@ex.judged(
     _judge_block, edges=[_block(4096, 2, 4), _block(4096, 2, 0), _block(64, 2, 4), _block(1, 2, 4)]
 )
-def check_ex_07_1(rng: Rng) -> Case:
+def check_ex_07_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(macs, in_bytes, sum_bytes)`: (m, k, n) of the block that moves the fewest bytes."""
     macs = 2 ** int(rng.integers(0, 19))
     return _block(macs, int(rng.choice([1, 2, 4])), int(rng.choice([0, 1, 2, 4, 8])))
 
 
-@judged(
+@ex.judged(
     _judge_tile,
     edges=[{"chip_name": "Ascend910A", "dtype": "fp16", "slots": s} for s in (1, 2)],
     cases=12,
 )
-def check_ex_07_3(rng: Rng) -> Case:
+def check_ex_07_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(chip_name, dtype, slots)`: (m, k, n) of the tile that is cheapest to feed."""
     return {
         "chip_name": str(rng.choice(CHIPS)),
@@ -235,7 +227,7 @@ def check_ex_07_3(rng: Rng) -> Case:
     }
 
 
-@judged(_judge_schedule, edges=[{}], cases=0)
-def check_ex_07_5(_: Rng) -> Case:
+@ex.judged(_judge_schedule, edges=[{}], cases=0)
+def check_ex_07_5(_: ex.Rng) -> ex.Case:
     """Check `fn()`: a `GemmSchedule` for 64 x 65536 x 64 on the Ascend910A near the best."""
     return {}

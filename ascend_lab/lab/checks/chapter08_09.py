@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_against,
-    check_property,
-    equal_to,
-    judged,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, im2col_reference
 from ascend_lab.layout import address, address_map, pack
 
@@ -26,14 +16,14 @@ Values = NDArray[Any]
 Pair = tuple[int, int]
 
 
-def check_ex_08_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_08_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`.
 
     image is (C1, H, W, C0), m and k are arrays of rows and columns of the matrix; the result is
     the flat address of each element in the image, and -1 where the window lies on a pad.
     """
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
         stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
         pad = int(rng.integers(0, 3))
@@ -49,7 +39,7 @@ def check_ex_08_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         _address_case(rng, (2, 1, 1, 16), (1, 1), (1, 1), 1, (1, 1)),
         _address_case(rng, (1, 5, 4, 1), (2, 3), (2, 1), 2, (1, 2)),
     ]
-    return check_against("ex_08_2", fn, addresses, draw, edge_cases=edges, seed=seed)
+    return ex.check_against("ex_08_2", fn, addresses, draw, edge_cases=edges, seed=seed)
 
 
 def _address_case(
@@ -59,7 +49,7 @@ def _address_case(
     stride: Pair,
     pad: int,
     dilation: Pair,
-) -> Case:
+) -> ex.Case:
     whole = _matrix(image, kernel, stride, pad, dilation)
     count = min(12, whole.size)
     m, k = (rng.integers(0, side, count) for side in whole.shape)
@@ -99,7 +89,7 @@ def _matrix(
     return matrix
 
 
-def _tile_case(data: Values, kernel: Values) -> Case:
+def _tile_case(data: Values, kernel: Values) -> ex.Case:
     return {
         "data": np.asarray(data, np.float64),
         "kernel": np.asarray(kernel, np.float64),
@@ -120,7 +110,7 @@ def _counting() -> Any:
     return multiply
 
 
-def _judge_tile(got: Any, case: Case) -> str | None:
+def _judge_tile(got: Any, case: ex.Case) -> str | None:
     made = case["multiply"].__dict__["products"]
     case["multiply"].__dict__["products"] = 0
     expected = conv2d_reference(case["data"][None, None], case["kernel"][None, None])[0, 0]
@@ -128,7 +118,7 @@ def _judge_tile(got: Any, case: Case) -> str | None:
         if 0 < made <= 16:
             return None
         return f"with {made} products through multiply, expected 1 to 16"
-    return equal_to(expected)(got)
+    return ex.equal_to(expected)(got)
 
 
 def folded(x: Values) -> Values:
@@ -141,7 +131,7 @@ def folded(x: Values) -> Values:
     return parts.reshape(n, 4 * c, h // 2, w // 2)
 
 
-def _judge_fold(got: Any, case: Case) -> str | None:
+def _judge_fold(got: Any, case: ex.Case) -> str | None:
     k, c, r, s = case["weight"].shape
     shape = (k, 4 * c, (r + 1) // 2, (s + 1) // 2)
     if np.shape(got) != shape:
@@ -166,15 +156,15 @@ GARBAGE = 99
 """Stands in the padding of storage that is to be read: padding may hold anything."""
 
 
-def check_ex_09_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_09_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(x)`: an array of two or more axes in FRACTAL_NZ, (..., N1, M1, 16, C0)."""
 
     def reference(x: NDArray[Any]) -> NDArray[Any]:
         return pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         expected = reference(case["x"])
-        wrong = equal_to(expected)(got)
+        wrong = ex.equal_to(expected)(got)
         if wrong is None and got.dtype != expected.dtype:
             wrong = f"of {got.dtype}, expected {expected.dtype}"
         return wrong
@@ -185,7 +175,9 @@ def check_ex_09_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         {"x": _numbers((8, 100, 30), "fp16")},
         {"x": _numbers((8, 100, 30), "int8")},
     ]
-    return check_property("ex_09_2", fn, judge, _draw_array, edge_cases=edges, cases=20, seed=seed)
+    return ex.check_property(
+        "ex_09_2", fn, judge, _draw_array, edge_cases=edges, cases=20, seed=seed
+    )
 
 
 def _name(x: NDArray[Any]) -> str:
@@ -197,18 +189,18 @@ def _numbers(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     return (np.arange(math.prod(shape)) % 97 + 1).reshape(shape).astype(TYPES[dtype])
 
 
-def _draw_array(rng: np.random.Generator) -> Case:
+def _draw_array(rng: np.random.Generator) -> ex.Case:
     lead = [int(n) for n in rng.integers(1, 4, int(rng.integers(0, 3)))]
     shape = (*lead, *(int(n) for n in rng.choice(SIDES, 2)))
     return {"x": _numbers(shape, str(rng.choice(list(TYPES))))}
 
 
-def _stored(x: NDArray[Any]) -> Case:
+def _stored(x: NDArray[Any]) -> ex.Case:
     stored = pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
     return {"stored": np.where(stored == 0, stored.dtype.type(GARBAGE), stored), "shape": x.shape}
 
 
-@judged(
+@ex.judged(
     _judge_tile,
     edges=[
         _tile_case(np.eye(4), np.ones((3, 3))),
@@ -216,7 +208,7 @@ def _stored(x: NDArray[Any]) -> Case:
         _tile_case(np.arange(16).reshape(4, 4), np.arange(9).reshape(3, 3)),
     ],
 )
-def check_ex_08_3(rng: Rng) -> Case:
+def check_ex_08_3(rng: ex.Rng) -> ex.Case:
     """Check Winograd's F(2x2, 3x3): `fn(data, kernel, multiply)` on a 4x4 tile and a 3x3 kernel.
 
     Products of data with kernel go through `multiply`, which counts them: 16 are enough for the
@@ -226,7 +218,7 @@ def check_ex_08_3(rng: Rng) -> Case:
     return _tile_case(data, kernel)
 
 
-@judged(
+@ex.judged(
     _judge_fold,
     edges=[
         {"weight": np.arange(9.0).reshape(1, 1, 3, 3)},
@@ -235,7 +227,7 @@ def check_ex_08_3(rng: Rng) -> Case:
     ],
     cases=25,
 )
-def check_ex_08_4(rng: Rng) -> Case:
+def check_ex_08_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(weight)`: weights of stride 2 (k, c, r, s) for the image folded into 4c channels.
 
     The result is (k, 4c, ceil(r/2), ceil(s/2)); with `folded` images, stride 1 must give what
@@ -245,17 +237,17 @@ def check_ex_08_4(rng: Rng) -> Case:
     return {"weight": rng.integers(-9, 10, sizes).astype(np.float64)}
 
 
-def _judge_09_3(got: Any, case: Case) -> str | None:
+def _judge_09_3(got: Any, case: ex.Case) -> str | None:
     dtype = _name(case["stored"])
-    return equal_to(_numbers(case["shape"], dtype))(got)
+    return ex.equal_to(_numbers(case["shape"], dtype))(got)
 
 
-@judged(
+@ex.judged(
     _judge_09_3,
     edges=[_stored(_numbers((8, 100, 30), dtype)) for dtype in ("fp16", "int8")],
     cases=20,
 )
-def check_ex_09_3(rng: Rng) -> Case:
+def check_ex_09_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(stored, shape)`: FRACTAL_NZ back to an array of `shape`; padding holds garbage."""
     return _stored(_draw_array(rng)["x"])
 
@@ -264,8 +256,8 @@ def _answer_09_4(index: tuple[int, ...], shape: tuple[int, ...], c0: int) -> int
     return int(address(address_map("FRACTAL_Z", shape, "fp16", c0=c0), index))
 
 
-@against(_answer_09_4)
-def check_ex_09_4(rng: Rng) -> Case:
+@ex.against(_answer_09_4)
+def check_ex_09_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(index, shape, c0)`: the address of weight (n, c, h, w) in FRACTAL_Z."""
     sides = (1, 70), (1, 70), (1, 8), (1, 8)
     shape = tuple(int(rng.integers(low, high)) for low, high in sides)

@@ -15,15 +15,7 @@ from ascend_lab.dsl import Schedule, Tensor
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, GraphBuilder, Node
 from ascend_lab.isa import KernelBuilder, Program, sanitize
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_against,
-    judged,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CORES, TILE = 32, 1024
@@ -80,7 +72,7 @@ def proposals(rule: Any, text: str) -> list[list[str]]:
     return [[n.name for n in nodes] for nodes in found if nodes is not None]
 
 
-def draw_network(rng: np.random.Generator) -> Case:
+def draw_network(rng: np.random.Generator) -> ex.Case:
     """Return the line of a network with mish in it, in half the cases not quite."""
     a, b = ("c", "t") if rng.random() < 0.5 else ("t", "c")
     head, squash = "conv", "tanh"
@@ -103,7 +95,7 @@ def draw_network(rng: np.random.Generator) -> Case:
     return {"network": text}
 
 
-def check_ex_10_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_10_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(graph, node)`: the rule for mish behind a convolution, on networks and misfits."""
     wrapped = partial(proposals, fn) if callable(fn) else fn
     start = "c=conv(x) s=softplus(c) t=tanh(s)"
@@ -116,7 +108,9 @@ def check_ex_10_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     more = ("y=mul(c,t) r=relu(s) -> y r", "y=mul(c,t) r=relu(c) -> y r", "y=mul(t,t) -> y")
     edges = [{"network": f"{start} {end}"} for end in (*ends, *more)]
     reference = partial(proposals, mish_rule)
-    found = check_against("ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed)
+    found = ex.check_against(
+        "ex_10_3", wrapped, reference, draw_network, edge_cases=edges, seed=seed
+    )
     return replace(found, subject=fn)
 
 
@@ -144,7 +138,7 @@ def fused_gradient(y: Tensor, chip: Chip, width: int = 8192) -> Schedule:
     return dsl.double_buffer(dsl.compute_at(s, "t", "y", "i_i_o"), "t")
 
 
-def _judge_gradient(got: Any, case: Case) -> str | None:
+def _judge_gradient(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Schedule) or got.chip.name != "Ascend910A":
         return "expected a Schedule for the Ascend910A"
     chip, count = load_chip("Ascend910A"), case["elements"]
@@ -206,7 +200,7 @@ def shifted_program(tiles: int, shift: int) -> Program:
     return k.finish()
 
 
-def _judge_shifted(got: Any, case: Case) -> str | None:
+def _judge_shifted(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"
     chip, count, shift = load_chip("Toy"), case["tiles"] * TILE, case["shift"]
@@ -233,26 +227,26 @@ def _judge_shifted(got: Any, case: Case) -> str | None:
     return None
 
 
-@against(
+@ex.against(
     gain, edges=[{"inputs": i} for i in ([2, 0], [2], [1, 0, 0, 0], [2, 1, 1, 1])], rel_tol=1e-9
 )
-def check_ex_10_1(rng: Rng) -> Case:
+def check_ex_10_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(inputs)`: bytes apart over bytes fused, given each operator's own inputs."""
     first = int(rng.integers(1, 4))
     return {"inputs": [first, *rng.integers(0, 4, int(rng.integers(0, 12))).tolist()]}
 
 
-@judged(_judge_gradient, cases=2)
-def check_ex_10_4(rng: Rng) -> Case:
+@ex.judged(_judge_gradient, cases=2)
+def check_ex_10_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(elements)`: a schedule of the gradient of tanh on the 910A, as fast as ours."""
     return {"elements": CORES * 8192 * int(rng.integers(2, 9))}
 
 
-@judged(
+@ex.judged(
     _judge_shifted,
     edges=[{"tiles": t, "shift": s} for t, s in ((1, 16), (3, 0), (4, 16), (4, 1024), (3, 2048))],
     cases=6,
 )
-def check_ex_10_5(rng: Rng) -> Case:
+def check_ex_10_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(tiles, shift)`: x[shift + i] = relu(x[i] + b[i]) in place, three copies a tile."""
     return {"tiles": int(rng.integers(2, 7)), "shift": 16 * int(rng.integers(0, 200))}

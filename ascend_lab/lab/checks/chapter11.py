@@ -13,14 +13,7 @@ from ascend_lab.chip import BLOCK_BYTES, load_chip
 from ascend_lab.dsl.cross_core import two_pass
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import sanitize
-from ascend_lab.lab.checks.core import (
-    Case,
-    Rng,
-    against,
-    judged,
-    rows,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import simulate_kernel
 
 FP16_UNIT = 2.0**-11
@@ -34,7 +27,7 @@ CYCLE_SLACK = 1.3
 """A schedule may take this many times the cycles of ours."""
 
 
-def _judge_teeth(got: Any, case: Case) -> str | None:
+def _judge_teeth(got: Any, case: ex.Case) -> str | None:
     units, right = case["units"], worth_using(case["units"], case["most"])
     if not isinstance(got, list | tuple):
         return "expected a list of numbers of cores"
@@ -54,7 +47,7 @@ def worth_using(units: int, most: int) -> list[int]:
     return [n for n in range(1, most + 1) if n == 1 or largest[n - 1] < largest[n - 2]]
 
 
-def _judge_shares(got: Any, case: Case) -> str | None:
+def _judge_shares(got: Any, case: ex.Case) -> str | None:
     elements, cores = case["elements"], case["cores"]
     block = BLOCK_BYTES // case["itemsize"]
     wanted = min(cores, -(-elements // block))
@@ -65,7 +58,7 @@ def _judge_shares(got: Any, case: Case) -> str | None:
     for share in got:
         start, size = (int(n) for n in share)
         if start != at or size < 1:
-            return f"expected a share of at least one element from {at} on, got {show(share)}"
+            return f"expected a share of at least one element from {at} on, got {ex.show(share)}"
         if start % block:
             return f"expected starts at multiples of {block} elements, got {start}"
         at = start + size
@@ -83,7 +76,7 @@ def tree_pays_from(parts: int, step_cycles: float) -> float:
     return step_cycles * (rounds - 1) / (parts - 3 * rounds) if parts > 3 * rounds else math.inf
 
 
-def _judge_fold(got: Any, case: Case) -> str | None:
+def _judge_fold(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, te.Schedule):
         return "expected a schedule (te.create_schedule and steps)"
     rows, columns = case["rows"], case["columns"]
@@ -116,7 +109,7 @@ def _our_cycles(rows: int, columns: int) -> int:
     return simulate_kernel(te.lower(two_pass(y, chip)), chip).cycles
 
 
-def _judge_bound(got: Any, case: Case) -> str | None:
+def _judge_bound(got: Any, case: ex.Case) -> str | None:
     x, order = case["x"], case["order"]
     steps = additions(x.size, order)
     ours = steps * FP16_UNIT / (1 - steps * FP16_UNIT) * float(np.abs(x.astype(np.float64)).sum())
@@ -150,8 +143,8 @@ def narrow_sum(x: np.ndarray[Any, Any], order: str) -> np.float16:
     return np.float16(x[0])
 
 
-@judged(_judge_teeth, edges=rows("units most", (63, 32), (1, 8), (48, 48)))
-def check_ex_11_1(rng: Rng) -> Case:
+@ex.judged(_judge_teeth, edges=ex.rows("units most", (63, 32), (1, 8), (48, 48)))
+def check_ex_11_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(units, most)`: the numbers of cores worth using, in rising order.
 
     Units are dealt out in equal shares of ceil(units / n); n of 1..most is worth using if no fewer
@@ -160,14 +153,14 @@ def check_ex_11_1(rng: Rng) -> Case:
     return {"units": int(rng.integers(1, 400)), "most": int(rng.integers(1, 50))}
 
 
-@judged(
+@ex.judged(
     _judge_shares,
     edges=[
         {"elements": e, "itemsize": i, "cores": c}
         for e, i, c in ((1000, 2, 48), (1000, 2, 32), (5, 4, 8), (64, 1, 2), (33, 2, 3))
     ],
 )
-def check_ex_11_2(rng: Rng) -> Case:
+def check_ex_11_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(elements, itemsize, cores)`: a list of (start, size), one per core that works.
 
     The shares follow each other from 0 to `elements`, start at whole 32-byte blocks, and differ by
@@ -181,24 +174,21 @@ def check_ex_11_2(rng: Rng) -> Case:
     }
 
 
-@against(
+@ex.against(
     tree_pays_from, edges=[{"parts": p, "step_cycles": 350} for p in (2, 8, 16, 32)], rel_tol=1e-9
 )
-def check_ex_11_3(rng: Rng) -> Case:
+def check_ex_11_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(parts, step_cycles)`: the row cycles from which a tree beats a second pass.
 
     A row of partial results takes t cycles to move. The second pass, on one core: one step and
     parts * t. The tree: log2(parts) rounds of one step and 3 t. The answer is the t at which both
     take as long, infinity where there is none.
     """
-    return {
-        "parts": int(2 ** rng.integers(1, 10)),
-        "step_cycles": int(rng.integers(50, 2000)),
-    }
+    return {"parts": int(2 ** rng.integers(1, 10)), "step_cycles": int(rng.integers(50, 2000))}
 
 
-@judged(_judge_fold, edges=[{"rows": 8, "columns": 32768}], cases=2)
-def check_ex_11_4(rng: Rng) -> Case:
+@ex.judged(_judge_fold, edges=[{"rows": 8, "columns": 32768}], cases=2)
+def check_ex_11_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, columns)`: a schedule for the 910A that sums few long rows on all cores.
 
     x (rows, columns) fp16, y (rows,) fp32, added in fp32; right values, no finding of the
@@ -207,7 +197,7 @@ def check_ex_11_4(rng: Rng) -> Case:
     return {"rows": 8 * int(rng.integers(1, 3)), "columns": 4096 * int(rng.integers(2, 7))}
 
 
-@judged(
+@ex.judged(
     _judge_bound,
     edges=[
         {"x": x, "order": order}
@@ -219,7 +209,7 @@ def check_ex_11_4(rng: Rng) -> Case:
         for order in ("chain", "tree")
     ],
 )
-def check_ex_11_5(rng: Rng) -> Case:
+def check_ex_11_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(x, order)`: a bound of the error of adding up x in fp16, "chain" or "tree".
 
     It must not be below the error that happens, nor above 1.1 times gamma * sum |x|, where gamma

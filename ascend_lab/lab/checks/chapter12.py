@@ -10,14 +10,7 @@ import numpy as np
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import KernelBuilder, Program, sanitize
-from ascend_lab.lab.checks.core import (
-    Case,
-    Rng,
-    against,
-    equal_to,
-    judged,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate
 
 SIDE = 16
@@ -44,7 +37,7 @@ def count_bursts(
     return loads, stores, wire_bytes
 
 
-def _judge_turn(got: Any, case: Case) -> str | None:
+def _judge_turn(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, Program):
         return "expected a Program (end with k.finish())"
     chip, rows, columns = load_chip("Toy"), case["m"] * SIDE, case["n"] * SIDE
@@ -94,9 +87,9 @@ def _turn(chip: Chip, m: int, n: int) -> Program:
     return k.finish()
 
 
-def _judge_last(got: Any, case: Case) -> str | None:
+def _judge_last(got: Any, case: ex.Case) -> str | None:
     last = {int(row): place for place, row in enumerate(case["index"])}
-    return equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
+    return ex.equal_to(np.array([last[row] for row in sorted(last)]))(np.asarray(got))
 
 
 def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict[str, int]:
@@ -112,7 +105,7 @@ def moved_bytes(updates: int, distinct: int, row_bytes: int, cores: int) -> dict
     }
 
 
-def _judge_way(got: Any, case: Case) -> str | None:
+def _judge_way(got: Any, case: ex.Case) -> str | None:
     numbers = {name: case[name] for name in ("updates", "distinct", "row_bytes", "cores")}
     ways = moved_bytes(**numbers)
     if case["reproducible"]:
@@ -125,13 +118,13 @@ def _judge_way(got: Any, case: Case) -> str | None:
     return f"expected {' or '.join(map(repr, names))}, in bytes: {listed}"
 
 
-@against(
+@ex.against(
     count_bursts,
-    edges=rows(
+    edges=ex.rows(
         "rows columns block_rows block_columns", (64, 48, 16, 16), (17, 33, 16, 16), (5, 7, 1, 1)
     ),
 )
-def check_ex_12_1(rng: Rng) -> Case:
+def check_ex_12_1(rng: ex.Rng) -> ex.Case:
     """Check a burst counter: `fn(rows, columns, block_rows, block_columns)`.
 
     It returns (loads, stores, wire_bytes) of a transpose of fp16 numbers, block after block; the
@@ -141,8 +134,8 @@ def check_ex_12_1(rng: Rng) -> Case:
     return {name: int(rng.integers(1, 70)) for name in names}
 
 
-@judged(_judge_turn, edges=rows("m n", (1, 1), (1, 4), (4, 1)), cases=5)
-def check_ex_12_2(rng: Rng) -> Case:
+@ex.judged(_judge_turn, edges=ex.rows("m n", (1, 1), (1, 4), (4, 1)), cases=5)
+def check_ex_12_2(rng: ex.Rng) -> ex.Case:
     """Check a block transpose: `fn(m, n)` returns a `Program` for the Toy chip.
 
     y (16n, 16m) = x (16m, 16n) transposed, fp16, no finding of the sanitizer, and as fast as blocks
@@ -151,8 +144,10 @@ def check_ex_12_2(rng: Rng) -> Case:
     return {"m": int(rng.integers(1, 6)), "n": int(rng.integers(1, 6))}
 
 
-@judged(_judge_last, edges=[{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])])
-def check_ex_12_3(rng: Rng) -> Case:
+@ex.judged(
+    _judge_last, edges=[{"index": np.array(i)} for i in ([0], [2, 2, 2], [3, 1, 2], [1, 0, 1])]
+)
+def check_ex_12_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(index)`: positions of the updates that survive a scatter, by row.
 
     The last update of a row wins. Position p of the answer belongs to the p-th smallest row that is
@@ -162,14 +157,14 @@ def check_ex_12_3(rng: Rng) -> Case:
     return {"index": rng.integers(0, rows, int(rng.integers(1, 40)))}
 
 
-@judged(
+@ex.judged(
     _judge_way,
     edges=[
         {"updates": 64, "distinct": d, "row_bytes": b, "cores": c, "reproducible": r}
         for d, b, c, r in ((64, 32, 32, False), (64, 32, 2, True), (1, 32, 32, False))
     ],
 )
-def check_ex_12_4(rng: Rng) -> Case:
+def check_ex_12_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(updates, distinct, row_bytes, cores, reproducible)`: owner, atomic or sorted.
 
     The way that moves the fewest bytes between memory and cores for a scatter-add; `reproducible`

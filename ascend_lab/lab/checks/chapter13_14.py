@@ -12,23 +12,13 @@ from numpy.typing import NDArray
 
 from ascend_lab.graph import Graph, GraphBuilder, evaluate, random_inputs, to_text
 from ascend_lab.graph.passes import Draft, sweep
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_against,
-    check_property,
-    rows,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 
 DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 
 
-def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_13_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
 
     def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
@@ -37,7 +27,7 @@ def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
         return net.build()
 
-    def judge(got: Graph, case: Case) -> str | None:
+    def judge(got: Graph, case: ex.Case) -> str | None:
         used = [node.op for node in got.nodes]
         if "gemm" in used:
             return "which has a gemm in it; use matmul, muls and add"
@@ -47,32 +37,31 @@ def check_ex_13_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         if found.shape != expected.shape:
             return f"of shape {found.shape}, expected {expected.shape}"
         if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-            return (
-                f"which computes {show(found.ravel()[:3])}, expected {show(expected.ravel()[:3])}"
-            )
+            shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
+            return f"which computes {shown[0]}, expected {shown[1]}"
         return None
 
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"a": (2, 3), "b": (3, 4), "c": (4,), "attributes": {}},
         {"a": (2, 3), "b": (3, 4), "c": None, "attributes": {}},
         {"a": (3, 2), "b": (4, 3), "c": (2, 4), "attributes": {"transA": 1, "transB": 1}},
         {"a": (2, 3), "b": (3, 4), "c": (2, 1), "attributes": {"alpha": 0.5, "beta": 0.0}},
     ]
     if not callable(fn):
-        return check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
-    result = check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
+        return ex.check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
+    result = ex.check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
                             seed=seed)  # fmt: skip
     return replace(result, subject=fn)
 
 
-def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_13_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
 
     def interval(times: Sequence[float], over: Sequence[int], rate: float, wait: float, at: int
                  ) -> float:  # fmt: skip
         return max(sum(times[:at]), wait + over[at] / rate, sum(times[at:]))
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         times, over, rate, wait = case.values()
         if not isinstance(got, int | np.integer) or not 0 < got < len(times):
             return f"expected a position from 1 to {len(times) - 1}"
@@ -88,7 +77,7 @@ def check_ex_13_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         {"times_s": [4.0, 1.0, 1.0, 1.0], "bytes_over": [1] * 4, "rate": 8.0, "latency_s": 0.0},
         {"times_s": [1.0] * 4, "bytes_over": [9, 2, 9, 1], "rate": 1.0, "latency_s": 0.5},
     ]
-    return check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
 
 
 # -- cases ----------------------------------------------------------------------------------------
@@ -100,7 +89,7 @@ def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
     return product + full["beta"] * given["c"] if "c" in given else product
 
 
-def _draw_gemm(rng: np.random.Generator) -> Case:
+def _draw_gemm(rng: np.random.Generator) -> ex.Case:
     m, k, n = (int(s) for s in rng.integers(2, 6, 3))
     options = {"alpha": 0.25, "beta": 2.0, "transA": 1, "transB": 1}
     said = {key: value for key, value in options.items() if rng.random() < 0.5}
@@ -124,7 +113,7 @@ def _chain(length: int, rng: np.random.Generator | None = None) -> Graph:
     return net.build()
 
 
-def _draw_graph(rng: np.random.Generator) -> Case:
+def _draw_graph(rng: np.random.Generator) -> ex.Case:
     graph = _chain(int(rng.integers(2, 9)), rng)
     nodes = list(graph.nodes)
     if rng.random() < 0.6:
@@ -133,7 +122,7 @@ def _draw_graph(rng: np.random.Generator) -> Case:
     return {"graph": replace(graph, nodes=tuple(nodes))}
 
 
-def _draw_cut(rng: np.random.Generator) -> Case:
+def _draw_cut(rng: np.random.Generator) -> ex.Case:
     count = int(rng.integers(2, 12))
     return {
         "times_s": [float(t) for t in rng.uniform(0.5, 3.0, count)],
@@ -191,13 +180,13 @@ def _count(graph: Graph) -> int:
     return sum(node.op == "transpose" for node in graph.nodes)
 
 
-def check_ex_14_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_14_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
 
     def run(steps: Any, reads: Any) -> Graph:
         return rewritten(fn, chain_graph(steps, reads))
 
-    def judge(got: Graph, case: Case) -> str | None:
+    def judge(got: Graph, case: ex.Case) -> str | None:
         before = chain_graph(case["steps"], case["reads"])
         best = rewritten(merge_transposes, before)
         inputs = random_inputs(before, 14)
@@ -211,19 +200,19 @@ def check_ex_14_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
             return f"with {_count(got)} transposes, expected {_count(best)}"
         return None
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
         return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
 
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"steps": [2, 5], "reads": []},
         {"steps": [3, 4], "reads": []},
         {"steps": [3, 6, 4], "reads": []},
         {"steps": [3, 3, 3], "reads": [1]},
     ]
     if not callable(fn):
-        return check_property("ex_14_2", fn, judge, draw, seed=seed)
-    result = check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
+        return ex.check_property("ex_14_2", fn, judge, draw, seed=seed)
+    result = ex.check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
     return replace(result, subject=fn)
 
 
@@ -256,7 +245,7 @@ def fold(weight: Values, bias: Values, steps: Sequence[Step]) -> tuple[Values, V
     return w, b
 
 
-def draw_steps(rng: np.random.Generator) -> Case:
+def draw_steps(rng: np.random.Generator) -> ex.Case:
     """Return weights, bias and up to four steps for two to five channels."""
     k, c = (int(n) for n in rng.integers(2, 6, 2))
     steps: list[Step] = []
@@ -270,18 +259,18 @@ def draw_steps(rng: np.random.Generator) -> Case:
     return {"weight": weight, "bias": bias, "steps": steps}
 
 
-def check_ex_14_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_14_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
     rng = np.random.default_rng(3)
     weight, bias = rng.standard_normal((2, 1, 1, 1)), rng.standard_normal(2)
     ones, zeros = np.ones(2), np.zeros(2)
-    edges: list[Case] = [
+    edges: list[ex.Case] = [
         {"weight": weight, "bias": bias, "steps": []},
         {"weight": weight, "bias": bias, "steps": [("mul", np.array([2.0, 3.0]))]},
         {"weight": weight, "bias": bias, "steps": [("add", ones), ("mul", np.array([2.0, 3.0]))]},
         {"weight": weight, "bias": bias, "steps": [("bn", ones, zeros, ones, 4 * ones, 0.0)]},
     ]
-    return check_against(
+    return ex.check_against(
         "ex_14_4", fn, fold, draw_steps, rel_tol=1e-9, edge_cases=edges, cases=20, seed=seed
     )
 
@@ -298,7 +287,7 @@ def _answer_13_3(graph: Graph) -> str | None:
 SOUND_3 = _chain(5)
 
 
-@against(
+@ex.against(
     _answer_13_3,
     edges=[
         {"graph": SOUND_3},
@@ -324,7 +313,7 @@ SOUND_3 = _chain(5)
         },
     ],
 )
-def check_ex_13_3(rng: Rng) -> Case:
+def check_ex_13_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(graph)`: the first node that reads what is not there yet, or None."""
     return _draw_graph(rng)
 
@@ -332,9 +321,9 @@ def check_ex_13_3(rng: Rng) -> Case:
 CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
 
 
-@against(
+@ex.against(
     needed,
-    edges=rows(
+    edges=ex.rows(
         "nodes outputs effects",
         (CHAIN_3, ["n2"], set()),
         (CHAIN_3, ["x"], set()),
@@ -342,7 +331,7 @@ CHAIN_3 = [(f"n{i}", "relu", (f"n{i - 1}" if i else "x",)) for i in range(5)]
     ),
     cases=30,
 )
-def check_ex_14_3(rng: Rng) -> Case:
+def check_ex_14_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(nodes, outputs, effects)`: dead code elimination that keeps effects."""
     ops = ("add", "relu", "scatter", "print", "exp")
     names, nodes = ["x"], []

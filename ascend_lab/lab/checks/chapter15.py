@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.graph.memory import Buffer, plan
-from ascend_lab.lab.checks.core import (
-    Case,
-    Rng,
-    against,
-    judged,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 
 Life = tuple[int, int, int]
 """When a buffer is born, when it is dead, and its size."""
@@ -34,7 +28,7 @@ def peak(lives: Sequence[Life]) -> int:
     return max((sum(s for a, b, s in lives if a <= born < b) for born, _, _ in lives), default=0)
 
 
-def draw_lives(rng: np.random.Generator) -> Case:
+def draw_lives(rng: np.random.Generator) -> ex.Case:
     """Return up to 12 buffers, born within 9 tasks, in any order."""
     lives = []
     for _ in range(int(rng.integers(1, 13))):
@@ -109,7 +103,7 @@ def _compute(op: str, reads: Sequence[Values], size: int) -> Values:
     return -tiled[0] if op == "neg" else tiled[0] + tiled[1]
 
 
-def draw_nodes(rng: np.random.Generator) -> Case:
+def draw_nodes(rng: np.random.Generator) -> ex.Case:
     """Return up to 10 nodes over tensors of 8 elements and rows of 2, and one or two outputs."""
     sizes, nodes, names = {"x": 8, "row": 2}, [], ["x"]
     for i in range(int(rng.integers(1, 11))):
@@ -124,7 +118,7 @@ def draw_nodes(rng: np.random.Generator) -> Case:
     return {"nodes": nodes, "sizes": sizes, "outputs": outputs}
 
 
-def _pairs_judge(got: Any, case: Case) -> str | None:
+def _pairs_judge(got: Any, case: ex.Case) -> str | None:
     nodes, sizes, outputs = case["nodes"], case["sizes"], case["outputs"]
     reads = {name: node_reads for name, _, node_reads in nodes}
     try:
@@ -160,7 +154,7 @@ def trap(ratio: float) -> list[Life]:
     return [(0, 1, n), (0, 2, 1), (1, 2, n + 1)]
 
 
-@against(
+@ex.against(
     peak,
     edges=[
         {"lives": []},
@@ -168,12 +162,12 @@ def trap(ratio: float) -> list[Life]:
         {"lives": [(0, 9, 1), (1, 3, 2), (4, 6, 3)]},
     ],
 )
-def check_ex_15_1(rng: Rng) -> Case:
+def check_ex_15_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives)`: the most bytes alive at one time."""
     return draw_lives(rng)
 
 
-@against(
+@ex.against(
     by_size,
     edges=[
         {"lives": [(0, 2, 4), (2, 3, 5)]},
@@ -182,7 +176,7 @@ def check_ex_15_1(rng: Rng) -> Case:
         {"lives": [(0, 4, 6), (0, 1, 5), (0, 4, 4), (1, 2, 3), (1, 4, 2)]},
     ],
 )
-def check_ex_15_2(rng: Rng) -> Case:
+def check_ex_15_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(lives)`: an offset for each buffer, the largest placed first."""
     return draw_lives(rng)
 
@@ -190,9 +184,9 @@ def check_ex_15_2(rng: Rng) -> Case:
 SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
 
 
-@judged(
+@ex.judged(
     _pairs_judge,
-    edges=rows(
+    edges=ex.rows(
         "nodes sizes outputs",
         ([("a", "neg", ("x",)), ("b", "neg", ("a",))], SIZE8_3, ["b"]),
         ([("a", "neg", ("x",)), ("b", "shift", ("a",))], SIZE8_3, ["b"]),
@@ -206,12 +200,12 @@ SIZE8_3 = dict.fromkeys(("x", "a", "b", "c", "row"), 8)
         ([("a", "neg", ("x",)), ("b", "add", ("a", "a"))], SIZE8_3, ["b"]),
     ),
 )
-def check_ex_15_3(rng: Rng) -> Case:
+def check_ex_15_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(nodes, sizes, outputs)`: pairs (read, written) that may share bytes."""
     return draw_nodes(rng)
 
 
-def _judge_15_4(got: Any, case: Case) -> str | None:
+def _judge_15_4(got: Any, case: ex.Case) -> str | None:
     try:
         buffers = [Buffer(i, int(a), int(b), int(s)) for i, (a, b, s) in enumerate(got)]
     except (TypeError, ValueError):
@@ -229,7 +223,7 @@ def _judge_15_4(got: Any, case: Case) -> str | None:
     return None
 
 
-@judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
-def check_ex_15_4(rng: Rng) -> Case:
+@ex.judged(_judge_15_4, edges=[{"ratio": 1.05}, {"ratio": 1.5}, {"ratio": 1.99}], cases=15)
+def check_ex_15_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(ratio)`: buffers on which greedy by start loses by that ratio."""
     return {"ratio": round(float(rng.uniform(1.05, 1.95)), 3)}

@@ -10,15 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import InputError
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 
 Values = NDArray[np.float64]
 State = tuple[float, float, Values]
@@ -85,10 +77,10 @@ class KeyBlocks:
         return np.concatenate(ks), np.concatenate(vs)
 
 
-def check_ex_16_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_16_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(q, blocks)`: softmax(q k^T / sqrt(d)) v with k and v in blocks that pass once."""
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         counts = rng.integers(1, 9, int(rng.integers(1, 6)))
         n, d, e = (int(x) for x in rng.integers(1, 7, 3))
         spread = float(rng.choice([1.0, 30.0]))
@@ -97,17 +89,17 @@ def check_ex_16_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     rng = np.random.default_rng(16)
     edges = [_stream(rng, 1, 1, 1, [1], 1.0), _stream(rng, 3, 4, 2, [4, 4, 1], 1.0)]
     edges.append(_stream(rng, 3, 4, 2, [2, 2, 2], 60.0))
-    return check_property("ex_16_4", fn, _judge_stream, draw, edge_cases=edges, seed=seed)
+    return ex.check_property("ex_16_4", fn, _judge_stream, draw, edge_cases=edges, seed=seed)
 
 
 def _stream(
     rng: np.random.Generator, n: int, d: int, e: int, counts: list[int], spread: float
-) -> Case:
+) -> ex.Case:
     blocks = [(rng.normal(0, spread, (c, d)), rng.normal(0, 1, (c, e))) for c in counts]
     return {"q": rng.normal(0, spread, (n, d)), "blocks": KeyBlocks(blocks)}
 
 
-def _judge_stream(got: Any, case: Case) -> str | None:
+def _judge_stream(got: Any, case: ex.Case) -> str | None:
     q, (k, v) = case["q"], case["blocks"].whole()
     scores = q @ k.T / math.sqrt(q.shape[1])
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -126,12 +118,12 @@ EMPTY_1 = (-math.inf, 0.0, np.zeros(3))
 SOME_1 = _state(np.random.default_rng(1), 4, 2.0)
 
 
-@against(
+@ex.against(
     merge,
     edges=[{"a": a, "b": b} for a, b in ((SOME_1, EMPTY_1), (EMPTY_1, SOME_1), (EMPTY_1, EMPTY_1))],
     rel_tol=1e-9,
 )
-def check_ex_16_1(rng: Rng) -> Case:
+def check_ex_16_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(a, b)`: the state (m, l, o) of two blocks of scores from the states of each.
 
     The state of no scores at all is (-inf, 0, 0).
@@ -140,8 +132,8 @@ def check_ex_16_1(rng: Rng) -> Case:
     return {name: _state(rng, int(rng.integers(1, 9)), spread) for name in "ab"}
 
 
-@against(keys_outside, edges=rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
-def check_ex_16_2(rng: Rng) -> Case:
+@ex.against(keys_outside, edges=ex.rows("n t d keys", (4096, 4096, 64, 128), (64, 100, 16, 128)))
+def check_ex_16_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(n, t, d, keys)`: bytes of the order with the loop over blocks of keys outside.
 
     k and v (t, d) are read once. For each block of `keys` all of q (n, d) is read, and of all n
@@ -152,10 +144,11 @@ def check_ex_16_2(rng: Rng) -> Case:
     return {"n": n, "t": t, "d": d, "keys": int(rng.integers(1, 600))}
 
 
-@against(
-    causal_blocks, edges=rows("n rows keys", (8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16))
+@ex.against(
+    causal_blocks,
+    edges=ex.rows("n rows keys", (8, 2, 2), (100, 100, 7), (100, 7, 100), (33, 16, 16)),
 )
-def check_ex_16_3(rng: Rng) -> Case:
+def check_ex_16_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(n, rows, keys)`: blocks with a score whose key is not behind its query."""
     return {
         "n": int(rng.integers(1, 300)),

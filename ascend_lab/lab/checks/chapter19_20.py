@@ -21,18 +21,7 @@ from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
 from ascend_lab.kernels.gemm_schedule import GemmShape
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_behind_wall,
-    check_property,
-    judged,
-    raised,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.process import Tell, Verdict
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (7, 112), (2, 600), (9, 80), (6, 1000), (4, 300))
@@ -51,7 +40,7 @@ def _backed_up(tree: Tree, point: Point, cost: float) -> Tree:
     return grown
 
 
-def _draw_tree(rng: np.random.Generator) -> Case:
+def _draw_tree(rng: np.random.Generator) -> ex.Case:
     def point() -> Point:
         return ("ABC"[rng.integers(3)], *(int(v) for v in rng.integers(1, 3, 2)))
 
@@ -61,7 +50,7 @@ def _draw_tree(rng: np.random.Generator) -> Case:
     return {"tree": tree, "point": point(), "cost": float(rng.integers(10, 99))}
 
 
-def check_ex_19_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_19_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(name, options)`: the values of a decision worth keeping.
 
     On elementwise operators of the Toy chip, all schedules are enumerated: a best one must stay,
@@ -73,9 +62,9 @@ def check_ex_19_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
     for shape in SHAPES:
         small_space(shape)  # kept here: what a check computes ends with it
-    cases: list[Case] = [{"shape": shape} for shape in SHAPES]
+    cases: list[ex.Case] = [{"shape": shape} for shape in SHAPES]
     tested = kept if callable(fn) else fn
-    found = check_property(
+    found = ex.check_property(
         "ex_19_3", tested, _judge_kept, lambda _: {}, edge_cases=cases, cases=0, seed=seed
     )
     return replace(found, subject=fn)
@@ -103,7 +92,7 @@ def small_space(shape: tuple[int, int]) -> tuple[Space, dict[Point, float]]:
     return space, {point: measure(point) for point in space.points()}
 
 
-def _judge_kept(got: Sequence[Point], case: Case) -> str | None:
+def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     _, costs = small_space(case["shape"])
     if not got:
         return "expected some schedules to stay"
@@ -127,7 +116,7 @@ STUDENT_95 = 2.045
 """97.5 % point of Student's t with 29 degrees of freedom."""
 
 
-def _forced(last: Sequence[int]) -> Case:
+def _forced(last: Sequence[int]) -> ex.Case:
     """Return a crossing whose last decision wants 8, when only two other values are options."""
     mother, father = (1, 1, 1, 8), (1, 2, 2, 1)
     rows = [mother, father, *((1, 1, 2, value) for value in last)]
@@ -142,11 +131,11 @@ def _space(rng: np.random.Generator) -> TableSpace:
     return TableSpace(("a", "b", "c", "d"), [[int(v) for v in column] for column in rows.T])
 
 
-def _judge_repair(got: Any, case: Case) -> str | None:
+def _judge_repair(got: Any, case: ex.Case) -> str | None:
     return _follows(got, case["tilings"], [(value,) for value in case["wanted"]])
 
 
-def _judge_child(got: Any, case: Case) -> str | None:
+def _judge_child(got: Any, case: ex.Case) -> str | None:
     pairs = zip(case["mother"], case["father"], case["coins"], strict=True)
     return _follows(got, case["tilings"], [(a, b) if coin else (b, a) for a, b, coin in pairs])
 
@@ -216,13 +205,13 @@ def _watched(fn: Any) -> Search:
             if isinstance(batch, tuple) and not any(isinstance(v, tuple) for v in batch):
                 raise _NoSearchError(f"expected a list of points, got the point {batch}")
             if not isinstance(batch, list) or not all(isinstance(p, tuple) for p in batch):
-                raise _NoSearchError(f"expected a list of points, got {show(batch)}")
+                raise _NoSearchError(f"expected a list of points, got {ex.show(batch)}")
             costs = yield batch
 
     return search
 
 
-def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_20_3(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(tilings, rng, start)`: a search that ends below random order over 30 seeds.
 
     Both have the same seeds and 150 trials; the 95 % interval of the mean difference of
@@ -241,24 +230,24 @@ def check_ex_20_3(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         except _NoSearchError as error:
             return False, str(error), SEEDS
         except Exception as error:
-            return False, f"your search {raised(error)}", SEEDS
+            return False, f"your search {ex.raised(error)}", SEEDS
         tell(SEEDS, "random order")
         low, high = interval(mine - regrets(lambda: random_order, seeds))
         said = f"best costs relative to random order's, 95 % interval over {SEEDS} seeds: "
         said += f"{math.exp(low):.3f} to {math.exp(high):.3f}"
         return high < 0, said + ("" if high < 0 else ", expected an interval below 1"), SEEDS
 
-    return check_behind_wall("ex_20_3", fn, run, seed)
+    return ex.check_behind_wall("ex_20_3", fn, run, seed)
 
 
-@against(
+@ex.against(
     _backed_up,
     edges=[
         {"tree": {}, "point": ("A", 1), "cost": 9.0},
         {"tree": {(): (1, 5.0), ("A",): (1, 5.0)}, "point": ("A",), "cost": 7.0},
     ],
 )
-def check_ex_19_2(rng: Rng) -> Case:
+def check_ex_19_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(tree, point, cost)`: the tree after one more trial, backed up by the minimum.
 
     The tree is a dictionary from prefixes to (visits, least cost below); prefixes that are new
@@ -267,8 +256,8 @@ def check_ex_19_2(rng: Rng) -> Case:
     return _draw_tree(rng)
 
 
-@judged(_judge_repair, cases=60)
-def check_ex_20_1(rng: Rng) -> Case:
+@ex.judged(_judge_repair, cases=60)
+def check_ex_20_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(tilings, wanted)`: the legal point that keeps each wanted value it can.
 
     Decisions are taken in order; where the value is no option, the one of closest ratio is.
@@ -277,8 +266,8 @@ def check_ex_20_1(rng: Rng) -> Case:
     return {"tilings": space, "wanted": tuple(int(v) for v in rng.choice(SIZES, 4))}
 
 
-@judged(_judge_child, edges=[_forced(row) for row in FORCED], cases=60)
-def check_ex_20_2(rng: Rng) -> Case:
+@ex.judged(_judge_child, edges=[_forced(row) for row in FORCED], cases=60)
+def check_ex_20_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(tilings, mother, father, coins)`: a legal child of two legal parents.
 
     A decision takes the value of `mother` where its coin is true, else that of `father`; if that is

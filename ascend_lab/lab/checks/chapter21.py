@@ -14,16 +14,7 @@ from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, GraphBuilder
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    judged,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 
 Costs = Mapping[tuple[int, int], float]
 """Cost of units first .. stop-1 as one segment."""
@@ -31,7 +22,7 @@ UNITS = 6
 EYES_CHIP = "Ascend310P3"
 
 
-def _fit(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> Case:
+def _fit(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> ex.Case:
     given = rows, halo, row_bytes, weights, capacity
     return dict(zip(("rows", "halo", "row_bytes", "weights", "capacity"), given, strict=True))
 
@@ -64,7 +55,7 @@ def chain_cost(cuts: Sequence[int], cost: Costs) -> float:
     return sum(cost[a, b] for a, b in pairwise(cuts))
 
 
-def _judge_chain(got: Any, case: Case) -> str | None:
+def _judge_chain(got: Any, case: ex.Case) -> str | None:
     count, cost = case["count"], case["cost"]
     if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
         return f"expected cut points from 0 to {count}, each larger than the one before"
@@ -73,14 +64,14 @@ def _judge_chain(got: Any, case: Case) -> str | None:
     return None if found == best else f"which costs {found:g}, expected a chain that costs {best:g}"
 
 
-def check_ex_21_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_21_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn()`: regions under which the chapter's network beats the tuner's plan.
 
     The function returns a list of `Region`s of `eyes()`, prepared for the Ascend310P3.
     """
     graph, limit_s = _opponent()
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         if not isinstance(got, list | tuple) or not all(isinstance(r, Region) for r in got):
             return "expected a list of regions"
         try:
@@ -90,7 +81,7 @@ def check_ex_21_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
         return None if time_s < limit_s else f"which take {told}"
 
-    return check_property("ex_21_4", fn, judge, lambda rng: {}, cases=1, seed=seed)
+    return ex.check_property("ex_21_4", fn, judge, lambda rng: {}, cases=1, seed=seed)
 
 
 def eyes() -> Graph:
@@ -116,7 +107,7 @@ def _opponent() -> tuple[Graph, float]:
     return graph, plan_time(graph, plan, chip)
 
 
-@against(
+@ex.against(
     least_slices,
     edges=[
         _fit(16, 0, 10, 0, 160),
@@ -126,7 +117,7 @@ def _opponent() -> tuple[Graph, float]:
         _fit(8, 0, 10, 5, 10),
     ],
 )
-def check_ex_21_1(rng: Rng) -> Case:
+def check_ex_21_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits.
 
     A slice of n has at most ceil(rows / n) rows and needs `halo` more, but never more than all;
@@ -138,8 +129,8 @@ def check_ex_21_1(rng: Rng) -> Case:
     return _fit(rows, int(rng.integers(0, 7)), row_bytes, weights, room)
 
 
-@against(chain_rows, edges=rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
-def check_ex_21_2(rng: Rng) -> Case:
+@ex.against(chain_rows, edges=ex.rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
+def check_ex_21_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last.
 
     `layers` are pairs (window, stride), the first layer first; padding is not counted.
@@ -149,16 +140,16 @@ def check_ex_21_2(rng: Rng) -> Case:
     return {"layers": layers, "rows": int(rng.integers(1, 30))}
 
 
-@judged(
+@ex.judged(
     _judge_chain,
-    edges=rows(
+    edges=ex.rows(
         "count cost",
         (1, {(0, 1): 4.0}),
         (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}),
     ),
     cases=60,
 )
-def check_ex_21_3(rng: Rng) -> Case:
+def check_ex_21_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost.
 
     `cost[i, j]` is the cost of units i .. j-1 together; all 32 chains of six units are tried.

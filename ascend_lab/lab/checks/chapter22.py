@@ -10,17 +10,7 @@ import numpy as np
 
 from ascend_lab.cluster import Round, Schedule, execute
 from ascend_lab.errors import ClusterError
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    judged,
-    rows,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 
 
 def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
@@ -30,19 +20,19 @@ def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float
     return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
 
 
-def check_ex_22_2(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(ranks)`: rounds of a reduce-scatter, lists of (source, target, block).
 
     Right values, ranks - 1 rounds, and one block sent and received by each rank in each round.
     """
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         return {"ranks": int(rng.integers(2, 12))}
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         return _judge_rounds(got, int(case["ranks"]), np.random.default_rng(seed))
 
-    return check_property("ex_22_2", fn, judge, draw, edge_cases=[{"ranks": 2}], seed=seed)
+    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=[{"ranks": 2}], seed=seed)
 
 
 def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
@@ -67,7 +57,7 @@ def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
     wanted = np.sum(arrays, axis=0).reshape(ranks, 3)
     for rank, (one, two) in enumerate(zip(found, wanted, strict=True)):
         if not np.array_equal(one, two):
-            return f"with which rank {rank} ends with {show(one)}, expected {show(two)}"
+            return f"with which rank {rank} ends with {ex.show(one)}, expected {ex.show(two)}"
     return None
 
 
@@ -104,12 +94,12 @@ def two_levels_s(
     return inside + between
 
 
-@against(
+@ex.against(
     crossover_bytes,
-    edges=rows("ranks alpha_s beta_s_per_byte", (2, 1e-6, 1e-10), (4, 1e-6, 1e-10)),
+    edges=ex.rows("ranks alpha_s beta_s_per_byte", (2, 1e-6, 1e-10), (4, 1e-6, 1e-10)),
     rel_tol=1e-9,
 )
-def check_ex_22_1(rng: Rng) -> Case:
+def check_ex_22_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster.
 
     Against recursive doubling, for powers of two; infinite where that always wins.
@@ -121,7 +111,7 @@ def check_ex_22_1(rng: Rng) -> Case:
     }
 
 
-def _judge_22_3(got: Any, case: Case) -> str | None:
+def _judge_22_3(got: Any, case: ex.Case) -> str | None:
     if not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number (int) of at least 1"
     best = best_chunks(**case)
@@ -131,13 +121,13 @@ def _judge_22_3(got: Any, case: Case) -> str | None:
     return None
 
 
-@judged(
+@ex.judged(
     _judge_22_3,
-    edges=rows(
+    edges=ex.rows(
         "ranks size_bytes alpha_s beta_s_per_byte", (2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)
     ),
 )
-def check_ex_22_3(rng: Rng) -> Case:
+def check_ex_22_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain.
 
     A broadcast along a chain of p ranks in k chunks takes (p - 2 + k) (a + n b / k). Any count
@@ -154,12 +144,12 @@ def check_ex_22_3(rng: Rng) -> Case:
 EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
 
 
-@against(
+@ex.against(
     two_levels_s,
     edges=[{"servers": 1, "each": 8, **EDGE_4}, {"servers": 16, "each": 1, **EDGE_4}],
     rel_tol=1e-9,
 )
-def check_ex_22_4(rng: Rng) -> Case:
+def check_ex_22_4(rng: ex.Rng) -> ex.Case:
     """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce.
 
     `inner` and `outer` are (alpha_s, beta_s_per_byte); rings at both levels, one rail for each

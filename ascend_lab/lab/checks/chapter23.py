@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ascend_lab.lab.checks.core import (
-    DEFAULT_SEED,
-    Case,
-    CheckResult,
-    Rng,
-    against,
-    check_property,
-    judged,
-    rows,
-    show,
-)
+from ascend_lab.lab.checks import core as ex
 from ascend_lab.parallel.plans.pipeline import bubble_share
 from ascend_lab.parallel.plans.plan import state_bytes
 
@@ -59,7 +49,7 @@ def sent_bytes(
     )
 
 
-def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
+def check_ex_23_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
     """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
 
     `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
@@ -67,7 +57,7 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
     slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
     """
 
-    def draw(rng: np.random.Generator) -> Case:
+    def draw(rng: np.random.Generator) -> ex.Case:
         tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
         hidden = ranks * int(rng.integers(1, 5))
         return {
@@ -87,7 +77,7 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
 
         return fn(x, ups, downs, slope, all_reduce), len(calls)
 
-    def judge(got: Any, case: Case) -> str | None:
+    def judge(got: Any, case: ex.Case) -> str | None:
         found, calls = got
         wanted = one_device(
             case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"]
@@ -97,8 +87,8 @@ def check_ex_23_4(fn: Any, *, seed: int = DEFAULT_SEED) -> CheckResult:
         )
 
     if not callable(fn):
-        return check_property("ex_23_4", fn, judge, draw, seed=seed)
-    return replace(check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
+        return ex.check_property("ex_23_4", fn, judge, draw, seed=seed)
+    return replace(ex.check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
 
 
 def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
@@ -126,7 +116,7 @@ def _judge_ranks(found: Any, ranks: int, wanted: Pass) -> str | None:
     for (name, right), mine in zip(parts, lists, strict=True):
         for rank, (one, two) in enumerate(zip(mine, right, strict=True)):
             if one.shape != two.shape or not np.allclose(one, two):
-                return f"expected on rank {rank} the {name} {show(two)}, got {show(one)}"
+                return f"expected on rank {rank} the {name} {ex.show(two)}, got {ex.show(one)}"
     return None
 
 
@@ -152,7 +142,7 @@ def degrees(devices: int, heads: int, layers: int, batch: int) -> list[tuple[int
     ]
 
 
-def _judge_23_1(got: Any, case: Case) -> str | None:
+def _judge_23_1(got: Any, case: ex.Case) -> str | None:
     if isinstance(got, bool) or not isinstance(got, int | np.integer) or got < 1:
         return "expected a whole number of at least 1"
     best = least_micro_batches(**case)
@@ -162,18 +152,18 @@ def _judge_23_1(got: Any, case: Case) -> str | None:
     return None
 
 
-@judged(_judge_23_1, edges=rows("stages bubble", (1, 0.5), (2, 0.9)))
-def check_ex_23_1(rng: Rng) -> Case:
+@ex.judged(_judge_23_1, edges=ex.rows("stages bubble", (1, 0.5), (2, 0.9)))
+def check_ex_23_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(stages, bubble)`: the least micro-batches whose bubble is at most a share."""
     return {"stages": int(rng.integers(1, 40)), "bubble": float(rng.uniform(0.01, 0.95))}
 
 
-@against(
+@ex.against(
     zero_bytes,
     edges=[{"parameters": 10**9, "ranks": 64, "stage": stage} for stage in range(4)],
     rel_tol=1e-9,
 )
-def check_ex_23_2(rng: Rng) -> Case:
+def check_ex_23_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(parameters, ranks, stage)`: bytes of weights, gradients and Adam's state a device.
 
     Mixed precision, 2 + 2 + 12 bytes a parameter; the ZeRO stage says what is spread.
@@ -185,7 +175,7 @@ def check_ex_23_2(rng: Rng) -> Case:
     }
 
 
-@against(
+@ex.against(
     sent_bytes,
     edges=[
         {
@@ -201,7 +191,7 @@ def check_ex_23_2(rng: Rng) -> Case:
     ],
     rel_tol=1e-9,
 )
-def check_ex_23_3(rng: Rng) -> Case:
+def check_ex_23_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(data, tensor, pipeline, layers, width, length, batch)`: bytes a device sends.
 
     Three numbers, along each axis, in a step; numbers of two bytes, rings, 12 width^2 parameters
@@ -219,7 +209,7 @@ def check_ex_23_3(rng: Rng) -> Case:
     }
 
 
-def _judge_23_5(got: Any, case: Case) -> str | None:
+def _judge_23_5(got: Any, case: ex.Case) -> str | None:
     try:
         found = [tuple(int(n) for n in plan) for plan in got]
     except (TypeError, ValueError):
@@ -227,11 +217,11 @@ def _judge_23_5(got: Any, case: Case) -> str | None:
     return _judge_plans(found, degrees(**case))
 
 
-@judged(
+@ex.judged(
     _judge_23_5,
-    edges=rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
+    edges=ex.rows("devices heads layers batch", (1, 1, 1, 1), (8, 1, 1, 1), (64, 40, 48, 256)),
 )
-def check_ex_23_5(rng: Rng) -> Case:
+def check_ex_23_5(rng: ex.Rng) -> ex.Case:
     """Check `fn(devices, heads, layers, batch)`: every (data, tensor, pipeline) that can be.
 
     Products are the devices; tensor divides the heads, pipeline the layers, data the batch.

@@ -13,13 +13,7 @@ from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
 from ascend_lab.aoe.gradient.splits import all_splits, check_split, end_s, split_at, table_of
 from ascend_lab.errors import AscendLabError
-from ascend_lab.lab.checks.core import (
-    Case,
-    Rng,
-    against,
-    judged,
-    rows,
-)
+from ascend_lab.lab.checks import core as ex
 
 WORSE = 1.5
 """What exercise 4 asks for: the rule's end / the best end."""
@@ -57,7 +51,7 @@ def best_of(
     )
 
 
-def _draw(rng: np.random.Generator, count: int) -> Case:
+def _draw(rng: np.random.Generator, count: int) -> ex.Case:
     gaps = rng.exponential(1.0, count)
     sizes = np.maximum(1, rng.lognormal(1.5, 1.5, count)).astype(int)
     return {
@@ -106,26 +100,26 @@ def best_batch(times: Mapping[int, float], limit: float) -> int | None:
 EDGE_1 = {"ready": [1.0, 2.0], "sizes": [3, 4], "a": 10.0, "b": 1.0}
 
 
-@against(tail_of, edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}], rel_tol=CLOSE)
-def check_ex_24_1(rng: Rng) -> Case:
+@ex.against(tail_of, edges=[{**EDGE_1, "lasts": [1]}, {**EDGE_1, "lasts": [0, 1]}], rel_tol=CLOSE)
+def check_ex_24_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(ready, sizes, a, b, lasts)`: the last bucket's end behind the last gradient."""
     count = int(rng.integers(1, 9))
     cuts = [i for i in range(count - 1) if rng.random() < 0.5]
     return {**_draw(rng, count), "lasts": [*cuts, count - 1]}
 
 
-@against(
+@ex.against(
     merged,
-    edges=rows(
+    edges=ex.rows(
         "ready sizes a b", ([0.0, 0.9, 1.8], [10, 0, 0], 1.0, 1.0), ([0.0, 5.0], [1, 1], 1.0, 1.0)
     ),
 )
-def check_ex_24_2(rng: Rng) -> Case:
+def check_ex_24_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(ready, sizes, a, b)`: the last gradients of the buckets by the merge rule."""
     return _draw(rng, int(rng.integers(1, 12)))
 
 
-def _judge_24_3(got: Any, case: Case) -> str | None:
+def _judge_24_3(got: Any, case: ex.Case) -> str | None:
     given = case["ready"], case["sizes"], case["a"], case["b"]
     try:
         lasts = [int(last) for last in got]
@@ -143,8 +137,8 @@ def _judge_24_3(got: Any, case: Case) -> str | None:
 EDGE_3 = {"ready": [0.0, 1.0, 2.0], "sizes": [1, 1, 10], "a": 1.0, "b": 1.0}
 
 
-@judged(_judge_24_3, edges=[{**EDGE_3, "most": 1}, {**EDGE_3, "most": 3}], cases=30)
-def check_ex_24_3(rng: Rng) -> Case:
+@ex.judged(_judge_24_3, edges=[{**EDGE_3, "most": 1}, {**EDGE_3, "most": 3}], cases=30)
+def check_ex_24_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(ready, sizes, a, b, most)`: last gradients of the best split in `most` buckets.
 
     Compared with every split of up to 12 gradients; any split of the earliest end passes.
@@ -153,7 +147,7 @@ def check_ex_24_3(rng: Rng) -> Case:
     return {**case, "most": int(rng.integers(1, 5))}
 
 
-def _judge_24_4(got: Any, case: Case) -> str | None:
+def _judge_24_4(got: Any, case: ex.Case) -> str | None:
     try:
         ready, sizes, a, b = got
         if any(size != int(size) for size in sizes):
@@ -170,34 +164,34 @@ def _judge_24_4(got: Any, case: Case) -> str | None:
     return None
 
 
-@judged(_judge_24_4, cases=1)
-def check_ex_24_4(rng: Rng) -> Case:
+@ex.judged(_judge_24_4, cases=1)
+def check_ex_24_4(rng: ex.Rng) -> ex.Case:
     """Check `fn()`: (ready, sizes, a, b) for which the merge rule ends 1.5 times as late."""
     return {}
 
 
-@against(
+@ex.against(
     two_credits,
-    edges=rows("none a b both", (8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)),
+    edges=ex.rows("none a b both", (8.0, 4.0, 2.0, 1.0), (8.0, 2.0, 2.0, 2.0)),
     rel_tol=1e-9,
 )
-def check_ex_25_1(rng: Rng) -> Case:
+def check_ex_25_1(rng: ex.Rng) -> ex.Case:
     """Check `fn(none, a, b, both)`: the factors credited to a and b, from four times."""
     none = float(rng.uniform(10, 1000))
     a, b = (none / float(f) for f in rng.uniform(0.8, 5, 2))
     return {"none": none, "a": a, "b": b, "both": none / float(rng.uniform(1, 12))}
 
 
-@against(
+@ex.against(
     no_longer_matter,
-    edges=rows(
+    edges=ex.rows(
         "operators least",
         ([("a", 1, 1000, 500), ("b", 1, 1000, 1000)], 0.01),
         ([("a", 10, 100, 50), ("b", 1, 1000, 500)], 0.3),
         ([("a", 1, 1000, 910), ("b", 9, 100, 100)], 0.0485),
     ),
 )
-def check_ex_25_2(rng: Rng) -> Case:
+def check_ex_25_2(rng: ex.Rng) -> ex.Case:
     """Check `fn(operators, least)`: names of those whose perfect tuning gains less than `least`.
 
     `operators` are rows (name, count, cycles, bound); a gain is (before - after) / after of the
@@ -211,9 +205,9 @@ def check_ex_25_2(rng: Rng) -> Case:
     return {"operators": rows, "least": float(rng.choice([0.001, 0.01, 0.1]))}
 
 
-@against(
+@ex.against(
     best_batch,
-    edges=rows(
+    edges=ex.rows(
         "times limit",
         ({1: 10.0, 2: 20.0}, 50.0),
         ({1: 10.0, 8: 50.0, 16: 120.0}, 200.0),
@@ -221,7 +215,7 @@ def check_ex_25_2(rng: Rng) -> Case:
         ({4: 10.0}, 9.0),
     ),
 )
-def check_ex_25_3(rng: Rng) -> Case:
+def check_ex_25_3(rng: ex.Rng) -> ex.Case:
     """Check `fn(times, limit)`: the batch of the highest rate within a limit of latency, or None.
 
     `times` maps batches to milliseconds; of equal rates the smaller batch.

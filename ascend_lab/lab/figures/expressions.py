@@ -98,9 +98,7 @@ def _bars_of_bytes(
 
 
 def _bars_of_cycles(
-    ax: Any,
-    runs: list[dict[str, KernelTimeline | None]],
-    shapes: tuple[tuple[int, int], ...],
+    ax: Any, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> None:
     looks = ((st.ORANGE, ""), (st.SKY, "///"))
     top = max(r.cycles for each in runs for r in each.values() if r)
@@ -133,9 +131,7 @@ def _letters(ax: Any, count: int, right: float) -> None:
 
 
 def _alt(
-    chip: str,
-    runs: list[dict[str, KernelTimeline | None]],
-    shapes: tuple[tuple[int, int], ...],
+    chip: str, runs: list[dict[str, KernelTimeline | None]], shapes: tuple[tuple[int, int], ...]
 ) -> str:
     parts = []
     for each, (rows, columns) in zip(runs, shapes, strict=True):

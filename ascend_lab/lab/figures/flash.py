@@ -133,11 +133,7 @@ def _mib(size: float) -> str:
 
 @st.styled
 def fig_flash_blocks(
-    length: int = 1024,
-    depth: int = 64,
-    rows: int = 128,
-    keys: int = 128,
-    chip: str = "Ascend910A",
+    length: int = 1024, depth: int = 64, rows: int = 128, keys: int = 128, chip: str = "Ascend910A"
 ) -> st.LabFigure:
     """Draw the blocks of the scores that exist one at a time, and what they take on the core.
 

@@ -284,11 +284,7 @@ def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
 
 @st.styled
 def fig_fusion(
-    length: int = 2,
-    mib: int = 32,
-    ub_kib: int = 256,
-    each: str = "relu",
-    chip: str = "Ascend910A",
+    length: int = 2, mib: int = 32, ub_kib: int = 256, each: str = "relu", chip: str = "Ascend910A"
 ) -> st.LabFigure:
     """Draw `fig_levels` for a chain of `length` operators on tensors of `mib` MiB of fp16.
 

@@ -66,10 +66,7 @@ def fig_buckets(
 
 @st.styled
 def fig_caps(
-    rows: Sequence[Gradient],
-    alpha_us: float = 400.0,
-    gbytes_per_s: float = 1.0,
-    points: int = 41,
+    rows: Sequence[Gradient], alpha_us: float = 400.0, gbytes_per_s: float = 1.0, points: int = 41
 ) -> st.LabFigure:
     """Draw when all is sent if buckets close at a size, over that size, beside the best split."""
     if alpha_us < 0 or gbytes_per_s <= 0 or points < 2:

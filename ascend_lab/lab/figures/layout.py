@@ -54,11 +54,7 @@ def fig_addresses(maps: Mapping[str, AddressMap]) -> st.LabFigure:
 
 @st.styled
 def fig_element(
-    row: int = 17,
-    column: int = 21,
-    dtype: str = "fp16",
-    rows: int = 28,
-    columns: int = 44,
+    row: int = 17, column: int = 21, dtype: str = "fp16", rows: int = 28, columns: int = 44
 ) -> st.LabFigure:
     """Mark one element of a ragged matrix in ND, zZ, zN and nZ, with its address in each.
 

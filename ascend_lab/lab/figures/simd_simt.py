@@ -111,10 +111,7 @@ def mask_of(n: int, density: float, run_length: int, seed: int = 0) -> np.ndarra
 
 @st.styled
 def fig_bound(
-    lanes: int = 64,
-    mask_density: float = 0.5,
-    run_length: int = 1,
-    bytes_per_cycle: int = 32,
+    lanes: int = 64, mask_density: float = 0.5, run_length: int = 1, bytes_per_cycle: int = 32
 ) -> st.LabFigure:
     """Draw the parts, the bracket from longest part to their sum, and the time of a branchy kernel.
 

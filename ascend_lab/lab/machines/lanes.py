@@ -91,10 +91,8 @@ def bank_ways(addresses: Array, active: Array, banks: int = 32, bank_bytes: int 
 
 # Execute a kernel in groups of lanes: values, active masks, and what each group issued.
 #
-# Scalar, vector and warp machines are one machine with a different width: one lane, the lanes of
-# a
-# vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch
-# turns
+# Scalar, vector and warp machines are one machine with a different width: one lane, the lanes of a
+# vector register, the 32 threads of a warp. Lanes of a group share the instruction; a branch turns
 # some of them off. The Python loop runs over the body, NumPy over all groups at once, so the cost
 # of executing does not depend on n in Python steps.
 

@@ -45,12 +45,7 @@ from ascend_lab.lab.machines.warps import Simt
 
 def saxpy(n: int) -> Kernel:
     """Return y = a*x + y over n elements: 2 operations and 3 memory accesses per element."""
-    body = (
-        Load("x", "x"),
-        Load("y", "y"),
-        Arith("y", "mad", ("a", "x", "y")),
-        Store("y", "y"),
-    )
+    body = (Load("x", "x"), Load("y", "y"), Arith("y", "mad", ("a", "x", "y")), Store("y", "y"))
     return Kernel("saxpy", n, body, ("a",))
 
 

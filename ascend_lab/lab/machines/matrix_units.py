@@ -127,10 +127,8 @@ def cube_matmul(machine: Cube, program: Matmul, inputs: Mapping[str, Array]) -> 
 
 # A weight-stationary systolic array: values that really move, one step per cycle.
 #
-# Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at
-# cycle
-# m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c
-# at
+# Element (r, c) of the array keeps one weight B[r, c]. Row r of the array receives A[m, r] at cycle
+# m + r; values travel right, partial sums travel down, and C[m, c] leaves the bottom of column c at
 # cycle m + (R - 1) + c. A tile of M rows therefore takes M + R + C - 2 cycles, and R more to load
 # its weights.
 

@@ -100,9 +100,8 @@ def product(a: Array, b: Array, accumulate: np.dtype) -> Array:
 
 # Elementwise work as a matmul: what a machine that can only multiply matrices must do with it.
 #
-# If every output is a sum of inputs times numbers, out = c1*x1 + c2*x2 + ..., it is the product
-# of a
-# small matrix of numbers with the stacked inputs. With the elements folded into r rows,
+# If every output is a sum of inputs times numbers, out = c1*x1 + c2*x2 + ..., it is the product of
+# a small matrix of numbers with the stacked inputs. With the elements folded into r rows,
 #
 #     out (r x n/r) = [c1*I | c2*I | ...] (r x p*r)  @  [X1; X2; ...] (p*r x n/r).
 

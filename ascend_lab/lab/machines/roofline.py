@@ -96,8 +96,7 @@ def _positive(who: str, what: str, value: float) -> None:
 # A simulated launch under one roofline per memory level, from the bytes it counted itself.
 #
 # Levels are named by their wires: "L1→L0" fills L0A and L0B, "L2→L1" fills L1, "memory→L2" is
-# device
-# memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
+# device memory, both directions. For each of them  time >= bytes / rate, and time >= ops / peak.
 
 
 INTO_L0, INTO_L1, INTO_L2 = "L1→L0", "L2→L1", "memory→L2"

@@ -146,8 +146,7 @@ def _finish(
 #
 # One repeat works on up to 256 bytes, 8 blocks of 32 bytes; `mask` switches off lanes at its end;
 # the next repeat starts `stride_blocks` blocks further on; one instruction repeats at most 255
-# times
-# (Ascend C documentation, vector instructions).
+# times (Ascend C documentation, vector instructions).
 
 
 BLOCK_BYTES = 32

@@ -108,11 +108,10 @@ def warp_parts(machine: Simt, load: WarpLoad, resident: int) -> tuple[float, flo
 
 # A warp scheduler, cycle by cycle: the small truth behind the closed form of `occupancy`.
 #
-# It issues one instruction per cycle and scheduler slot to the warp that has waited longest,
-# keeps a
-# scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
-# closed
-# form is fast and a bound. Tests hold the two against each other, and a figure draws this one.
+# It issues one instruction per cycle and scheduler slot to the warp that has waited longest, keeps
+# a scoreboard per warp, and serves memory first come, first served. It is slow and exact; the
+# closed form is fast and a bound. Tests hold the two against each other, and a figure draws this
+# one.
 
 
 MAX_ISSUES = 200_000
