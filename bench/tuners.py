@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe import Settings, tune, tune_operator
 from ascend_lab.aoe.bank import BankEntry, Knowledge
-from ascend_lab.aoe.cube.job import CubeJob, cube_table, prove, small_space
+from ascend_lab.aoe.cube.job import CubeJob, cube_space, prove
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.network import entry_of
 from ascend_lab.aoe.operators import Tunable, operators_of
@@ -23,6 +23,7 @@ from ascend_lab.aoe.search import Mcts
 from ascend_lab.aoe.space import Point, TableSpace
 from ascend_lab.aoe.vector.job import VectorJob
 from ascend_lab.aoe.vector.prior import learn
+from ascend_lab.aoe.workers import attempt
 from ascend_lab.chip import load_chip
 from ascend_lab.data import FOLDER
 from ascend_lab.errors import AscendLabError
@@ -79,6 +80,10 @@ def proofs(network: str, chip: str) -> Proofs:
     )
 
 
+SMALL = 3000
+"""Points of a space that is measured as a whole."""
+
+
 def cube_cases(count: int = 20) -> Iterator[Case]:
     """Yield measured spaces of cube operators, spread over networks and chips."""
     found = 0
@@ -87,9 +92,9 @@ def cube_cases(count: int = 20) -> Iterator[Case]:
             if operator.unit == "cube" and number % 2 == 0 and found < count:
                 job = CubeJob(operator)
                 m = job.measure
-                space = small_space(m.shape, m.chip, m.demand)
+                space = cube_space(m.shape, m.chip, m.demand, SMALL, default=False)
                 name = f"{network} {number} {operator.chip.name}"
-                yield name, space, cube_table(space, m)
+                yield name, space, np.array([attempt(m, point)[0] for point in space.points()])
                 found += 1
 
 

@@ -11,7 +11,6 @@ from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import Mcts, tree_of
 from ascend_lab.aoe.space import TableSpace
 from ascend_lab.aoe.vector import VectorMeasure
-from ascend_lab.aoe.vector.job import NestCosts
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import (
     broadcast,
@@ -27,6 +26,7 @@ from ascend_lab.dsl import (
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
+from ascend_lab.lab.nest_costs import NestCosts
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}

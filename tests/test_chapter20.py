@@ -9,7 +9,6 @@ from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.search import SEARCHES, random_order
-from ascend_lab.aoe.search.genetic import SimpleGenetic
 from ascend_lab.aoe.space import completed, crossed, mutated, nearest
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError
@@ -19,6 +18,7 @@ from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
 from ascend_lab.lab.checks.chapter19_20 import interval
+from ascend_lab.lab.simple_genetic import SimpleGenetic
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")

@@ -7,7 +7,14 @@ from itertools import permutations
 
 import pytest
 
-from ascend_lab.aoe.techniques import (
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
+from ascend_lab.lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
+from ascend_lab.lab.checks.chapter24_25 import best_batch, no_longer_matter, two_credits
+from ascend_lab.lab.figures import fig_time_left
+from ascend_lab.lab.figures.tuned_networks import one_block, time_by_limit
+from ascend_lab.lab.techniques import (
     TECHNIQUES,
     all_times,
     believed_chip,
@@ -17,13 +24,6 @@ from ascend_lab.aoe.techniques import (
     ladder,
     shares,
 )
-from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
-from ascend_lab.lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
-from ascend_lab.lab.checks.chapter24_25 import best_batch, no_longer_matter, two_credits
-from ascend_lab.lab.figures import fig_time_left
-from ascend_lab.lab.figures.tuned_networks import one_block, time_by_limit
 
 CHIP = load_chip("Ascend310")
 

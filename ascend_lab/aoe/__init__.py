@@ -24,8 +24,17 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.subgraph import network_bound
     from ascend_lab.aoe.tuning import Result, tune_operator
 
-_ROOMS = ("search", "bank", "operators", "cube.job", "subgraph", "tuning", "network", "engine",
-          "report")  # fmt: skip
+_HOMES = {
+    "bank": ("Knowledge", "open_knowledge"),
+    "cube.job": ("CubeJob",),
+    "engine": ("Tuning", "tune"),
+    "network": ("NetworkResult", "tune_network"),
+    "operators": ("Tunable", "operators_of"),
+    "report": ("Report",),
+    "search": ("SEARCHES", "search_named"),
+    "subgraph": ("network_bound",),
+    "tuning": ("Result", "tune_operator"),
+}
 
 __all__ = [
     "SEARCHES",
@@ -57,9 +66,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a word of the facade from the first room that has it."""
-    for room in _ROOMS if name in __all__ else ():
-        module = import_module(f"{__name__}.{room}")
-        if name in vars(module):
-            return vars(module)[name]
+    """Return a word of the facade from where it is at home."""
+    for home, words in _HOMES.items():
+        if name in words:
+            return getattr(import_module(f"{__name__}.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.cube.conv_space import conv_row, conv_space
-from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, schedule_of, small_space
+from ascend_lab.aoe.cube.job import CubeMeasure, cube_space, point_of, schedule_of
 from ascend_lab.aoe.cube.space import SLOTS, CubeSpace, evens, gemm_row, gemm_space, sides, word_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError
@@ -175,7 +175,7 @@ def test_spaces_stay_small() -> None:
         for most in (3000, 100_000):
             space = cube_space(shape, chip, None, most)
             assert 1 <= space.size <= most
-        coarse = small_space(shape, chip)
+        coarse = cube_space(shape, chip, None, 3000, default=False)
         assert coarse.size <= 3000
         assert np.all(np.diff(coarse.genes["rows"]) >= 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from inspect import ismodule
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import search_cases as cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab import aoe
 from ascend_lab.aoe.space import (
     TableSpace,
     completed,
@@ -81,3 +83,11 @@ def test_tables_that_cannot_be():
     for point in ((2, 3, "z"), (2, 3), (5, 3, "x"), (2, 1, "w")):
         with pytest.raises(InputError, match="a point of the space"):
             space.row(point)
+
+
+def test_the_facade_gives_every_word_and_no_module():
+    for word in aoe.__all__:
+        found = getattr(aoe, word)
+        assert not ismodule(found), word
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = aoe.nothing

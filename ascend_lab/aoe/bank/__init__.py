@@ -1,6 +1,6 @@
 """The knowledge bank: what tuning has found, kept in one file, so that it is found once."""
 
-from ascend_lab.aoe.bank.place import (
+from ascend_lab.aoe.bank.knowledge import (
     Decision,
     Knowledge,
     Origin,

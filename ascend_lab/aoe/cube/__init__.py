@@ -1,1 +1,1 @@
-"""Tilings of matrix products and convolutions as a space: bounds, proofs, warm starts."""
+"""Tilings of matrix products and convolutions as a space: bounds, walks, proofs."""

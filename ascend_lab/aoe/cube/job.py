@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.aoe.cube.bound import Bounds, CubeProblem
 from ascend_lab.aoe.cube.conv_space import CONV_NAMES, conv_row, conv_schedule_of, conv_space
@@ -27,7 +26,7 @@ from ascend_lab.aoe.cube.space import (
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable, base_name, warm_cycles
 from ascend_lab.aoe.space import Point, TableSpace, completed
-from ascend_lab.aoe.workers import Deadline, attempt
+from ascend_lab.aoe.workers import Deadline
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice
@@ -41,9 +40,6 @@ from ascend_lab.kernels.default_schedules import candidates, conv_schedule, defa
 from ascend_lab.kernels.epilogue import Demand, Epilogue, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
-
-SMALL = 3000
-"""Points of a space that is measured as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +65,18 @@ def _kind(shape: Shape) -> _Kind:
 
 
 def cube_space(
-    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = MOST
+    shape: Shape,
+    chip: Chip,
+    demand: Demand | None = None,
+    most: int = MOST,
+    *,
+    default: bool = True,
 ) -> CubeSpace:
-    """Return the space of a product or a convolution, thinned out to about `most` points."""
-    return _kind(shape).space(shape, chip, demand, most)
+    """Return the space of a product or a convolution, thinned out to about `most` points.
 
-
-def small_space(
-    shape: Shape, chip: Chip, demand: Demand | None = None, most: int = SMALL
-) -> CubeSpace:
-    """Return a coarse space: every size so far above the last that all can be measured.
-
-    The default schedule is not added to it: between such sizes no search could find its way there.
+    Without `default` it is not added: between the sizes of a coarse space no search could find it.
     """
-    return _kind(shape).space(shape, chip, demand, most, default=False)
-
-
-def cube_table(space: CubeSpace, measure: CubeMeasure) -> NDArray[np.float64]:
-    """Return the cycles of every row of a space, infinite where there is no kernel."""
-    return np.array([attempt(measure, point)[0] for point in space.points()])
+    return _kind(shape).space(shape, chip, demand, most, default=default)
 
 
 def schedule_of(shape: Shape, point: Point) -> GemmSchedule:
@@ -235,17 +224,12 @@ CHUNK = 512
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The best point found, its cycles, and a bound that no point of the space is below.
-
-    `trials` kernels were simulated, `walked` bounded by a walk, of `points` in the space.
-    """
+    """The best point found, its cycles, a bound that no point is below, and kernels simulated."""
 
     point: Point
     cycles: float
     lower_bound: float
     trials: int
-    walked: int
-    points: int
 
     @property
     def proven(self) -> bool:
@@ -314,8 +298,7 @@ def prove(
         search.step()
         told(search.trials, most)
     cycles, point = search.best
-    low = min(cycles, *search.least)
-    return Proof(point, cycles, low, search.trials, search.walked, space.size)
+    return Proof(point, cycles, min(cycles, *search.least), search.trials)
 
 
 TILING_NAMES = tuple(f.name for f in fields(Tilings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search.genetic import Birth, Genetic, SimpleGenetic
+from ascend_lab.aoe.search.genetic import Birth, Genetic
 from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
 from ascend_lab.aoe.search.plain import (
     Annealing,
@@ -66,7 +66,6 @@ __all__ = [
     "IteratedLocal",
     "Mcts",
     "Node",
-    "SimpleGenetic",
     "Surrogate",
     "exhaustive",
     "paced",

@@ -36,7 +36,6 @@ from ascend_lab.graph import Compiled, Graph, Node, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.counts import live_bytes, node_macs, weight_bytes
-from ascend_lab.graph.layout import ELEMENTWISE
 
 COVERED = ("covered",)
 """The decision of a unit that lies in a region that started before it."""
@@ -364,4 +363,4 @@ def _needs_all(graph: Graph, node: Node) -> bool:
         stride = node.attr("stride", 1)
         steps = (stride, stride) if isinstance(stride, int) else tuple(stride)
         return all(k >= s for k, s in zip(kernel, steps, strict=True))
-    return node.op in ELEMENTWISE or node.op in PRODUCTS or node.op in ("softmax", "layer_norm")
+    return node.has("lanes") or node.op in PRODUCTS or node.op in ("softmax", "layer_norm")

@@ -102,21 +102,17 @@ def read_layout(state: State, phase: Phase) -> Layout:
 
 def nest_needs(laid: State, root: str, chip: Chip) -> tuple[int, int, int]:
     """Return bytes of UB with one slot a tile, bytes of every further slot, and queues."""
-    done = complete(laid, root)
-    one, two = (ub_bytes(_deep(done, depth), root, chip) for depth in (1, 2))
-    return one, two - one, queues(done)
+    done, sizes = complete(laid, root), []
+    for depth in (1, 2):
+        stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
+        sizes.append(ub_bytes(replace(done, stages=tuple(stages)), root, chip))
+    return sizes[0], sizes[1] - sizes[0], queues(done)
 
 
 def along_lanes(stage: Stage) -> bool:
     """True if a fold walks its source along the axis that lies contiguously."""
     last = stage.reduce[-1].name
     return any(dict(r.index[-1].terms).get(last) == 1 for r in stage.reads if r.index)
-
-
-def _deep(done: State, depth: int) -> State:
-    """Return a completed nest with so many slots a tile."""
-    stages = (replace(s, depth=depth) if isinstance(s, Stage) else s for s in done.stages)
-    return replace(done, stages=tuple(stages))
 
 
 def queues(done: State) -> int:
@@ -172,7 +168,12 @@ def width_ladder(
     least = min(unit, share)
     if least >= share or not good(least):
         return []
-    first = _first(share, unit, good)
+    low, high = 1, up(share, unit)
+    while low < high:  # the least number of tiles that fit, by bisection
+        middle = (low + high) // 2
+        fits = good(min(share, up(up(share, middle), unit) * unit))
+        low, high = (low, middle) if fits else (middle + 1, high)
+    first = low
     found: dict[int, None] = {}
     ladder = FINE if fine else TILES
     for tiles in (first, *(max(first, n) for n in ladder), *(n * first for n in ladder)):
@@ -181,16 +182,6 @@ def width_ladder(
             found[width] = None
     found = found or {least: None}
     return sorted(found, reverse=True)[: 2 * WIDTHS if fine else WIDTHS]
-
-
-def _first(share: int, unit: int, good: Callable[[int], bool]) -> int:
-    """Return the least number of tiles that fit, by bisection."""
-    low, high = 1, up(share, unit)
-    while low < high:
-        middle = (low + high) // 2
-        fits = good(min(share, up(up(share, middle), unit) * unit))
-        low, high = (low, middle) if fits else (middle + 1, high)
-    return low
 
 
 def aligned(width: int, unit: int, repeat: int) -> int:

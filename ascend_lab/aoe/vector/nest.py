@@ -72,17 +72,11 @@ class NestSpace:
         self._written: dict[object, bool] = {}
         self._roomy: dict[object, list[tuple[int, ...]]] = {}
         self._count, self._counted = 0, False
-        self.default: Layout | None = None
-        self.default_point: Point | None = None
-        if default is not None:
-            self._admit(default)
-
-    def _admit(self, default: Layout) -> None:
-        """Make the default a point: its own numbers become options where they are not yet."""
         self.default = default
-        point = self._decisions(default)
-        plain = (WHOLE, *LEAST[1:])
-        self.default_point = point if self.layout(point) == default else plain
+        self.default_point: Point | None = None
+        if default is not None:  # its own numbers become options where they are not yet
+            point = self._decisions(default)
+            self.default_point = point if self.layout(point) == default else (WHOLE, *LEAST[1:])
 
     def _decisions(self, layout: Layout) -> Point:
         """Return the decisions that come nearest to given numbers."""
@@ -251,13 +245,11 @@ class NestSpace:
         return [n for n in found if self._reaches((*prefix, n))]
 
     def _share2(self, prefix: Point) -> Sequence[int]:
-        axes = prefix[0].split("+")
-        found = self._rest(axes, prefix[1]) if len(axes) == 2 else [0]
-        return [n for n in found if len(axes) == 1 or self._reaches((*prefix, n))]
-
-    def _rest(self, axes: Sequence[str], share: int) -> list[int]:
-        taken = -(-self.extents[axes[0]] // share)
-        return self._shares(axes[1], self.cores // taken, self.cores // taken)
+        first, _, second = prefix[0].partition("+")
+        if not second:
+            return [0]
+        rest = self.cores // -(-self.extents[first] // prefix[1])
+        return [n for n in self._shares(second, rest, rest) if self._reaches((*prefix, n))]
 
     def _shares(self, axis: str, cores: int, least: int = 0) -> list[int]:
         """Return the shares of one core along an axis, for few cores only where little is done."""

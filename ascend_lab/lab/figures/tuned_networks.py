@@ -10,13 +10,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ascend_lab.aoe.techniques import TECHNIQUES, Times, compile_with, factor_range, factors
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.techniques import TECHNIQUES, Times, compile_with, factor_range, factors
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import combinations
 from math import comb, exp, log
 
@@ -29,6 +29,7 @@ from ascend_lab.graph.lower.matmul import batched_output, product_job
 from ascend_lab.graph.lower.vector import vector_outputs
 from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.tasks import lowered_once
+from ascend_lab.isa import Kernel
 from ascend_lab.kernels import GemmSchedule
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 
@@ -37,8 +38,6 @@ TECHNIQUES = ("rewriting", "layouts", "fusion", "large tiles", "double buffers",
 SMALL = 8
 """Without large tiles a scheduler sees this fraction of L0 and UB; L1 must hold rows of images."""
 BUFFERS = ("L0A", "L0B", "L0C", "UB")
-_BELIEVED: dict[tuple[int, bool, bool], tuple[Chip, Chip]] = {}
-_SINGLE: dict[tuple[str, int], tuple[Chip, Lowered]] = {}
 
 
 def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "fp16") -> Compiled:
@@ -51,13 +50,8 @@ def compile_with(graph: Graph, chip: Chip, on: Iterable[str], *, dtype: str = "f
         raise InputError(", ".join(TECHNIQUES), ", ".join(unknown), "choose among them")
     believed = believed_chip(chip, "all cores" in on, "large tiles" in on)
     follow = "layouts" in on
-    road = Road(
-        passes=DEFAULT if "rewriting" in on else (),
-        dtype=dtype,
-        layouts=partial(assign_layouts, follow=follow),
-        joined=follow,
-        fusion="fusion" in on,
-    )
+    road = Road(DEFAULT if "rewriting" in on else (), dtype=dtype, joined=follow,
+                layouts=partial(assign_layouts, follow=follow), fusion="fusion" in on)  # fmt: skip
     compiled = finish_stages(front_stages(graph, believed, road), believed, road).compiled
     if "double buffers" not in on:
         compiled = single_buffered(compiled)
@@ -84,17 +78,14 @@ def all_times(
     return {on: simulate_graph(compile_with(graph, chip, on)).time_s for on in sets}
 
 
+@lru_cache(64)
 def believed_chip(chip: Chip, all_cores: bool, large_tiles: bool) -> Chip:
     """Return the chip as a scheduler sees it; the chip itself if it sees all."""
     if all_cores and large_tiles:
         return chip
-    key = (id(chip), all_cores, large_tiles)
-    if key not in _BELIEVED:
-        part = 1 if large_tiles else SMALL
-        sizes = {n: s // (part if n in BUFFERS else 1) for n, s in chip.buffers.items()}
-        cores = chip.core_count if all_cores else 1
-        _BELIEVED[key] = chip, replace(chip, core_count=cores, buffers=sizes)
-    return _BELIEVED[key][1]
+    part = 1 if large_tiles else SMALL
+    sizes = {n: s // (part if n in BUFFERS else 1) for n, s in chip.buffers.items()}
+    return replace(chip, core_count=chip.core_count if all_cores else 1, buffers=sizes)
 
 
 def single_buffered(compiled: Compiled) -> Compiled:
@@ -104,17 +95,10 @@ def single_buffered(compiled: Compiled) -> Compiled:
     """
     chip = compiled.chip
     tasks = tuple(
-        replace(t, lowered=_single(t.piece, t.lowered, chip)) if t.lowered else t
+        replace(t, lowered=_with_one_slot(t.piece, t.lowered, chip)) if t.lowered else t
         for t in compiled.tasks
     )
     return replace(compiled, tasks=tasks)
-
-
-def _single(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
-    key = (piece.key, id(chip))
-    if key not in _SINGLE:
-        _SINGLE[key] = chip, _with_one_slot(piece, lowered, chip)
-    return _SINGLE[key][1]
 
 
 def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
@@ -127,10 +111,15 @@ def _with_one_slot(piece: Piece, lowered: Lowered, chip: Chip) -> Lowered:
         return lowered_once(piece, chip, Choice(tiling=tiling))
     if not unit:
         return lowered
+    return replace(lowered, kernel=_one_slot_kernel(piece, unit, chip))
+
+
+@lru_cache(1024)
+def _one_slot_kernel(piece: Piece, unit: str, chip: Chip) -> Kernel:
     outputs = [batched_output(piece)] if unit == "product" else vector_outputs(piece)[0]
     steps = json.loads(te.auto_schedule(outputs, chip).to_json())
     steps["steps"] = [s for s in steps["steps"] if s[0] != "double_buffer"]
-    return replace(lowered, kernel=te.lower(te.replay(outputs, chip, json.dumps(steps))))
+    return te.lower(te.replay(outputs, chip, json.dumps(steps)))
 
 
 def default_tiling(piece: Piece, chip: Chip) -> GemmSchedule:
