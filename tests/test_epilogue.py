@@ -45,6 +45,7 @@ from ascend_lab.lab.kernels.convolution_ways import (
 from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute, simulate
 
+
 def pack_pixels(shape, values, *, dense=False):
     """Lay values (n, k, oh, ow) out as the convolution's output: a tile operand."""
     if dense:

@@ -17,22 +17,10 @@ from numpy.typing import NDArray
 
 from ascend_lab.aoe.subgraph.regions import Region, SlicePlan, axis_number
 from ascend_lab.errors import InputError
-from ascend_lab.graph import Constant
-from ascend_lab.graph import Fill
-from ascend_lab.graph import Graph
-from ascend_lab.graph import Node
-from ascend_lab.graph import TensorType
-from ascend_lab.graph import infer
-from ascend_lab.graph.draft import Draft
-from ascend_lab.graph.draft import given_attrs
-from ascend_lab.graph.slice import Rules
-from ascend_lab.graph.slice import all_rules
-from ascend_lab.graph.slice import cut_node
-from ascend_lab.graph.slice import part_of
-from ascend_lab.graph.slice import split_rule
-from ascend_lab.graph.slice import walk
-from ascend_lab.ops.slicing import Cut
-from ascend_lab.ops.slicing import Range
+from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, infer
+from ascend_lab.graph.draft import Draft, given_attrs
+from ascend_lab.graph.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
+from ascend_lab.ops.slicing import Cut, Range
 
 
 @dataclass(frozen=True)
