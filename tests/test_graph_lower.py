@@ -38,6 +38,8 @@ from ascend_lab.ops.verify import check_within, sample
 
 CHIPS = {name: load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2")}
 NAMES = tuple(CHIPS)
+EACH = (pytest.param("Toy", marks=pytest.mark.full), *NAMES[1:])
+"""A coupled and a split chip in every run, the small one besides in a full one."""
 rng = np.random.default_rng(5)
 
 
@@ -128,7 +130,7 @@ def test_every_operator_alone(name):
     assert checked >= 3
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize(
     "name", ["conv2d", "depthwise_conv2d", *COMPUTED_WEIGHTS, "matmul", "batch_matmul", "attention"]
 )
@@ -206,7 +208,7 @@ def small(graph, inputs):
     return max(np.abs(v.astype(np.float64)).max() for v in found) < 1000
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @settings(max_examples=35)
 @given(graph=whole_graphs(), fusion=st.booleans())
 def test_whole_numbers_come_out_bit_for_bit(graph, fusion, chip):
@@ -246,7 +248,7 @@ def test_rows_that_pad_do_not_become_columns_that_count(batch, fusion):
 
 
 @pytest.mark.parametrize("fusion", [True, False])
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 def test_channels_that_pad_stay_finite(fusion, chip):
     """(conv + 300)^2 is small where the bias is -300, and 90000 where there is no channel."""
     net = GraphBuilder("net", "fp16")
@@ -270,7 +272,7 @@ def test_exponentials_of_padding_are_bounded_step_by_step():
     assert layouts == ["NC1HWC0"] * 3 + ["ND"] * 2
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("n", [5, 16, 33])
 def test_attention_of_ragged_lengths(chip, n):
     net = GraphBuilder("attention", "fp16")
@@ -283,7 +285,7 @@ def test_attention_of_ragged_lengths(chip, n):
     assert_close(net.build(), {"x": half(2, n, 32)}, chip, share=1e-2)
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("n", [5, 40])
 def test_one_kernel_of_attention_on_operands_with_dirty_padding(n, chip):
     """Rows that pad keys and values hold halves and fifties; the kernel must not count them."""
@@ -310,7 +312,7 @@ def test_softmax_of_ragged_rows_between_products():
 
 
 # -- images ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("channels", [1, 3, 17, 33])
 def test_images_of_odd_channels_and_sizes(channels, chip):
     """Convolutions of all kinds, an SE block, broadcasts and joins, batch 2."""
@@ -330,7 +332,7 @@ def test_images_of_odd_channels_and_sizes(channels, chip):
     assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("parts", [(16, 16), (16, 48, 16), (5, 27)])
 def test_joins_and_cuts_along_channels(parts, chip):
     net = GraphBuilder("blocks", "fp16")
@@ -403,7 +405,7 @@ def test_images_and_matrices_of_the_same_tensor():
         assert all(np.array_equal(got[n], wanted[n]) for n in wanted)
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("channels", [3, 17, 40])
 def test_int8_networks(channels, chip):
     """Quantised layers behind each other: blocks of 32 read, blocks of 16 written."""
@@ -420,7 +422,7 @@ def test_int8_networks(channels, chip):
 
 
 # -- products -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", EACH)
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 40, 10), (5, 17, 33), (16, 16, 16), (35, 1, 1)])
 def test_products_every_way_round(m, k, n, fixed, chip):

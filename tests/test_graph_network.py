@@ -31,6 +31,7 @@ from ascend_lab.graph.placement import (
 )
 
 TOY, A910, B910 = (load_chip(name) for name in ("Toy", "Ascend910A", "Ascend910B2"))
+EACH = (pytest.param(TOY, marks=pytest.mark.full), A910, B910)
 
 
 def stages_of(graph, chip=TOY, **how):
@@ -53,7 +54,7 @@ def small_net(channels=16, side=8):
 
 
 # -- totals ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("chip", EACH, ids=lambda chip: chip.name)
 @pytest.mark.parametrize("fusion", [True, False])
 def test_a_network_is_the_sum_of_its_kernels(chip, fusion):
     stages = stages_of(small_net(), chip, fusion=fusion)
@@ -100,7 +101,7 @@ def test_bounds_hold_in_random_networks(graph):
         assert again.summary() == times.summary()
 
 
-@pytest.mark.parametrize("chip", [TOY, A910, B910], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("chip", EACH, ids=lambda chip: chip.name)
 def test_memory_traffic_is_at_least_what_must_cross(chip):
     """Weights and inputs come in once at least, outputs go out."""
     graph = small_net(32, 16)

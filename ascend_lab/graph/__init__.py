@@ -1,8 +1,18 @@
-"""Graphs of operators: build or import, rewrite, fuse, lay out, plan memory, compile, time."""
+"""Graphs of operators: build or import, rewrite, lay out, fuse, lower, plan memory, time."""
 
-from ascend_lab.graph.compile import Stages, compile_graph, compile_stages, run_compiled
+from ascend_lab.graph.compile import (
+    Road,
+    Stages,
+    compile_graph,
+    compile_stages,
+    finish_stages,
+    front_stages,
+    run_compiled,
+)
+from ascend_lab.graph.counts import live_bytes, weight_bytes
 from ascend_lab.graph.draft import Draft, GraphBuilder, Value, ordered, pruned
 from ascend_lab.graph.evaluate import evaluate, evaluate_all, random_inputs
+from ascend_lab.graph.fusion import fusion_rule, rules_restored
 from ascend_lab.graph.ir import (
     Constant,
     Fill,
@@ -15,6 +25,9 @@ from ascend_lab.graph.ir import (
     verify,
 )
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
+from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
+from ascend_lab.graph.slice import rules_of
+from ascend_lab.graph.switches import parse_switches
 from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.graph.text import Table, from_text, table
 
@@ -28,25 +41,38 @@ __all__ = [
     "NetworkTimeline",
     "Node",
     "OperatorTime",
+    "Road",
     "Seeded",
     "Stages",
     "Table",
     "Task",
     "TensorType",
     "Value",
+    "buffers_of",
     "compile_graph",
     "compile_stages",
+    "constant_bytes",
     "evaluate",
     "evaluate_all",
+    "finish_stages",
     "from_text",
+    "front_stages",
+    "fusion_rule",
+    "in_place_pairs",
     "infer",
+    "live_bytes",
     "ordered",
+    "parse_switches",
+    "plan_network",
     "pruned",
     "random_inputs",
+    "rules_of",
+    "rules_restored",
     "run_compiled",
     "run_tasks",
     "simulate_graph",
     "table",
     "to_text",
     "verify",
+    "weight_bytes",
 ]

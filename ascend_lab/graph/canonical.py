@@ -18,8 +18,6 @@ import numpy as np
 from ascend_lab.chip import Chip
 from ascend_lab.graph.draft import Draft, pruned
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
-from ascend_lab.graph.layout import ELEMENTWISE
-from ascend_lab.graph.lower import CONVOLUTIONS
 from ascend_lab.ops.operator import get
 
 FLASH = "flash_attention"
@@ -151,7 +149,7 @@ def _batches(draft: Draft, node: Node) -> tuple[tuple[int, ...], ...]:
 def _takes_no_bias(draft: Draft, node: Node) -> bool:
     """Tell whether a convolution's bias has to be added by a node of its own."""
     fixed = node.inputs[2] in draft.constants
-    return node.op == "conv_transpose2d" or (node.op in CONVOLUTIONS and not fixed)
+    return node.op == "conv_transpose2d" or (node.has("convolution") and not fixed)
 
 
 def _bias_apart(draft: Draft, node: Node) -> str:
@@ -225,7 +223,7 @@ def _sink(graph: Graph) -> Graph:
             if len(source) == 2 and len(shape) > 2 and source[-1] == shape[-1]:
                 flat[node.output] = node.inputs[0]
     for node in draft:
-        if node.op not in ELEMENTWISE or not any(n in flat for n in node.inputs):
+        if not node.has("lanes") or not any(n in flat for n in node.inputs):
             continue
         rows = [flat.get(n) or _row(draft, n) for n in node.inputs]
         if all(rows):

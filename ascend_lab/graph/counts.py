@@ -8,7 +8,6 @@ from itertools import accumulate
 from ascend_lab.graph.ir import Graph, Node, Seeded
 from ascend_lab.ops.slicing import Range
 
-CONVOLVE = ("conv2d", "conv_transpose2d", "depthwise_conv2d")
 STATISTICS = (3, 4)
 """Inputs of a batch norm that training averages but no gradient changes: mean and variance."""
 
@@ -54,8 +53,10 @@ def peak_bytes(graph: Graph) -> int:
 # -- pixels, parameters, products -----------------------------------------------------------------
 def pixels(graph: Graph, node: Node) -> int:
     """Return the pixels of all images that a convolution writes; 0 for other operators."""
-    n, _, h, w = graph.types[node.output].shape if node.op in CONVOLVE else (0,) * 4
-    return n * h * w
+    if node.has("convolution") or node.op == "conv_transpose2d":
+        n, _, h, w = graph.types[node.output].shape
+        return n * h * w
+    return 0
 
 
 def parameters(graph: Graph) -> int:

@@ -206,9 +206,9 @@ class Draft:
         return None if title is None else self.current(title)
 
     def only(self, name: str, *ops: str) -> Node | None:
-        """Return the maker of a tensor if it is one of `ops` and has no other reader."""
+        """Return the maker of a tensor if it is one of `ops` (if given) and has no other reader."""
         node = self.maker(name)
-        fits = node is not None and node.op in ops and len(node.outputs) == 1
+        fits = node is not None and (not ops or node.op in ops) and len(node.outputs) == 1
         return node if fits and self.uses[self.resolve(name)] == 1 else None
 
     def type(self, name: str) -> TensorType:

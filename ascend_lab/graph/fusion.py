@@ -31,8 +31,6 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.graph.decide import pays
 from ascend_lab.graph.ir import Graph, Node, operator_of
-from ascend_lab.graph.layout import ELEMENTWISE
-from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.switches import Switches
 
@@ -42,10 +40,6 @@ AUTOMATIC = "AutomaticUbFusion"
 """The name of fusion by dominators, which comes after all rules."""
 LONGEST = 29
 """Elementwise operators in one group at most (AutomaticUbFusion of GE)."""
-REDUCTIONS = (
-    "reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod", "softmax",
-    "log_softmax", "masked_softmax", "layer_norm", "rms_norm", "global_avg_pool", "global_max_pool",
-)  # fmt: skip
 FOLLOWERS: Mapping[Kind, tuple[Kind, ...]] = {
     "cube": ("elementwise",),
     "elementwise": ("elementwise", "reduce"),
@@ -84,7 +78,7 @@ def elementwise_chain(graph: Graph, node: Node, most: int = LONGEST) -> list[Nod
     """Return the elementwise nodes behind a node, each the only reader of the one before."""
     found: list[Node] = []
     current = only_reader(graph, node)
-    while current is not None and current.op in ELEMENTWISE and len(found) < most:
+    while current is not None and current.has("lanes") and len(found) < most:
         found.append(current)
         current = only_reader(graph, current)
     return found
@@ -162,9 +156,9 @@ def rules_restored() -> Iterator[None]:
 # -- groups by kind, up to the post-dominator -----------------------------------------------------
 def kind_of(node: Node) -> Kind:
     """Return how a node takes part in fusion."""
-    if node.op in (*CONVOLUTIONS, *PRODUCTS):
+    if node.has("convolution", "product"):
         return "cube"
-    if node.op in REDUCTIONS:
+    if node.has("reduction"):
         return "reduce"
     operator = operator_of(node.op)
     plain = operator.slicing is None and operator.template is None and node.op != "trans_data"

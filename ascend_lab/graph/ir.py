@@ -133,6 +133,10 @@ class Node:
         """The first name written."""
         return self.outputs[0]
 
+    def has(self, *traits: str) -> bool:
+        """Tell whether its operator has one of some traits (`ops.operator.TRAITS`)."""
+        return operator_of(self.op).has(*traits)
+
     def attr(self, key: str, default: Any = None) -> Any:
         """Return an attribute, or `default` where the node does not set it."""
         return self.attrs.get(key, default)
@@ -218,6 +222,7 @@ class Graph:
         return to_text(self)
 
 
+# -- the text form; `graph.text` reads it back ----------------------------------------------------
 LONGEST = 64
 """Elements of a constant that are still written out."""
 _PLAIN = re.compile(r"[A-Za-z_][\w.]*$")
@@ -264,13 +269,9 @@ def _data(constant: Constant) -> str:
     return numbers.replace(".0,", ",").replace("-0,", "-0.0,")
 
 
-# Types of a node's outputs, from the operator library; and the verifier of whole graphs.
-#
-# The library says which formats a chip computes. A graph may also hold others (an fp32
-# convolution,
-# which no cube takes): they can be evaluated, and cast before the graph is compiled.
-
-
+# -- types, from the operator library -------------------------------------------------------------
+# It says which formats a chip computes. A graph may also hold others (an fp32 convolution, which no
+# cube takes): they can be evaluated, and cast before the graph is compiled.
 TRANS_DATA = Operator(
     "trans_data",
     ("x",),

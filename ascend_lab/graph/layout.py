@@ -24,7 +24,7 @@ from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.graph.aliases import cut_spans
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph, Node, TensorType, operator_of
-from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
+from ascend_lab.graph.lower import PRODUCTS
 from ascend_lab.graph.lower.matmul import operand_layouts
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.ops.formats import round_to
@@ -32,17 +32,6 @@ from ascend_lab.ops.formats import round_to
 BLOCK = 16
 Bounds = tuple[float, float]
 """Least and largest number in the padding lanes of a tensor."""
-CUBE_IMAGES = (*CONVOLUTIONS, "conv_transpose2d")
-IMAGES = (*CUBE_IMAGES, "max_pool2d", "avg_pool2d")
-POOL_GRADIENTS = ("max_pool2d_grad", "avg_pool2d_grad")
-CHANNEL_SUMS = ("bn_training_reduce", "bn_training_update_grad")
-FOLLOWING_IMAGES = ("global_avg_pool", "global_max_pool")
-ELEMENTWISE = frozenset((
-    "abs", "add", "adds", "cast", "clip", "elu", "exp", "gelu", "hard_sigmoid", "hard_swish",
-    "leaky_relu", "max", "min", "mul", "muls", "neg", "relu", "relu6", "sigmoid", "silu",
-    "softplus", "square", "sub", "tanh",
-))  # fmt: skip
-"""Operators that work lane by lane, and make a finite number of a zero."""
 
 
 def assign_layouts(graph: Graph, *, follow: bool = True) -> Graph:
@@ -104,10 +93,10 @@ class Assigner:
         kinds = (replace(self.graph.types[name], layout=writes) for name in node.outputs)
         self.draft.put(replace(node, inputs=given), *kinds)
         self.forms.update((name, {writes: name}) for name in node.outputs)
-        if writes == "NC1HWC0" and node.op not in (*ELEMENTWISE, *CUBE_IMAGES):
+        if writes == "NC1HWC0" and not (node.has("lanes") or _on_cube(node)):
             ends = [self.padding.get(n, (0.0, 0.0)) for n in node.inputs]
             low, high = min(a for a, _ in ends), max(b for _, b in ends)
-            if node.op in CHANNEL_SUMS and (low, high) != (0.0, 0.0):
+            if node.has("channel sums") and (low, high) != (0.0, 0.0):
                 low, high = -math.inf, math.inf  # sums of what pads, however much that is
             self.padding.update(dict.fromkeys(node.outputs, (low, high)))
 
@@ -120,13 +109,13 @@ class Assigner:
             rows = any(len(t.shape) < 2 or t.shape[-2] == 1 for t in kinds[3:])
             mask = "ND" if rows else "FRACTAL_NZ"
             return (*("FRACTAL_NZ",) * 3, *(mask,) * (count - 3)), "FRACTAL_NZ"
-        if node.op in IMAGES:
+        if _on_cube(node) or node.has("pooling"):
             dense = node.op == "conv2d" and node.attr("groups", 1) == 1
             rest = ("FRACTAL_Z" if dense else "ND", "ND")  # constants are packed when lowered
             return ("NC1HWC0", *rest[: count - 1]), "NC1HWC0"
         out = self.graph.types[node.output].dtype
-        narrow = node.op in CHANNEL_SUMS and DTYPE_BYTES[kinds[0].dtype] == 2
-        if narrow or (node.op in POOL_GRADIENTS and out == "fp16"):
+        narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
+        if narrow or (node.has("pool gradient") and out == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
         if node.op == "conv2d_grad_weight":
             groups = node.attr("groups", 1)
@@ -144,10 +133,10 @@ class Assigner:
         layout = next((x for n in given for x in self.forms[n] if x in blocks), "ND")
         if layout == "ND" or any(DTYPE_BYTES[t.dtype] == 1 for t in self.graph.in_types(node)):
             return "ND"
-        if node.op in ELEMENTWISE:
+        if node.has("lanes"):
             fits = self.fits(node, layout) and self.stays_finite(node, layout)
             return layout if fits else "ND"
-        if node.op in FOLLOWING_IMAGES and layout == "NC1HWC0":
+        if node.has("image fold") and layout == "NC1HWC0":
             return layout
         return layout if self.cuts_blocks(node, given, layout) else "ND"
 
@@ -195,6 +184,11 @@ class Assigner:
             return ends and begin >= 0 and end > 0 and set(node.attr("step") or (1,)) == {1}
         axis = node.attr("axis", 0) % 4
         return axis != 1 or all(t.shape[1] % BLOCK == 0 for t in sides)
+
+
+def _on_cube(node: Node) -> bool:
+    """Tell whether the cube computes an image."""
+    return node.has("convolution") or node.op == "conv_transpose2d"
 
 
 # -- what lies in the padding ---------------------------------------------------------------------

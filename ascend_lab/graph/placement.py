@@ -1,9 +1,10 @@
-"""When each tensor of a compiled network is needed, and how many bytes it takes.
+"""Where a compiled network's tensors lie: lifetimes to the memory planner, offsets back.
 
 Task i writes and reads at time i. A tensor lives from the task that writes it to the last that
 reads it; inputs from the start, outputs to the end. A view is bytes of its source; what is joined
-without a copy lives, from the first part written, as the whole.
-Constants have memory of their own and are not planned.
+without a copy lives, from the first part written, as the whole. A tensor that an elementwise kernel
+reads for the last time may be overwritten by what the kernel writes: each tile is read before it is
+written, by the same core. Constants have memory of their own and are not planned.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from ascend_lab.graph.aliases import Alias, aliases
 from ascend_lab.graph.fusion import kind_of
 from ascend_lab.graph.memory import Buffer, Plan, plan, share
+from ascend_lab.graph.memory.buffers import aligned
 from ascend_lab.graph.tasks import Compiled, Task
 
 ALIGN_BYTES = 512
@@ -29,6 +31,7 @@ class Lifetime:
     size_bytes: int
 
 
+# -- lifetimes ------------------------------------------------------------------------------------
 def aliases_of(compiled: Compiled) -> Mapping[str, Alias]:
     """Return, for every tensor without memory of its own, where it lies in another."""
     return aliases(compiled.graph, {t.nodes[0] for t in compiled.tasks if t.lowered is None})
@@ -41,8 +44,7 @@ def owners(compiled: Compiled) -> dict[str, str]:
 
 def lifetimes(compiled: Compiled) -> list[Lifetime]:
     """Return the lifetimes of all activations, workspaces of kernels included."""
-    graph, owner = compiled.graph, owners(compiled)
-    sizes = tensor_bytes(compiled)
+    graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
     end = max(len(compiled.tasks) - 1, 0)
     span: dict[str, list[int]] = {name: [0, 0] for name in graph.inputs}
     for i, task in enumerate(compiled.tasks):
@@ -57,18 +59,6 @@ def lifetimes(compiled: Compiled) -> list[Lifetime]:
     return [Lifetime(n, a, b, sizes[n]) for n, (a, b) in span.items() if n not in graph.constants]
 
 
-def tensor_bytes(compiled: Compiled) -> dict[str, int]:
-    """Return the bytes of every tensor, workspaces included, as kernels and types state them."""
-    found = {name: kind.size_bytes for name, kind in compiled.graph.types.items()}
-    for task in compiled.tasks:
-        if task.lowered is not None:
-            for buffer in task.lowered.kernel.tensors:
-                name = task.value(buffer.name)
-                if name not in compiled.graph.types:
-                    found[name] = buffer.size_bytes
-    return found
-
-
 def workspaces(task: Task) -> tuple[str, ...]:
     """Return the network names of what a kernel uses only inside, constants of its own included."""
     if task.lowered is None:
@@ -78,26 +68,32 @@ def workspaces(task: Task) -> tuple[str, ...]:
     return tuple(task.value(n) for n in names if n.partition(".")[0] not in known)
 
 
+def tensor_bytes(compiled: Compiled) -> dict[str, int]:
+    """Return the bytes of every tensor, workspaces included, as kernels and types state them."""
+    types = compiled.graph.types
+    stated = {name: kind.size_bytes for name, kind in types.items()}
+    return {**{n: size for n, size in _buffer_bytes(compiled) if n not in types}, **stated}
+
+
 def constant_bytes(compiled: Compiled) -> Mapping[str, int]:
     """Return the bytes of every constant as the kernel that reads it stores it."""
     found: dict[str, int] = {}
-    for task in compiled.tasks:
-        if task.lowered is None:
-            continue
-        for buffer in task.lowered.kernel.tensors:
-            value = task.value(buffer.name)
-            if value in compiled.graph.constants:
-                found[value] = max(found.get(value, 0), buffer.size_bytes)
+    for name, size in _buffer_bytes(compiled):
+        if name in compiled.graph.constants:
+            found[name] = max(found.get(name, 0), size)
     return found
 
 
-# Where a compiled network's tensors lie: lifetimes to the memory planner, offsets back.
-#
-# A tensor that an elementwise kernel reads for the last time may be overwritten by what the
-# kernel
-# writes: each tile is read before it is written, by the same core.
+def _buffer_bytes(compiled: Compiled) -> list[tuple[str, int]]:
+    return [
+        (task.value(buffer.name), buffer.size_bytes)
+        for task in compiled.tasks
+        if task.lowered is not None
+        for buffer in task.lowered.kernel.tensors
+    ]
 
 
+# -- places ---------------------------------------------------------------------------------------
 def buffers_of(compiled: Compiled) -> list[Buffer]:
     """Return all activations and workspaces as buffers; time counts tasks."""
     return [Buffer(x.name, x.first, x.last + 1, x.size_bytes) for x in lifetimes(compiled)]
@@ -107,9 +103,8 @@ def plan_network(
     compiled: Compiled, method: str = "best of", *, in_place: bool = True, time_limit_s: float = 1.0
 ) -> Plan:
     """Return an offset for every activation and workspace; raises as `memory.plan`."""
-    buffers = buffers_of(compiled)
     pairs = in_place_pairs(compiled) if in_place else []
-    merged = share(buffers, pairs)
+    merged = share(buffers_of(compiled), pairs)
     found = plan(merged, method=method, time_limit_s=time_limit_s, alignment_bytes=ALIGN_BYTES)
     offsets = dict(found.offsets)
     for kept, gone in pairs:
@@ -119,12 +114,11 @@ def plan_network(
 
 def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     """Return (tensor read for the last time, tensor written over it) of elementwise kernels."""
-    graph, owner = compiled.graph, owners(compiled)
+    graph, owner, sizes = compiled.graph, owners(compiled), tensor_bytes(compiled)
     last = {life.name: life.last for life in lifetimes(compiled)}
-    sizes = tensor_bytes(compiled)
     pairs = []
     for i, task in enumerate(compiled.tasks):
-        if not _is_elementwise(task, compiled):
+        if not _is_elementwise(task):
             continue
         target = task.writes[0]
         for name in task.reads:
@@ -137,21 +131,19 @@ def in_place_pairs(compiled: Compiled) -> list[tuple[str, str]]:
     return pairs
 
 
-def _is_elementwise(task: Task, compiled: Compiled) -> bool:
+def _is_elementwise(task: Task) -> bool:
     """Tell whether a kernel computes every element from the elements at the same address."""
-    nodes = task.piece.graph.nodes
     if task.lowered is None or len(task.writes) > 1 or len(task.lowered.kernel.phases) > 1:
         return False
-    return all(kind_of(node) == "elementwise" for node in nodes)
+    return all(kind_of(node) == "elementwise" for node in task.piece.graph.nodes)
 
 
 def places_of(compiled: Compiled, offsets: Mapping[Hashable, int]) -> dict[str, tuple[int, int]]:
     """Return (address, bytes) of every tensor: activations by `offsets`, constants behind them."""
-    sizes = {life.name: life.size_bytes for life in lifetimes(compiled)}
-    found = {name: (offsets[name], size) for name, size in sizes.items()}
+    found = {x.name: (offsets[x.name], x.size_bytes) for x in lifetimes(compiled)}
     top = max((low + size for low, size in found.values()), default=0)
     for name, size in constant_bytes(compiled).items():
-        top = -(-top // ALIGN_BYTES) * ALIGN_BYTES
+        top = aligned(top, ALIGN_BYTES)
         found[name] = (top, size)
         top += size
     for name, alias in aliases_of(compiled).items():

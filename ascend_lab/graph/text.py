@@ -130,9 +130,7 @@ def _attrs(text: str) -> dict[str, Any]:
     return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
-# A graph as a table: one row a node, what it writes, its weights and its products.
-
-
+# -- a graph as a table ---------------------------------------------------------------------------
 HEAD = ("node", "operator", "writes", "weights", "MACs")
 
 
@@ -145,11 +143,6 @@ class Row:
     writes: str
     weights: int
     macs: int
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the row as a table prints it; zeros are left empty."""
-        counts = (f"{n:,}" if n else "" for n in (self.weights, self.macs))
-        return (self.name, self.op, self.writes, *counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +162,22 @@ class Table:
         return len(self.rows)
 
     def __str__(self) -> str:
-        """Return aligned columns, at most `limit` nodes."""
+        """Return aligned columns, at most `limit` nodes; zeros are left empty."""
         shown = self.rows if self.limit is None else self.rows[: self.limit]
-        lines = [HEAD, *(row.cells() for row in shown)]
+        lines: list[tuple[str, ...]] = [HEAD]
+        for row in shown:
+            counts = (f"{n:,}" if n else "" for n in (row.weights, row.macs))
+            lines.append((row.name, row.op, row.writes, *counts))
         if len(shown) < len(self.rows):
             lines.append((f"... {len(self.rows) - len(shown)} more", "", "", "", ""))
         sums = (sum(row.weights for row in self), sum(row.macs for row in self))
         lines.append((self.title, f"{len(self)} nodes", "", *(f"{n:,}" for n in sums)))
         widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-        return "\n".join(_aligned(line, widths) for line in lines)
+        sides = "<<<>>"
+        return "\n".join(
+            "  ".join(f"{c:{s}{w}}" for c, s, w in zip(line, sides, widths, strict=True)).rstrip()
+            for line in lines
+        )
 
     __repr__ = __str__
 
@@ -187,19 +187,9 @@ def table(graph: Graph, *, limit: int | None = None) -> Table:
     seen: set[str] = set()
     rows = []
     for node in graph.nodes:
-        rows.append(_row(graph, node, seen))
+        new = {name for name in node.inputs if name not in seen}
+        weights = sum(graph.types[n].elements for n in new if n in graph.constants)
+        writes = ", ".join(map(str, graph.out_types(node)))
+        rows.append(Row(node.name, node.op, writes, weights, node_macs(graph, node)))
         seen.update(node.inputs)
     return Table(graph.name, tuple(rows), limit)
-
-
-def _row(graph: Graph, node: Node, seen: set[str]) -> Row:
-    new = (name for name in dict.fromkeys(node.inputs) if name not in seen)
-    weights = sum(graph.types[n].elements for n in new if n in graph.constants)
-    writes = ", ".join(map(str, graph.out_types(node)))
-    return Row(node.name, node.op, writes, weights, node_macs(graph, node))
-
-
-def _aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    left = (f"{c:<{w}}" for c, w in zip(cells[:3], widths[:3], strict=True))
-    right = (f"{c:>{w}}" for c, w in zip(cells[3:], widths[3:], strict=True))
-    return "  ".join((*left, *right)).rstrip()

@@ -16,7 +16,6 @@ from ascend_lab.errors import AscendLabError, CapacityError, ShapeError
 from ascend_lab.graph.counts import live_bytes, macs, peak_bytes, pixels, spans, weight_bytes
 from ascend_lab.graph.draft import pruned
 from ascend_lab.graph.ir import Graph, Node, verify
-from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import (
     COLUMNS,
     ROWS,
@@ -326,7 +325,7 @@ def _part(graph: Graph, start: int, last: int, end: int, limit: int, pixels: int
     """
     weights, alive = weight_bytes(graph), spans(graph)
     found, least = list[_Part](), list[int]()
-    stops = [s for s in range(last + 1, end) if graph.nodes[s].op not in ELEMENTWISE]
+    stops = [s for s in range(last + 1, end) if not graph.nodes[s].has("lanes")]
     for stop in _ends(graph, alive, start, [*stops, end]):
         own = part_of(graph, graph.nodes[start:stop], f"{graph.name}.{start}")
         before = {

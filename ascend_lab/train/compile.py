@@ -21,7 +21,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph import Constant, Draft, Graph, Node, Stages, TensorType
 from ascend_lab.graph.compile import Road, finish_stages, front_stages
 from ascend_lab.graph.ir import operator_of
-from ascend_lab.graph.layout import ELEMENTWISE, Assigner
+from ascend_lab.graph.layout import Assigner
 from ascend_lab.graph.passes import DEFAULT
 from ascend_lab.graph.passes.rewrite import derived
 from ascend_lab.ops.convolution import geometry
@@ -31,7 +31,7 @@ from ascend_lab.train.step import TrainingGraph
 
 FOLDED = ((0,), (2,), (3,), (0, 3), (2, 3), (0, 2, 3))
 """Axes of images that blocks of channels do not cut."""
-ALSO_ELEMENTWISE = frozenset(("greater", "less", "rsqrt", "select", "sign"))
+ALSO_LANES = ("greater", "less", "rsqrt", "select", "sign")
 """Lane by lane too; rsqrt follows an addition of epsilon, so that padding stays finite."""
 FOLDS = ("reduce_sum", "reduce_mean")
 
@@ -50,7 +50,7 @@ class _Images(Assigner):
         image = any("NC1HWC0" in self.forms[n] for n in given)
         if image and node.op in FOLDS and folds_image(self.graph, node):
             return "NC1HWC0"
-        if image and node.op in ALSO_ELEMENTWISE - ELEMENTWISE:
+        if image and node.op in ALSO_LANES:
             fits = self.fits(node, "NC1HWC0")
             return "NC1HWC0" if fits and self.stays_finite(node, "NC1HWC0") else "ND"
         return super().followed(node)

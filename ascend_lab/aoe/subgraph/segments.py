@@ -22,7 +22,6 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph
 from ascend_lab.graph.compile import DEFAULT_ROAD, Road
 from ascend_lab.graph.counts import live_bytes, spans, weight_bytes
-from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.slice import part_of
 from ascend_lab.isa import Launch
@@ -86,7 +85,7 @@ def cut_points(graph: Graph) -> list[int]:
     that one tensor crosses are used, and in the longest gaps those that the fewest bytes cross.
     """
     end = len(graph.nodes)
-    free = [i for i in range(1, end) if graph.nodes[i].op not in ELEMENTWISE]
+    free = [i for i in range(1, end) if not graph.nodes[i].has("lanes")]
     if len(free) <= MOST_POINTS:
         return [0, *free, end]
     live = [(n, ends) for n, ends in spans(graph).items() if n not in graph.inputs]

@@ -19,7 +19,6 @@ from ascend_lab.aoe.subgraph.regions import Region, SlicePlan, axis_number
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Constant, Fill, Graph, Node, TensorType, infer
 from ascend_lab.graph.draft import Draft, given_attrs
-from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import Rules, all_rules, cut_node, part_of, split_rule, walk
 from ascend_lab.ops.slicing import Cut, Range
 
@@ -229,6 +228,6 @@ def _steps(part: Graph, region: Region) -> Iterator[tuple[Node, int]]:
         yield from ((node, i) for i in order for node in part.nodes)
         return
     for place, node in enumerate(part.nodes):
-        if place and node.op not in ELEMENTWISE:
+        if place and not node.has("lanes"):
             order = order[::-1]
         yield from ((node, i) for i in order)

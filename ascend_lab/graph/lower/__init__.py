@@ -32,8 +32,6 @@ __all__ = [
 ]
 CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 PRODUCTS = ("matmul", "batch_matmul")
-IN_PLACE = ("scatter_add", "scatter_update")
-"""Templates that change an input: the expression, which copies first, is lowered instead."""
 
 
 def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
@@ -72,8 +70,9 @@ def by_template(piece: Piece, chip: Chip) -> bool:
 
 
 def _from_template(piece: Piece, chip: Chip) -> Lowered | None:
-    single = len(piece.graph.nodes) == 1 and piece.graph.nodes[0].op not in IN_PLACE
-    return lower_template(piece, chip) if single else None
+    """Return the template's kernel, unless it changes an input: the expression copies first."""
+    first, *rest = piece.graph.nodes
+    return None if rest or first.has("in place") else lower_template(piece, chip)
 
 
 def _refuse_packed_twice(piece: Piece) -> None:

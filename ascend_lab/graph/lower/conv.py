@@ -9,13 +9,13 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.epilogue import channels, epilogue_of, operand_forms, operands_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel, Launch
+from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import (
     ConvShape,
     DeconvShape,

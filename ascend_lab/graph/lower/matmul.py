@@ -10,7 +10,6 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType
 from ascend_lab.graph.lower.epilogue import (
@@ -24,6 +23,7 @@ from ascend_lab.graph.lower.moves import named
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
+from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
 from ascend_lab.kernels.epilogue import Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL

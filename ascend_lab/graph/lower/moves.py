@@ -17,11 +17,11 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.dsl.templates import renamed
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
 from ascend_lab.isa import Kernel
+from ascend_lab.isa.program import renamed
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.maps import Piece as Digits
 from ascend_lab.layout.moves import maps_launch

@@ -4,9 +4,11 @@ from ascend_lab.graph.memory.buffers import (
     Buffer,
     Plan,
     peak_live_bytes,
+    read_csv,
     share,
     simulate_writes,
     verify,
+    write_csv,
 )
 from ascend_lab.graph.memory.planner import HEURISTICS, METHODS, plan, reuse_distance_bytes
 
@@ -17,8 +19,10 @@ __all__ = [
     "Plan",
     "peak_live_bytes",
     "plan",
+    "read_csv",
     "reuse_distance_bytes",
     "share",
     "simulate_writes",
     "verify",
+    "write_csv",
 ]

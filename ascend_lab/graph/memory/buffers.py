@@ -1,7 +1,8 @@
 """Buffers that live for a while, plans that give each an address, and checks of a plan.
 
 A buffer needs size_bytes during the half-open time [lower, upper). Two buffers whose times meet
-must not share a byte; two that never live together may. Nothing here knows about graphs.
+must not share a byte; two that never live together may. Nothing here knows about graphs. Files are
+CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from ascend_lab.output import write_whole
 
 Offsets = dict[Hashable, int]
 """The first byte of each buffer, by id."""
+HEADER = ("id", "lower", "upper", "size")
+MOST_FILE_BYTES = 2**20
+MOST_ROWS = 10_000
+MOST = 2**40
+"""Times and sizes beyond this are refused in files, so that no sum leaves 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,8 @@ def rounded(buffers: Iterable[Buffer], alignment_bytes: int) -> list[Buffer]:
 
 def peak_live_bytes(buffers: Sequence[Buffer]) -> int:
     """Return the most bytes that live at one time: no plan is lower than this."""
-    events = [(b.lower, b.size_bytes) for b in buffers] + [
-        (b.upper, -b.size_bytes) for b in buffers
-    ]
+    events = [(b.lower, b.size_bytes) for b in buffers]
+    events += [(b.upper, -b.size_bytes) for b in buffers]
     live = peak = 0
     for _, change in sorted(events):  # at one time, deaths (negative) come first
         live += change
@@ -95,11 +100,17 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
     """
     found = {b.id: b for b in buffers}
     into: dict[Hashable, Hashable] = {}
+
+    def left(name: Hashable) -> Buffer:
+        """Return the buffer that a name was merged into."""
+        while name in into:
+            name = into[name]
+        if name not in found:
+            raise GraphError("ids of buffers to share", str(name))
+        return found[name]
+
     for kept, merged in pairs:
-        for name in (kept, merged):
-            if name not in found and name not in into:
-                raise GraphError("ids of buffers to share", str(name))
-        a, b = found[_owner(kept, into)], found[_owner(merged, into)]
+        a, b = left(kept), left(merged)
         if a.id != b.id:
             into[b.id] = a.id
             size = max(a.size_bytes, b.size_bytes)
@@ -108,13 +119,7 @@ def share(buffers: Sequence[Buffer], pairs: Iterable[tuple[Hashable, Hashable]])
     return list(found.values())
 
 
-def _owner(name: Hashable, into: Mapping[Hashable, Hashable]) -> Hashable:
-    """Follow merges to the buffer that is left."""
-    while name in into:
-        name = into[name]
-    return name
-
-
+# -- checks of a plan -----------------------------------------------------------------------------
 def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> None:
     """Raise GraphError unless every buffer has a place of its own below the plan's height."""
     if set(plan.offsets) != {b.id for b in buffers}:
@@ -134,6 +139,13 @@ def verify(plan: Plan, buffers: Sequence[Buffer], alignment_bytes: int = 1) -> N
             raise GraphError("live buffers with bytes of their own", f"{b.id} and {other} overlap")
 
 
+def events_of(buffers: Sequence[Buffer]) -> list[tuple[bool, int]]:
+    """Return (is birth, place in `buffers`) in order of time; at one time deaths come first."""
+    deaths = [(b.upper, False, k) for k, b in enumerate(buffers)]
+    births = [(b.lower, True, k) for k, b in enumerate(buffers)]
+    return [(is_birth, k) for _, is_birth, k in sorted(deaths + births)]
+
+
 def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
     """Play the lifetimes over real bytes: each buffer writes its pattern and checks it at death.
 
@@ -142,9 +154,7 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
     """
     poison = 0xFFFF
     memory = np.full(plan.height_bytes, poison, np.uint16)  # the number of a byte's last writer
-    deaths = [(b.upper, 0, k) for k, b in enumerate(buffers)]
-    births = [(b.lower, 1, k) for k, b in enumerate(buffers)]
-    for _, is_birth, k in sorted(deaths + births):
+    for is_birth, k in events_of(buffers):
         b = buffers[k]
         place = memory[plan.offsets[b.id] : plan.offsets[b.id] + b.size_bytes]
         if len(place) < b.size_bytes:
@@ -154,16 +164,7 @@ def simulate_writes(buffers: Sequence[Buffer], plan: Plan) -> None:
         place[:] = k % poison if is_birth else poison
 
 
-# Buffers as CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
-
-
-HEADER = ("id", "lower", "upper", "size")
-MOST_FILE_BYTES = 2**20
-MOST_ROWS = 10_000
-MOST = 2**40
-"""Times and sizes beyond this are refused, so that no sum leaves 64 bits."""
-
-
+# -- files ----------------------------------------------------------------------------------------
 def read_csv(path: str | Path) -> list[Buffer]:
     """Return the buffers of a file; lifetimes are half-open, columns may stand in any order.
 
@@ -180,32 +181,18 @@ def read_csv(path: str | Path) -> list[Buffer]:
         numbered = [(rows.line_num, [cell.strip() for cell in row]) for row in rows if any(row)]
     except csv.Error as error:
         raise InputError("a CSV file", f"{path} line {rows.line_num}: {error}") from error
-    return _buffers(numbered, str(path))
-
-
-def write_csv(path: str | Path, buffers: Iterable[Buffer]) -> None:
-    """Write buffers so that `read_csv` returns them (ids become strings)."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows((b.id, b.lower, b.upper, b.size_bytes) for b in buffers)
-    write_whole(path, text.getvalue())
-
-
-def _buffers(rows: list[tuple[int, list[str]]], path: str) -> list[Buffer]:
-    if not rows or not set(HEADER) <= set(rows[0][1]):
+    if not numbered or not set(HEADER) <= set(numbered[0][1]):
         raise InputError(f"a header with {','.join(HEADER)}", f"none in {path}")
-    if len(rows) > MOST_ROWS + 1:
-        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(rows) - 1} in {path}")
-    names = rows[0][1]
-    found: dict[str, Buffer] = {}
-    for line, row in rows[1:]:
+    if len(numbered) > MOST_ROWS + 1:
+        raise InputError(f"at most {MOST_ROWS} buffers", f"{len(numbered) - 1} in {path}")
+    names, found = numbered[0][1], dict[str, Buffer]()
+    for line, row in numbered[1:]:
         where = f"{path} line {line}"
         if len(row) != len(names):
             raise InputError(f"{len(names)} columns", f"{len(row)} in {where}")
         cells = dict(zip(names, row, strict=True))
-        name = cells["id"]
-        lower, upper, size = (_number(cells[key], key, where) for key in HEADER[1:])
+        name, *numbers = (cells[key] for key in HEADER)
+        lower, upper, size = map(_number, numbers, HEADER[1:], (where,) * 3)
         try:
             buffer = Buffer(name, lower, upper, size)
         except GraphError as error:
@@ -223,3 +210,12 @@ def _number(text: str, name: str, where: str) -> int:
     if abs(value) > MOST:
         raise InputError(f"{name} of at most {MOST}", f"{text[:30]} in {where}")
     return value
+
+
+def write_csv(path: str | Path, buffers: Iterable[Buffer]) -> None:
+    """Write buffers so that `read_csv` returns them (ids become strings)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows((b.id, b.lower, b.upper, b.size_bytes) for b in buffers)
+    write_whole(path, text.getvalue())

@@ -1,39 +1,87 @@
-"""Placement that prefers addresses freed last: they may still lie in the L2 cache.
+"""Planning memory: short rules, rules for a warm cache, and the search behind one front door.
 
-A cache line just freed is overwritten in the cache; an address that nobody used for long must be
-brought in, or another line evicted for it. Memory is looked at in units of a common divisor.
+Short rules place buffers one by one: fast, good, without a promise. "l2" prefers addresses freed
+last: a cache line just freed is overwritten in the cache; an address that nobody used for long must
+be brought in, or another line evicted for it. It looks at memory in units of a common divisor.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import GraphError
-from ascend_lab.graph.memory.buffers import Buffer, Offsets, Plan, aligned, peak_live_bytes, rounded
-from ascend_lab.graph.memory.search import (
-    best_fit,
-    by_life,
-    by_size,
-    by_start,
-    cpsat_available,
-    first_fit,
-    height,
-    pack,
-    pack_cpsat,
-    place,
+from ascend_lab.graph.memory.buffers import (
+    Buffer,
+    Offsets,
+    Plan,
+    aligned,
+    events_of,
+    peak_live_bytes,
+    rounded,
 )
+from ascend_lab.graph.memory.search import cpsat_available, pack, pack_cpsat
 
+Ints = NDArray[np.int64]
+Order = Callable[[Buffer], tuple[int, ...]]
+ENDLESS = 1 << 62
 UNITS = 1 << 20
 """Most units memory is cut into; the unit grows before the number does."""
 LOOKS = 1 << 28
 """Most units looked at for all buffers: each looks at all units."""
 
 
+# -- short rules ----------------------------------------------------------------------------------
+def by_size(b: Buffer) -> tuple[int, ...]:
+    """Order the largest buffers first, of equal ones the longest-lived."""
+    return -b.size_bytes, b.lower - b.upper, b.lower
+
+
+def by_start(b: Buffer) -> tuple[int, ...]:
+    """Order the earliest born first, as a run-time allocator meets them."""
+    return b.lower, -b.size_bytes
+
+
+def by_life(b: Buffer) -> tuple[int, ...]:
+    """Order the longest-lived first."""
+    return b.lower - b.upper, -b.size_bytes
+
+
+def place(buffers: Sequence[Buffer], order: Order, *, tightest: bool = False) -> Offsets:
+    """Give each buffer, in order, a gap among those placed that live at the same time.
+
+    Of gaps with room the lowest, or the tightest.
+    """
+    offsets: Offsets = {}
+    placed = np.empty(
+        (4, len(buffers)), np.int64
+    )  # births, deaths, first bytes, ends; by first byte
+    for b in sorted(buffers, key=order):
+        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
+        meets = (lower < b.upper) & (upper > b.lower)
+        tops = np.maximum.accumulate(np.append(0, ends[meets]))
+        lengths = np.append(starts[meets], ENDLESS) - tops
+        fits = np.flatnonzero(lengths >= b.size_bytes)
+        best = lengths[fits].argmin() if tightest else 0
+        at = int(tops[fits[best]]) if b.size_bytes else 0
+        row = int(starts.searchsorted(at))
+        placed[:, row + 1 : count + 1] = placed[:, row:count]
+        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
+        offsets[b.id] = at
+    return offsets
+
+
+def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
+    """Return the end of the highest buffer."""
+    return max((offsets[b.id] + b.size_bytes for b in buffers if b.size_bytes), default=0)
+
+
+# -- a warm cache ---------------------------------------------------------------------------------
 def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     """Place in order of birth, each buffer over the free bytes that were freed last on average.
 
@@ -41,13 +89,14 @@ def hot_first(buffers: Sequence[Buffer], slack: float = 0.25) -> Offsets:
     is left below, memory grows by what is needed. The rule is greedy: it may cut memory into
     pieces too small for later buffers, so compare `reuse_distance_bytes` before trusting it.
     """
-    unit = _unit_bytes(buffers)
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=by_start)
     limit = int(peak_live_bytes(buffers) * (1 + slack)) // unit
     freed = np.zeros(limit, np.int64)  # bytes written by the time each unit was freed
     live = np.zeros(limit, np.int64)
     offsets: Offsets = {}
     written = 0
-    for is_birth, b in _events(buffers):
+    for is_birth, k in events_of(order):
+        b = order[k]
         count = aligned(b.size_bytes, unit) // unit
         if not is_birth:
             start = offsets[b.id] // unit
@@ -70,11 +119,12 @@ def reuse_distance_bytes(buffers: Sequence[Buffer], offsets: Offsets) -> float:
     The first write of a byte counts everything written before it. A cache larger than the result
     tends to still hold what is written next.
     """
-    unit = _unit_bytes(buffers)
+    unit, order = _unit_bytes(buffers), sorted(buffers, key=by_start)
     units = max((offsets[b.id] + b.size_bytes for b in buffers), default=0) // unit + 1
     died_at = np.zeros(units, np.int64)  # bytes written by the time each unit was freed
     written = distance = 0
-    for is_birth, b in _events(buffers):
+    for is_birth, k in events_of(order):
+        b = order[k]
         place = died_at[offsets[b.id] // unit : -(-(offsets[b.id] + b.size_bytes) // unit)]
         if is_birth and place.size:
             distance += int((written - place).mean() * b.size_bytes)
@@ -91,14 +141,6 @@ def _unit_bytes(buffers: Sequence[Buffer]) -> int:
     return aligned(-(-total // units), common) or 1
 
 
-def _events(buffers: Sequence[Buffer]) -> list[tuple[bool, Buffer]]:
-    """Return deaths and births in order of time; at one time deaths come first."""
-    order = by_start(buffers)
-    events = [(b.upper, False, k) for k, b in enumerate(order)]
-    events += [(b.lower, True, k) for k, b in enumerate(order)]
-    return [(is_birth, order[k]) for _, is_birth, k in sorted(events)]
-
-
 def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> int:
     """Return the start of the free window with the largest sum of freed, or -1 for none."""
     if count > len(freed):
@@ -109,14 +151,12 @@ def _hottest(freed: NDArray[np.int64], live: NDArray[np.int64], count: int) -> i
     return best if taken[best] == 0 else -1
 
 
-# One front door to all the ways of planning memory.
-
-
+# -- the front door -------------------------------------------------------------------------------
 HEURISTICS: dict[str, Callable[[Sequence[Buffer]], Offsets]] = {
-    "greedy-by-size": lambda buffers: place(by_size(buffers), first_fit),
-    "greedy-by-start": lambda buffers: place(by_start(buffers), first_fit),
-    "greedy-by-life": lambda buffers: place(by_life(buffers), first_fit),
-    "best-fit": lambda buffers: place(by_start(buffers), best_fit),
+    "greedy-by-size": partial(place, order=by_size),
+    "greedy-by-start": partial(place, order=by_start),
+    "greedy-by-life": partial(place, order=by_life),
+    "best-fit": partial(place, order=by_start, tightest=True),
 }
 """Rules that only look for a low height."""
 METHODS = ("best of", *HEURISTICS, "l2", "exact")

@@ -1,11 +1,26 @@
-"""Short rules that place buffers one by one: fast, good, without a promise."""
+"""A search for a plan within a capacity: complete, so that it can also prove there is none.
+
+Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
+can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes to
+the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
+first two of these ways to keep the tree small, are MiniMalloc's (Moffitt 2023,
+doi:10.1145/3623278.3624752):
+
+- a buffer is not next when another would fit wholly below it (that one could come first);
+- per time section, the lowest floor of what is left plus its bytes must stay within the capacity;
+- sets of buffers that do not meet in time are solved one after the other, alone;
+- several orders of preference are tried, each for a number of steps that doubles by round;
+- a state (what is left, over which floors) that failed once is not searched again in any round.
+
+Where OR-tools is installed, its CP-SAT is asked what this search does not find in time.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib.util import find_spec
@@ -17,128 +32,6 @@ from numpy.typing import NDArray
 from ascend_lab.graph.memory.buffers import Buffer, Offsets
 
 Ints = NDArray[np.int64]
-Choice = Callable[[Ints], int]
-"""Of gaps with room, by their bytes and from the lowest up: the one to take."""
-ENDLESS = 1 << 62
-
-
-def by_size(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Return the largest buffers first, of equal ones the longest-lived."""
-    return sorted(buffers, key=lambda b: (-b.size_bytes, b.lower - b.upper, b.lower))
-
-
-def by_start(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Return the earliest born first, as a run-time allocator meets them."""
-    return sorted(buffers, key=lambda b: (b.lower, -b.size_bytes))
-
-
-def by_life(buffers: Sequence[Buffer]) -> list[Buffer]:
-    """Return the longest-lived first."""
-    return sorted(buffers, key=lambda b: (b.lower - b.upper, -b.size_bytes))
-
-
-def first_fit(lengths: Ints) -> int:
-    """Return the lowest gap."""
-    return 0
-
-
-def best_fit(lengths: Ints) -> int:
-    """Return the tightest gap, the lowest of equal ones."""
-    return int(lengths.argmin())
-
-
-def place(order: Sequence[Buffer], choose: Choice) -> Offsets:
-    """Give each buffer, in this order, a gap among those placed that live at the same time."""
-    offsets: Offsets = {}
-    placed = np.empty((4, len(order)), np.int64)  # births, deaths, first bytes, ends; by first byte
-    for b in order:
-        lower, upper, starts, ends = placed[:, : (count := len(offsets))]
-        meets = (lower < b.upper) & (upper > b.lower)
-        tops = np.maximum.accumulate(np.append(0, ends[meets]))
-        lengths = np.append(starts[meets], ENDLESS) - tops
-        fits = np.flatnonzero(lengths >= b.size_bytes)
-        at = int(tops[fits[choose(lengths[fits])]]) if b.size_bytes else 0
-        row = int(starts.searchsorted(at))
-        placed[:, row + 1 : count + 1] = placed[:, row:count]
-        placed[:, row] = b.lower, b.upper, at, at + b.size_bytes
-        offsets[b.id] = at
-    return offsets
-
-
-def height(buffers: Iterable[Buffer], offsets: Offsets) -> int:
-    """Return the end of the highest buffer."""
-    return max((offsets[b.id] + b.size_bytes for b in buffers if b.size_bytes), default=0)
-
-
-# The same question put to CP-SAT, the constraint solver of OR-tools, where that is installed.
-
-
-def cpsat_available() -> bool:
-    """Return whether OR-tools is installed (`pip install ascend-lab[exact]`)."""
-    return find_spec("ortools") is not None
-
-
-def pack_cpsat(
-    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
-) -> Offsets | None:
-    """Return offsets within the capacity, or None when there are none, with one thread.
-
-    Buffers are rectangles, address by time, that must not overlap. A redundant constraint says
-    that at no address they need more time than there is: without it the solver is far slower.
-    Raises TimeoutError without an answer.
-    """
-    from ortools.sat.python import cp_model
-
-    filled = [b for b in buffers if b.size_bytes]
-    offsets: Offsets = {b.id: 0 for b in buffers}
-    if not filled:
-        return offsets
-    unit = math.gcd(*(b.size_bytes for b in filled))
-    rows = capacity_bytes // unit
-    section = {t: k for k, t in enumerate(sorted({t for b in filled for t in (b.lower, b.upper)}))}
-    model = cp_model.CpModel()
-    starts, spans, lives, widths = [], [], [], []
-    for b in filled:
-        size, width = b.size_bytes // unit, section[b.upper] - section[b.lower]
-        if size > rows:
-            return None
-        starts.append(model.new_int_var(0, rows - size, f"{b.id}"))
-        spans.append(model.new_fixed_size_interval_var(starts[-1], size, f"{b.id} space"))
-        life = model.new_fixed_size_interval_var(section[b.lower], width, f"{b.id} time")
-        lives.append(life)
-        widths.append(width)
-    model.add_no_overlap_2d(spans, lives)
-    model.add_cumulative(spans, widths, len(section) - 1)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.random_seed = seed
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:
-        return None
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise TimeoutError(f"no answer within {time_limit_s} s")
-    found = {b.id: solver.value(at) * unit for b, at in zip(filled, starts, strict=True)}
-    return offsets | found
-
-
-# A search for a plan within a capacity: complete, so that it can also prove there is none.
-#
-# Any plan can be pushed down until each buffer rests on the ground or on another, and its buffers
-# can be listed by rising offset. So it is enough to build plans bottom up: the next buffer goes
-# to
-# the floor below it, the highest end among the buffers placed in its lifetime. That form, and the
-# first two of these ways to keep the tree small, are MiniMalloc's (Moffitt 2023,
-# doi:10.1145/3623278.3624752):
-#
-# - a buffer is not next when another would fit wholly below it (that one could come first);
-# - per time section, the lowest floor of what is left plus its bytes must stay within the
-# capacity;
-# - sets of buffers that do not meet in time are solved one after the other, alone;
-# - several orders of preference are tried, each for a number of steps that doubles by round;
-# - a state (what is left, over which floors) that failed once is not searched again in any round.
-
-
 FIRST_STEPS = 500
 """Steps an order gets in the first round; every round doubles them."""
 MOST_STATES = 1_000_000
@@ -293,3 +186,52 @@ def _range_max(values: Ints, low: Ints, up: Ints) -> Ints:
     """Return max(values[a:b]) for each pair of bounds b < len(values)."""
     found: Ints = np.maximum.reduceat(values, np.stack((low, up), axis=1).ravel())[::2]
     return found
+
+
+def cpsat_available() -> bool:
+    """Return whether OR-tools is installed (`pip install ascend-lab[exact]`)."""
+    return find_spec("ortools") is not None
+
+
+def pack_cpsat(
+    buffers: Sequence[Buffer], capacity_bytes: int, time_limit_s: float, seed: int = 0
+) -> Offsets | None:
+    """Return offsets within the capacity, or None when there are none, with one thread.
+
+    Buffers are rectangles, address by time, that must not overlap. A redundant constraint says
+    that at no address they need more time than there is: without it the solver is far slower.
+    Raises TimeoutError without an answer.
+    """
+    from ortools.sat.python import cp_model
+
+    filled = [b for b in buffers if b.size_bytes]
+    offsets: Offsets = {b.id: 0 for b in buffers}
+    if not filled:
+        return offsets
+    unit = math.gcd(*(b.size_bytes for b in filled))
+    rows = capacity_bytes // unit
+    section = {t: k for k, t in enumerate(sorted({t for b in filled for t in (b.lower, b.upper)}))}
+    model = cp_model.CpModel()
+    starts, spans, lives, widths = [], [], [], []
+    for b in filled:
+        size, width = b.size_bytes // unit, section[b.upper] - section[b.lower]
+        if size > rows:
+            return None
+        starts.append(model.new_int_var(0, rows - size, f"{b.id}"))
+        spans.append(model.new_fixed_size_interval_var(starts[-1], size, f"{b.id} space"))
+        life = model.new_fixed_size_interval_var(section[b.lower], width, f"{b.id} time")
+        lives.append(life)
+        widths.append(width)
+    model.add_no_overlap_2d(spans, lives)
+    model.add_cumulative(spans, widths, len(section) - 1)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise TimeoutError(f"no answer within {time_limit_s} s")
+    found = {b.id: solver.value(at) * unit for b, at in zip(filled, starts, strict=True)}
+    return offsets | found

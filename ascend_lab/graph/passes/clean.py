@@ -11,9 +11,6 @@ from ascend_lab.graph.evaluate import compute
 from ascend_lab.graph.ir import Constant, Fill, Graph, Node, Values
 from ascend_lab.graph.passes.rewrite import Pass, derived
 
-KEEPS_FILL = ("reshape", "transpose", "expand", "slice", "gather", "split", "concat")
-"""Operators whose output holds only numbers that are in their first input."""
-
 
 def remove_dead_code(graph: Graph) -> tuple[Graph, int]:
     """Drop nodes, constants and types that no output of the graph depends on."""
@@ -38,7 +35,7 @@ def _fold(draft: Draft, node: Node) -> bool:
     known = [c for c in map(draft.constant, node.inputs) if c is not None]
     kinds = [draft.type(name) for name in node.outputs]
     limit = max(SMALL, sum(c.type.elements for c in known))
-    filled = node.op in KEEPS_FILL and bool(known) and isinstance(known[0].data, Fill)
+    filled = node.has("moves") and bool(known) and isinstance(known[0].data, Fill)
     filled = filled and (node.op != "concat" or all(c.data == known[0].data for c in known))
     if len(known) < len(node.inputs) or not (filled or sum(k.elements for k in kinds) <= limit):
         return False

@@ -26,7 +26,6 @@ Apply = Callable[[Graph], tuple[Graph, int]]
 Effect = Literal["exact", "rounded", "changed"]
 Pattern = Any
 Found = dict[str, Any]
-COMMUTES = ("add", "mul", "max", "min")
 CLOSE = 1e-3
 
 
@@ -124,7 +123,7 @@ def _node(draft: Draft, node: Node, pattern: Pattern, found: Found) -> Iterator[
     bound = _attributes(settings(node), wanted, found)
     if bound is None:
         return
-    for inputs in (node.inputs, node.inputs[::-1]) if op in COMMUTES else (node.inputs,):
+    for inputs in (node.inputs, node.inputs[::-1]) if node.has("commutes") else (node.inputs,):
         yield from _inputs(draft, node, list(zip(inputs, parts, strict=True)), bound)
 
 

@@ -10,14 +10,6 @@ from ascend_lab.graph.passes.rewrite import rewrites, settings
 
 FLOATS = ("fp16", "bf16", "fp32")
 PRODUCTS = ("matmul", "batch_matmul", "gemm")
-POINTWISE = (
-    *("relu", "relu6", "clip", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "softplus"),
-    *("hard_sigmoid", "hard_swish", "adds", "muls", "neg", "abs", "exp", "sqrt", "square", "cast"),
-)
-"""Operators of one tensor, element by element: they do not see where elements lie."""
-NOT_NEGATIVE = (
-    *("abs", "exp", "sigmoid", "softmax", "sqrt", "relu", "relu6", "hard_sigmoid", "square"),
-)
 LIMITS = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
 POWERS = {2.0: "square", 0.5: "sqrt", -1.0: "rec"}
 NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0, "pow": 1.0}
@@ -36,7 +28,7 @@ def identity(draft: Draft, node: Node) -> bool:
     """Remove reshapes, casts, pads, slices, sums and products that change nothing."""
     if len(node.outputs) > 1:
         return False
-    if node.op in (*NEUTRAL, "max", "min"):
+    if node.has("broadcasts"):
         return _without_expand(draft, node) or _neutral_operand(draft, node)
     source = node.inputs[0]
     if draft.type(source) != draft.type(node.output) or not _is_identity(draft, node):
@@ -61,17 +53,17 @@ def _is_identity(draft: Draft, node: Node) -> bool:
 
 def _neutral_operand(draft: Draft, node: Node) -> bool:
     """Remove x + 0, x - 0, x * 1, x / 1, x ^ 1 whose constant does not enlarge x."""
-    for value, other in _pairs(node, "add", "mul"):
+    for value, other in _pairs(node):
         same = node.op in NEUTRAL and draft.type(value) == draft.type(node.output)
         if same and draft.number(other) == NEUTRAL[node.op]:
             return draft.forward(node, value)
     return False
 
 
-def _pairs(node: Node, *commuting: str) -> list[tuple[str, str]]:
+def _pairs(node: Node) -> list[tuple[str, str]]:
     """Return the two operands, in both orders where the operator commutes."""
     x, y = node.inputs
-    return [(x, y), (y, x)] if node.op in commuting else [(x, y)]
+    return [(x, y), (y, x)] if node.has("commutes") else [(x, y)]
 
 
 def _without_expand(draft: Draft, node: Node) -> bool:
@@ -99,7 +91,7 @@ def scalar_operand(draft: Draft, node: Node) -> bool:
         return bool(named) and draft.become(node, named, node.inputs)
     x, other = node.inputs
     number = draft.number(other)
-    if number is None and node.op in ("add", "mul", "max", "min"):
+    if number is None and node.has("commutes"):
         x, other, number = other, x, draft.number(x)
     kind = draft.type(node.output)
     if number is None or draft.type(x) != kind or kind.dtype not in FLOATS:
@@ -146,13 +138,13 @@ def algebra(draft: Draft, node: Node) -> bool:
     source = draft.maker(node.inputs[0])
     if source is None:
         return False
-    if node.op in ("relu", "abs") and source.op in NOT_NEGATIVE:
+    if node.op in ("relu", "abs") and (source.has("nonnegative") or source.op == "square"):
         return draft.forward(node, node.inputs[0])
     if node.op in ("clip", "relu", "relu6"):
         return _limits(draft, node, source)
     if node.op == "neg" and source.op == "neg":
         return draft.forward(node, source.inputs[0])
-    if node.op in ("abs", "square") and source.op == "neg":  # which do not see a sign
+    if node.has("even") and source.op == "neg":
         return draft.become(node, node.op, source.inputs)
     negates = node.op == "muls" and node.attr("number") == -1
     return negates and draft.become(node, "neg", node.inputs)
@@ -160,7 +152,7 @@ def algebra(draft: Draft, node: Node) -> bool:
 
 def _sum_with_negative(draft: Draft, node: Node) -> bool:
     """Turn x + (-y) into x - y and x - (-y) into x + y."""
-    for first, second in _pairs(node, "add"):
+    for first, second in _pairs(node):
         maker = draft.maker(second)
         if maker is not None and maker.op == "neg":
             other = "sub" if node.op == "add" else "add"
@@ -238,9 +230,11 @@ def permute(draft: Draft, node: Node) -> bool:
 
 def _around(draft: Draft, node: Node, order: tuple[int, ...]) -> bool:
     """Turn transpose, pointwise, transpose into pointwise, transpose."""
-    middle = draft.only(node.inputs[0], *POINTWISE)
-    first = None if middle is None else draft.only(middle.inputs[0], "transpose")
-    if middle is None or first is None:
+    middle = draft.only(node.inputs[0])
+    if middle is None or not middle.has("pointwise"):
+        return False
+    first = draft.only(middle.inputs[0], "transpose")
+    if first is None:
         return False
     inner = order_of(draft, first)
     draft.become(middle, middle.op, first.inputs, middle.attrs)

@@ -15,7 +15,6 @@ from ascend_lab.aoe.subgraph.segments import even
 from ascend_lab.aoe.subgraph.slicing import ranges_of
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
-from ascend_lab.graph.layout import ELEMENTWISE
 from ascend_lab.graph.slice import part_of
 from ascend_lab.lab.figures import style as st
 
@@ -220,7 +219,7 @@ def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> st.Lab
     for ax, halo in zip(axes, HALOS, strict=True):
         region = Region(graph.nodes[0].name, graph.nodes[-1].name, axis, tuple(parts), halo=halo)
         found = ranges_of(part, region)
-        names = [n.name for n in part.nodes if n.op not in ELEMENTWISE]
+        names = [n.name for n in part.nodes if not n.has("lanes")]
         total = 0
         for x, name in enumerate(names):
             spans = [found.spans.get((name, i)) for i in range(len(parts))]
