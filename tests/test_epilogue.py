@@ -36,17 +36,38 @@ from ascend_lab.kernels.epilogue import (
     plan_of,
     supported,
 )
-from ascend_lab.kernels.packing import pack_channels, pack_pixels, pack_rows
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
     pack_pointwise,
     pointwise_launch,
     unpack_pointwise,
 )
+from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute, simulate
+
+
+def pack_pixels(shape, values, *, dense=False):
+    """Lay values (n, k, oh, ow) out as the convolution's output: a tile operand."""
+    if dense:
+        return pack(address_map("NC1HWC0", values.shape, FORMATS[values.dtype.type], c0=16), values)
+    rows = values.reshape(shape.n, shape.k, -1).transpose(0, 2, 1)
+    return pack_rows(np.ascontiguousarray(rows))
+
+
+def pack_rows(values):
+    """Lay matrices (.., m, n) out as a product's output C: a tile operand."""
+    layout = address_map("FRACTAL_NZ", values.shape, FORMATS[values.dtype.type], c0=16)
+    return pack(layout, values)
+
+
+def pack_channels(values):
+    """Lay a number per output channel out as (n1, 16), zeros behind the last."""
+    return np.pad(values, (0, -len(values) % 16)).reshape(-1, 16)
+
 
 COUPLED = ("Toy", "Ascend310", "Ascend910A")
 TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "int8": np.int8}
+FORMATS = {kind: name for name, kind in TYPES.items()}
 FUNCTIONS = {
     "vadd": np.add,
     "vsub": np.subtract,

@@ -23,6 +23,7 @@ from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.bank import _parser as bank_parser
 from ascend_lab.cli.common import in_flags
 from ascend_lab.cli.tune_flags import parser as aoe_parser
+from ascend_lab.cli.verbs import VERBS
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph.onnx import import_model
@@ -160,15 +161,10 @@ def reached(start: Piece) -> set[Piece]:
 
 @cache
 def roots() -> dict[str, Piece]:
-    """Return the function behind each command: for a verb the one that adds its parser."""
+    """Return the function behind each command."""
     found = {"aoe": ("tune", "_tune_all"), "aoe bank": ("bank", "bank_main")}
-    for stem in FRONTS:
-        for name, piece in defined(stem).items():
-            for one in ast.walk(piece):
-                if isinstance(one, ast.Call) and getattr(one.func, "attr", "") == "add_parser":
-                    verb = next(texts_in(one.args[0]), "")
-                    if f"ascend-lab {verb}" in parsers():
-                        found[f"ascend-lab {verb}"] = (stem, name)
+    for verb in VERBS:
+        found[f"ascend-lab {verb.name}"] = (verb.run.__module__.split(".")[-1], verb.run.__name__)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The verb `ascend-lab collective`: how long a collective takes on a topology."""
+"""Verbs of clusters: topologies, collectives and their fit, the best plan to train a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import CLUSTER_FILE, add_json, emit, import_with, refuse_idle, shapes_of
+from ascend_lab.cli.common import (
+    CLUSTER_FILE,
+    JSON,
+    Verb,
+    emit,
+    flag,
+    import_with,
+    refuse_idle,
+    shapes_of,
+)
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 
@@ -22,21 +31,6 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:([kmgt])(ib|b)?|b)?")
 HUGE_BYTES = 1e18
 ROOTED = ("broadcast", "reduce")
-
-
-def add_collective(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser(
-        "collective", help="time a collective on a cluster by one algorithm", epilog=CLUSTER_FILE
-    )
-    verb.add_argument("--op", required=True, help="allreduce, reduce_scatter, all_to_all, ...")
-    verb.add_argument("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)")
-    verb.add_argument("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB")
-    verb.add_argument("--topology", required=True, metavar="T", help="see `topologies`, or .toml")
-    verb.add_argument("--ranks", type=count, metavar="P", help="use the first P devices (all)")
-    verb.add_argument("--root", type=count, default=0, metavar="R", help="of broadcast, reduce (0)")
-    add_json(verb)
-    verb.set_defaults(run=_collective)
 
 
 def parse_bytes(text: str) -> float:
@@ -112,19 +106,6 @@ def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:
     return [*rows, f"no schedule is faster than {first.lower_bound_s * 1e6:.2f} us"]
 
 
-# The verb `ascend-lab fit-collective`: latency and rate from measured all-reduces.
-
-
-def add_fit_collective(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("fit-collective", help="alpha and beta from measured all-reduces")
-    verb.add_argument("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s")
-    verb.add_argument("--device", metavar="D", help="rows with this in the column device")
-    verb.add_argument("--max-ranks", type=count, metavar="P", help="rows of at most P ranks")
-    add_json(verb)
-    verb.set_defaults(run=_fit_collective)
-
-
 def _fit_collective(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster.fit import fit_collective, read_table
 
@@ -193,19 +174,6 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-# The verb `ascend-lab topologies`: list the clusters there are, or show one.
-
-
-def add_topologies(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser(
-        "topologies", help="list clusters, or show one with its links", epilog=CLUSTER_FILE
-    )
-    verb.add_argument("name", nargs="?", help="such as 910a-roce:64, or your own .toml file")
-    add_json(verb)
-    verb.set_defaults(run=_topologies)
-
-
 def _topologies(arguments: argparse.Namespace) -> int:
     from ascend_lab.cluster import TOPOLOGIES, load_topology
     from ascend_lab.cluster.files import topology_dict, topology_text
@@ -225,9 +193,6 @@ def _topologies(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# The verb `ascend-lab train-plan`: the quickest way to train a model on many devices.
-
-
 CHIPS = {"910b": "Ascend910B2"}
 """Chip by the start of a cluster's name; Ascend910A for all others."""
 SAMPLES = 8
@@ -240,33 +205,6 @@ LEGEND = """\
   work: of the busiest device; exchange: inside T and E, never hidden; exposed: gradients and update
   after the pipeline; waits: for other stages (bubble: share of all devices' time), and what ZeRO 2
   and 3 send meanwhile and no work hides"""
-
-
-def add_train_plan(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser(
-        "train-plan", help="the best parallel plan to train a model", epilog=CLUSTER_FILE
-    )
-    verb.add_argument("model", metavar="MODEL", help="a model of the zoo, or an .onnx file")
-    verb.add_argument("--cluster", required=True, metavar="T", help="a topology or .toml file")
-    verb.add_argument("--devices", required=True, type=count, metavar="N")
-    verb.add_argument("--chip", help="a preset or .toml file (default: the cluster's)")
-    verb.add_argument("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)")
-    verb.add_argument("--dtype", default="fp16", help="fp16 (default) or bf16")
-    verb.add_argument("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)")
-    verb.add_argument("--plans", type=count, default=20, metavar="K", help="plans to list (20)")
-    verb.add_argument(
-        "--batch",
-        type=count,
-        metavar="B",
-        help=f"samples of a step, all devices ({SAMPLES} each)",
-    )
-    verb.add_argument(
-        "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
-        help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
-    )  # fmt: skip
-    add_json(verb)
-    verb.set_defaults(run=_train_plan)
 
 
 def _train_plan(arguments: argparse.Namespace) -> int:
@@ -370,3 +308,60 @@ def table(model: str, cluster: str, batch: int, ranking: Ranking) -> list[str]:
         for p in ranking.plans
     ]
     return [*lines, *LEGEND.split("\n")]
+
+
+VERBS = (
+    Verb(
+        "topologies", "list clusters, or show one with its links", _topologies,
+        (
+            flag("name", nargs="?", help="such as 910a-roce:64, or your own .toml file"),
+            JSON,
+        ),
+        {"epilog": CLUSTER_FILE},
+    ),
+    Verb(
+        "collective", "time a collective on a cluster by one algorithm", _collective,
+        (
+            flag("--op", required=True, help="allreduce, reduce_scatter, all_to_all, ..."),
+            flag("--algorithm", default="auto", metavar="A", help="ring, nhr, ... (auto)"),
+            flag("--bytes", required=True, metavar="N", help="1e6, 64M (* 2^20) or 64MB"),
+            flag("--topology", required=True, metavar="T", help="see `topologies`, or .toml"),
+            flag("--ranks", type=count, metavar="P", help="use the first P devices (all)"),
+            flag("--root", type=count, default=0, metavar="R", help="of broadcast, reduce (0)"),
+            JSON,
+        ),
+        {"epilog": CLUSTER_FILE},
+    ),
+    Verb(
+        "fit-collective", "alpha and beta from measured all-reduces", _fit_collective,
+        (
+            flag("file", metavar="TABLE.csv", help="columns bytes, ranks, time_s"),
+            flag("--device", metavar="D", help="rows with this in the column device"),
+            flag("--max-ranks", type=count, metavar="P", help="rows of at most P ranks"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "train-plan", "the best parallel plan to train a model", _train_plan,
+        (
+            flag("model", metavar="MODEL", help="a model of the zoo, or an .onnx file"),
+            flag("--cluster", required=True, metavar="T", help="a topology or .toml file"),
+            flag("--devices", required=True, type=count, metavar="N"),
+            flag("--chip", help="a preset or .toml file (default: the cluster's)"),
+            flag("--optimizer", default="adam", help=f"{' or '.join(OPTIMIZERS)} (adam)"),
+            flag("--dtype", default="fp16", help="fp16 (default) or bf16"),
+            flag("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)"),
+            flag("--plans", type=count, default=20, metavar="K", help="plans to list (20)"),
+            flag(
+                "--batch", type=count, metavar="B",
+                help=f"samples of a step, all devices ({SAMPLES} each)",
+            ),
+            flag(
+                "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
+                help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
+            ),
+            JSON,
+        ),
+        {"epilog": CLUSTER_FILE},
+    ),
+)  # fmt: skip

@@ -9,7 +9,8 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -65,9 +66,64 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
 
-def add_json(verb: argparse.ArgumentParser) -> None:
-    """Add --json."""
-    verb.add_argument("--json", metavar="F", help="write JSON to F, or print it with -")
+Flag = tuple[str, tuple[str, ...], dict[str, Any]]
+"""The group it stands in ("": none), its names and argparse's settings."""
+
+
+def flag(
+    *names: str,
+    help: str | None = None,  # noqa: A002 - argparse's word
+    type: Callable[[str], Any] | None = None,  # noqa: A002
+    group: str = "",
+    **how: Any,
+) -> Flag:
+    """Return an argument of a verb."""
+    return group, names, {"help": help, "type": type, **how}
+
+
+JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
+TRACE = flag("--trace", metavar="F", help="write a Chrome trace of the slowest core")
+CHIP = flag("--chip", required=True, help="a preset name or your own .toml file")
+SHAPES = flag(
+    "--input-shape",
+    action="append",
+    default=[],
+    metavar="NAME:1,3,224,224",
+    help="the shape of an input whose sizes are symbolic; repeatable",
+)
+BATCH = flag("--batch", type=count, metavar="N", help="the first size of the inputs")
+TUNED = (
+    flag("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model"),
+    flag(
+        "--bank",
+        metavar="PATH",
+        help="use what a knowledge bank (file or export) or builtin knows",
+    ),
+    flag("--aicore-num", type=count, metavar="N", help="use N of the chip's cores"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb of `ascend-lab`: what runs it, and its arguments in the order help shows them."""
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], int]
+    flags: tuple[Flag, ...]
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Argparse's description or epilog."""
+
+    def add_to(self, verbs: Any) -> None:
+        """Add the verb to a command's verbs."""
+        made = verbs.add_parser(self.name, help=self.help, **self.about)
+        groups = {"": made}
+        for group, names, how in self.flags:
+            if group not in groups:
+                groups[group] = made.add_argument_group(group)
+            plain = {key: value for key, value in how.items() if value is not None}
+            groups[group].add_argument(*names, **plain)
+        made.set_defaults(run=self.run)
 
 
 def refuse_idle(arguments: argparse.Namespace, when: str, *flags: str) -> None:
@@ -138,18 +194,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def add_shapes(verb: argparse.ArgumentParser) -> None:
-    """Add the options that pin symbolic sizes of a model."""
-    verb.add_argument(
-        "--input-shape",
-        action="append",
-        default=[],
-        metavar="NAME:1,3,224,224",
-        help="the shape of an input whose sizes are symbolic; repeatable",
-    )
-    verb.add_argument("--batch", type=count, metavar="N", help="the first size of the inputs")
-
-
 def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
     """Return the shapes given as NAME:sizes; raise `InputError` for other texts."""
     found: dict[str, tuple[int, ...]] = {}
@@ -181,9 +225,6 @@ def import_with(
             if not new.keys() - pinned.keys():
                 raise
             pinned |= new
-
-
-# How a command spells the Python arguments that messages of the library name.
 
 
 _ARGUMENT = re.compile(
@@ -219,18 +260,6 @@ def in_flags(text: str, program: str, given: Namespace | None = None) -> str:
         return f"{word} {'F.npz' if name == 'pinned' else value}"
 
     return _ARGUMENT.sub(flag, " ".join(text.split()))
-
-
-# Options `--tuned` and `--bank` of other commands: use what `aoe` has found.
-
-
-def add_tuned(verb: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    verb.add_argument("--tuned", metavar="F.jsonl", help="schedules that `aoe` saved for the model")
-    verb.add_argument(
-        "--bank", metavar="PATH", help="use what a knowledge bank (file or export) or builtin knows"
-    )
-    verb.add_argument("--aicore-num", type=count, metavar="N", help="use N of the chip's cores")
 
 
 def is_tuned(arguments: argparse.Namespace) -> bool:

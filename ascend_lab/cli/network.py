@@ -1,4 +1,4 @@
-"""The verb `ascend-lab run`: the values an ONNX model computes, in NumPy or as compiled."""
+"""The verbs `run` and `simulate`: the values an ONNX model computes, and its time on a chip."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ascend_lab.cli.common import (
-    add_json,
-    add_shapes,
-    add_tuned,
+    BATCH,
+    CHIP,
+    JSON,
+    SHAPES,
+    TUNED,
+    Verb,
     check_fits,
     chip_with,
     emit,
+    flag,
     import_with,
     is_tuned,
     refuse_idle,
@@ -44,21 +48,6 @@ if TYPE_CHECKING:
 Arrays = dict[str, Any]
 WORKING_BYTES = 2**31
 """Most bytes a node may read and write while it is evaluated in fp64."""
-
-
-def add_run(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("run", help="compute an ONNX model's outputs")
-    verb.add_argument("model", metavar="MODEL.onnx")
-    verb.add_argument("--inputs", metavar="F.npz", help="arrays by input name (default: random)")
-    verb.add_argument("--outputs", metavar="G.npz", help="write the outputs by name")
-    add_shapes(verb)
-    verb.add_argument("--seed", type=whole, default=0, help="seed of random inputs (0)")
-    verb.add_argument("--compiled", action="store_true", help="run the compiled programs")
-    verb.add_argument("--chip", default="Ascend310", help="for --compiled (Ascend310)")
-    add_tuned(verb)
-    add_json(verb)
-    verb.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -197,30 +186,8 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     write_whole(path, whole.getvalue())
 
 
-# The verb `ascend-lab simulate`: an ONNX model's time on a chip, operator by operator.
-
-
 LONGEST = 44
 """Characters of an operator's name in the table; the front is left out."""
-
-
-def add_simulate(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("simulate", help="time an ONNX model on a chip, operator by operator")
-    verb.add_argument("model", metavar="MODEL.onnx")
-    verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
-    add_shapes(verb)
-    verb.add_argument("--dtype", default="fp16", help="fp16 (default), bf16 or int8")
-    verb.add_argument("--fusion-switch", metavar="F", help="a fusion_switch.cfg file")
-    verb.add_argument("--fusion-result", metavar="F", help="write fusion_result.json to F")
-    verb.add_argument("--no-fusion", action="store_true", help="one kernel for every operator")
-    verb.add_argument(
-        "--memory-limit", type=whole, metavar="BYTES", help="device memory (default: the chip's)"
-    )
-    add_tuned(verb)
-    add_json(verb)
-    verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the kernels")
-    verb.set_defaults(run=_simulate)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
@@ -324,3 +291,37 @@ def _line(op: OperatorTime, total_s: float, count: int = 1) -> str:
         f"{t.memory_bytes * count / 1e6:8.3f} "
         f"{t.l2_hit_rate:5.0%}"
     )
+
+
+VERBS = (
+    Verb(
+        "run", "compute an ONNX model's outputs", _run,
+        (
+            flag("model", metavar="MODEL.onnx"),
+            flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
+            flag("--outputs", metavar="G.npz", help="write the outputs by name"),
+            SHAPES, BATCH,
+            flag("--seed", type=whole, default=0, help="seed of random inputs (0)"),
+            flag("--compiled", action="store_true", help="run the compiled programs"),
+            flag("--chip", default="Ascend310", help="for --compiled (Ascend310)"),
+            *TUNED, JSON,
+        ),
+    ),
+    Verb(
+        "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
+        (
+            flag("model", metavar="MODEL.onnx"),
+            CHIP, SHAPES, BATCH,
+            flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
+            flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
+            flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
+            flag("--no-fusion", action="store_true", help="one kernel for every operator"),
+            flag(
+                "--memory-limit", type=whole, metavar="BYTES",
+                help="device memory (default: the chip's)",
+            ),
+            *TUNED, JSON,
+            flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
+        ),
+    ),
+)  # fmt: skip

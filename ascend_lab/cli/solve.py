@@ -1,4 +1,4 @@
-"""The verb `ascend-lab plan-memory`: offsets for the buffers of a CSV file."""
+"""Verbs that solve a problem in a file: memory, recorded spaces, subgraphs, strategies, splits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import add_json, check_limit, check_seed, emit, refuse_idle
+from ascend_lab.cli.common import JSON, Verb, check_limit, check_seed, emit, flag, refuse_idle
 from ascend_lab.errors import InputError
 from ascend_lab.limits import SEEDS, count, decimal, refuse_above, whole
 
@@ -14,22 +14,7 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.gradient import AlphaBeta, Gradient, GradientPlan, Improved, Scenario
     from ascend_lab.lab.contest import Solution
     from ascend_lab.parallel.strategy import Problem
-    from ascend_lab.parallel.strategy import Solution as Solution_of_strategy
-
-
-def add_plan_memory(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("plan-memory", help="give buffers with lifetimes their addresses")
-    verb.add_argument("file", metavar="FILE.csv", help="rows of id,lower,upper,size")
-    verb.add_argument("--capacity", type=whole, metavar="N", help="bytes there are (default: any)")
-    verb.add_argument("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)")
-    verb.add_argument(
-        "--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"
-    )
-    verb.add_argument("--method", default="best of", metavar="M", help='a rule ("best of")')
-    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
-    add_json(verb)
-    verb.set_defaults(run=_plan_memory)
+    from ascend_lab.parallel.strategy import Solution as Strategies
 
 
 def _plan_memory(arguments: argparse.Namespace) -> int:
@@ -88,24 +73,6 @@ def _check_memory(arguments: argparse.Namespace) -> None:
         raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
 
 
-# The verb `ascend-lab replay`: a search on a recorded tuning space, with the optimum beside it.
-
-
-def add_replay(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("replay", help="run a search on a recorded tuning space")
-    verb.add_argument("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms")
-    names = "exhaustive, random, annealing, genetic (default), iterated-local, mcts"
-    known = f"{names}, or branch-and-bound, which has no bounds here"
-    verb.add_argument("--search", default="genetic", metavar="NAME", help=known)
-    verb.add_argument("--budget", type=count, default=500, metavar="N", help="trials (500)")
-    verb.add_argument(
-        "--seeds", type=count, default=30, metavar="K", help="runs: seeds 0..K-1 (30)"
-    )
-    add_json(verb)
-    verb.set_defaults(run=_replay)
-
-
 def _replay(arguments: argparse.Namespace) -> int:
     for name in ("budget", "seeds"):
         if getattr(arguments, name) < 1:
@@ -142,23 +109,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# The verb `ascend-lab subgraph`: a schedule for a problem of the MLSys 2026 contest.
-
-
 MOST_ROWS = 40
-
-
-def add_subgraph(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("subgraph", help="cut a graph into subgraphs that run from fast memory")
-    verb.add_argument("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format")
-    verb.add_argument("--time-limit", type=decimal, default=10.0, metavar="S", help="seconds (10)")
-    verb.add_argument(
-        "--evaluations", type=count, metavar="N", help="price N subgraphs, whatever time it takes"
-    )
-    verb.add_argument("--seed", type=whole, default=0, help="seed of the search (0)")
-    add_json(verb)
-    verb.set_defaults(run=_subgraph)
 
 
 def _subgraph(arguments: argparse.Namespace) -> int:
@@ -204,25 +155,7 @@ def _check_subgraph(arguments: argparse.Namespace) -> None:
             raise InputError("--evaluations of at least 0", str(arguments.evaluations))
 
 
-# The verb `ascend-lab strategy`: strategies for a problem of the ASPLOS 2025 contest.
-
-
 METHODS = ("auto", "exact", "heuristic")
-
-
-def add_strategy(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("strategy", help="choose one strategy per operator, within memory")
-    verb.add_argument(
-        "file", metavar="PROBLEM.json[.gz]", help="a problem in the ASPLOS 2025 IOPDDL format"
-    )
-    verb.add_argument("--time-limit", type=decimal, metavar="S", help="seconds (until proven)")
-    verb.add_argument(
-        "--method", default="auto", help="auto (default), exact (needs SciPy) or heuristic"
-    )
-    verb.add_argument("--seed", type=whole, default=0, help="seed of the heuristic (0)")
-    add_json(verb)
-    verb.set_defaults(run=_strategy)
 
 
 def _strategy(arguments: argparse.Namespace) -> int:
@@ -235,7 +168,7 @@ def _strategy(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(problem: Problem, found: Solution_of_strategy) -> list[str]:
+def _lines(problem: Problem, found: Strategies) -> list[str]:
     """Return the answer for a person to read; the strategies themselves only in JSON."""
     limit = problem.usage_limit
     share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
@@ -259,49 +192,12 @@ def _check_strategy(arguments: argparse.Namespace) -> None:
         raise InputError(f"--method among {', '.join(METHODS)}", repr(arguments.method))
 
 
-# The verb `ascend-lab gradient-plan`: which gradients of a profile to send together.
-
-
 PROFILES = (
     "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
     "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
     "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
     "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
 )
-
-
-def add_gradient(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser(
-        "gradient-plan", help="split gradients into all-reduces, optimally", epilog=PROFILES
-    )
-    verb.add_argument(
-        "file",
-        metavar="PROFILE",
-        help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or .json.gz",
-    )
-    numbers = {"--alpha-us": "startup of an all-reduce", "--beta-us-per-byte": "time of a byte"}
-    for name, text in numbers.items():
-        verb.add_argument(name, type=decimal, required=True, metavar="T", help=f"{text}, in us")
-    verb.add_argument("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)")
-    verb.add_argument(
-        "--max-bytes",
-        type=decimal,
-        metavar="N",
-        help="of a segment; a larger gradient is one by itself",
-    )
-    group = verb.add_argument_group("beyond one undisturbed stream (searched, not proven)")
-    group.add_argument("--streams", type=count, default=1, metavar="S", help="at once (1)")
-    group.add_argument(
-        "--slowdown", type=decimal, default=0.0, metavar="F", help="of backward meanwhile, e.g. 0.3"
-    )
-    group.add_argument("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1")
-    group.add_argument(
-        "--budget", type=count, default=1000, metavar="N", help="splits tried (1000)"
-    )
-    group.add_argument("--seed", type=whole, default=0, help="of noise and search (0)")
-    add_json(verb)
-    verb.set_defaults(run=_gradient)
 
 
 def _gradient(arguments: argparse.Namespace) -> int:
@@ -384,3 +280,101 @@ def _scenario_text(scenario: Scenario, better: Improved) -> list[str]:
         ),
         f"  last gradients: {[last for _, last in better.segments]}",
     ]
+
+
+_SEARCHES = (
+    "exhaustive, random, annealing, genetic (default), iterated-local, mcts, or branch-and-bound, "
+    "which has no bounds here"
+)
+_BEYOND = "beyond one undisturbed stream (searched, not proven)"
+VERBS = (
+    Verb(
+        "plan-memory", "give buffers with lifetimes their addresses", _plan_memory,
+        (
+            flag("file", metavar="FILE.csv", help="rows of id,lower,upper,size"),
+            flag("--capacity", type=whole, metavar="N", help="bytes there are (default: any)"),
+            flag("--time-limit", type=decimal, default=60.0, metavar="S", help="seconds (60)"),
+            flag("--alignment", type=whole, default=1, metavar="A", help="of offsets, bytes (1)"),
+            flag("--method", default="best of", metavar="M", help='a rule ("best of")'),
+            flag("--seed", type=whole, default=0, help="seed of the search (0)"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "replay", "run a search on a recorded tuning space", _replay,
+        (
+            flag("file", metavar="SPACE.csv.gz", help="columns of parameters, then time_ms"),
+            flag("--search", default="genetic", metavar="NAME", help=_SEARCHES),
+            flag("--budget", type=count, default=500, metavar="N", help="trials (500)"),
+            flag("--seeds", type=count, default=30, metavar="K", help="runs: seeds 0..K-1 (30)"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "subgraph", "cut a graph into subgraphs that run from fast memory", _subgraph,
+        (
+            flag("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format"),
+            flag("--time-limit", type=decimal, default=10.0, metavar="S", help="seconds (10)"),
+            flag(
+                "--evaluations", type=count, metavar="N",
+                help="price N subgraphs, whatever time it takes",
+            ),
+            flag("--seed", type=whole, default=0, help="seed of the search (0)"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "strategy", "choose one strategy per operator, within memory", _strategy,
+        (
+            flag(
+                "file", metavar="PROBLEM.json[.gz]",
+                help="a problem in the ASPLOS 2025 IOPDDL format",
+            ),
+            flag("--time-limit", type=decimal, metavar="S", help="seconds (until proven)"),
+            flag(
+                "--method", default="auto",
+                help="auto (default), exact (needs SciPy) or heuristic",
+            ),
+            flag("--seed", type=whole, default=0, help="seed of the heuristic (0)"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "gradient-plan", "split gradients into all-reduces, optimally", _gradient,
+        (
+            flag(
+                "file", metavar="PROFILE",
+                help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or "
+                ".json.gz",
+            ),
+            flag(
+                "--alpha-us", type=decimal, required=True, metavar="T",
+                help="startup of an all-reduce, in us",
+            ),
+            flag(
+                "--beta-us-per-byte", type=decimal, required=True, metavar="T",
+                help="time of a byte, in us",
+            ),
+            flag("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)"),
+            flag(
+                "--max-bytes", type=decimal, metavar="N",
+                help="of a segment; a larger gradient is one by itself",
+            ),
+            flag("--streams", type=count, default=1, metavar="S", help="at once (1)",
+                 group=_BEYOND),
+            flag(
+                "--slowdown", type=decimal, default=0.0, metavar="F",
+                help="of backward meanwhile, e.g. 0.3", group=_BEYOND,
+            ),
+            flag("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1",
+                 group=_BEYOND),
+            flag(
+                "--budget", type=count, default=1000, metavar="N", help="splits tried (1000)",
+                group=_BEYOND,
+            ),
+            flag("--seed", type=whole, default=0, help="of noise and search (0)", group=_BEYOND),
+            JSON,
+        ),
+        {"epilog": PROFILES},
+    ),
+)  # fmt: skip

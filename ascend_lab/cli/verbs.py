@@ -1,4 +1,4 @@
-"""The verb `ascend-lab op`: time an operator of the library, or show its default schedule."""
+"""The command `ascend-lab`: its verbs, those of chips and kernels here."""
 
 from __future__ import annotations
 
@@ -9,38 +9,42 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli.cluster import (
-    add_collective,
-    add_fit_collective,
-    add_topologies,
-    add_train_plan,
-)
-from ascend_lab.cli.common import Parser, add_json, check_outputs, emit, in_flags, refuse_idle
-from ascend_lab.cli.network import add_run, add_simulate
-from ascend_lab.cli.solve import (
-    add_gradient,
-    add_plan_memory,
-    add_replay,
-    add_strategy,
-    add_subgraph,
+from ascend_lab.cli import cluster, network, solve
+from ascend_lab.cli.common import (
+    CHIP,
+    JSON,
+    TRACE,
+    Flag,
+    Parser,
+    Verb,
+    check_outputs,
+    emit,
+    flag,
+    in_flags,
+    refuse_idle,
 )
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, shown, whole, wholes_of
 
 
-def add_op(verbs: Any) -> None:
-    """Add the verb to the command line."""
-    verb = verbs.add_parser("op", help="time an operator of the library; without a name, list them")
-    verb.add_argument("name", nargs="?", help="an operator, such as softmax")
-    verb.add_argument("shapes", nargs="*", help="one shape per input, such as 4096x1024")
-    verb.add_argument("--chip", help="a preset name or your own .toml file")
-    verb.add_argument("--dtype", default="fp16", help="number format of the inputs (fp16)")
-    verb.add_argument(
-        "--attr", action="append", default=[], metavar="KEY=VALUE", help="e.g. axis=-1; repeatable"
-    )
-    verb.add_argument("--show", action="store_true", help="print the default schedule's loop nests")
-    add_json(verb)
-    verb.set_defaults(run=_op)
+def run(argv: Sequence[str]) -> int:
+    """Run a verb and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    check_outputs(arguments)
+    try:
+        code: int = arguments.run(arguments)
+    except AscendLabError as error:
+        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
+    parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
+    for verb in VERBS:
+        verb.add_to(verbs)
+    return parser
 
 
 def _op(arguments: argparse.Namespace) -> int:
@@ -105,108 +109,6 @@ def _attribute(text: str) -> tuple[str, Any]:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return key, value
-
-
-# The command line `ascend-lab`: chips, gemm, conv, op, run-kernel, run, simulate, ...
-#
-# Errors are one line on stderr; `cli_guard` says the exit codes.
-
-
-def run(argv: Sequence[str]) -> int:
-    """Run a verb and return its exit code."""
-    arguments = _parser().parse_args(argv)
-    check_outputs(arguments)
-    try:
-        code: int = arguments.run(arguments)
-    except AscendLabError as error:
-        raise InputError(in_flags(str(error), "ascend-lab", arguments)) from error
-    return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ascend-lab", description="A Da Vinci NPU on your laptop.")
-    parser.add_argument("--version", action="version", version=f"ascend-lab {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Parser)
-    _add_chips(verbs)
-    _add_gemm(verbs)
-    _add_conv(verbs)
-    add_op(verbs)
-    _add_run_kernel(verbs)
-    add_run(verbs)
-    add_simulate(verbs)
-    add_plan_memory(verbs)
-    add_replay(verbs)
-    add_subgraph(verbs)
-    add_strategy(verbs)
-    add_gradient(verbs)
-    add_topologies(verbs)
-    add_collective(verbs)
-    add_fit_collective(verbs)
-    add_train_plan(verbs)
-    return parser
-
-
-def _common(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--chip", required=True, help="a preset name or your own .toml file")
-    add_json(verb)
-    verb.add_argument("--trace", metavar="F", help="write a Chrome trace of the slowest core")
-
-
-def _tiling(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--tile", metavar="m,k,n", help="base tile of L0, in elements")
-    verb.add_argument(
-        "--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"
-    )
-    verb.add_argument("--grid", metavar="RxC", help="cores along m and n (the quickest)")
-    verb.add_argument("--dtype", default="fp16", help="fp16 (default) or int8")
-    verb.add_argument("--out-dtype", default="", help="fp32, int32 or fp16")
-    _common(verb)
-
-
-def _add_chips(verbs: Any) -> None:
-    verb = verbs.add_parser("chips", help="list the chips, or show one with all its numbers")
-    verb.add_argument("name", nargs="?", help="a preset name or your own .toml file")
-    add_json(verb)
-    verb.set_defaults(run=_chips)
-
-
-def _add_gemm(verbs: Any) -> None:
-    verb = verbs.add_parser("gemm", help="time C = A @ B, A is M x K, B is K x N")
-    sizes = {"m": "rows of A and C", "n": "columns of B and C", "k": "columns of A, rows of B"}
-    for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
-    _tiling(verb)
-    verb.set_defaults(run=_gemm)
-
-
-def _add_conv(verbs: Any) -> None:
-    verb = verbs.add_parser("conv", help="time a convolution: batch, channels, image, kernels")
-    sizes = {"n": "images", "c": "channels", "h": "image height", "w": "image width"}
-    sizes |= {"k": "kernels (output channels)", "r": "kernel height", "s": "kernel width"}
-    for name, text in sizes.items():
-        verb.add_argument(name, metavar=name.upper(), type=whole, help=text)
-    verb.add_argument("--stride", default="1", metavar="S", help="one number, or down,across")
-    verb.add_argument(
-        "--pad", default="0", metavar="P", help="one number, rows,columns or top,bottom,left,right"
-    )
-    verb.add_argument("--dilation", default="1", metavar="D", help="one number, or down,across")
-    verb.add_argument("--groups", type=count, default=1, metavar="G")
-    _tiling(verb)
-    verb.set_defaults(run=_conv)
-
-
-def _add_run_kernel(verbs: Any) -> None:
-    verb = verbs.add_parser(
-        "run-kernel",
-        help="execute, check and time a kernel of your own",
-        description="Execute, check and time a kernel. This runs the file's Python code, with all "
-        "your rights: give it files that you trust.",
-    )
-    verb.add_argument("file", metavar="FILE.py")
-    verb.add_argument("--sanitize", action="store_true", help="look for races and lost flags")
-    verb.add_argument("--seed", type=whole, default=0, help="seed of the inputs")
-    _common(verb)
-    verb.set_defaults(run=_run_kernel)
 
 
 # -- verbs --------------------------------------------------------------------------------------
@@ -329,3 +231,77 @@ def _time(arguments: argparse.Namespace, chip: Any, shape: Any, rule: Any, launc
     ]
     emit(arguments.json, data, lines)
     return 0
+
+
+def _sizes(**sizes: str) -> tuple[Flag, ...]:
+    """Return positional sizes by name, with what each counts."""
+    return tuple(flag(n, metavar=n.upper(), type=whole, help=text) for n, text in sizes.items())
+
+
+_TILING = (
+    flag("--tile", metavar="m,k,n", help="base tile of L0, in elements"),
+    flag("--step-k", type=count, metavar="S", help="base_k tiles staged in L1 (1 with --tile)"),
+    flag("--grid", metavar="RxC", help="cores along m and n (the quickest)"),
+    flag("--dtype", default="fp16", help="fp16 (default) or int8"),
+    flag("--out-dtype", default="", help="fp32, int32 or fp16"),
+    CHIP, JSON, TRACE,
+)  # fmt: skip
+_TWO = "one number, or down,across"
+VERBS = (
+    Verb(
+        "chips", "list the chips, or show one with all its numbers", _chips,
+        (flag("name", nargs="?", help="a preset name or your own .toml file"), JSON),
+    ),
+    Verb(
+        "gemm", "time C = A @ B, A is M x K, B is K x N", _gemm,
+        _sizes(m="rows of A and C", n="columns of B and C", k="columns of A, rows of B") + _TILING,
+    ),
+    Verb(
+        "conv", "time a convolution: batch, channels, image, kernels", _conv,
+        (
+            *_sizes(
+                n="images", c="channels", h="image height", w="image width",
+                k="kernels (output channels)", r="kernel height", s="kernel width",
+            ),
+            flag("--stride", default="1", metavar="S", help=_TWO),
+            flag(
+                "--pad", default="0", metavar="P",
+                help="one number, rows,columns or top,bottom,left,right",
+            ),
+            flag("--dilation", default="1", metavar="D", help=_TWO),
+            flag("--groups", type=count, default=1, metavar="G"),
+            *_TILING,
+        ),
+    ),
+    Verb(
+        "op", "time an operator of the library; without a name, list them", _op,
+        (
+            flag("name", nargs="?", help="an operator, such as softmax"),
+            flag("shapes", nargs="*", help="one shape per input, such as 4096x1024"),
+            flag("--chip", help="a preset name or your own .toml file"),
+            flag("--dtype", default="fp16", help="number format of the inputs (fp16)"),
+            flag(
+                "--attr", action="append", default=[], metavar="KEY=VALUE",
+                help="e.g. axis=-1; repeatable",
+            ),
+            flag("--show", action="store_true", help="print the default schedule's loop nests"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "run-kernel", "execute, check and time a kernel of your own", _run_kernel,
+        (
+            flag("file", metavar="FILE.py"),
+            flag("--sanitize", action="store_true", help="look for races and lost flags"),
+            flag("--seed", type=whole, default=0, help="seed of the inputs"),
+            CHIP, JSON, TRACE,
+        ),
+        {
+            "description": "Execute, check and time a kernel. This runs the file's Python code, "
+            "with all your rights: give it files that you trust."
+        },
+    ),
+    *network.VERBS,
+    *solve.VERBS,
+    *cluster.VERBS,
+)  # fmt: skip

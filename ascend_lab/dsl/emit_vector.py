@@ -11,6 +11,7 @@ from typing import Protocol
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, c0_of
+from ascend_lab.layout.moves import row_major
 
 
 class Memory(Protocol):
@@ -78,15 +79,6 @@ def coalesce(sizes: Sequence[int], views: Sequence[View]) -> Dims:
 def with_dims(views: Sequence[View], dims: Dims) -> list[View]:
     """Return the views with the steps of coalesced axes."""
     return [v.stepping(tuple(steps[n] for _, steps in dims)) for n, v in enumerate(views)]
-
-
-def row_major(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the steps of a row-major array."""
-    steps, step = [], 1
-    for size in reversed(sizes):
-        steps.append(step)
-        step *= size
-    return tuple(reversed(steps))
 
 
 def rows_side_by_side(views: Sequence[View], sizes: Sequence[int], repeat_bytes: int) -> int:

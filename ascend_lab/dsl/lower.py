@@ -17,7 +17,6 @@ from ascend_lab.dsl.nests import complete, loop_count, members, moves_only, root
 from ascend_lab.dsl.schedule import Schedule
 from ascend_lab.dsl.stages import Fixed, Leaf, Stage, State, bare
 from ascend_lab.dsl.templates import copied, handwritten
-from ascend_lab.dsl.tensor import Read
 from ascend_lab.dsl.tiles import Group, Tiles
 from ascend_lab.errors import AlignmentError, ScheduleError
 from ascend_lab.isa import Affine, Kernel, KernelBuilder, Launch, Part, binding_of, c0_of
@@ -229,8 +228,8 @@ class Nest:
         if stage.name in self.tiles.fractal:
             emit_cube.instructions(self.tiles, stage, box, folds)
         elif stage.scope == "GM" or self.tiles.writer(stage) == "MTE2":
-            read = bare(stage.expr) or stage.expr
-            assert isinstance(read, Read)
+            read = bare(stage.expr)
+            assert read is not None
             dst, src = self.tiles.own_view(stage, box), self.tiles.view(read, box, stage.axes)
             self.how(self.unit, dst, src, [box[a.name].count for a in stage.axes])
         else:

@@ -169,7 +169,7 @@ def _serves(
     """
     if not isinstance(tile, Stage) or tile.attach != attach or tile.scope != "UB":
         return False
-    own = bare(tile.expr)
+    own = bare(tile.expr) if tile.is_copy else None
     if own is None or (own.source, own.view) != (read.source, read.view):
         return False
     stored = {r.scope == "GM" for r in state.readers(tile.name)}

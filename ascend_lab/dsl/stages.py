@@ -82,12 +82,11 @@ class Stage:
     def __post_init__(self) -> None:
         """Derive what is asked for often: sizes, elements read, their tensors, the kind."""
         found = tuple([e for e in leaves(self.expr) if isinstance(e, Read)])
-        moves = isinstance(self.expr, Read) or bare(self.expr) is not None
         derived = {
             "shape": tuple([a.extent for a in self.axes]),
             "reads": found,
             "sources": tuple(dict.fromkeys([r.source for r in found])),
-            "is_copy": moves and not self.fold,
+            "is_copy": bare(self.expr) is not None and not self.fold,
             "is_cube": getattr(self.expr, "op", "") == "mac",
         }
         for name, value in derived.items():
@@ -107,11 +106,9 @@ class Stage:
 
 
 def bare(expr: Expr) -> Read | None:
-    """Return the element that vcopy(element) copies, or None."""
-    if getattr(expr, "op", "") != "vcopy":
-        return None
-    arg = expr.args[0]  # type: ignore[attr-defined]
-    return arg if isinstance(arg, Read) else None
+    """Return the element that an expression only copies, or None."""
+    element = expr.args[0] if isinstance(expr, Call) and expr.op == "vcopy" else expr
+    return element if isinstance(element, Read) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,51 +212,53 @@ class State:
 
 def initial_state(outputs: Sequence[Tensor]) -> State:
     """Return the unscheduled state of a tensor program: every stage in GM, axes in order."""
-    tensors = topological(outputs)
-    names = unique_names(tensors)
+    names = unique_names(topological(outputs))
     inputs: list[Input] = []
     stages: list[Stage | Fixed] = []
-    for tensor in tensors:
-        name, wanted = names[tensor], tensor in outputs
-        if tensor.body is None:
+    for tensor, name in names.items():
+        body, wanted = tensor.body, tensor in outputs
+        if body is None:
             if wanted:
                 raise ShapeError("an output that is computed", f"the input {name}", "copy it")
             inputs.append(Input(name, tensor.dtype, tensor.shape))
-        elif isinstance(tensor.body, Template):
-            sources = tuple(names[t] for t in tensor.body.inputs)
-            shapes = tuple(t.shape for t in tensor.body.inputs)
-            attrs = tensor.body.attrs
-            kind, shape = tensor.body.kind, tensor.shape
-            made = Fixed(name, tensor.dtype, shape, kind, sources, shapes, attrs, wanted)
-            stages.append(made)
+        elif isinstance(body, Template):
+            sources = tuple(names[t] for t in body.inputs)
+            shapes = tuple(t.shape for t in body.inputs)
+            made = (name, tensor.dtype, tensor.shape, body.kind, sources, shapes, body.attrs)
+            stages.append(Fixed(*made, wanted))
         else:
-            stages.append(_stage(tensor, tensor.body, name, names, wanted))
+            stages.append(_stage(tensor, body, names, wanted))
     return State(tuple(inputs), tuple(stages))
 
 
-def _stage(
-    tensor: Tensor, body: Compute, name: str, names: dict[Tensor, str], output: bool
-) -> Stage:
+def _stage(tensor: Tensor, body: Compute, names: dict[Tensor, str], output: bool) -> Stage:
+    """Return the stage of a formula; a product's axes are rounded up to whole fractals."""
+
     def named(element: Load) -> Expr:
         view = element.view if element.view != element.tensor.shape else ()
         return Read(names[element.tensor], element.tensor.dtype, element.index, view)
 
-    expr = rewrite(body.expr, named)
-    axes, reduce = body.axes, body.reduce
+    def padded(axes: tuple[Axis, ...], unit: int) -> tuple[Axis, ...]:
+        sizes = [
+            -(-a.extent // unit) * unit if a.name in ("m", "n", "k") else a.extent for a in axes
+        ]
+        return tuple(replace(a, extent=size) for a, size in zip(axes, sizes, strict=True))
+
+    expr, axes, reduce = rewrite(body.expr, named), body.axes, body.reduce
     logical: Shape = ()
-    if getattr(expr, "op", "") == "mac":
-        axes, reduce = _padded(axes), _padded(reduce, c0_of(next(leaves(expr)).dtype))
+    if isinstance(expr, Call) and expr.op == "mac":
+        axes, reduce = padded(axes, FRACTAL), padded(reduce, c0_of(expr.args[0].dtype))
         logical = tensor.shape
-    loops = fresh(axes, reduce)
-    stage = Stage(name, tensor.dtype, axes, expr, body.fold, reduce, loops, output=output)
-    return replace(stage, logical=logical)
-
-
-def _padded(axes: tuple[Axis, ...], unit: int = FRACTAL) -> tuple[Axis, ...]:
-    """Round the matrix axes of a cube stage up to whole fractals."""
-    return tuple(
-        replace(a, extent=-(-a.extent // unit) * unit) if a.name in ("m", "n", "k") else a
-        for a in axes
+    return Stage(
+        names[tensor],
+        tensor.dtype,
+        axes,
+        expr,
+        body.fold,
+        reduce,
+        fresh(axes, reduce),
+        output=output,
+        logical=logical,
     )
 
 

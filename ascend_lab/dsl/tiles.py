@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ascend_lab.dsl.boxes import Box, first_boxes, index_range, row_steps, tile_sizes, whole
-from ascend_lab.dsl.emit_vector import Memory, Unit, View, row_major
+from ascend_lab.dsl.emit_vector import Memory, Unit, View
 from ascend_lab.dsl.fractals import role_of
 from ascend_lab.dsl.nests import loop_count
 from ascend_lab.dsl.stages import Stage, State, identity
 from ascend_lab.dsl.tensor import Axis, Read
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Affine, Buffer, Queue, Tile, c0_of
+from ascend_lab.layout.moves import row_major
 
 PIPE_INTO = {"L1": "MTE2", "L0A": "MTE1", "L0B": "MTE1", "L0C": "M"}
 

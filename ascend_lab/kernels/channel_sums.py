@@ -23,6 +23,7 @@ from ascend_lab.isa import (
     Kernel,
     KernelBuilder,
     Program,
+    Queue,
     Share,
     Tile,
     spread,
@@ -104,7 +105,6 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
     out = k.queue("out", "UB", "fp32", 2 * C0, src="V", dst="MTE3")
     c_at = k.param("channel", own.channels[2]) * own.channels[1]
     batch = k.param("batch", own.images[2])
-    a, b = (wide[0], 0), (wide[-1], 0)
     with repeat(k, "c", own.channels[0]) as c:
         for one in sums:
             k.each("vdup", size, (one, 0), scalar=0.0)
@@ -118,13 +118,7 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
                 source = tensor.region(start, sizes, (pitch, 1))
                 k.copy(Tile(buffer, slot).region(0, sizes), source)
             loaded.enqueue()
-            slot = loaded.dequeue().slot
-            for buffer, to in zip(slot_of, wide, strict=True):
-                k.each("vconv", count, (to, 0), (Tile(buffer, slot), 0))
-            loaded.free()
-            k.each("vadd", count, (sums[0], 0), (sums[0], 0), a)
-            k.each("vmul", count, b, a, b)
-            k.each("vadd", count, (sums[1], 0), (sums[1], 0), b)
+            _add(k, loaded, wide, sums, count)
         tile = out.alloc()
         for number, one in enumerate(sums):
             _fold(k, one, size // C0, C0)
@@ -134,6 +128,19 @@ def _partial(job: ChannelSums, own: Own, bands: int, slots: int, chip: Chip) -> 
         k.copy(partial.region(start, (2, C0), (total, 1)), out.dequeue().region(0, (2, C0)))
         out.free()
     return k.finish()
+
+
+def _add(
+    k: KernelBuilder, loaded: Queue, wide: list[Buffer], sums: list[Buffer], count: int
+) -> None:
+    """Add a tile to the sums, and its products with the other one, or with itself."""
+    slot, (a, b) = loaded.dequeue().slot, ((wide[0], 0), (wide[-1], 0))
+    for buffer, to in zip((loaded.buffer, *loaded.members), wide, strict=True):
+        k.each("vconv", count, (to, 0), (Tile(buffer, slot), 0))
+    loaded.free()
+    k.each("vadd", count, (sums[0], 0), (sums[0], 0), a)
+    k.each("vmul", count, b, a, b)
+    k.each("vadd", count, (sums[1], 0), (sums[1], 0), b)
 
 
 def _tiles(

@@ -16,35 +16,66 @@ where moreover a core has one tile of output channels, weights stay for all its 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
-from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, binding_of
-from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
-from ascend_lab.kernels.conv_tile import (
-    At,
-    Conv,
-    Held,
-    Where,
-    held_rows,
-    held_weights,
-    new_conv,
-    tile,
+from ascend_lab.isa import (
+    Affine,
+    KernelBuilder,
+    Launch,
+    Part,
+    Program,
+    Region,
+    Tile,
+    binding_of,
+    c0_of,
+    load3d,
 )
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import (
+    BundleShare,
     Placement,
     RowShare,
-    Tiles,
+    Run,
+    Window,
+    area_of,
+    bundle_shares,
     plain_placement,
     row_shares,
     runs_of,
     tiles_per_image,
 )
-from ascend_lab.kernels.default_schedules import check_conv, conv_schedule, takes_strips
+from ascend_lab.kernels.default_schedules import (
+    c1_stage,
+    check_conv,
+    conv_schedule,
+    takes_strips,
+    window_sides,
+)
 from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, chip_left, demand_of
-from ascend_lab.kernels.epilogue_emit import Channels, held_channels
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule
-from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
+from ascend_lab.kernels.epilogue_emit import (
+    Channels,
+    Sizes,
+    bias_of,
+    drain,
+    held_channels,
+    new_finish,
+)
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
+from ascend_lab.kernels.tiles import (
+    Fractals,
+    Span,
+    by_size,
+    chunks,
+    feed_b,
+    out_queue,
+    repeat,
+    segments,
+    store_area,
+    store_tile,
+    sum_queue,
+)
 
 
 def conv_launch(
@@ -67,29 +98,25 @@ def conv_launch(
     job = _Job(shape, schedule, chip, strip, place or plain_placement(shape), epilogue)
     pieces = row_shares(shape, job.tile, schedule.grid_rows, strip=strip)
     parts: list[Part] = []
-    kernels: dict[int, Conv] = {}
-    for share, share_ids in _shares(bundles_of(shape), schedule).items():
+    writers: dict[int, _Writer] = {}
+    for share, share_ids in bundle_shares(shape, schedule.grid_cols).items():
         cols = chunks(share.n1, schedule.base_n // FRACTAL, share.columns)
         for piece in pieces:
-            for col_size, col_ids in by_size(cols).items():
-                counts = (col_ids[-1] + 1, share_ids[-1] + 1)
-                if col_size not in kernels:
-                    kernels[col_size] = job.kernel(col_size)
-                conv = kernels[col_size]
-                program = _program(conv, job, piece, (share, col_size), cols[0], counts)
-                binds = [
-                    _binding(program, {"row": i, "down": d, "col": c, "share": s})
+            for size, ids in by_size(cols).items():
+                counts = (ids[-1] + 1, share_ids[-1] + 1)
+                if size not in writers:
+                    writers[size] = _Writer(job, size)
+                program = writers[size].program(piece, share, cols[0], counts)
+                names = [name for name, _ in program.params]
+                places = [
+                    {"row": i, "down": d, "col": c, "share": s}
                     for i, d in zip(piece.images, piece.downs, strict=True)
                     for s in share_ids
-                    for c in col_ids
+                    for c in ids
                 ]
-                parts.append(Part(program, tuple(binds)))
+                binds = tuple(binding_of({name: at[name] for name in names}) for at in places)
+                parts.append(Part(program, binds))
     return Launch(f"conv_{shape.n}x{shape.c}x{shape.h}x{shape.w}", tuple(parts))
-
-
-def _binding(program: Program, values: dict[str, int]) -> tuple[tuple[str, int], ...]:
-    """Bind the params that the program has."""
-    return binding_of({name: values[name] for name, _ in program.params})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,163 +132,273 @@ class _Job:
 
     @property
     def tile(self) -> int:
+        """Fractals of pixels of a tile."""
         return self.schedule.base_m // FRACTAL
 
-    @property
-    def per_image(self) -> int:
-        return tiles_per_image(self.shape, self.tile, strip=self.strip)
 
-    def kernel(self, n_own: int) -> Conv:
-        """Allocate the buffers of a core that owns `n_own` output blocks."""
-        more = (self.place, self.strip, self.epilogue)
-        return new_conv(self.shape, self.schedule, self.chip, n_own, *more)
+@dataclass(frozen=True, slots=True)
+class _Bundle:
+    """A bundle of groups: input and output blocks in front of it, its own, its first weight."""
+
+    index: Affine
+    c1: int
+    n1: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
+class _Pixels:
+    """A tile of pixels: its image, first pixel, window, its run, the turn of the run.
 
-    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
+    `down` output rows are added to the window and the pixels.
     """
 
-    full: int
-    tail: bool
-    n1: int
-    columns: int
-    pitch: int
-
-
-def _shares(bundle: Bundles, schedule: GemmSchedule) -> dict[_Share, list[int]]:
-    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
-    sizes = chunks(bundle.count, 1, min(schedule.grid_cols, bundle.count))
-    columns = max(1, schedule.grid_cols // len(sizes))
-    pitch = sizes[0] if len(sizes) > 1 else 0
-    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
-    shares: dict[_Share, list[int]] = {}
-    for index, size in enumerate(sizes):
-        tail = uneven and index == len(sizes) - 1
-        full = size - tail
-        n1 = bundle.n1 if full else bundle.last_n1
-        shares.setdefault(_Share(full, tail, n1, columns, pitch), []).append(index)
-    return shares
-
-
-def _program(
-    conv: Conv,
-    job: _Job,
-    piece: RowShare,
-    own: tuple[_Share, int],
-    col_pitch: int,
-    counts: tuple[int, int],
-) -> Program:
-    share, n_own = own
-    k, bundle = conv.builder, bundles_of(job.shape)
-    k.restart()
-    image = k.param("row", max(piece.images) + 1) * piece.image_pitch
-    down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else Affine()
-    col = k.param("col", counts[0]) * col_pitch
-    first = k.param("share", counts[1]) * share.pitch if share.pitch else Affine()
-    tiles, base = piece.tiles, (image, down, col)
-    if share.full:
-        with repeat(k, "bundle", share.full) as index:
-            _bundle(conv, job, tiles, At(first + index, bundle.c1, bundle.n1), base, n_own)
-    if share.tail:
-        at = At(Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1)
-        _bundle(conv, job, tiles, at, base, bundle.last_n1 if share.full else n_own)
-    return k.finish()
-
-
-def _bundle(
-    conv: Conv,
-    job: _Job,
-    tiles: Tiles,
-    bundle: At,
-    base: tuple[Affine, Affine, Affine],
-    n_own: int,
-) -> None:
-    """All output tiles of one bundle on one core; `base`: images, rows and blocks before it."""
-    n = (base[2], n_own)
-    walk = _Walk(conv, job, tiles, bundle, base[:2], n)
-    with held_channels(conv.finish, n, walk.blocks_before, None) as channels:
-        if job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
-            _pixels_outside(walk, channels)
-        else:
-            _channels_outside(walk, channels)
+    image: Affine
+    pixel: int
+    window: Window
+    run: Run
+    turn: Affine
+    down: Affine
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    """The output tiles of one bundle on one core; `base`: images and rows before it."""
+class _Held:
+    """What a loop outside holds: weights and rows of all channel blocks, numbers per channel."""
 
-    conv: Conv
-    job: _Job
-    tiles: Tiles
-    bundle: At
-    base: tuple[Affine, Affine]
-    n: tuple[Affine, int]
+    weights: Tile | None
+    channels: Channels | None
+    rows: Tile | None = None
 
-    @property
-    def once(self) -> bool:
-        """Whether one stage holds all channel blocks."""
-        return self.conv.c1_stage >= self.bundle.c1
 
-    @property
-    def tile_n(self) -> int:
-        return min(self.job.schedule.base_n // FRACTAL, self.n[1])
+class _Writer:
+    """Buffers of the cores that own `n_own` output blocks, and their programs one after another."""
 
-    @property
-    def blocks_before(self) -> Affine:
-        return self.bundle.index * bundles_of(self.job.shape).n1
+    def __init__(self, job: _Job, n_own: int) -> None:
+        """Allocate tensors and queues."""
+        shape, schedule, chip = job.shape, job.schedule, job.chip
+        self.job, self.shape, self.n_own, self.c0 = job, shape, n_own, c0_of(shape.dtype)
+        self.bundle, self.area = bundles_of(shape), FRACTAL * self.c0
+        (oh, ow), taps, dtype = shape.out_hw, shape.taps, shape.dtype
+        tile_m = min(job.tile, up(ow if job.strip else oh * ow, FRACTAL))
+        tile_n = min(schedule.base_n // FRACTAL, n_own)
+        stage = c1_stage(shape, schedule)
+        self.tile_k = tile_k = min(schedule.base_k // self.c0, stage * taps)
+        rows, columns = window_sides(shape, job.tile, strip=job.strip)
+        image, weights = stage * rows * columns * self.c0, stage * taps * tile_n * self.area
+        k = self.k = KernelBuilder(f"conv_{n_own * FRACTAL}", chip)
+        out_dtype = job.epilogue.out_dtype if job.epilogue else shape.out_dtype
+        (c1, n1), last = shape.blocks, self.bundle.last_c1 * self.bundle.last_n1
+        fractals = (self.bundle.count - 1) * self.bundle.c1 * self.bundle.n1 + last
+        self.x = k.tensor("x", dtype, shape.n * c1 * shape.h * shape.w * self.c0)
+        self.weight = k.tensor(job.place.weight, dtype, fractals * taps * self.area)
+        self.y = k.tensor("y", out_dtype, shape.n * n1 * job.place.plane * FRACTAL)
+        a, b = schedule.a_l1_slots, schedule.b_l1_slots
+        self.rows = k.queue("x_l1", "L1", dtype, image, src="MTE2", dst="MTE1", depth=a)
+        self.weights = k.queue("w_l1", "L1", dtype, weights, src="MTE2", dst="MTE1", depth=b)
+        a, b = schedule.a_l0_slots, schedule.b_l0_slots
+        left, right = (side * tile_k * self.area for side in (tile_m, tile_n))
+        self.left = k.queue("x_l0", "L0A", dtype, left, src="MTE1", dst="M", depth=a)
+        self.right = k.queue("w_l0", "L0B", dtype, right, src="MTE1", dst="M", depth=b)
+        sums = ACCUMULATOR[dtype]
+        self.acc = sum_queue(k, "y_l0", sums, tile_m, tile_n, schedule.c_l0_slots)
+        plain = chip.combined and job.epilogue is None
+        self.out = out_queue(k, shape.out_dtype, tile_m, tile_n) if plain else None
+        sizes = Sizes(tile_m, tile_n, n_own, n1, self.y.elements)
+        self.finish = new_finish(k, job.epilogue, sums, sizes)
+        self.c1_stage = min(stage, self.bundle.c1)
 
-    def across(self) -> Iterator[tuple[Affine, int]]:
-        """Loop over the tiles of output channels."""
-        for at, size in segments(self.conv.builder, "n", self.n[1], self.tile_n):
-            yield self.n[0] + at, size
+    # -- loops ------------------------------------------------------------------------------------
+    def program(
+        self, piece: RowShare, share: BundleShare, col_pitch: int, counts: tuple[int, int]
+    ) -> Program:
+        """Return the program of the cores with these pixel tiles and bundles."""
+        k, bundle = self.k, self.bundle
+        k.restart()
+        image = k.param("row", max(piece.images) + 1) * piece.image_pitch
+        down = k.param("down", max(piece.downs) + 1) * piece.step if piece.step else Affine()
+        col = k.param("col", counts[0]) * col_pitch
+        first = k.param("share", counts[1]) * share.pitch if share.pitch else Affine()
+        base = (image, down)
+        if share.full:
+            with repeat(k, "bundle", share.full) as index:
+                at = _Bundle(first + index, bundle.c1, bundle.n1)
+                self._bundle(at, piece.tiles, base, (col, self.n_own))
+        if share.tail:
+            at = _Bundle(Affine(bundle.count - 1), bundle.last_c1, bundle.last_n1)
+            own = bundle.last_n1 if share.full else self.n_own
+            self._bundle(at, piece.tiles, base, (col, own))
+        return k.finish()
 
-    def down(self, n: tuple[Affine, int]) -> Iterator[Where]:
+    def _bundle(
+        self, at: _Bundle, tiles: tuple[int, int], base: tuple[Affine, Affine], n: Span
+    ) -> None:
+        """All output tiles of one bundle on one core; `base`: images and rows before it."""
+        once, before = self.c1_stage >= at.c1, at.index * self.bundle.n1
+        tile_n = min(self.job.schedule.base_n // FRACTAL, n[1])
+
+        def across() -> Iterator[Span]:
+            for start, size in segments(self.k, "n", n[1], tile_n):
+                yield n[0] + start, size
+
+        with held_channels(self.finish, n, before, None) as channels:
+            if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
+                with self._held_weights(at, n, once and n[1] <= tile_n) as weights:
+                    for pixels in self._pixels(tiles, base):
+                        with self._held_rows(at, pixels, once) as rows:
+                            for some in across():
+                                self._tile(at, pixels, some, _Held(weights, channels, rows))
+                return
+            for some in across():
+                with (
+                    held_channels(self.finish, some, before, channels) as own,
+                    self._held_weights(at, some, once) as weights,
+                ):
+                    for pixels in self._pixels(tiles, base):
+                        self._tile(at, pixels, some, _Held(weights, own))
+
+    def _pixels(self, tiles: tuple[int, int], base: tuple[Affine, Affine]) -> Iterator[_Pixels]:
         """Loop over the tiles of pixels."""
-        k, job = self.conv.builder, self.job
-        for image, first, last in _images(k, self.tiles, job.per_image):
-            for run in runs_of(job.shape, job.tile, first, last, strip=job.strip):
-                with repeat(k, "run", run.count) as turn:
+        job = self.job
+        for image, first, last in self._images(tiles):
+            for run in runs_of(self.shape, job.tile, first, last, strip=job.strip):
+                with repeat(self.k, "run", run.count) as turn:
                     for pixel, window in run.tiles:
-                        at = self.base[0] + image
-                        yield Where(at, self.bundle, n, pixel, window, turn, run, self.base[1])
+                        yield _Pixels(base[0] + image, pixel, window, run, turn, base[1])
 
+    def _images(self, tiles: tuple[int, int]) -> Iterator[tuple[Affine, int, int]]:
+        """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
+        per_image = tiles_per_image(self.shape, self.job.tile, strip=self.job.strip)
+        at, end = tiles
+        if at % per_image:
+            stop = min(end, at - at % per_image + per_image)
+            yield Affine(at // per_image), at % per_image, at % per_image + stop - at
+            at = stop
+        if whole := (end - at) // per_image:
+            with self.k.loop("image", whole) as image:
+                yield image + at // per_image, 0, per_image
+            at += whole * per_image
+        if at < end:
+            yield Affine(at // per_image), 0, end - at
 
-def _pixels_outside(walk: _Walk, channels: Channels | None) -> None:
-    """For each tile of pixels all output channels; rows stay, and weights where they are one."""
-    hold = walk.once and walk.n[1] <= walk.tile_n
-    with held_weights(walk.conv, walk.bundle, walk.n, hold) as weights:
-        for at in walk.down(walk.n):
-            with held_rows(walk.conv, at, walk.once) as rows:
-                for n in walk.across():
-                    tile(walk.conv, replace(at, n=n), rows, Held(weights, channels))
+    # -- one tile ---------------------------------------------------------------------------------
+    def _tile(self, bundle: _Bundle, at: _Pixels, n: Span, held: _Held) -> None:
+        """One output tile: sum over channel blocks and kernel taps, then store."""
+        before = bundle.index * self.bundle.n1
+        with held_channels(self.finish, n, before, held.channels) as channels:
+            c = self.acc.alloc()
+            bias = bias_of(self.finish, channels, n)
+            for stage in segments(self.k, "stage", bundle.c1, self.c1_stage):
+                if held.rows is None:
+                    self._stage_rows(bundle, at, stage)
+                if held.weights is None:
+                    self._stage_weights(bundle, n, stage)
+                x, w = held.rows or self.rows.dequeue(), held.weights or self.weights.dequeue()
+                self._multiply(c, at.window, (x, w), (n[1], *stage), bias)
+                for queue, tile in ((self.rows, held.rows), (self.weights, held.weights)):
+                    if tile is None:
+                        queue.free()
+            self.acc.enqueue()
+            self._store(at, n, before, channels)
 
+    def _multiply(
+        self,
+        c: Tile,
+        window: Window,
+        sources: tuple[Tile, Tile],
+        sizes: tuple[int, Affine, int],
+        bias: Region | None,
+    ) -> None:
+        """Add the products of a stage, `sizes` (output blocks, first channel block, blocks)."""
+        k, c0, taps, (x, w), (n, c_at, c_size) = self.k, self.c0, self.shape.taps, sources, sizes
+        m = window.fractals
+        weights = Fractals(w, Affine(), n * self.area)
+        view = x.region(0, (c_size, window.rows.count, window.columns.count, c0))
+        for k_at, depth in segments(k, "k", c_size * taps, self.tile_k):
+            to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
+            self._load3d(to, view, window, k_at * c0)
+            self.left.enqueue()
+            feed_b(k, self.right.alloc(), weights.down(k_at), n, depth)
+            self.right.enqueue()
+            a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
+            b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))
+            sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * taps + k_at
+            k.mmad(sums, a, b, accumulate=done, bias=bias)
+            self.left.free()
+            self.right.free()
 
-def _channels_outside(walk: _Walk, channels: Channels | None) -> None:
-    """For each tile of output channels all pixels; weights stay."""
-    conv = walk.conv
-    for n in walk.across():
-        with (
-            held_channels(conv.finish, n, walk.blocks_before, channels) as held,
-            held_weights(conv, walk.bundle, n, walk.once) as weights,
-        ):
-            for at in walk.down(n):
-                tile(conv, at, None, Held(weights, held))
+    def _load3d(self, dst: Region, image: Region, window: Window, k_start: Affine) -> None:
+        """Form columns k_start.. of the im2col rows of `window` in `dst`."""
+        shape, rows, columns = self.shape, window.rows, window.columns
+        load = load3d(
+            self.k.chip,
+            dst,
+            image,
+            kernel=(shape.r, shape.s),
+            stride=shape.strides,
+            pad=(rows.before, rows.after, columns.before, columns.after),
+            dilation=shape.dilations,
+            m_start=window.m_start,
+            k_start=k_start,
+        )
+        self.k.emit(load)
 
+    @contextmanager
+    def _held_rows(self, bundle: _Bundle, at: _Pixels, hold: bool) -> Iterator[Tile | None]:
+        """Load the rows of all channel blocks once, for all tiles of output channels inside."""
+        if not hold:
+            yield None
+            return
+        self._stage_rows(bundle, at, (Affine(), bundle.c1))
+        yield self.rows.dequeue()
+        self.rows.free()
 
-def _images(k: KernelBuilder, tiles: Tiles, per_image: int) -> Iterator[tuple[Affine, int, int]]:
-    """Yield (image, first tile, last tile): a part image, a loop over whole ones, a part."""
-    at, end = tiles
-    if at % per_image:
-        stop = min(end, at - at % per_image + per_image)
-        yield Affine(at // per_image), at % per_image, at % per_image + stop - at
-        at = stop
-    whole = (end - at) // per_image
-    if whole:
-        with k.loop("image", whole) as image:
-            yield image + at // per_image, 0, per_image
-        at += whole * per_image
-    if at < end:
-        yield Affine(at // per_image), 0, end - at
+    @contextmanager
+    def _held_weights(self, bundle: _Bundle, n: Span, hold: bool) -> Iterator[Tile | None]:
+        """Load all weights of a bundle once, for all pixel tiles inside."""
+        if not hold:
+            yield None
+            return
+        self._stage_weights(bundle, n, (Affine(), bundle.c1))
+        yield self.weights.dequeue()
+        self.weights.free()
+
+    def _stage_rows(self, bundle: _Bundle, at: _Pixels, channels: Span) -> None:
+        """Bring a window of some channel blocks to L1."""
+        shape, c0, (rows, columns) = self.shape, self.c0, (at.window.rows, at.window.columns)
+        row, plane = shape.w * c0, shape.h * shape.w * c0
+        block = at.image * shape.blocks[0] + bundle.index * self.bundle.c1 + channels[0]
+        first = at.turn * at.run.rows + at.down * shape.strides[0] + rows.first
+        start = block * plane + first * row + columns.first * c0
+        if columns.count == shape.w:
+            window = self.x.region(start, (channels[1], rows.count * row), (plane, 1))
+        else:
+            sizes = (channels[1], rows.count, columns.count * c0)
+            window = self.x.region(start, sizes, (plane, row, 1))
+        self.k.copy(self.rows.alloc().region(0, window.sizes), window)
+        self.rows.enqueue()
+
+    def _stage_weights(self, at: _Bundle, n: Span, channels: Span) -> None:
+        """Bring the weights of some channel blocks and output blocks to L1."""
+        taps, (c_at, c_size) = self.shape.taps, channels
+        before = at.index * (self.bundle.c1 * taps * self.bundle.n1 * self.area)
+        start = before + (c_at * (taps * at.n1) + n[0]) * self.area
+        sizes = (c_size * taps, n[1] * self.area)
+        weights = self.weight.region(start, sizes, (at.n1 * self.area, 1))
+        self.k.copy(self.weights.alloc().region(0, weights.sizes), weights)
+        self.weights.enqueue()
+
+    def _store(self, at: _Pixels, n: Span, before: Affine, channels: Channels | None) -> None:
+        """Write the tile as one run where the plane is filled in order, else row by row."""
+        place, ow, acc, out = self.job.place, self.shape.out_hw[1], self.acc, self.out
+        plane = (at.image * self.shape.blocks[1] + before + n[0]) * place.plane
+        plain = not self.job.strip and place == plain_placement(self.shape)
+        if plain and self.finish is None:
+            start = (plane + at.turn * at.run.pixels + at.down * ow + at.pixel) * FRACTAL
+            sizes = (at.window.fractals, n[1])
+            store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
+            return
+        row = at.turn * (at.run.pixels // ow) + at.down
+        area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window))
+        if self.finish is None:
+            store_area(self.k, acc, out, self.y, area)
+        else:
+            drain(self.finish, acc, self.y, area, n[0], channels)

@@ -83,13 +83,12 @@ class ConvShape:
     @property
     def strides(self) -> Pair:
         """Rows and columns from one window to the next."""
-        return self.stride if isinstance(self.stride, tuple) else (self.stride, self.stride)
+        return pair(self.stride)
 
     @property
     def dilations(self) -> Pair:
         """Rows and columns from one tap of a window to the next."""
-        same = (self.dilation, self.dilation)
-        return self.dilation if isinstance(self.dilation, tuple) else same  # type: ignore[return-value]
+        return pair(self.dilation)
 
     @property
     def pads(self) -> Pads:
@@ -140,6 +139,11 @@ class ConvShape:
         return GemmShape(self.n * oh * ow, depth, wide, self.dtype, self.out_dtype)
 
 
+def pair(value: int | Pair) -> Pair:
+    """Return (vertical, horizontal) of one number for both, or of two."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
 def _shortest(name: str, value: object, lengths: tuple[int, ...]) -> int | tuple[int, ...]:
     """Return one number where all sides agree, else the tuple; refuse other lengths and types."""
     values: Sequence[object] = tuple(value) if isinstance(value, tuple | list) else (value,)
@@ -171,11 +175,6 @@ class Bundles:
     last_c1: int
     last_n1: int
 
-    def sizes(self, index: int) -> Pair:
-        """Return (c1, n1) of one bundle."""
-        last = index == self.count - 1
-        return (self.last_c1, self.last_n1) if last else (self.c1, self.n1)
-
 
 @lru_cache(maxsize=256)
 def bundles_of(shape: ConvShape) -> Bundles:
@@ -190,12 +189,5 @@ def bundles_of(shape: ConvShape) -> Bundles:
     each = min(lcm(lcm(c, c0) // c, lcm(k, FRACTAL) // k), g)
     count = up(g, each)
     last = g - (count - 1) * each
-    return Bundles(
-        count,
-        each,
-        up(each * c, c0),
-        up(each * k, FRACTAL),
-        last,
-        up(last * c, c0),
-        up(last * k, FRACTAL),
-    )
+    sizes = [(groups, up(groups * c, c0), up(groups * k, FRACTAL)) for groups in (each, last)]
+    return Bundles(count, *sizes[0], *sizes[1])

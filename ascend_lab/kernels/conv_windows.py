@@ -1,4 +1,4 @@
-"""Which part of the image a tile of output pixels needs, and which tiles are shifts of another.
+"""How a convolution is divided: windows of pixel tiles, shares of cores, places of the output.
 
 Tiles are flat (16 * tile pixels in row-major order, whatever rows they cross) or strips (a piece
 of one output row). A strip needs only some columns of the image: that is for wide rows.
@@ -12,17 +12,18 @@ from functools import cache, lru_cache, partial
 from math import gcd
 
 from ascend_lab.isa import Affine
-from ascend_lab.kernels.conv_shape import ConvShape
+from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.tiles import Area, chunks
 
 
+# -- windows --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Span:
+class Seen:
     """Image rows (or columns) first .. first+count-1, with zeros before and after.
 
-    `skipped` outputs are counted in front of the wanted ones, so that a span that lies beyond the
-    image still holds one real row.
+    `skipped` outputs are counted in front of the wanted ones, so that a stretch that lies beyond
+    the image still holds one real row.
     """
 
     first: int
@@ -36,8 +37,8 @@ class Span:
 class Window:
     """What a pixel tile reads: rows, columns, its place among their windows; and its pixels."""
 
-    rows: Span
-    columns: Span
+    rows: Seen
+    columns: Seen
     m_start: int
     fractals: int
     pixels: int
@@ -47,15 +48,15 @@ class Window:
         return replace(self, rows=replace(self.rows, first=self.rows.first + by))
 
 
-def span_of(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Span:
+def _seen(size: int, stride: int, pad: int, reach: int, outputs: tuple[int, int]) -> Seen:
     """Return what outputs first..last of an axis of `size` look at."""
     low = outputs[0] * stride - pad
     high = outputs[1] * stride - pad + reach - 1
-    skipped = max(0, -(-(low - size + 1) // stride))
+    skipped = max(0, up(low - size + 1, stride))
     start = low - skipped * stride
     first = max(start, 0)
     end = max(min(high, size - 1), first)
-    return Span(first, end - first + 1, max(0, -start), max(0, high - end), skipped)
+    return Seen(first, end - first + 1, max(0, -start), max(0, high - end), skipped)
 
 
 def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False) -> Window:
@@ -63,9 +64,9 @@ def window_of(shape: ConvShape, pixel: int, pixels: int, *, strip: bool = False)
     ow = shape.out_hw[1]
     top, _, left, _ = shape.pads
     first, last = pixel // ow, (pixel + pixels - 1) // ow
-    rows = span_of(shape.h, shape.strides[0], top, shape.reach[0], (first, last))
+    rows = _seen(shape.h, shape.strides[0], top, shape.reach[0], (first, last))
     across = (pixel % ow, pixel % ow + pixels - 1) if strip else (0, ow - 1)
-    columns = span_of(shape.w, shape.strides[1], left, shape.reach[1], across)
+    columns = _seen(shape.w, shape.strides[1], left, shape.reach[1], across)
     wide = across[1] - across[0] + 1 + columns.skipped
     m_start = rows.skipped * wide + columns.skipped + (0 if strip else pixel % ow)
     return Window(rows, columns, m_start, up(pixels, FRACTAL), pixels)
@@ -87,19 +88,15 @@ class Run:
     pixels: int
 
 
+@lru_cache(maxsize=1024)
 def runs_of(
     shape: ConvShape, tile: int, first: int, last: int, *, strip: bool = False
-) -> list[Run]:
+) -> tuple[Run, ...]:
     """Group pixel tiles first..last-1 of an image into runs that differ by a shift only.
 
-    Only borders cut windows off, so blocks between two that differ by a shift do so as well.
+    Only borders cut windows off, so blocks between two that differ by a shift do so as well. Cores
+    of a launch and schedules of one tile ask for the same runs.
     """
-    return list(_runs(shape, tile, first, last, strip))
-
-
-@lru_cache(maxsize=1024)
-def _runs(shape: ConvShape, tile: int, first: int, last: int, strip: bool) -> tuple[Run, ...]:
-    """Return `runs_of`: cores of a launch and schedules of one tile ask for the same ones."""
     ow, side = shape.out_hw[1], tile * FRACTAL
     period = up(ow, side) if strip else ow // gcd(side, ow)
     down = 1 if strip else period * side // ow
@@ -139,20 +136,7 @@ def _tile(shape: ConvShape, tile: int, strip: bool, t: int) -> tuple[int, Window
     return pixel, window_of(shape, pixel, pixels, strip=strip)
 
 
-def rows_of(pixel: int, pixels: int, ow: int) -> list[tuple[int, int, int]]:
-    """Cut a tile into pieces of one output row: (position in the tile, first pixel, length)."""
-    pieces, done = [], 0
-    while done < pixels:
-        at = pixel + done
-        size = min(ow - at % ow, pixels - done)
-        pieces.append((done, at, size))
-        done += size
-    return pieces
-
-
-# How the pixels of a convolution are divided over rows of cores, and which may share a program.
-
-
+# -- shares of cores ------------------------------------------------------------------------------
 Tiles = tuple[int, int]
 """Pixel tiles first .. last-1, counted over all images."""
 
@@ -172,15 +156,6 @@ class RowShare:
     downs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """One row of cores: its image, its first output row there, its tiles."""
-
-    image: int
-    row: int
-    tiles: Tiles
-
-
 @lru_cache(maxsize=256)
 def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> tuple[RowShare, ...]:
     """Divide all pixel tiles evenly; rows of cores whose windows differ by a shift are one share.
@@ -188,27 +163,27 @@ def row_shares(shape: ConvShape, tile: int, grid_rows: int, *, strip: bool) -> t
     Rows that own whole images are alike, and so are those that own the same kind of piece of an
     image. A row whose tiles begin in one image and end in another is a share of its own.
     """
-    per_image = tiles_per_image(shape, tile, strip=strip)
+    per_image, ow = tiles_per_image(shape, tile, strip=strip), shape.out_hw[1]
     sizes = chunks(shape.n * per_image, 1, grid_rows)
     pitch = sizes[0] // per_image if sizes[0] % per_image == 0 else 0
-    groups: dict[Hashable, list[_Owner]] = {}
+    groups: dict[Hashable, list[tuple[int, int, Tiles]]] = {}
     for index, size in enumerate(sizes):
-        image, first = divmod(index * sizes[0], per_image)
-        key: Hashable
+        start = index * sizes[0]
+        image, first = divmod(start, per_image)
         if pitch:
-            key, owner = size, _Owner(index, 0, (0, size))
+            key: Hashable = size
+            owner = index, 0, (0, size)
         elif first + size <= per_image:
             runs = runs_of(shape, tile, first, first + size, strip=strip)
-            row = runs[0].tiles[0][0] // shape.out_hw[1]
-            key, owner = _unmoved(shape, runs, row), _Owner(image, row, (first, first + size))
+            row = runs[0].tiles[0][0] // ow
+            key, owner = _unmoved(shape, runs, row), (image, row, (first, first + size))
         else:
-            start = index * sizes[0]
-            key, owner = ("across", start), _Owner(0, 0, (start, start + size))
+            key, owner = ("across", start), (0, 0, (start, start + size))
         groups.setdefault(key, []).append(owner)
     return tuple([_share(owners, pitch or 1) for owners in groups.values()])
 
 
-def _unmoved(shape: ConvShape, runs: list[Run], row: int) -> tuple[Run, ...]:
+def _unmoved(shape: ConvShape, runs: tuple[Run, ...], row: int) -> tuple[Run, ...]:
     """Return the runs as if they began in output row 0."""
     pixels, rows = row * shape.out_hw[1], row * shape.strides[0]
     return tuple(
@@ -217,22 +192,52 @@ def _unmoved(shape: ConvShape, runs: list[Run], row: int) -> tuple[Run, ...]:
     )
 
 
-def _share(owners: list[_Owner], pitch: int) -> RowShare:
-    top = min(owners, key=lambda owner: owner.row)
-    step = gcd(*(owner.row - top.row for owner in owners))
-    downs = tuple((owner.row - top.row) // step if step else 0 for owner in owners)
-    return RowShare(top.tiles, pitch, tuple(o.image for o in owners), step, downs)
+def _share(owners: list[tuple[int, int, Tiles]], pitch: int) -> RowShare:
+    """Return the share of rows of cores (image, first output row, tiles) with the same windows."""
+    _, top, tiles = min(owners, key=lambda owner: owner[1])
+    step = gcd(*(row - top for _, row, _ in owners))
+    downs = tuple((row - top) // step if step else 0 for _, row, _ in owners)
+    return RowShare(tiles, pitch, tuple(image for image, _, _ in owners), step, downs)
 
 
-# Where the pixels of a convolution go in GM.
+@dataclass(frozen=True, slots=True)
+class BundleShare:
+    """The bundles of one core: `full` ones, and the short last one if `tail`; `n1` blocks each.
+
+    `columns` cores divide each bundle; `pitch` bundles lie between cores (0: there is one share).
+    """
+
+    full: int
+    tail: bool
+    n1: int
+    columns: int
+    pitch: int
 
 
+def bundle_shares(shape: ConvShape, grid_cols: int) -> dict[BundleShare, list[int]]:
+    """Divide bundles over the columns of the core grid; columns left over divide each bundle."""
+    bundle = bundles_of(shape)
+    sizes = chunks(bundle.count, 1, min(grid_cols, bundle.count))
+    columns = max(1, grid_cols // len(sizes))
+    pitch = sizes[0] if len(sizes) > 1 else 0
+    uneven = (bundle.c1, bundle.n1) != (bundle.last_c1, bundle.last_n1)
+    shares: dict[BundleShare, list[int]] = {}
+    for index, size in enumerate(sizes):
+        tail = uneven and index == len(sizes) - 1
+        full = size - tail
+        n1 = bundle.n1 if full else bundle.last_n1
+        shares.setdefault(BundleShare(full, tail, n1, columns, pitch), []).append(index)
+    return shares
+
+
+# -- places of the output -------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where output pixels go in a plane of `plane` pixels: start + row * row_pitch + column * step.
 
     A plain convolution fills its plane; one phase of a transposed convolution fills every step-th
-    pixel of every other row.
+    pixel of every other row. `weight` names the tensor of weights: several launches of one kernel
+    need several.
     """
 
     start: int
@@ -240,7 +245,6 @@ class Placement:
     step: int
     plane: int
     weight: str = "weight"
-    """Name of the tensor of weights: several launches of one kernel need several."""
 
 
 def plain_placement(shape: ConvShape) -> Placement:
@@ -262,18 +266,18 @@ def dense_placement(shape: ConvShape) -> Placement:
 def area_of(
     shape: ConvShape, place: Placement, plane: Affine, row: Affine, tile: tuple[int, int, Window]
 ) -> Area:
-    """Return where a tile of output pixels goes.
+    """Return where a tile of output pixels goes, cut into pieces of one output row where it must.
 
     `plane` is the first pixel of its first block's plane, `row` counts output rows in front;
     `tile` is (first pixel, output blocks, window).
     """
     (pixel, blocks, window), ow = tile, shape.out_hw[1]
-    rows = rows_of(pixel, window.pixels, ow)
-    if (place.row_pitch, place.step) == (ow, 1):
-        rows = [(0, pixel, window.pixels)]
-    pieces = []
-    for done, first, length in rows:
-        to = plane + place.start + (row + first // ow) * place.row_pitch + first % ow * place.step
-        pieces.append((done, to * FRACTAL, length))
-    step, size = place.step * FRACTAL, place.plane * FRACTAL
-    return Area(tuple(pieces), blocks, size, step, window.fractals, window.pixels)
+    whole, pieces, done = (place.row_pitch, place.step) == (ow, 1), [], 0
+    while done < window.pixels:
+        at, left = pixel + done, window.pixels - done
+        size = left if whole else min(ow - at % ow, left)
+        to = plane + place.start + (row + at // ow) * place.row_pitch + at % ow * place.step
+        pieces.append((done, to * FRACTAL, size))
+        done += size
+    step, pitch = place.step * FRACTAL, place.plane * FRACTAL
+    return Area(tuple(pieces), blocks, pitch, step, window.fractals, window.pixels)

@@ -20,7 +20,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel
 from ascend_lab.kernels.conv import conv_launch
-from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
+from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair, pair
 from ascend_lab.kernels.conv_windows import Placement
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.packing import pack_conv, unpack_conv
@@ -54,8 +54,9 @@ class DeconvShape:
         if min(self.h, self.w) < 1 or max(self.h, self.w) > 1 << 20:
             sizes = f"{self.h}x{self.w}"
             raise InputError("image sizes from 1 to 1048576", sizes, "check the order")
-        more = self.more
-        if min(more) < 0 or any(m >= max(s) for m, s in zip(more, self._limits, strict=True)):
+        like, more = self.windows, pair(self.output_pad)
+        limits = zip(like.strides, like.dilations, strict=True)
+        if min(more) < 0 or any(m >= max(s) for m, s in zip(more, limits, strict=True)):
             raise InputError(
                 "an output_pad of at least 0 and below stride or dilation",
                 str(self.output_pad),
@@ -64,31 +65,20 @@ class DeconvShape:
         if min(self.out_hw) < 1:
             raise InputError("an output of at least 1x1", "{}x{}".format(*self.out_hw), "pad less")
 
-    def _like(self, h: int, w: int) -> ConvShape:
-        """Return a convolution with these windows, to read its pads and strides."""
+    @property
+    def windows(self) -> ConvShape:
+        """A convolution with these windows on a large image: its strides, dilations and pads."""
         return ConvShape(
-            self.n, self.c, h, w, self.k, self.r, self.s, self.stride, self.pad, self.dtype,
-            self.out_dtype, self.dilation, self.groups,
+            self.n, self.c, 1 << 20, 1 << 20, self.k, self.r, self.s, self.stride, self.pad,
+            self.dtype, self.out_dtype, self.dilation, self.groups,
         )  # fmt: skip
-
-    @property
-    def _limits(self) -> tuple[Pair, Pair]:
-        like = self._like(1 << 20, 1 << 20)
-        (sh, sw), (dh, dw) = like.strides, like.dilations
-        return (sh, dh), (sw, dw)
-
-    @property
-    def more(self) -> Pair:
-        """Extra output rows and columns."""
-        extra = self.output_pad
-        return extra if isinstance(extra, tuple) else (extra, extra)
 
     @property
     def out_hw(self) -> Pair:
         """Output height and width: (size - 1) * stride + reach - pads + output_pad."""
-        like = self._like(1 << 20, 1 << 20)
+        like = self.windows
         top, bottom, left, right = like.pads
-        (sh, sw), (down, across), (low, last) = like.strides, like.reach, self.more
+        (sh, sw), (down, across), (low, last) = like.strides, like.reach, pair(self.output_pad)
         rows = (self.h - 1) * sh + down - top - bottom + low
         return rows, (self.w - 1) * sw + across - left - right + last
 
@@ -136,9 +126,8 @@ class Phase:
 
 def phases_of(shape: DeconvShape) -> list[Phase]:
     """Return the phases that have pixels: at most stride rows x stride columns of them."""
-    like = shape._like(1 << 20, 1 << 20)
+    like, (oh, ow) = shape.windows, shape.out_hw
     (sh, sw), (dh, dw), (top, _, left, _) = like.strides, like.dilations, like.pads
-    oh, ow = shape.out_hw
     plane = up(oh * ow, FRACTAL) * FRACTAL
     phases: list[Phase] = []
     for p, q in product(range(min(sh, oh)), range(min(sw, ow))):

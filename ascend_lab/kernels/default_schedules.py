@@ -1,7 +1,10 @@
-"""The default GEMM tiling: estimate every plausible tile in closed form, take the best.
+"""The default tilings of products and convolutions: estimate every plausible one, take the best.
 
 This is the rule a good engineer writes down, not a search with the simulator: balance the work over
-the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short.
+the cores, fill L0, and make the longest of three loads (cube, L1 to L0, GM to L1) short. What
+differs for a convolution: pixel tiles do not span images, L1 holds image rows (not the im2col
+matrix), one load3d fills a tile of A, a stage is a whole number of channel blocks, and bundles of
+groups are products of their own.
 """
 
 from __future__ import annotations
@@ -34,9 +37,11 @@ from ascend_lab.kernels.gemm_schedule import (
 )
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+STEPS = (1, 2, 3, 4, 6, 8)
+STAGES = (1, 2, 4, 8, 16, 32)
 HEAD_CYCLES = 12
 """Before the first repeat of a vector instruction, about."""
-STEPS = (1, 2, 3, 4, 6, 8)
+Sizes = TypeVar("Sizes", int, Array)
 
 
 def default_schedule(
@@ -58,11 +63,7 @@ def candidates(shape: GemmShape, chip: Chip) -> Tilings:
     A grid uses all cores, or all that get a tile where the problem is small.
     """
     m1, k1, n1 = shape.fractals
-    cores = chip.core_count
-    grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
-    columns = np.array(list(product(SIDES, SIDES, STEPS, range(len(grids)))), np.int64).T
-    m, n, step, which = columns
-    rows, cols = np.array(grids, np.int64).T[:, which]
+    m, n, step, rows, cols = _choices(chip, STEPS)
     m, n = np.minimum(m, _up(m1, rows)), np.minimum(n, _up(n1, cols))
     rows, cols = np.minimum(rows, _up(m1, m)), np.minimum(cols, _up(n1, n))
     area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
@@ -78,43 +79,60 @@ def _up(value: Array | int, unit: Array) -> Array:
     return -(-value // unit)
 
 
-def estimate(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
-    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once.
+def _choices(chip: Chip, stages: tuple[int, ...]) -> tuple[Array, ...]:
+    """Return every tile side m and n with every stage and every full grid, as five columns."""
+    cores = chip.core_count
+    grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
+    columns = np.array(list(product(SIDES, SIDES, stages, range(len(grids)))), np.int64).T
+    return *columns[:3], *np.array(grids, np.int64).T[:, columns[3]]
 
-    A C tile that fills L0C alone is drained while the cube waits; two of them overlap.
-    """
-    m1, _, n1 = shape.fractals
+
+def estimate(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
+    """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
+    m1, k1, n1 = shape.fractals
     tiles = _up(_up(m1, t.m), t.rows) * _up(_up(n1, t.n), t.cols)
-    cube, mte1, mte2 = _loads(shape, chip, t)
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, k1, np.minimum(t.k, t.m))
+    fresh, memory_bytes = memory_traffic(shape, chip, t)
+    area, cores = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype], t.rows * t.cols
+    starts = _up(k1, t.k * t.step) * 2 * chip.path("GM", "L1").startup_cycles
+    mte2 = starts + k1 * area * (
+        t.m * load_cycles_per_byte(chip, fresh["a"], cores)
+        + t.n * load_cycles_per_byte(chip, fresh["b"], cores)
+    )
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape, chip, t, demand)
-    alone = t.m * t.n * 2048 > chip.buffers["L0C"]
-    steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
-    first = (mte2 + mte1) * np.minimum(1.0, t.k * t.step / shape.fractals[1])
-    core = tiles * np.maximum(steady, drain) + first + drain
-    _, memory_bytes = memory_traffic(shape, chip, t)
+    first = (mte2 + mte1) * np.minimum(1.0, t.k * t.step / k1)
+    core = tiles * _steady(chip, t, cube, mte1, mte2, drain) + first + drain
     memory = memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz
     longest: Floats = np.maximum(core, memory)
     return longest
 
 
-def _loads(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[Floats, Floats, Floats]:
-    """Cycles of one output tile on the cube, on MTE1 and on MTE2."""
-    k1 = shape.fractals[1]
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    turns, stages = _up(k1, t.k), _up(k1, t.k * t.step)
-    fractal = FRACTAL * FRACTAL * c0_of(shape.dtype) / chip.macs_per_cycle(shape.dtype)
+def _steady(
+    chip: Chip, t: Tilings, cube: Floats, mte1: Floats, mte2: Floats, drain: Floats
+) -> Floats:
+    """Cycles from tile to tile: the longest of its loads and its way to GM.
+
+    A C tile that fills L0C alone is drained while the cube waits; two of them overlap.
+    """
+    alone = t.m * t.n * 2048 > chip.buffers["L0C"]
+    steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
+    longest: Floats = np.maximum(steady, drain)
+    return longest
+
+
+def _inner_cycles(
+    dtype: str, chip: Chip, t: Tilings, k1: int, a_loads: Array | int
+) -> tuple[Floats, Floats]:
+    """Cycles of one output tile on the cube and on MTE1; `a_loads` instructions fill one of A."""
+    area = FRACTAL * c0_of(dtype) * DTYPE_BYTES[dtype]
+    turns = _up(k1, t.k)
+    fractal = FRACTAL * FRACTAL * c0_of(dtype) / chip.macs_per_cycle(dtype)
     cube = turns * chip.cube_head_cycles + t.m * k1 * t.n * fractal
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    mte1 = turns * (np.minimum(t.k, t.m) * l0a.startup_cycles + t.k * l0b.startup_cycles)
-    mte1 = mte1 + k1 * area * (t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle)
-    fresh, _ = memory_traffic(shape, chip, t)
-    cores: Array = t.rows * t.cols
-    mte2 = stages * 2 * chip.path("GM", "L1").startup_cycles + k1 * area * (
-        t.m * load_cycles_per_byte(chip, fresh["a"], cores)
-        + t.n * load_cycles_per_byte(chip, fresh["b"], cores)
-    )
-    return cube, mte1, mte2
+    loads = turns * (a_loads * l0a.startup_cycles + t.k * l0b.startup_cycles)
+    rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
+    return cube, loads + k1 * area * rates
 
 
 def drain_cycles(shape: GemmShape, chip: Chip, t: Tilings, demand: Demand | None = None) -> Floats:
@@ -141,12 +159,7 @@ def operand_cycles(chip: Chip, t: Tilings, demand: Demand | None) -> Floats:
     return cycles
 
 
-# Whether a tiled convolution fits the chip: what L1 must hold, and when rows are cut to strips.
-
-
-Sizes = TypeVar("Sizes", int, Array)
-
-
+# -- what a convolution stages in L1 --------------------------------------------------------------
 def c1_stage(shape: ConvShape, schedule: GemmSchedule) -> int:
     """Channel blocks staged at once: step_k * base_k rounded to whole kernel windows."""
     depth = schedule.base_k // c0_of(shape.dtype) * schedule.step_k
@@ -161,10 +174,10 @@ def window_sides(shape: ConvShape, tile: int, *, strip: bool) -> tuple[int, int]
     else:
         latest = ow - gcd(tile * FRACTAL, ow)  # tiles start at multiples of their size
         spanned, across = min((latest + tile * FRACTAL - 1) // ow + 1, oh), ow
-    return side_of(shape, 0, spanned), side_of(shape, 1, across)
+    return _side(shape, 0, spanned), _side(shape, 1, across)
 
 
-def side_of(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
+def _side(shape: ConvShape, axis: int, outputs: Sizes) -> Sizes:
     """Most image rows (axis 0) or columns that `outputs` neighbouring outputs can need."""
     size, step = (shape.h, shape.w)[axis], shape.strides[axis]
     beyond = (shape.out_hw[axis] - 1) * step - shape.pads[2 * axis] >= size
@@ -216,33 +229,7 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         )
 
 
-# The default convolution tiling: the rule of `gemm_default` with a convolution's own traffic.
-#
-# What differs from a matrix product: pixel tiles do not span images, L1 holds image rows (not the
-# im2col matrix), one load3d fills a tile of A, a stage is a whole number of channel blocks, and
-# bundles of groups are products of their own.
-
-
-STAGES = (1, 2, 4, 8, 16, 32)
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Sizes of a convolution in fractals and bytes; channel blocks are those of one bundle."""
-
-    pixels: int
-    c1: int
-    n1: int
-    bundles: int
-    taps: int
-    area_bytes: int
-    pixel_bytes: int
-
-    @property
-    def k1(self) -> int:
-        return self.c1 * self.taps
-
-
+# -- the default of a convolution -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """Tilings, the channel blocks each stages in L1, and whether its tiles are strips of rows."""
@@ -256,15 +243,6 @@ class Candidates:
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 
 
-def _problem(shape: ConvShape) -> _Problem:
-    c0, size = c0_of(shape.dtype), DTYPE_BYTES[shape.dtype]
-    oh, ow = shape.out_hw
-    bundle, area = bundles_of(shape), FRACTAL * c0 * size
-    return _Problem(
-        up(oh * ow, FRACTAL), bundle.c1, bundle.n1, bundle.count, shape.taps, area, c0 * size
-    )
-
-
 def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None) -> GemmSchedule:
     """Return the candidate with the least estimated time; raise `CapacityError` if none fits."""
     demand = demand_of(epilogue, chip, ACCUMULATOR[shape.dtype])
@@ -273,8 +251,8 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
     found = found.take(fitting(demand, chip, found.tilings))
     if not len(found.stages):
         rows, columns = window_sides(shape, 1, strip=True)
-        p = _problem(shape)
-        needed = 2 * (rows * columns * p.pixel_bytes + p.taps * p.area_bytes)
+        pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+        needed = 2 * (rows * columns + shape.taps * FRACTAL) * pixel
         raise CapacityError(
             f"image rows and weights of one channel block twice in L1: {needed} bytes",
             f"{chip.buffers['L1']} bytes on {chip.name}",
@@ -286,25 +264,26 @@ def conv_schedule(shape: ConvShape, chip: Chip, epilogue: Epilogue | None = None
 
 def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
     """Return the tilings that fit; the cores are split over bundles first, then inside each."""
-    p, cores = _problem(shape), chip.core_count
-    grids = [(r, cores // r) for r in range(1, cores + 1) if cores % r == 0]
-    columns = np.array(list(product(SIDES, SIDES, STAGES, range(len(grids)))), np.int64).T
-    m, n, stage, which = columns
-    rows, cols = np.array(grids, np.int64).T[:, which]
-    shares = np.minimum(cols, p.bundles)
+    (oh, ow), bundle, taps = shape.out_hw, bundles_of(shape), shape.taps
+    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+    area = FRACTAL * pixel
+    m, n, stage, rows, cols = _choices(chip, STAGES)
+    shares = np.minimum(cols, bundle.count)
     inside = cols // shares
-    m, n = np.minimum(m, p.pixels), np.minimum(n, -(-p.n1 // inside))
-    stage = np.minimum(stage, p.c1)
-    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * p.area_bytes)
-    depths = np.array([d for d in range(1, 9) if p.taps % d == 0 or d % p.taps == 0])
-    place = np.searchsorted(depths, np.minimum(room, stage * p.taps), side="right") - 1
+    m, n = np.minimum(m, up(oh * ow, FRACTAL)), np.minimum(n, _up(bundle.n1, inside))
+    stage = np.minimum(stage, bundle.c1)
+    room = np.minimum(chip.buffers["L0A"] // m, chip.buffers["L0B"] // n) // (2 * area)
+    depths = np.array([d for d in range(1, 9) if taps % d == 0 or d % taps == 0])
+    place = np.searchsorted(depths, np.minimum(room, stage * taps), side="right") - 1
     k = depths[np.maximum(place, 0)]
-    step = -(-stage * p.taps // k)
-    staged = np.minimum(np.maximum(k * step // p.taps, 1), p.c1)
-    flat, strip = (_stage_bytes(shape, staged, m, n, strip=s) for s in (False, True))
-    strips = (shape.out_hw[1] >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
+    step = _up(stage * taps, k)
+    staged = np.minimum(np.maximum(k * step // taps, 1), bundle.c1)
+    flat, strip = (
+        2 * staged * (_window(shape, m, strip=s) * pixel + taps * n * area) for s in (False, True)
+    )
+    strips = (ow >= 2 * FRACTAL * m) | (flat > chip.buffers["L1"])
     rows = np.minimum(rows, shape.n * _tiles(shape, m, strips))
-    cols = shares * np.minimum(inside, -(-p.n1 // n))
+    cols = shares * np.minimum(inside, _up(bundle.n1, n))
     fits = (room >= 1) & (m * n * 1024 <= chip.buffers["L0C"])
     fits &= np.where(strips, strip, flat) <= chip.buffers["L1"]
     every = Candidates(Tilings(m, k, n, step, rows, cols), staged, strips)
@@ -314,91 +293,70 @@ def conv_candidates(shape: ConvShape, chip: Chip) -> Candidates:
 def _tiles(shape: ConvShape, m: Array, strips: Array) -> Array:
     """Pixel tiles of m fractals in one image."""
     oh, ow = shape.out_hw
-    flat = -(-up(oh * ow, FRACTAL) // m)
-    tiles: Array = np.where(strips, oh * -(-ow // (m * FRACTAL)), flat)
+    flat = _up(up(oh * ow, FRACTAL), m)
+    tiles: Array = np.where(strips, oh * _up(ow, m * FRACTAL), flat)
     return tiles
 
 
 def _window(shape: ConvShape, m: Array, *, strip: bool) -> Array:
-    """Most image pixels a tile of m fractals can need: `conv_plan.window_sides` on arrays."""
+    """Most image pixels a tile of m fractals can need: `window_sides` on arrays."""
     oh, ow = shape.out_hw
     if strip:
-        return side_of(shape, 0, np.ones_like(m)) * side_of(shape, 1, np.minimum(m * FRACTAL, ow))
+        return _side(shape, 0, np.ones_like(m)) * _side(shape, 1, np.minimum(m * FRACTAL, ow))
     latest = ow - np.gcd(m * FRACTAL, ow)
     spanned = np.minimum((latest + m * FRACTAL - 1) // ow + 1, oh)
-    return side_of(shape, 0, spanned) * side_of(shape, 1, ow)
-
-
-def _stage_bytes(shape: ConvShape, stage: Array, m: Array, n: Array, *, strip: bool) -> Array:
-    p = _problem(shape)
-    window = _window(shape, m, strip=strip) * p.pixel_bytes
-    needed: Array = 2 * stage * (window + p.taps * n * p.area_bytes)
-    return needed
+    return _side(shape, 0, spanned) * _side(shape, 1, ow)
 
 
 def conv_estimate(
     shape: ConvShape, chip: Chip, found: Candidates, demand: Demand | None = None
 ) -> Floats:
     """Cycles of the busiest core: the longest load of its tiles, plus filling and draining once."""
-    p, t = _problem(shape), found.tilings
-    shares = np.minimum(t.cols, p.bundles)
-    each = -(-p.n1 // t.n)
-    across = -(-each // (t.cols // shares))
-    down = -(-(shape.n * _tiles(shape, t.m, found.strips)) // t.rows)
-    tiles = down * -(-p.bundles // shares) * across
-    cube, mte1, mte2, rows, weights = _conv_loads(shape, chip, found, across, down)
+    bundle, t = bundles_of(shape), found.tilings
+    shares = np.minimum(t.cols, bundle.count)
+    across = _up(_up(bundle.n1, t.n), t.cols // shares)
+    down = _up(shape.n * _tiles(shape, t.m, found.strips), t.rows)
+    tiles = down * _up(bundle.count, shares) * across
+    cube, mte1 = _inner_cycles(shape.dtype, chip, t, bundle.c1 * shape.taps, 1)
+    mte2, rows, weights = _conv_loads(shape, chip, found, (across, down), mte1)
     mte2 = mte2 + operand_cycles(chip, t, demand)
     drain = drain_cycles(shape.gemm, chip, t, demand)
-    alone = t.m * t.n * 2048 > chip.buffers["L0C"]
-    steady = np.maximum(np.maximum(np.where(alone, cube + drain, cube), mte1), mte2)
-    steady = np.maximum(steady, drain)
+    steady = _steady(chip, t, cube, mte1, mte2, drain)
     # Rows that stay for several tiles are asked for two tiles before the next ones need them.
     late = np.maximum(rows - 2 * steady, 0.0) / across
-    steady = np.where((found.stages >= p.c1) & (across > 1), steady + late, steady)
-    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / p.c1)
+    steady = np.where((found.stages >= bundle.c1) & (across > 1), steady + late, steady)
+    first = (rows + weights + mte1) * np.minimum(1.0, found.stages / bundle.c1)
     cycles: Floats = tiles * steady + first + drain
     return cycles
 
 
 def _conv_loads(
-    shape: ConvShape, chip: Chip, found: Candidates, across: Array, down: Array
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Cycles of one output tile on the cube, on MTE1, on MTE2; of loading its rows, its weights.
+    shape: ConvShape, chip: Chip, found: Candidates, turns: tuple[Array, Array], mte1: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Cycles of one output tile on MTE2, of loading its rows, of loading its weights.
 
-    `across` and `down` count a core's tiles along output channels and pixels: what stays in L1
-    for some of them is shared by them.
+    `turns` count a core's tiles along output channels and pixels: what stays in L1 for some of them
+    is shared by them.
     """
-    p, t, stages = _problem(shape), found.tilings, found.stages
-    turns = -(-p.k1 // t.k)
-    fractal = FRACTAL * FRACTAL * c0_of(shape.dtype) / chip.macs_per_cycle(shape.dtype)
-    cube = turns * chip.cube_head_cycles + t.m * p.k1 * t.n * fractal
-    l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
-    loads = turns * (l0a.startup_cycles + t.k * l0b.startup_cycles)
-    rates = t.m / l0a.rate_bytes_per_cycle + t.n / l0b.rate_bytes_per_cycle
-    mte1 = loads + p.k1 * p.area_bytes * rates
+    bundle, t, stages, (across, down) = bundles_of(shape), found.tilings, found.stages, turns
+    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     sides = [_window(shape, t.m, strip=strip) for strip in (True, False)]
-    image = p.c1 * np.where(found.strips, *sides) * p.pixel_bytes
-    once = stages >= p.c1
+    image = bundle.c1 * np.where(found.strips, *sides) * pixel
+    once = stages >= bundle.c1
     tiles_x = np.where(once, across, 1)
     tiles_w = np.where(once & (across == 1), down, 1)
     turns_m = shape.n * _tiles(shape, t.m, found.strips)
-    whole_image = shape.n * p.c1 * shape.h * shape.w * p.pixel_bytes
+    whole_image = shape.n * bundle.c1 * shape.h * shape.w * pixel
     cores = t.rows * t.cols
-    fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * -(-p.n1 // t.n) * image))
+    fresh_x = np.minimum(1.0, whole_image * tiles_x / (turns_m * _up(bundle.n1, t.n) * image))
     fresh_w = np.minimum(1.0, tiles_w / turns_m)
-    startup, turns_k = chip.path("GM", "L1").startup_cycles, -(-p.c1 // stages)
-    latency = _latency(chip, fresh_x)
+    startup, turns_k = chip.path("GM", "L1").startup_cycles, _up(bundle.c1, stages)
+    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    latency = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh_x * extra
     rows = turns_k * startup + image * load_cycles_per_byte(chip, fresh_x, cores)
-    weights = p.k1 * t.n * p.area_bytes * load_cycles_per_byte(chip, fresh_w, cores)
-    weights = weights + turns_k * startup
+    size = bundle.c1 * shape.taps * t.n * (FRACTAL * pixel)
+    weights = size * load_cycles_per_byte(chip, fresh_w, cores) + turns_k * startup
     mte2: Floats = rows / tiles_x + weights / tiles_w
     # Two L1 slots that wait for memory turn around in load + latency + use.
     slot = (turns_k / tiles_x * latency + mte1 + mte2) / 2
-    return cube, mte1, np.maximum(mte2, slot), rows + latency, weights
-
-
-def _latency(chip: Chip, fresh: Floats) -> Floats:
-    """Cycles until loaded data are visible in L1, the mix of memory and L2."""
-    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-    latency: Floats = chip.path("GM", "L1").latency_cycles + chip.l2.latency_cycles + fresh * extra
-    return latency
+    return np.maximum(mte2, slot), rows + latency, weights

@@ -212,18 +212,12 @@ def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
     if epilogue is None:
         return
     step_formats(epilogue, sums)
-    reason = supported(epilogue, chip, sums)
-    if reason:
-        raise PathError(
-            f"an epilogue that {chip.name} can fuse",
-            reason,
-            "run the steps as a kernel of their own",
-        )
+    if reason := supported(epilogue, chip, sums):
+        wanted = f"an epilogue that {chip.name} can fuse"
+        raise PathError(wanted, reason, "run the steps as a kernel of their own")
 
 
-# An epilogue's tiles in UB: which values share one, how much room and time they take.
-
-
+# -- tiles of UB ----------------------------------------------------------------------------------
 Source = int | str
 """A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
 
@@ -256,7 +250,8 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     Where all steps that read the sums narrow them to one format, the copy out of L0C does it.
     """
     formats = [sums, *step_formats(epilogue, sums)]
-    read = [_values(step.sources) for step in epilogue.steps]
+    numbers = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
+    read = [tuple(numbers.get(s, s) for s in step.sources) for step in epilogue.steps]
     on_the_way = _narrowed(epilogue, read, formats)
     if on_the_way:
         formats[0] = formats[on_the_way[0]]
@@ -277,11 +272,6 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
     return Plan(tuple(steps), tuple(tiles), place[0])
 
 
-def _values(sources: tuple[str | int, ...]) -> tuple[Source, ...]:
-    """Number the values: 0 for the sums, i + 1 for step i."""
-    return tuple(0 if s == SUMS else s + 1 if isinstance(s, int) else s for s in sources)
-
-
 def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
     """Return the values that are the sums in one narrower format, if no other step reads sums."""
     readers = [value for value, sources in enumerate(read, 1) if 0 in sources]
@@ -293,13 +283,10 @@ def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[
 
 def _needed(read: list[tuple[Source, ...]], last: int) -> set[int]:
     """Values the last one depends on, itself and the sums included."""
-    needed, open_values = {0, last}, [last]
-    while open_values:
-        value = open_values.pop()
-        sources = read[value - 1] if value else ()
-        fresh = {s for s in sources if isinstance(s, int)} - needed
-        needed |= fresh
-        open_values += fresh
+    needed = {0, last}
+    for value in range(last, 0, -1):
+        if value in needed:
+            needed |= {s for s in read[value - 1] if isinstance(s, int)}
     return needed
 
 

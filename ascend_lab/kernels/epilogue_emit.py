@@ -1,4 +1,4 @@
-"""The vector instructions of an epilogue on a piece of a tile in UB."""
+"""Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
 from ascend_lab.kernels.epilogue import (
-    Demand,
     Epilogue,
     Fix,
     Operand,
@@ -23,11 +22,12 @@ from ascend_lab.kernels.epilogue import (
     plan_of,
 )
 from ascend_lab.kernels.gemm_schedule import FRACTAL
-from ascend_lab.kernels.tiles import Area, repeat, segments, store_area
+from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
 Memory = Tile | Buffer
 
 
+# -- the steps on a piece of a tile ---------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of a tile in UB: `count` blocks of `run` elements.
@@ -44,9 +44,7 @@ class Piece:
     run: int
 
 
-def load_channels(
-    k: KernelBuilder, slot: Tile, tensor: Buffer, blocks: tuple[Affine, int], unit: int
-) -> None:
+def load_channels(k: KernelBuilder, slot: Tile, tensor: Buffer, blocks: Span, unit: int) -> None:
     """Bring the numbers of `blocks` (first, count) of 16 channels, each repeated to `unit`."""
     first, count = blocks
     source = tensor.region(first * FRACTAL, (count, FRACTAL))
@@ -54,45 +52,34 @@ def load_channels(
         k.copy(slot.region(turn * FRACTAL, (count, FRACTAL), (unit, 1)), source)
 
 
-def write_steps(k: KernelBuilder, plan: Plan, piece: Piece) -> None:
-    """Write the instructions of all steps on one piece."""
+def write_steps(k: KernelBuilder, plan: Plan, t: Piece) -> None:
+    """Write the instructions of all steps: flat, or by blocks or across where channels differ."""
     for step in plan.steps:
-        _step(k, step, piece)
+        write = _StepWriter(k, step, t)
+        parts = -(-t.run // write.lanes)
+        if not any(write.rates):
+            write.run(Affine(), t.count * t.run, Affine())
+        elif parts < t.count <= k.chip.max_repeat:
+            for start in range(0, t.run, write.lanes):
+                shape = (t.count, min(write.lanes, t.run - start))
+                write.instruction(Affine(start), shape, t.run, t.first, 1)
+        else:
+            with repeat(k, "block", t.count) as block:
+                write.run(block * t.run, t.run, t.first + block)
 
 
-def _step(k: KernelBuilder, step: Placed, t: Piece) -> None:
-    """One step on a piece: flat, or by blocks or across them where channel numbers differ."""
-    views = [t.tiles[s] if isinstance(s, int) else t.named.get(s) for s in (step.to, *step.sources)]
-    rates = [None if v else t.rates[str(s)] for v, s in zip(views[1:], step.sources, strict=True)]
-    write = _Writer(k, step, views, [None, *rates])
-    if not any(rates):
-        write.run(Affine(), t.count * t.run, Affine())
-        return
-    lanes = write.lanes
-    parts = -(-t.run // lanes)
-    if parts < t.count <= k.chip.max_repeat:
-        for start in range(0, t.run, lanes):
-            shape = (t.count, min(lanes, t.run - start))
-            write.instruction(Affine(start), shape, t.run, t.first, 1)
-        return
-    with repeat(k, "block", t.count) as block:
-        write.run(block * t.run, t.run, t.first + block)
-
-
-@dataclass(frozen=True, slots=True)
-class _Writer:
+class _StepWriter:
     """Writes the instructions of one step: `views` are tiles, `rates` numbers per channel."""
 
-    k: KernelBuilder
-    step: Placed
-    views: Sequence[Memory | None]
-    rates: Sequence[Tile | None]
-
-    @property
-    def lanes(self) -> int:
-        """Elements of a repeat."""
-        sizes = [_buffer(v).itemsize for v in (*self.views, *self.rates) if v]
-        return self.k.chip.vector_bytes_per_repeat // max(sizes)
+    def __init__(self, k: KernelBuilder, step: Placed, t: Piece) -> None:
+        self.k, self.step = k, step
+        names = (step.to, *step.sources)
+        self.views = [t.tiles[s] if isinstance(s, int) else t.named.get(s) for s in names]
+        pairs = zip(self.views, names, strict=True)
+        self.rates = [None if view else t.rates[str(name)] for view, name in pairs]
+        every = [v for v in (*self.views, *self.rates) if v]
+        sizes = [(v if isinstance(v, Buffer) else v.buffer).itemsize for v in every]
+        self.lanes = k.chip.vector_bytes_per_repeat // max(sizes)
 
     def run(self, start: Affine, elements: int, block: Affine) -> None:
         """Neighbouring elements of one block (or of all, where no operand is per channel)."""
@@ -114,22 +101,15 @@ class _Writer:
                 regions.append(view.region(start, shape, (pitch, 1)))
                 continue
             unit = pattern(rate.buffer.dtype)
+            sizes: tuple[int, ...] = shape
+            strides: tuple[int, ...] = (step * unit, 1)
             if unit == FRACTAL:  # one block for 16 lanes, again and again
-                sizes: tuple[int, ...] = (shape[0], shape[1] // FRACTAL, FRACTAL)
-                strides: tuple[int, ...] = (step * unit, 0, 1)
-            else:
-                sizes, strides = shape, (step * unit, 1)
+                sizes, strides = (shape[0], shape[1] // FRACTAL, FRACTAL), (step * unit, 0, 1)
             regions.append(rate.region(block * unit, sizes, strides))
         self.k.vector(self.step.op, *regions, scalar=self.step.number)
 
 
-def _buffer(memory: Memory) -> Buffer:
-    return memory if isinstance(memory, Buffer) else memory.buffer
-
-
-# Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe.
-
-
+# -- an epilogue in one kernel --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Group:
     """Operands of one kind: their tensors in GM, and the queue whose slots they share."""
@@ -139,11 +119,30 @@ class Group:
     queue: Queue
     blocks: int = 0
 
+    @classmethod
+    def make(
+        cls,
+        k: KernelBuilder,
+        operands: Sequence[Operand],
+        slots: list[int],
+        elements: int,
+        blocks: int,
+    ) -> Group | None:
+        """Declare operands and allocate two slots for each in UB."""
+        if not operands:
+            return None
+        tensors = tuple(k.tensor(o.name, o.dtype, elements) for o in operands)
+        first, *rest = operands
+        queue = k.queue(f"{first.name}_ub", "UB", first.dtype, slots[0], src="MTE2", dst="V")
+        for operand, size in zip(rest, slots[1:], strict=True):
+            queue.join(f"{operand.name}_ub", operand.dtype, size)
+        return cls(tuple(operands), tensors, queue, blocks)
+
     def held(self, tile: Tile) -> dict[str, Tile]:
         """Return the slot of each operand, by name."""
         buffers = (self.queue.buffer, *self.queue.members)
-        slots = [Tile(buffer, tile.slot) for buffer in buffers]
-        return {o.name: slot for o, slot in zip(self.operands, slots, strict=True)}
+        pairs = zip(self.operands, buffers, strict=True)
+        return {o.name: Tile(buffer, tile.slot) for o, buffer in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +154,12 @@ class Finish:
 
     builder: KernelBuilder
     plan: Plan
-    out: Queue | None
-    scratch: tuple[Buffer, ...]
-    tiles: Group | None
-    channels: Group | None
-    fix: Fix | None
-    table: Queue | None
+    out: Queue | None = None
+    scratch: tuple[Buffer, ...] = ()
+    tiles: Group | None = None
+    channels: Group | None = None
+    fix: Fix | None = None
+    table: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,42 +193,19 @@ def new_finish(
     blocks = channel_blocks(demand, k.chip, sizes.n_own, sizes.tile_n)
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
-    plan = plan_of(epilogue, sums)
-    channels = _group(
-        k,
-        epilogue.of_kind("channel"),
-        [blocks * pattern(o.dtype) for o in epilogue.of_kind("channel")],
-        sizes.blocks * FRACTAL,
-        blocks,
-    )
-    elements = _columns(k, demand, 2 * blocks * demand.block_bytes, sizes) * sizes.tile_m * 256
+    plan, operands = plan_of(epilogue, sums), epilogue.of_kind("channel")
+    slots = [blocks * pattern(o.dtype) for o in operands]
+    channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
+    left = k.chip.buffers["UB"] - 2 * blocks * demand.block_bytes
+    columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
+    elements = max(1, min(sizes.tile_n, columns)) * sizes.tile_m * FRACTAL * FRACTAL
     operands = epilogue.of_kind("tile")
-    tiles = _group(k, operands, [elements] * len(operands), sizes.elements, 0)
+    tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
     out = k.queue("y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
         k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
     )
-    return Finish(k, plan, out, scratch, tiles, channels, None, None)
-
-
-def _columns(k: KernelBuilder, demand: Demand, taken: int, sizes: Sizes) -> int:
-    """Output blocks of a piece: all of a tile's, or as many as fit."""
-    column = sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes
-    return max(1, min(sizes.tile_n, (k.chip.buffers["UB"] - taken) // column))
-
-
-def _group(
-    k: KernelBuilder, operands: Sequence[Operand], slots: list[int], elements: int, blocks: int
-) -> Group | None:
-    """Declare operands and allocate two slots for each in UB."""
-    if not operands:
-        return None
-    tensors = tuple(k.tensor(o.name, o.dtype, elements) for o in operands)
-    first, *rest = operands
-    queue = k.queue(f"{first.name}_ub", "UB", first.dtype, slots[0], src="MTE2", dst="V")
-    for operand, size in zip(rest, slots[1:], strict=True):
-        queue.join(f"{operand.name}_ub", operand.dtype, size)
-    return Group(tuple(operands), tensors, queue, blocks)
+    return Finish(k, plan, out, scratch, tiles, channels)
 
 
 def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:
@@ -238,19 +214,19 @@ def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) ->
     assert isinstance(fix, Fix)
     plan = Plan((), (epilogue.out_dtype,), 0)
     if not fix.bias:
-        return Finish(k, plan, None, (), None, None, fix, None)
+        return Finish(k, plan, fix=fix)
     (bias,) = epilogue.operands
     tensor, size = k.tensor(bias.name, bias.dtype, sizes.blocks * FRACTAL), blocks * FRACTAL
     queue = k.queue(f"{bias.name}_l1", "L1", bias.dtype, size, src="MTE2", dst="MTE1")
     depth = 2 if 2 * size * DTYPE_BYTES[bias.dtype] <= k.chip.buffers["BT"] else 1
     table = k.queue(f"{bias.name}_bt", "BT", bias.dtype, size, src="MTE1", dst="M", depth=depth)
     group = Group((bias,), (tensor,), queue, blocks)
-    return Finish(k, plan, None, (), None, group, fix, table)
+    return Finish(k, plan, channels=group, fix=fix, table=table)
 
 
 @contextmanager
 def held_channels(
-    finish: Finish | None, n: tuple[Affine, int], before: Affine, held: Channels | None
+    finish: Finish | None, n: Span, before: Affine, held: Channels | None
 ) -> Iterator[Channels | None]:
     """Load numbers per channel once, for all tiles inside.
 
@@ -277,7 +253,7 @@ def held_channels(
     queue.free()
 
 
-def bias_of(finish: Finish | None, held: Channels | None, n: tuple[Affine, int]) -> Region | None:
+def bias_of(finish: Finish | None, held: Channels | None, n: Span) -> Region | None:
     """Return what the cube adds from the bias table for output blocks n (start, count)."""
     if finish is None or finish.table is None or held is None:
         return None
@@ -321,10 +297,8 @@ def drain(
 
 def _load(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
     """Bring the operands' part that lies where `area` will be stored."""
-    slots = group.held(group.queue.alloc())
+    slots, run = group.held(group.queue.alloc()), area.pixels * FRACTAL
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
-        for there, here in area.pairs(
-            tensor, slots[operand.name], area.pixels * FRACTAL, at, count
-        ):
+        for there, here in area.pairs(tensor, slots[operand.name], run, at, count):
             k.copy(here, there)
     group.queue.enqueue()

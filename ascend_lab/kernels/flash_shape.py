@@ -1,72 +1,22 @@
-"""Which core computes which rows of which matrix: a grid over the batch and over blocks of rows."""
+"""What FlashAttention computes and how it is cut: problem, blocks, cores, GM tensors.
+
+All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row is a vector.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import CapacityError, InputError, PathError
-from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Part, Program, Region, binding_of
+from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Share
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.tiles import by_size, chunks, repeat, segments
-
-Span = tuple[Affine, int]
-"""(start, size) of a block along one axis, in fractals."""
-
-Share = tuple[int, int, int]
-"""What a part owns of an axis: its size, the pitch between cores, the number of positions."""
+from ascend_lab.kernels.tiles import Span, chunks, repeat, segments
 
 Own = tuple[Share, Share]
 """What a part owns of the batch and of the rows."""
-
-
-def grid(batch: int, blocks: int, cores: int) -> tuple[int, int]:
-    """Return cores over the batch and over row blocks: the fewest blocks for the busiest core."""
-
-    def busiest(over: int) -> tuple[int, int]:
-        return up(batch, over) * up(blocks, min(blocks, cores // over)), -over
-
-    over = min(range(1, min(batch, cores) + 1), key=busiest)
-    return over, min(blocks, cores // over)
-
-
-def spread(
-    name: str,
-    batch: int,
-    rows: int,
-    block: int,
-    cores: tuple[int, int],
-    program: Callable[[Own], Program],
-) -> Launch:
-    """Return a launch of `program(own)` over `batch` matrices and `rows`, in blocks of `block`.
-
-    Rows count fractals; `cores` is the grid. Cores with equal shares are one part.
-    """
-    matrices, heights = chunks(batch, 1, cores[0]), chunks(rows, block, cores[1])
-    parts = []
-    for count, groups in by_size(matrices).items():
-        for size, places in by_size(heights).items():
-            own = (count, matrices[0], groups[-1] + 1), (size, heights[0], places[-1] + 1)
-            bound = [binding_of({"group": g, "row": r}) for g in groups for r in places]
-            parts.append(Part(program(own), tuple(bound)))
-    return Launch(name, tuple(parts))
-
-
-def walk(k: KernelBuilder, own: Own, block: int) -> Iterator[tuple[Affine, Span]]:
-    """Yield (matrix, rows) of every block a core owns, in loops."""
-    (count, batch_pitch, groups), (rows, row_pitch, positions) = own
-    first = k.param("group", groups) * batch_pitch
-    top = k.param("row", positions) * row_pitch
-    with repeat(k, "matrix", count) as index:
-        for at, size in segments(k, "block", rows, block):
-            yield first + index, (top + at, size)
-
-
-# What FlashAttention computes and how it is cut: problem, blocks, and what fits on a chip.
-
-
 MASKS = ("", "rows", "full")
 TENSORS = ("q", "k", "v", "mask")
 AREA = FRACTAL * FRACTAL
@@ -235,9 +185,33 @@ def default_scale(depth: int) -> float:
     return 1.0 / math.sqrt(depth)
 
 
-# The GM tensors of FlashAttention and their blocks, in FRACTAL_NZ: (columns / 16, rows, 16).
+# -- cores -----------------------------------------------------------------------------------------
+def grid(batch: int, blocks: int, cores: int) -> tuple[int, int]:
+    """Return cores over the batch and over row blocks: the fewest blocks for the busiest core."""
+
+    def busiest(over: int) -> tuple[int, int]:
+        return up(batch, over) * up(blocks, min(blocks, cores // over)), -over
+
+    over = min(range(1, min(batch, cores) + 1), key=busiest)
+    return over, min(blocks, cores // over)
 
 
+def shares(batch: int, rows: int, block: int, cores: tuple[int, int]) -> dict[str, list[int]]:
+    """Return what the cores of a grid own: matrices of the batch, and rows in blocks."""
+    return {"group": chunks(batch, 1, cores[0]), "row": chunks(rows, block, cores[1])}
+
+
+def walk(k: KernelBuilder, own: Own, block: int) -> Iterator[tuple[Affine, Span]]:
+    """Yield (matrix, rows) of every block a core owns, in loops."""
+    (count, batch_pitch, groups), (rows, row_pitch, positions) = own
+    first = k.param("group", groups) * batch_pitch
+    top = k.param("row", positions) * row_pitch
+    with repeat(k, "matrix", count) as index:
+        for at, size in segments(k, "block", rows, block):
+            yield first + index, (top + at, size)
+
+
+# -- tensors ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Tensors:
     """Tensors of a program by name: q, k, v, y and mask (a vector where it has one row)."""

@@ -1,4 +1,16 @@
-"""Pieces of attention whose scores fit in L2, and how tall a block the cube can take of them."""
+"""FlashAttention where cube and vector cores are separate: pieces of the scores pass through L2.
+
+Scores cannot stay on a core, because no path leads from UB to L1. So batch and rows of q are cut
+into chunks whose scores fit in half of L2, and every chunk takes four phases:
+
+    cube:   s = scale q k^T in fp32, scaled by the fix pipe
+    vector: m = max(s) in a first pass; in a second p = exp(s - m) as fp16, and l = sum(p)
+    cube:   o = p v in fp32
+    vector: y = o / l as fp16
+
+The next chunk overwrites the workspaces s, p, o and l (16 partial sums a row), so that they need
+not reach device memory. All are FRACTAL_NZ with 16 columns.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +28,31 @@ from ascend_lab.isa import (
     Program,
     Queue,
     Region,
+    Share,
     Tile,
+    spread,
 )
 from ascend_lab.kernels import flash_softmax as soft
-from ascend_lab.kernels.flash import CubeQueues, multiply
+from ascend_lab.kernels.flash import load_turned, multiply
 from ascend_lab.kernels.flash_shape import (
     AREA,
     FlashShape,
-    Own,
-    Span,
     Tensors,
     grid,
     key_blocks,
-    spread,
+    shares,
     walk,
 )
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
-from ascend_lab.kernels.tiles import segments
+from ascend_lab.kernels.tiles import Span, load_a, segments
 
 SCORE_BYTES = 6
 """A score in fp32 and its weight in fp16."""
+MOST_ROWS, VECTOR_KEYS = 8, 4
+"""Fractals of a block at most, and of the keys in a block of the vector unit."""
 
 
+# -- chunks ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Matrices and rows (in fractals) computed at a time; `room` is the most of both."""
@@ -77,14 +92,12 @@ def chunks_of(shape: FlashShape, chip: Chip) -> list[Chunk]:
     count = max(1, min(shape.batch, lines // rows))
     count = up(shape.batch, up(shape.batch, count))
     height = up(rows, up(rows, lines))
-    return [
-        Chunk(
-            shape, chip, first, min(count, shape.batch - first), top, min(height, rows - top),
-            (count, height),
-        )
-        for first in range(0, shape.batch, count)
-        for top in range(0, rows, height)
-    ]  # fmt: skip
+    found = []
+    for first in range(0, shape.batch, count):
+        for top in range(0, rows, height):
+            some = min(count, shape.batch - first), top, min(height, rows - top)
+            found.append(Chunk(shape, chip, first, *some, (count, height)))
+    return found
 
 
 def widest(chip: Chip) -> int:
@@ -109,26 +122,7 @@ def cube_block(shape: FlashShape, chip: Chip) -> int:
     )
 
 
-# FlashAttention where cube and vector cores are separate: pieces of the scores pass through L2.
-#
-# Scores cannot stay on a core, because no path leads from UB to L1. So batch and rows of q are
-# cut
-# into chunks whose scores fit in half of L2, and every chunk takes four phases:
-#
-#     cube:   s = scale q k^T in fp32, scaled by the fix pipe
-#     vector: m = max(s) in a first pass; in a second p = exp(s - m) as fp16, and l = sum(p)
-#     cube:   o = p v in fp32
-#     vector: y = o / l as fp16
-#
-# The next chunk overwrites the workspaces s, p, o and l (16 partial sums a row), so that they
-# need
-# not reach device memory. All are FRACTAL_NZ with 16 columns.
-
-
-MOST_ROWS, VECTOR_KEYS = 8, 4
-"""Fractals of a block at most, and of the keys in a block of the vector unit."""
-
-
+# -- phases ---------------------------------------------------------------------------------------
 def split_kernel(shape: FlashShape, chip: Chip) -> Kernel:
     """Return attention as phases over chunks: tensors q, k, v (, mask), y, and workspaces.
 
@@ -163,30 +157,81 @@ def _launch(chunk: Chunk, name: str, write: Writer, most: int, unit: str) -> Lau
     side = min(range(1, min(most, MOST_ROWS) + 1), key=busiest)
     own = grid(chunk.count, up(chunk.rows, side), cores)
 
-    def program(part: Own) -> Program:
+    def program(group: Share, rows: Share) -> Program:
         k = KernelBuilder(name, chunk.chip)
-        write(chunk, k, walk(k, part, side), side)
+        write(chunk, k, walk(k, (group, rows), side), side)
         return k.finish()
 
-    return spread(name, chunk.count, chunk.rows, side, own, program)
+    return spread(name, shares(chunk.count, chunk.rows, side, own), program)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cube:
+    """Two slots of everything a cube core needs: both operands in L1 and L0, sums in L0C."""
+
+    k: KernelBuilder
+    left: Queue
+    right: Queue
+    a: Queue
+    b: Queue
+    c: Queue
+
+    @classmethod
+    def make(cls, k: KernelBuilder, left: int, right: int, sums: int) -> _Cube:
+        """Allocate slots of these sizes in fractals."""
+        return cls(
+            k,
+            k.queue("left_l1", "L1", "fp16", left * AREA, src="MTE2", dst="MTE1"),
+            k.queue("right_l1", "L1", "fp16", right * AREA, src="MTE2", dst="MTE1"),
+            k.queue("a_l0", "L0A", "fp16", left * AREA, src="MTE1", dst="M"),
+            k.queue("b_l0", "L0B", "fp16", right * AREA, src="MTE1", dst="M"),
+            k.queue("c_l0", "L0C", "fp32", sums * AREA, src="M", dst="FIX"),
+        )
+
+    def load_left(self, src: Region, m: int, depth: int) -> None:
+        """Bring a left operand (depth, m) from GM through L1 to L0A."""
+        self.k.copy(self.left.alloc().region(0, src.sizes), src)
+        self.left.enqueue()
+        load_a(self.k, self.a.alloc(), self.left.dequeue(), m, depth)
+        self.left.free()
+        self.a.enqueue()
+
+    def load_right(self, src: Region, *, turned: int = 0) -> None:
+        """Bring a right operand from GM through L1 to L0B, `turned` if it has that many keys."""
+        self.k.copy(self.right.alloc().region(0, src.sizes), src)
+        self.right.enqueue()
+        tile, to = self.right.dequeue(), self.b.alloc()
+        if turned:
+            load_turned(self.k, to, tile, src.sizes[0], turned)
+        else:
+            fractals = (src.elements // AREA, AREA)
+            self.k.load2d(to.region(0, fractals), tile.region(0, fractals))
+        self.right.free()
+        self.b.enqueue()
+
+    def drain(self, to: Region, scale: float = 1.0) -> None:
+        """Move the finished sums to GM through the fix pipe."""
+        self.c.enqueue()
+        self.k.fixpipe(to, self.c.dequeue().region(0, to.sizes), scale=scale)
+        self.c.free()
 
 
 def _scores(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
     """s = scale q k^T: a block of q stays in L0A while the keys pass by."""
     (_, all_keys, depth, _), block = c.shape.fractals, cube_block(c.shape, c.chip)
     gm, out = c.tensors(k, "q", "k"), c.space(k, "s", "fp32", all_keys)
-    queues = CubeQueues.make(k, side * depth, block * depth, side * block)
+    cube = _Cube.make(k, side * depth, block * depth, side * block)
     for matrix, rows in blocks:
         there, lines = c.moved(matrix, rows)
-        queues.load_left(k, gm.block("q", there, lines), rows[1], depth)
-        a = queues.a.dequeue()
+        cube.load_left(gm.block("q", there, lines), rows[1], depth)
+        a = cube.a.dequeue()
         for keys in segments(k, "key", all_keys, block):
-            queues.load_right(k, gm.block("k", there, keys))
-            sums, b = queues.c.alloc(), queues.b.dequeue()
+            cube.load_right(gm.block("k", there, keys))
+            sums, b = cube.c.alloc(), cube.b.dequeue()
             multiply(k, sums, a, b, (rows[1], depth, keys[1]))
-            queues.b.free()
-            queues.drain(k, c.piece(out, matrix, rows, keys), c.shape.scale)
-        queues.a.free()
+            cube.b.free()
+            cube.drain(c.piece(out, matrix, rows, keys), c.shape.scale)
+        cube.a.free()
 
 
 def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
@@ -194,84 +239,59 @@ def _sums(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
     (_, all_keys, _, wide), block = c.shape.fractals, cube_block(c.shape, c.chip)
     gm, p = c.tensors(k, "v"), c.space(k, "p", "fp16", all_keys)
     out = c.space(k, "o", "fp32", wide)
-    queues = CubeQueues.make(k, side * block, block * wide, side * wide)
+    cube = _Cube.make(k, side * block, block * wide, side * wide)
     for matrix, rows in blocks:
         there, _ = c.moved(matrix, rows)
-        sums = queues.c.alloc()
+        sums = cube.c.alloc()
         for keys in segments(k, "key", all_keys, block):
-            queues.load_left(k, c.piece(p, matrix, rows, keys), rows[1], keys[1])
-            queues.load_right(k, gm.block("v", there, keys), turned=keys[1])
-            a, b = queues.a.dequeue(), queues.b.dequeue()
+            cube.load_left(c.piece(p, matrix, rows, keys), rows[1], keys[1])
+            cube.load_right(gm.block("v", there, keys), turned=keys[1])
+            a, b = cube.a.dequeue(), cube.b.dequeue()
             multiply(k, sums, a, b, (rows[1], keys[1], wide), keys[0])
-            queues.a.free()
-            queues.b.free()
-        queues.drain(k, c.piece(out, matrix, rows, (Affine(), wide)))
+            cube.a.free()
+            cube.b.free()
+        cube.drain(c.piece(out, matrix, rows, (Affine(), wide)))
 
 
-def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
-    """p = exp(s - max(s)) and l: all keys pass twice, for the maximum and for the weights."""
-    f = _Weights.make(c, k, side)
-    for matrix, rows in blocks:
-        height = rows[1]
-        k.vector("vdup", soft.lanes(f.state.work, height), scalar=soft.LEAST)
-        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            state = f.take(matrix, rows, keys, ragged)
-            soft.largest(state, soft.lanes(state.work, height), height, keys[1])
-            f.give()
-        soft.across(f.state, "max", height, soft.lanes(f.state.peak, height))
-        total = f.total.alloc()
-        k.vector("vdup", soft.lanes(total, height), scalar=0.0)
-        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
-            state = replace(f.take(matrix, rows, keys, ragged), total=total)
-            peak = soft.lanes(f.state.peak, height)
-            soft.weigh(state, f.out.alloc(), height, keys[1], peak)
-            f.give()
-            _put(k, f.out, c.piece(f.p, matrix, rows, keys))
-        _put(k, f.total, c.piece(f.l16, matrix, rows, (Affine(), 1)))
-
-
-def _put(k: KernelBuilder, queue: Queue, to: Region) -> None:
-    """Hand a finished tile on, and move it to GM."""
-    queue.enqueue()
-    k.copy(to, queue.dequeue().region(0, to.sizes))
-    queue.free()
-
-
-@dataclass(frozen=True, slots=True)
 class _Weights:
-    """Tensors, queues and state of the softmax phase."""
+    """p = exp(s - max(s)) and l: all keys pass twice, for the maximum and for the weights."""
 
-    chunk: Chunk
-    gm: Tensors
-    s: Buffer
-    p: Buffer
-    l16: Buffer
-    scores: Queue
-    out: Queue
-    total: Queue
-    mask: Queue | None
-    state: soft.State
-
-    @classmethod
-    def make(cls, c: Chunk, k: KernelBuilder, side: int) -> _Weights:
+    def __init__(self, c: Chunk, k: KernelBuilder, side: int) -> None:
         keys, block = c.shape.fractals[1], side * VECTOR_KEYS * AREA
         mask = {"": 0, "rows": VECTOR_KEYS * FRACTAL, "full": block}[c.shape.mask]
-        return cls(
-            c,
-            c.tensors(k, "mask"),
-            c.space(k, "s", "fp32", keys),
-            c.space(k, "p", "fp16", keys),
-            c.space(k, "l", "fp32", 1),
-            k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V"),
-            k.queue("out", "UB", "fp16", block, src="V", dst="MTE3"),
-            k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1),
-            k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V") if mask else None,
-            soft.State.small(k, c.shape, side, VECTOR_KEYS),
-        )
+        self.c, self.k, self.gm = c, k, c.tensors(k, "mask")
+        self.s, self.p = c.space(k, "s", "fp32", keys), c.space(k, "p", "fp16", keys)
+        self.l16 = c.space(k, "l", "fp32", 1)
+        self.scores = k.queue("scores", "UB", "fp32", block, src="MTE2", dst="V")
+        self.out = k.queue("out", "UB", "fp16", block, src="V", dst="MTE3")
+        self.total = k.queue("total", "UB", "fp32", side * AREA, src="V", dst="MTE3", depth=1)
+        self.mask: Queue | None = None
+        if mask:
+            self.mask = k.queue("mask_ub", "UB", "fp16", mask, src="MTE2", dst="V")
+        self.state = soft.State.small(k, c.shape, side, VECTOR_KEYS)
 
-    def take(self, matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
+    def write(self, matrix: Affine, rows: Span) -> None:
+        """Write the program of one block of rows."""
+        c, k, state, height = self.c, self.k, self.state, rows[1]
+        peak = soft.lanes(state.peak, height)
+        k.vector("vdup", soft.lanes(state.work, height), scalar=soft.LEAST)
+        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
+            held = self._take(matrix, rows, keys, ragged)
+            soft.largest(held, soft.lanes(held.work, height), height, keys[1])
+            self.scores.free()
+        soft.across(state, "max", height, peak)
+        total = self.total.alloc()
+        k.vector("vdup", soft.lanes(total, height), scalar=0.0)
+        for keys, ragged in key_blocks(k, c.shape, VECTOR_KEYS):
+            held = replace(self._take(matrix, rows, keys, ragged), total=total)
+            soft.weigh(held, self.out.alloc(), height, keys[1], peak)
+            self.scores.free()
+            _put(k, self.out, c.piece(self.p, matrix, rows, keys))
+        _put(k, self.total, c.piece(self.l16, matrix, rows, (Affine(), 1)))
+
+    def _take(self, matrix: Affine, rows: Span, keys: Span, ragged: int) -> soft.State:
         """Load a block of scores, add the mask, drop padding; return the state with them."""
-        c, k = self.chunk, self.state.builder
+        c, k = self.c, self.k
         src = c.piece(self.s, matrix, rows, keys)
         k.copy(self.scores.alloc().region(0, src.sizes), src)
         self.scores.enqueue()
@@ -288,9 +308,19 @@ class _Weights:
             soft.drop_padding(state, rows[1], keys[1], ragged)
         return state
 
-    def give(self) -> None:
-        """Give the block of scores back."""
-        self.scores.free()
+
+def _weights(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:
+    """Write the weights of all blocks."""
+    writer = _Weights(c, k, side)
+    for matrix, rows in blocks:
+        writer.write(matrix, rows)
+
+
+def _put(k: KernelBuilder, queue: Queue, to: Region) -> None:
+    """Hand a finished tile on, and move it to GM."""
+    queue.enqueue()
+    k.copy(to, queue.dequeue().region(0, to.sizes))
+    queue.free()
 
 
 def _quotient(c: Chunk, k: KernelBuilder, blocks: Blocks, side: int) -> None:

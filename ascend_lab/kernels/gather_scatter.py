@@ -2,13 +2,12 @@
 
 Who may write a row? If two cores get updates of the same row, the result depends on who comes last,
 or, for sums, one of two updates is lost. Three ways out: one owner per element, memory that adds by
-itself (atomic), or indices sorted before (`kernels.grouped`).
+itself (atomic), or indices sorted before (chapter 12 shows that).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
-from ascend_lab.isa import Affine, Launch, Part, Program, binding_of
+from ascend_lab.isa import Affine, Launch, Program, Share, spread
 from ascend_lab.isa.program import ATOMIC_FORMATS
 from ascend_lab.kernels.indexed_rows import (
     BATCH,
     Feed,
+    Own,
     Table,
-    Work,
     batches,
     gather_program,
     l2_steps,
@@ -58,17 +57,16 @@ def gather_launch(chip: Chip, rows: int, columns: int, picks: int, dtype: str) -
     before.
     """
     table = _table(rows, columns, picks, dtype)
-    narrow = chip.combined and columns < table.block
-    wide = picks < _cores(chip) and columns >= 16 * table.block
-    parts = []
-    for first, count, size in _column_shares(chip, table) if wide else _pick_shares(chip, picks):
-        work = Work(picks, size, 0, first, 0, size) if wide else Work(size, columns, first, 0, size)
-        if narrow:
-            program = single_program(chip, table, work, count, mode="gather")
-        else:
-            program = gather_program(chip, table, work, count)
-        parts.append(_part(program, count))
-    return Launch("gather", tuple(parts))
+    wide = picks < chip.cores_of("vector") and columns >= 16 * table.block
+
+    def program(share: Share) -> Program:
+        own = Own((picks, 0, 0), share) if wide else Own(share, (columns, 0, 0))
+        if chip.combined and columns < table.block:
+            return single_program(chip, table, own, mode="gather")
+        return gather_program(chip, table, own)
+
+    shares = _column_shares(chip, table) if wide else _pick_shares(chip, picks)
+    return spread("gather", {"core": shares}, program)
 
 
 def scatter_launch(
@@ -95,17 +93,12 @@ def scatter_launch(
         )
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
-    parts = []
-    if chip.combined and columns < table.block:
-        cores = min(columns, _cores(chip))
-        for first, count, size in _deal(columns, -(-columns // cores)):
-            work = Work(picks, size, 0, first, 0, size)
-            parts.append(_part(single_program(chip, table, work, count, mode=mode), count))
-        return Launch(f"scatter_{mode}", tuple(parts))
-    for first, count, size in _column_shares(chip, table):
-        work = Work(picks, size, 0, first, 0, size)
-        parts.append(_part(scatter_program(chip, table, work, count, mode=mode), count))
-    return Launch(f"scatter_{mode}", tuple(parts))
+    narrow = chip.combined and columns < table.block
+    write = single_program if narrow else scatter_program
+    most = -(-columns // min(columns, chip.cores_of("vector")))
+    shares = _cut(columns, most) if narrow else _column_shares(chip, table)
+    name, every = f"scatter_{mode}", (picks, 0, 0)
+    return spread(name, {"core": shares}, lambda c: write(chip, table, Own(every, c), mode=mode))
 
 
 def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
@@ -121,12 +114,12 @@ def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
             str(table.columns),
             'pad the rows or use method="owner"',
         )
-    parts = []
-    for first, count, size in _pick_shares(chip, table.picks):
-        work = Work(size, table.columns, first, 0, size)
-        program = scatter_program(chip, table, work, count, mode="add", atomic=True)
-        parts.append(_part(program, count))
-    return Launch("scatter_add_atomic", tuple(parts))
+
+    def program(share: Share) -> Program:
+        own = Own(share, (table.columns, 0, 0))
+        return scatter_program(chip, table, own, mode="add", atomic=True)
+
+    return spread("scatter_add_atomic", {"core": _pick_shares(chip, table.picks)}, program)
 
 
 def _table(rows: int, columns: int, picks: int, dtype: str) -> Table:
@@ -139,85 +132,61 @@ def _table(rows: int, columns: int, picks: int, dtype: str) -> Table:
     return Table(rows, columns, picks, dtype)
 
 
-def _cores(chip: Chip) -> int:
-    return chip.core_count * chip.vector_cores_per_core
-
-
-def _pick_shares(chip: Chip, picks: int) -> Sequence[tuple[int, int, int]]:
+def _pick_shares(chip: Chip, picks: int) -> list[int]:
     """Cut the picks over the cores in whole blocks of 8 indices."""
-    per = -(-picks // _cores(chip))
-    return _deal(picks, -(-per // 8) * 8 if picks > 8 else picks)
+    per = -(-picks // chip.cores_of("vector"))
+    return _cut(picks, -(-per // 8) * 8 if picks > 8 else picks)
 
 
-def _column_shares(chip: Chip, table: Table) -> Sequence[tuple[int, int, int]]:
-    """Cut the columns over the cores in whole blocks of 32 bytes."""
+def _column_shares(chip: Chip, table: Table) -> list[int]:
+    """Cut the columns over the cores in whole blocks of 32 bytes; a last piece below one joins."""
     units = max(table.columns // table.block, 1)
-    return _deal(table.columns, -(-units // _cores(chip)) * table.block, table.block)
+    per = -(-units // chip.cores_of("vector")) * table.block
+    shares = _cut(table.columns, per)
+    if len(shares) > 1 and shares[-1] < table.block:
+        shares[-2:] = [sum(shares[-2:])]
+    return shares
 
 
-def _deal(total: int, per: int, least: int = 1) -> Sequence[tuple[int, int, int]]:
-    """Cut `total` in pieces of `per`: (start of the first, how many, size); the last differs.
-
-    A last piece below `least` joins the one before.
-    """
-    full, rest = divmod(total, per)
-    if full and 0 < rest < least:
-        full, rest = full - 1, rest + per
-    groups = [(0, full, per), (full * per, 1, rest)]
-    return [(start, count, size) for start, count, size in groups if count and size]
-
-
-def _part(program: Program, cores: int) -> Part:
-    return Part(program, tuple(binding_of({"core": i}) for i in range(cores)))
-
-
-# One-hot rows: zeros in bulk, then one element a row, placed by the scalar unit.
+def _cut(total: int, per: int) -> list[int]:
+    """Cut `total` in pieces of `per`; the last takes the rest."""
+    return [min(per, total - start) for start in range(0, total, per)]
 
 
 def one_hot_launch(chip: Chip, picks: int, classes: int, dtype: str) -> Launch:
     """y[i, j] = 1 where j = index[i], else 0: tensors index (picks) int32, y (picks, classes).
 
-    Rows are cut over all vector cores. Raises `ShapeError` for empty shapes.
+    Zeros are written in bulk, then S places one element a row. Rows are cut over all vector cores.
+    Raises `ShapeError` for empty shapes.
     """
     if min(picks, classes) < 1:
         raise ShapeError("indices and classes, one or more", f"{picks}, {classes}", "leave it out")
-    cores = chip.core_count * chip.vector_cores_per_core
-    step = math.lcm(8, BLOCK_BYTES // item_bytes(dtype)) if picks > 8 else picks
-    per = min(-(-picks // (cores * step)) * step, picks)
-    full, rest = divmod(picks, per)
-    groups = [(0, full, per), (full * per, 1, rest)]
-    parts = []
-    for first, count, size in groups:
-        if count and size:
-            program = _program(chip, (picks, classes), dtype, (first, per, size), count)
-            parts.append(Part(program, tuple(binding_of({"core": i}) for i in range(count))))
-    return Launch("one_hot", tuple(parts))
+    cores, step = chip.cores_of("vector"), math.lcm(8, BLOCK_BYTES // item_bytes(dtype))
+    step = step if picks > 8 else picks
+    shares = _cut(picks, min(-(-picks // (cores * step)) * step, picks))
+    shape = picks, classes
+    return spread("one_hot", {"core": shares}, lambda own: _one_hot(chip, shape, dtype, own))
 
 
-def _program(
-    chip: Chip, shape: tuple[int, int], dtype: str, rows: tuple[int, int, int], cores: int
-) -> Program:
-    """The program of `cores` cores with rows (first, step from core to core, count)."""
+def _one_hot(chip: Chip, shape: tuple[int, int], dtype: str, own: Share) -> Program:
     picks, classes = shape
-    start, step, count = rows
-    box = Box((Dim(count * classes, 0, 1),), 0, 0)
-    job = Job(box, "y")
+    count, pitch, cores = own
+    job = Job(Box((Dim(count * classes, 0, 1),), 0, 0), "y")
     writer = MoveWriter("one_hot", chip, dtype, {"y": picks * classes}, [job])
-    k = writer.k
+    k, steps = writer.k, l2_steps(chip)
     lanes = chip.vector_bytes_per_repeat // item_bytes(dtype)
     one = k.buffer("one", "UB", dtype, lanes)
-    k.vector("vdup", one.region(0, (1, lanes)), scalar=1.0)
+    k.each("vdup", lanes, (one, 0), scalar=1.0)
     feed = Feed.make(k, k.tensor("index", "int32", picks))
-    first = k.param("core", cores) * step + start
-    writer.emit(job, box.dims, Affine(), first * classes)
+    first = k.param("core", cores) * pitch
+    writer.emit(job, job.box.dims, Affine(), first * classes)
     # S must find the zeros written, and the ones in UB.
     k.barrier()
     for at, some in batches(k, "t", count, BATCH):
         feed.open(first + at, some)
         with k.loop("r", some) as r:
             place = writer.gm["y"].region((first + at + r) * classes, 1)
-            index = feed.take(r)
-            source, steps = one.region(0, 1), l2_steps(chip)
-            k.scalar(place, source, index=index, pitch=1, bound=classes, steps=steps)
+            row = feed.take(r)
+            k.scalar(place, one.region(0, 1), index=row, pitch=1, bound=classes, steps=steps)
         feed.close()
     return k.finish()

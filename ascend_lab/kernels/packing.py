@@ -1,4 +1,8 @@
-"""Weights of grouped convolutions as the cube needs them: one block-diagonal matrix a bundle."""
+"""Row-major arrays to the layouts the kernels read, and back, through the maps of `layout`.
+
+The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and, in 16 columns whatever the
+accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTAL_Z.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,43 @@ from ascend_lab.errors import InputError
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmShape
 from ascend_lab.layout import AddressMap, address_map, pack, unpack
+
+
+def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
+    if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
+        raise InputError(
+            f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}",
+            f"{a.shape} and {b.shape}",
+            "pass row-major matrices of the problem's size",
+        )
+    return {
+        "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
+        "b": pack(address_map("FRACTAL_ZN", b.shape, shape.dtype), b),
+    }
+
+
+def unpack_gemm(shape: GemmShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return C (m, n) row-major from the kernel's output tensor."""
+    stored = tensors["c"].reshape(-1)
+    return unpack(_in_16("FRACTAL_NZ", (shape.m, shape.n), stored), stored)
+
+
+def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Lay NCHW x and (K, C/groups, R, S) weights out as NC1HWC0 and FRACTAL_Z, zeros as padding.
+
+    Grouped weights become one FRACTAL_Z a bundle of groups, block-diagonal, one after another.
+    """
+    if x.shape != (shape.n, shape.c, shape.h, shape.w):
+        raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
+    if weight.shape != (shape.k, shape.c // shape.groups, shape.r, shape.s):
+        raise InputError("weight as (k, c / groups, r, s)", str(weight.shape), "reshape it")
+    parts = [
+        pack(address_map("FRACTAL_Z", part.shape, shape.dtype), part).reshape(-1)
+        for part in bundle_weights(shape, weight)
+    ]
+    image = pack(address_map("NC1HWC0", x.shape, shape.dtype), x)
+    return {"x": image, "weight": np.concatenate(parts)}
 
 
 def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]:
@@ -32,54 +73,6 @@ def bundle_weights(shape: ConvShape, weight: NDArray[Any]) -> list[NDArray[Any]]
     return dense
 
 
-# Row-major arrays to the layouts the kernels read, and back, through the maps of `layout`.
-#
-# The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and, in 16 columns whatever the
-# accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTAL_Z.
-
-
-def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
-    if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
-        raise InputError(
-            f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}",
-            f"{a.shape} and {b.shape}",
-            "pass row-major matrices of the problem's size",
-        )
-    return {
-        "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
-        "b": pack(address_map("FRACTAL_ZN", b.shape, shape.dtype), b),
-    }
-
-
-def unpack_gemm(shape: GemmShape, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Return C (m, n) row-major from the kernel's output tensor."""
-    stored = tensors["c"].reshape(-1)
-    return unpack(
-        address_map("FRACTAL_NZ", (shape.m, shape.n), _format(stored), c0=FRACTAL), stored
-    )
-
-
-def pack_conv(shape: ConvShape, x: NDArray[Any], weight: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Lay NCHW x and (K, C/groups, R, S) weights out as NC1HWC0 and FRACTAL_Z, zeros as padding.
-
-    Grouped weights become one FRACTAL_Z a bundle of groups, block-diagonal, one after another.
-    """
-    if x.shape != (shape.n, shape.c, shape.h, shape.w):
-        raise InputError("x as (n, c, h, w)", str(x.shape), "reshape it")
-    if weight.shape != (shape.k, shape.c // shape.groups, shape.r, shape.s):
-        raise InputError("weight as (k, c / groups, r, s)", str(weight.shape), "reshape it")
-    return {
-        "x": pack(address_map("NC1HWC0", x.shape, shape.dtype), x),
-        "weight": np.concatenate(
-            [
-                pack(address_map("FRACTAL_Z", part.shape, shape.dtype), part).reshape(-1)
-                for part in bundle_weights(shape, weight)
-            ]
-        ),
-    }
-
-
 def unpack_conv(
     shape: ConvShape, tensors: Mapping[str, NDArray[Any]], *, dense: bool = False
 ) -> NDArray[Any]:
@@ -89,44 +82,12 @@ def unpack_conv(
     """
     (oh, ow), stored = shape.out_hw, tensors["y"].reshape(-1)
     if dense:
-        return unpack(_dense(shape, stored), stored)
-    y = address_map("FRACTAL_NZ", (shape.n, oh * ow, shape.k), _format(stored), c0=FRACTAL)
-    rows = unpack(y, stored)
+        return unpack(_in_16("NC1HWC0", (shape.n, shape.k, oh, ow), stored), stored)
+    rows = unpack(_in_16("FRACTAL_NZ", (shape.n, oh * ow, shape.k), stored), stored)
     return np.ascontiguousarray(rows.transpose(0, 2, 1)).reshape(shape.n, shape.k, oh, ow)
 
 
-def pack_pixels(shape: ConvShape, values: NDArray[Any], *, dense: bool = False) -> NDArray[Any]:
-    """Lay values (n, k, oh, ow) out as the convolution's output: an epilogue's tile operand."""
-    (oh, ow), wanted = shape.out_hw, (shape.n, shape.k, *shape.out_hw)
-    if values.shape != wanted:
-        raise InputError(f"values as (n, k, oh, ow), {wanted}", str(values.shape), "reshape them")
-    if dense:
-        return pack(_dense(shape, values), values)
-    rows = values.reshape(shape.n, shape.k, oh * ow).transpose(0, 2, 1)
-    layout = address_map("FRACTAL_NZ", rows.shape, _format(values), c0=FRACTAL)
-    return pack(layout, np.ascontiguousarray(rows))
-
-
-def pack_rows(values: NDArray[Any]) -> NDArray[Any]:
-    """Lay a matrix (m, n) out as a product's output C: an epilogue's tile operand."""
-    return pack(address_map("FRACTAL_NZ", values.shape, _format(values), c0=FRACTAL), values)
-
-
-def pack_channels(values: NDArray[Any]) -> NDArray[Any]:
-    """Lay a number per output channel out as (n1, 16), zeros behind the last: an operand."""
-    if values.ndim != 1:
-        raise InputError("one number per channel", f"shape {values.shape}", "flatten it")
-    wide = np.zeros(-(-len(values) // FRACTAL) * FRACTAL, values.dtype)
-    wide[: len(values)] = values
-    return wide.reshape(-1, FRACTAL)
-
-
-def _dense(shape: ConvShape, values: NDArray[Any]) -> AddressMap:
-    sizes = (shape.n, shape.k, *shape.out_hw)
-    return address_map("NC1HWC0", sizes, _format(values), c0=FRACTAL)
-
-
-def _format(values: NDArray[Any]) -> str:
-    """Return the name of an array's number format."""
+def _in_16(layout: str, shape: tuple[int, ...], values: NDArray[Any]) -> AddressMap:
+    """Return a layout in blocks of 16 channels, in the number format of the values."""
     names = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
-    return names.get(values.dtype.name, values.dtype.name)
+    return address_map(layout, shape, names.get(values.dtype.name, values.dtype.name), c0=FRACTAL)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile, c0_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
+
+Span = tuple[Affine, int]
+"""(start, size) of a stretch along one axis."""
 
 
 def chunks(total: int, tile: int, cores: int) -> list[int]:
@@ -43,8 +46,7 @@ def sum_queue(
     """Allocate L0C for tiles of sums, drained by V or by the fix pipe; 0 slots: two if they fit."""
     size = tile_m * tile_n * 256
     two = 2 * size * DTYPE_BYTES[dtype] <= builder.chip.buffers["L0C"]
-    drain = "V" if builder.chip.combined else "FIX"
-    depth = slots or (2 if two else 1)
+    drain, depth = "V" if builder.chip.combined else "FIX", slots or 1 + two
     return builder.queue(name, "L0C", dtype, size, src="M", dst=drain, depth=depth)
 
 
@@ -65,17 +67,16 @@ class Fractals:
 
     def down(self, rows: Affine) -> Fractals:
         """Return the fractals `rows` rows further."""
-        return Fractals(self.memory, self.start + rows * self.pitch, self.pitch)
+        return replace(self, start=self.start + rows * self.pitch)
 
 
-def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int, k_at: Affine) -> None:
-    """(K1, M1) fractals of L1 to (M1, K1) of L0A: one load2d per row or column of fractals."""
-    pitch = m * FRACTAL * c0_of(src.buffer.dtype)
-    feed_a(k, dst, Fractals(src, k_at * pitch, pitch), m, depth)
+def load_a(k: KernelBuilder, dst: Tile, src: Tile, m: int, depth: int) -> None:
+    """(K1, M1) fractals of L1 to (M1, K1) of L0A."""
+    feed_a(k, dst, Fractals(src, Affine(), m * FRACTAL * c0_of(src.buffer.dtype)), m, depth)
 
 
 def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> None:
-    """`load_a` from anywhere in L1, or in GM on chips with that path."""
+    """(K1, M1) fractals of L1 or GM to (M1, K1) of L0A: a load2d per row or column of fractals."""
     area, memory, start = FRACTAL * c0_of(dst.buffer.dtype), src.memory, src.start
     if depth <= m:
         with repeat(k, "fractal", depth) as i:
@@ -87,14 +88,8 @@ def feed_a(k: KernelBuilder, dst: Tile, src: Fractals, m: int, depth: int) -> No
         k.load2d(to, memory.region(start + i * area, (depth, area), (src.pitch, 1)))
 
 
-def load_b(k: KernelBuilder, dst: Tile, src: Tile, n: int, depth: int, k_at: Affine) -> None:
-    """(K1, N1) fractals of L1 to the same order in L0B: one load2d per row of fractals."""
-    pitch = n * FRACTAL * c0_of(src.buffer.dtype)
-    feed_b(k, dst, Fractals(src, k_at * pitch, pitch), n, depth)
-
-
 def feed_b(k: KernelBuilder, dst: Tile, src: Fractals, n: int, depth: int) -> None:
-    """`load_b` from anywhere in L1, or in GM on chips with that path."""
+    """(K1, N1) fractals of L1 or GM to the same order in L0B: a load2d per row of fractals."""
     area = FRACTAL * c0_of(dst.buffer.dtype)
     with repeat(k, "fractal", depth) as i:
         to = dst.region(i * (n * area), (n, area))

@@ -1,8 +1,8 @@
-"""Time thousands of GEMM tilings at once: one loop structure, arrays of durations and counts.
+"""Many schedules timed: thousands of GEMM tilings at once, and the best grid for a tile.
 
-All candidates that divide the problem evenly and keep the same number of L0C slots run the same
-nest and differ in numbers only, so the (max, +) engine times them as one batch. The result equals
-`simulate(gemm_launch(...))` of each candidate to the cycle (a test holds them together).
+All tilings that divide the problem evenly and keep the same number of L0C slots run the same loop
+nest and differ in numbers only, so the (max, +) engine times them as one batch of arrays. The
+result equals `simulate(gemm_launch(...))` of each to the cycle (a test holds them together).
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ from ascend_lab.sim import Compiled, Surroundings, compile_program, run_batch, s
 
 CHUNK = 128
 """Candidates timed together: their matrices stay in a core's cache."""
+TRIED = 8
+"""Grids that `best_grid` simulates besides the schedule's own."""
 
 
 def time_tilings(
@@ -70,28 +72,24 @@ def time_tilings(
 
 
 def _check(shape: GemmShape, chip: Chip, schedules: Sequence[GemmSchedule], t: Tilings) -> None:
+    remedy = "time it with simulate(gemm_launch(...))"
     if widened := [s for s in schedules if s.extras]:
-        raise InputError(
-            "tilings in order mn with two slots, nothing kept",
-            str(widened[0].extras),
-            "time it with simulate(gemm_launch(...))",
-        )
+        wanted = "tilings in order mn with two slots, nothing kept"
+        raise InputError(wanted, str(widened[0].extras), remedy)
     m1, k1, n1 = shape.fractals
     even = (m1 % (t.rows * t.m) == 0) & (n1 % (t.cols * t.n) == 0) & (k1 % (t.k * t.step) == 0)
     if chip.combined:
         even &= t.n % _columns(shape, chip, t) == 0
     if not even.all():
         bad = schedules[int(np.flatnonzero(~even)[0])]
-        raise InputError(
-            f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly",
-            str(bad.as_dict()),
-            "time it with simulate(gemm_launch(...))",
-        )
+        wanted = f"tilings that divide {shape.m}x{shape.k}x{shape.n} evenly"
+        raise InputError(wanted, str(bad.as_dict()), remedy)
     for schedule in schedules:
         check_schedule(shape, schedule, chip)
 
 
 def _columns(shape: GemmShape, chip: Chip, t: Tilings) -> Array:
+    """Columns of fractals that pass UB at a time, as `tiles.out_queue` allocates them."""
     column = t.m * 256 * DTYPE_BYTES[shape.out_dtype]
     return np.maximum(1, np.minimum(t.n, chip.buffers["UB"] // (2 * column)))
 
@@ -100,11 +98,17 @@ def _time_group(shape: GemmShape, chip: Chip, t: Tilings, first: GemmSchedule) -
     """Time candidates that share a structure; none ends before memory has moved its bytes."""
     template = _template(shape, chip, first)
     fresh, memory_bytes = memory_traffic(shape, chip, t)
-    counts = _counts(shape, chip, template, t)
-    cycles, latency = _durations(shape, chip, template, t, fresh)
+    m1, k1, n1 = shape.fractals
+    counts = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
+    counts += [np.minimum(t.k, t.m), t.k]
+    if chip.combined:
+        counts.append(t.n // _columns(shape, chip, t))
+    assert len(counts) == len(template.counts)  # in the order the kernel opens its loops
+    cycles, latency = _fill(template, _durations(shape, chip, t, fresh), len(t.m))
     tail = np.repeat(np.array(template.tail_latency)[:, None], len(t.m), axis=1)
     needed = np.ceil(memory_bytes / chip.device_memory.rate_bytes_per_s * chip.clock_hz - 1e-9)
-    return np.maximum(run_batch(template, cycles, latency, tail, counts), needed.astype(np.int64))
+    run = run_batch(template, cycles, latency, tail, np.stack(counts))
+    return np.maximum(run, needed.astype(np.int64))
 
 
 def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
@@ -117,47 +121,43 @@ def _template(shape: GemmShape, chip: Chip, first: GemmSchedule) -> Compiled:
     return compile_program(gemm_launch(probe, chip, base).parts[0].program, chip, Surroundings())
 
 
-def _counts(shape: GemmShape, chip: Chip, template: Compiled, t: Tilings) -> Array:
-    """Trip counts in the order the kernel opens its loops."""
-    m1, k1, n1 = shape.fractals
-    rows = [m1 // (t.rows * t.m), n1 // (t.cols * t.n), k1 // (t.k * t.step), t.step]
-    rows += [np.minimum(t.k, t.m), t.k]
-    if chip.combined:
-        rows.append(t.n // _columns(shape, chip, t))
-    assert len(rows) == len(template.counts)
-    return np.stack(rows)
-
-
 def _durations(
-    shape: GemmShape,
-    chip: Chip,
-    template: Compiled,
-    t: Tilings,
-    fresh: dict[str, Floats],
-) -> tuple[Array, Array]:
-    """Cycles and flag latency per step: `sim.compiled` on arrays."""
-    cores = t.rows * t.cols
-    size = DTYPE_BYTES[shape.dtype]
-    area = FRACTAL * c0_of(shape.dtype) * size
-    out_bytes = DTYPE_BYTES[shape.out_dtype]
+    shape: GemmShape, chip: Chip, t: Tilings, fresh: dict[str, Floats]
+) -> dict[str, tuple[Array, Array]]:
+    """Cycles and flag latency by destination buffer: `sim.compiled` on arrays."""
+    cores, none = t.rows * t.cols, 0 * t.m
+    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     columns = _columns(shape, chip, t) if chip.combined else t.n
-    stage = t.k * t.step
-    loads = {
-        name: _load(chip, side * stage * area, fresh[name], cores)
-        for name, side in (("a", t.m), ("b", t.n))
-    }
+    out = t.m * columns * 256 * DTYPE_BYTES[shape.out_dtype]
     l0a, l0b = chip.path("L1", "L0A"), chip.path("L1", "L0B")
     drain = chip.path("L0C", "UB" if chip.combined else "GM")
+    store, load = chip.path("UB" if chip.combined else "L0C", "GM"), chip.path("GM", "L1")
+    m0, k0, n0 = chip.cube_shape(shape.dtype)
+    steps = up(FRACTAL, m0) * up(c0_of(shape.dtype), k0) * up(FRACTAL, n0)
     work = {
-        "a_l1": loads["a"],
-        "b_l1": loads["b"],
-        "a_l0": (_plain(l0a, np.maximum(t.k, t.m) * area), 0 * t.m + l0a.latency_cycles),
-        "b_l0": (_plain(l0b, t.n * area), 0 * t.m + l0b.latency_cycles),
-        "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * _mmad_steps(chip, shape), 0 * t.m),
-        "c_ub": (_plain(drain, t.m * columns * 256 * out_bytes), 0 * t.m + drain.latency_cycles),
-        "c": _store(chip, t.m * columns * 256 * out_bytes, cores),
+        "a_l0": (_occupancy(l0a, np.maximum(t.k, t.m) * area), none + l0a.latency_cycles),
+        "b_l0": (_occupancy(l0b, t.n * area), none + l0b.latency_cycles),
+        "c_l0": (chip.cube_head_cycles + t.m * t.k * t.n * steps, none),
+        "c_ub": (_occupancy(drain, out), none + drain.latency_cycles),
+        "c": (
+            _occupancy(store, out, store_cycles_per_byte(chip, cores)),
+            none + store.latency_cycles + chip.l2.latency_cycles,
+        ),
     }
-    return _fill(template, work, len(t.m))
+    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
+    for name, side in (("a", t.m), ("b", t.n)):
+        rate = load_cycles_per_byte(chip, fresh[name], cores)
+        latency = load.latency_cycles + chip.l2.latency_cycles + fresh[name] * extra
+        cycles = _occupancy(load, side * t.k * t.step * area, rate)
+        work[f"{name}_l1"] = cycles, np.rint(latency).astype(np.int64)
+    return work
+
+
+def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats | None = None) -> Array:
+    rate = cycles_per_byte
+    if rate is None:
+        rate = np.full(len(size_bytes), 1.0 / path.rate_bytes_per_cycle)
+    return path.startup_cycles + np.ceil(size_bytes * rate - 1e-9).astype(np.int64)
 
 
 def _fill(
@@ -178,45 +178,11 @@ def _fill(
     return cycles, latency
 
 
-def _mmad_steps(chip: Chip, shape: GemmShape) -> int:
-    m0, k0, n0 = chip.cube_shape(shape.dtype)
-    return -(-FRACTAL // m0) * -(-c0_of(shape.dtype) // k0) * -(-FRACTAL // n0)
-
-
-def _plain(path: Path, size_bytes: Array) -> Array:
-    return _occupancy(path, size_bytes, np.full(len(size_bytes), 1.0 / path.rate_bytes_per_cycle))
-
-
-def _occupancy(path: Path, size_bytes: Array, cycles_per_byte: Floats) -> Array:
-    moved = np.ceil(size_bytes * cycles_per_byte - 1e-9).astype(np.int64)
-    return path.startup_cycles + moved
-
-
-def _load(chip: Chip, size_bytes: Array, fresh: Floats, cores: Array) -> tuple[Array, Array]:
-    path = chip.path("GM", "L1")
-    cycles = _occupancy(path, size_bytes, load_cycles_per_byte(chip, fresh, cores))
-    extra = chip.device_memory.latency_cycles - chip.l2.latency_cycles
-    latency = path.latency_cycles + chip.l2.latency_cycles + fresh * extra
-    return cycles, np.rint(latency).astype(np.int64)
-
-
-def _store(chip: Chip, size_bytes: Array, cores: Array) -> tuple[Array, Array]:
-    path = chip.path("UB" if chip.combined else "L0C", "GM")
-    per_byte = store_cycles_per_byte(chip, cores)
-    latency = path.latency_cycles + chip.l2.latency_cycles
-    return _occupancy(path, size_bytes, per_byte), 0 * size_bytes + latency
-
-
-# The grid of cores for a tile of one's own: an estimate orders them, the simulator chooses.
-
-
-TRIED = 8
-
-
+# -- the grid of cores for a tile of one's own ----------------------------------------------------
 def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> GemmSchedule:
     """Return the schedule with the quickest grid, its own among equals; raises as its launch.
 
-    Simulated are its own and the TRIED grids with the least estimates.
+    Estimates order the grids; simulated are its own and the TRIED ones with the least.
     """
     if isinstance(shape, ConvShape):
         check_conv(shape, schedule, chip)
@@ -231,7 +197,14 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
 
 def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> list[GemmSchedule]:
     """Return the schedule on every grid; of those that give a core the same work, the smallest."""
-    down, bundles, across = _tiles(shape, chip, schedule)
+    tile, blocks = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
+    if isinstance(shape, GemmShape):
+        m1, _, n1 = shape.fractals
+        down, bundles, across = up(m1, tile), 1, up(n1, blocks)
+    else:
+        bundle, strip = bundles_of(shape), takes_strips(shape, schedule, chip)
+        down = shape.n * tiles_per_image(shape, tile, strip=strip)
+        bundles, across = bundle.count, up(bundle.n1, blocks)
     found: dict[tuple[int, ...], GemmSchedule] = {}
     for rows, cols in product(range(1, chip.core_count + 1), repeat=2):
         if rows * cols <= chip.core_count:
@@ -241,27 +214,14 @@ def _grids(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> 
     return list(found.values())
 
 
-def _tiles(
-    shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule
-) -> tuple[int, int, int]:
-    """Return the tiles along m (or pixels), bundles of groups, and tiles along n of a bundle."""
-    tile, blocks = schedule.base_m // FRACTAL, schedule.base_n // FRACTAL
-    if isinstance(shape, GemmShape):
-        m1, _, n1 = shape.fractals
-        return up(m1, tile), 1, up(n1, blocks)
-    strip, bundles = takes_strips(shape, schedule, chip), bundles_of(shape)
-    pixels = shape.n * tiles_per_image(shape, tile, strip=strip)
-    return pixels, bundles.count, up(bundles.n1, blocks)
-
-
 def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule]) -> Floats:
     """Return the cycles that the default's rule gives schedules of one tile."""
+    tilings = tilings_of(every, shape.dtype)
     if isinstance(shape, GemmShape):
-        return estimate(shape, chip, tilings_of(every, shape.dtype))
+        return estimate(shape, chip, tilings)
     stages = np.full(len(every), c1_stage(shape, every[0]))
     strips = np.full(len(every), takes_strips(shape, every[0], chip))
-    found = Candidates(tilings_of(every, shape.dtype), stages, strips)
-    return conv_estimate(shape, chip, found)
+    return conv_estimate(shape, chip, Candidates(tilings, stages, strips))
 
 
 def _launch(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> Launch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import InputError
 from ascend_lab.isa import KernelBuilder, Launch, Part, Program, binding_of
@@ -35,14 +37,13 @@ def elementwise_program(
     loads = [k.queue(f"{n}_ub", "UB", dtype, tile, src="MTE2", dst="V", depth=depth) for n in names]
     store = k.queue("y_ub", "UB", dtype, tile, src="V", dst="MTE3", depth=depth)
     base = k.param("core", cores) * elements
-    shape = (tile // lanes, lanes)
     with k.loop("i", elements // tile) as i:
         for queue, tensor in zip(loads, sources, strict=True):
             k.copy(queue.alloc().region(), tensor.region(base + i * tile, tile))
             queue.enqueue()
-        tiles = [queue.dequeue() for queue in loads]
-        out = store.alloc()
-        k.vector(op, out.region(0, shape), *(t.region(0, shape) for t in tiles))
+        tiles, out = [queue.dequeue() for queue in loads], store.alloc()
+        regions = (t.region(0, (tile // lanes, lanes)) for t in (out, *tiles))
+        k.vector(op, *regions)
         for queue in loads:
             queue.free()
         store.enqueue()
@@ -51,20 +52,11 @@ def elementwise_program(
     return k.finish()
 
 
-def elementwise_launch(
-    chip: Chip,
-    elements: int,
-    *,
-    op: str = "vadd",
-    tile: int = 2048,
-    depth: int = 2,
-    dtype: str = "fp16",
-) -> Launch:
-    """Spread `elements` evenly over all vector cores of the chip."""
-    cores = chip.core_count * chip.vector_cores_per_core
+def elementwise_launch(chip: Chip, elements: int, **options: Any) -> Launch:
+    """Spread `elements` evenly over all vector cores; `options` as of `elementwise_program`."""
+    cores = chip.cores_of("vector")
     if elements % cores:
         raise InputError(f"a multiple of {cores} elements", str(elements), "pad the tensor")
-    program = elementwise_program(
-        chip, elements // cores, op=op, tile=tile, depth=depth, dtype=dtype, cores=cores
-    )
-    return Launch(op, (Part(program, tuple(binding_of({"core": c}) for c in range(cores))),))
+    program = elementwise_program(chip, elements // cores, cores=cores, **options)
+    name = options.get("op", "vadd")
+    return Launch(name, (Part(program, tuple(binding_of({"core": c}) for c in range(cores))),))

@@ -1,4 +1,16 @@
-"""Tensor layouts on a matrix of devices, and the steps from one layout to another."""
+"""Tensor layouts on a matrix of devices, and the steps from one layout to another.
+
+As in MindSpore, devices stand in a matrix and a map says which of its axes cut each dimension of
+the tensor. Axes of the matrix are numbered from the right: of (4, 2), axis 0 has 2 devices and axis
+1 has 4. Device numbers are row-major. Devices that differ only along an axis the map does not
+name hold the same slice.
+
+A step slices, exchanges (all-to-all) or gathers along one axis. The greedy rule (mindspore,
+redistribution_operator_infer.cc): cut what can be cut without moving anything, exchange an axis
+between dimensions, gather what the target does not cut; if nothing of that applies, gather the
+first dimension that is wrong. It never looks at sizes. The exact search is Dijkstra's, over all
+layouts that these steps reach.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +18,40 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise, permutations, product
-from typing import Any, Literal
+from itertools import count, permutations, product
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.errors import LayoutError
 
-# Tensor layouts: which slice of a tensor each device holds.
-#
-# As in MindSpore, devices stand in a matrix and a map says which of its axes cut each dimension
-# of
-# the tensor. Axes of the matrix are numbered from the right: of (4, 2), axis 0 has 2 devices and
-# axis
-# 1 has 4. Device numbers are row-major. Devices that differ only along an axis the map does not
-# name hold the same slice.
-
-
-Values = NDArray[np.generic]
+__all__ = [
+    "Comparison",
+    "Cost",
+    "Layout",
+    "Step",
+    "all_layouts",
+    "cheapest",
+    "compare",
+    "execute",
+    "greedy",
+    "price",
+    "redistribute",
+    "step",
+    "steps_from",
+]
+Values = NDArray[Any]
 Map = tuple[tuple[int, ...], ...]
-WHOLE = -1
-"""In a tensor map: this dimension is not cut."""
+Kind = Literal["slice", "all_to_all", "all_gather"]
+Cost = Callable[[str, int, float], float]
+"""(operation, devices in a group, bytes) -> seconds.
+
+Bytes are those a device holds: of the result for an all-gather, of the input otherwise.
+"""
 
 
+# -- layouts --------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Device matrix, the axes that cut each dimension (major first), and the whole shape.
@@ -46,14 +68,11 @@ class Layout:
         """Check that every device gets an equal slice."""
         axes = [axis for dim in self.tensor_map for axis in dim]
         if len(self.tensor_map) != len(self.shape):
-            raise LayoutError(
-                f"a tensor map of {len(self.shape)} dimensions", f"{len(self.tensor_map)} in it"
-            )
+            what = f"a tensor map of {len(self.shape)} dimensions"
+            raise LayoutError(what, f"{len(self.tensor_map)} in it")
         if any(not 0 <= axis < len(self.device_matrix) for axis in axes):
-            raise LayoutError(
-                f"axes 0 to {len(self.device_matrix) - 1} of device matrix {self.device_matrix}",
-                str(self.tensor_map),
-            )
+            what = f"axes 0 to {len(self.device_matrix) - 1} of device matrix {self.device_matrix}"
+            raise LayoutError(what, str(self.tensor_map))
         if len(set(axes)) < len(axes):
             raise LayoutError("each device axis at most once", str(self.tensor_map))
         for dim, (size, parts) in enumerate(zip(self.shape, self.parts, strict=True)):
@@ -84,19 +103,18 @@ class Layout:
         """Return the number of devices along an axis."""
         return self.device_matrix[-1 - axis]
 
+    def stride(self, axis: int) -> int:
+        """Return how far neighbours along an axis are apart."""
+        return math.prod(self.device_matrix[len(self.device_matrix) - axis :])
+
     def coordinate(self, device: int, axis: int) -> int:
         """Return the place of a device along an axis."""
-        return (
-            device
-            // math.prod(self.device_matrix[len(self.device_matrix) - axis :])
-            % (self.extent(axis))
-        )
+        return device // self.stride(axis) % self.extent(axis)
 
     def group(self, device: int, axis: int) -> tuple[int, ...]:
         """Return the devices that differ from `device` only along an axis, in order."""
-        step = math.prod(self.device_matrix[len(self.device_matrix) - axis :])
-        first = device - self.coordinate(device, axis) * step
-        return tuple(first + place * step for place in range(self.extent(axis)))
+        first = device - self.coordinate(device, axis) * self.stride(axis)
+        return tuple(first + place * self.stride(axis) for place in range(self.extent(axis)))
 
     def slices(self, device: int) -> tuple[slice, ...]:
         """Return the part of each dimension that a device holds."""
@@ -115,26 +133,10 @@ class Layout:
         return [array[self.slices(device)] for device in range(self.devices)]
 
 
-def layout(
-    device_matrix: Sequence[int], tensor_map: Sequence[int | Sequence[int]], shape: Sequence[int]
-) -> Layout:
-    """Return a layout from MindSpore's notation: one axis per dimension, -1 where it is whole.
-
-    A sequence instead of an axis cuts the dimension by several, the major one first.
-    """
-
-    def axes(entry: int | Sequence[int]) -> tuple[int, ...]:
-        if isinstance(entry, int):
-            return () if entry == WHOLE else (entry,)
-        return tuple(entry)
-
-    return Layout(tuple(device_matrix), tuple(map(axes, tensor_map)), tuple(shape))
-
-
 def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[Layout]:
     """Yield every layout of a shape on a device matrix, orders of axes in a dimension included."""
     axes = range(len(device_matrix))
-    for homes in product((WHOLE, *range(len(shape))), repeat=len(device_matrix)):
+    for homes in product((-1, *range(len(shape))), repeat=len(device_matrix)):
         per_dim = [[a for a in axes if homes[a] == dim] for dim in range(len(shape))]
         for orders in product(*(permutations(own) for own in per_dim)):
             try:
@@ -143,56 +145,7 @@ def all_layouts(device_matrix: Sequence[int], shape: Sequence[int]) -> Iterator[
                 continue
 
 
-def unified(source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """Return both layouts on one device matrix, axes split where only the other has them split.
-
-    LayoutError if the shapes or device counts differ, or no common matrix exists.
-    """
-    if source.shape != target.shape or source.devices != target.devices:
-        raise LayoutError(
-            f"a target of shape {source.shape} on {source.devices} devices",
-            f"{target.shape} on {target.devices}",
-        )
-    steps = sorted({*_strides(source), *_strides(target)})
-    if any(b % a for a, b in pairwise(steps)):
-        raise LayoutError(
-            "device matrices with a common refinement",
-            f"{source.device_matrix} and {target.device_matrix}",
-            "use matrices whose axes divide each other",
-        )
-    return _refined(source, steps), _refined(target, steps)
-
-
-def _strides(own: Layout) -> list[int]:
-    """Return the distances between neighbours along axes 0, 1, ..., and the device count."""
-    count = len(own.device_matrix)
-    return [math.prod(own.device_matrix[count - axis :]) for axis in range(count + 1)]
-
-
-def _refined(own: Layout, steps: list[int]) -> Layout:
-    """Return a layout with its axes split at all of `steps`."""
-    matrix = tuple(b // a for a, b in pairwise(steps))[::-1]
-    strides = _strides(own)
-
-    def pieces(axis: int) -> list[int]:
-        low, high = strides[axis], strides[axis + 1]
-        return [i for i in reversed(range(len(matrix))) if low <= steps[i] < high]
-
-    maps = tuple(tuple(p for axis in dim for p in pieces(axis)) for dim in own.tensor_map)
-    return Layout(matrix, maps, own.shape)
-
-
-# Steps between tensor layouts: slice, all-to-all, all-gather; executed on one array per device.
-
-
-Kind = Literal["slice", "all_to_all", "all_gather"]
-Cost = Callable[[str, int, float], float]
-"""(operation, devices in a group, bytes) -> seconds.
-
-Bytes are those a device holds: of the result for an all-gather, of the input otherwise.
-"""
-
-
+# -- steps ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step along a device axis, and the layouts before and after it.
@@ -265,47 +218,41 @@ def steps_from(before: Layout) -> Iterator[Step]:
                     yield step(before, "all_to_all", dim, to_dim=other)
 
 
-def execute(steps: Sequence[Step], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def execute(steps: Sequence[Step], arrays: Sequence[Values]) -> list[Values]:
     """Return what every device holds after the steps, from what each holds before them."""
     current = list(arrays)
     for one in steps:
         groups = [one.before.group(device, one.axis) for device in range(len(current))]
-        current = [_received(one, device, groups[device], current) for device in range(len(groups))]
+        current = [_received(one, device, group, current) for device, group in enumerate(groups)]
     return current
 
 
-def _received(
-    one: Step, device: int, group: tuple[int, ...], arrays: Sequence[NDArray[Any]]
-) -> NDArray[Any]:
+def _received(one: Step, device: int, group: tuple[int, ...], arrays: Sequence[Values]) -> Values:
     place = group.index(device)
     if one.kind == "slice":
         return np.split(arrays[device], len(group), axis=one.dim)[place]
-    if one.kind == "all_gather":
-        return np.concatenate([arrays[peer] for peer in group], axis=one.dim)
-    parts = [np.split(arrays[peer], len(group), axis=one.to_dim)[place] for peer in group]
+    parts = [arrays[peer] for peer in group]
+    if one.kind == "all_to_all":
+        parts = [np.split(part, len(group), axis=one.to_dim)[place] for part in parts]
     return np.concatenate(parts, axis=one.dim)
 
 
-# Find the steps between two layouts: the greedy rule of MindSpore, and the cheapest sequence.
-#
-# The greedy rule (mindspore, redistribution_operator_infer.cc): cut what can be cut without
-# moving
-# anything, exchange an axis between dimensions, gather what the target does not cut; if nothing
-# of
-# that applies, gather the first dimension that is wrong. It never looks at sizes. The exact
-# search
-# is Dijkstra's, over all layouts that slice, all-to-all and all-gather reach.
-
-
+# -- from layout to layout ------------------------------------------------------------------------
 Price = Callable[[Step], float]
+
+
+class Path(NamedTuple):
+    """Steps from a source, and their total price."""
+
+    total: float
+    steps: tuple[Step, ...]
 
 
 def price(item_bytes: int, cost: Cost | None = None) -> Price:
     """Return what a step costs: seconds of a cost model, or bytes received where there is none."""
     if cost is None:
         return lambda one: one.received_bytes(item_bytes)
-    model = cost
-    return lambda one: one.time_s(item_bytes, model)
+    return lambda one: one.time_s(item_bytes, cost)
 
 
 def redistribute(
@@ -314,25 +261,23 @@ def redistribute(
     """Return the cheapest steps from source to target: in seconds by `cost`, else in bytes.
 
     Of equally cheap sequences a shortest one. LayoutError if the layouts have different tensors or
-    devices, or device matrices without a common refinement.
+    device matrices.
     """
-    source, target = unified(source, target)
+    _comparable(source, target)
     return cheapest(source, price(item_bytes, cost))[target.tensor_map].steps
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """Steps from a source, and their total price."""
-
-    total: float
-    steps: tuple[Step, ...]
+def _comparable(source: Layout, target: Layout) -> None:
+    if (source.shape, source.device_matrix) != (target.shape, target.device_matrix):
+        what = f"a target of shape {source.shape} on devices {source.device_matrix}"
+        raise LayoutError(what, f"{target.shape} on {target.device_matrix}")
 
 
 def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
     """Return the cheapest path from a layout to every layout of its matrix, by tensor map."""
     done: dict[Map, Path] = {}
     ticket = count()
-    queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, 0, source, ())]
+    queue: list[tuple[float, int, int, Layout, tuple[Step, ...]]] = [(0.0, 0, -1, source, ())]
     while queue:
         total, length, _, at, path = heapq.heappop(queue)
         if at.tensor_map in done:
@@ -340,16 +285,15 @@ def cheapest(source: Layout, cost: Price) -> dict[Map, Path]:
         done[at.tensor_map] = Path(total, path)
         for one in steps_from(at):
             if one.after.tensor_map not in done:
-                item = (total + cost(one), length + 1, next(ticket) + 1, one.after, (*path, one))
+                item = (total + cost(one), length + 1, next(ticket), one.after, (*path, one))
                 heapq.heappush(queue, item)
     return done
 
 
 def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Return the steps of the greedy rule; LayoutError as `redistribute`."""
-    source, target = unified(source, target)
-    steps: list[Step] = []
-    at = source
+    _comparable(source, target)
+    steps, at = list[Step](), source
     while at.tensor_map != target.tensor_map:
         steps.append(_next(at, target))
         at = steps[-1].after
@@ -358,8 +302,7 @@ def greedy(source: Layout, target: Layout) -> tuple[Step, ...]:
 
 def _next(at: Layout, target: Layout) -> Step:
     """Return the step the greedy rule takes next."""
-    used = {axis for dim in at.tensor_map for axis in dim}
-    wanted = {axis for dim in target.tensor_map for axis in dim}
+    used, wanted = ({a for dim in own.tensor_map for a in dim} for own in (at, target))
     pairs = list(enumerate(zip(at.tensor_map, target.tensor_map, strict=True)))
     growing = {
         dim: goal[len(own)]
@@ -374,12 +317,10 @@ def _next(at: Layout, target: Layout) -> Step:
             if own and own[-1] == axis:
                 return step(at, "all_to_all", other, to_dim=dim)
     wrong = [dim for dim, (own, goal) in pairs if own and goal[: len(own)] != own]
-    for dim in wrong:
-        if at.tensor_map[dim][-1] not in wanted:
-            return step(at, "all_gather", dim)
     if not wrong:
         raise LayoutError("a step towards the target", f"{at.tensor_map}: none")
-    return step(at, "all_gather", wrong[0])
+    unwanted = [dim for dim in wrong if at.tensor_map[dim][-1] not in wanted]
+    return step(at, "all_gather", (unwanted or wrong)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +346,7 @@ def compare(
 ) -> Comparison:
     """Run both searches between all pairs of layouts of a tensor; keep matrices small."""
     value = price(item_bytes, cost)
-    matrix = [size for size in device_matrix if size > 1]
-    layouts = list(all_layouts(matrix, shape))
+    layouts = list(all_layouts([size for size in device_matrix if size > 1], shape))
     worse, worst, example = 0, 1.0, None
     paid = best = 0.0
     for source in layouts:
@@ -415,28 +355,8 @@ def compare(
             optimum = paths[target.tensor_map].total
             taken = sum(map(value, greedy(source, target)))
             paid, best = paid + taken, best + optimum
-            if taken > optimum * (1 + 1e-9):
-                worse += 1
-                if optimum and taken / optimum > worst:
-                    worst, example = taken / optimum, (source, target)
+            worse += taken > optimum * (1 + 1e-9)
+            if optimum and taken / optimum > max(worst, 1 + 1e-9):
+                worst, example = taken / optimum, (source, target)
     excess = paid / best - 1 if best else 0.0
     return Comparison(len(layouts) ** 2, worse, excess, worst, example)
-
-
-__all__ = [
-    "Comparison",
-    "Cost",
-    "Layout",
-    "Step",
-    "all_layouts",
-    "cheapest",
-    "compare",
-    "execute",
-    "greedy",
-    "layout",
-    "price",
-    "redistribute",
-    "step",
-    "steps_from",
-    "unified",
-]

@@ -19,7 +19,7 @@ from ascend_lab.parallel.strategy import (
     roofline,
     solve,
 )
-from ascend_lab.parallel.strategy.graph_problem import STATE_BYTES, operator
+from ascend_lab.parallel.strategy.graph_problem import STATE_BYTES, cuttable
 
 ROWS, INNER, COLUMNS = 16, 8, 32
 
@@ -156,13 +156,13 @@ def test_shardings_divide_every_tensor(network: str) -> None:
     settings = {"layers": 1} if network == "bert_base" else {}
     graph = zoo.build(network, batch=8, **settings)
     for node in graph.nodes:
-        op = operator(graph, node)
+        op = cuttable(graph, node)
         seen = list(op.shardings(3))
         assert len(set(seen)) == len(seen) and (0,) * len(op.ways) in seen
         for counts in seen:  # a layout that does not divide evenly would be refused
             for side, shapes in (("inputs", op.inputs), ("outputs", op.outputs)):
                 for index in range(len(shapes)):
                     own = op.layout(counts, 3, side, index)
-                    same, parts = op.undivided(counts, side, index)
-                    assert same * parts == 1 << sum(counts)
+                    parts = op.parts(counts, side, index)
+                    assert (1 << sum(counts)) % parts == 0
                     assert own.slice_elements * parts == math.prod(own.shape)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ascend_lab.graph.onnx.converter import CONVERTERS, Context, Converter, NeedsConstant, converter
+from ascend_lab.graph.onnx.context import Context, NeedsConstant
+from ascend_lab.graph.onnx.converter import CONVERTERS, Converter, converter
 from ascend_lab.graph.onnx.importer import Imported, import_model, import_onnx
 from ascend_lab.graph.onnx.tensors import Limits
 

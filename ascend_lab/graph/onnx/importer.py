@@ -22,7 +22,8 @@ from ascend_lab.graph.onnx import (
     signals,
     windows,
 )
-from ascend_lab.graph.onnx.converter import Context, attributes, find, title
+from ascend_lab.graph.onnx.context import Builder, Context
+from ascend_lab.graph.onnx.converter import attributes, find, title
 from ascend_lab.graph.onnx.model_file import (
     checked_nodes,
     element_of,
@@ -33,7 +34,6 @@ from ascend_lab.graph.onnx.model_file import (
     pinned_tensor,
     sizes_of,
 )
-from ascend_lab.graph.onnx.names import Builder
 from ascend_lab.graph.onnx.nodes import tensors_of
 from ascend_lab.graph.onnx.tensors import FORMATS, Limits, Tensor, check_size, tensor_of
 from ascend_lab.limits import refuse_above

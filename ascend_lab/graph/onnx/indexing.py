@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, NUMBERS, Shape, Values
 
 _COMPARED = (*NUMBERS, "int8", "uint8")

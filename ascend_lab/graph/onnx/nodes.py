@@ -13,7 +13,8 @@ import numpy as np
 
 from ascend_lab.errors import AscendLabError, GraphError, UnsupportedError
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.converter import CONVERTERS, Context, Result, attributes, converter, find
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import CONVERTERS, Result, attributes, converter, find
 from ascend_lab.graph.onnx.tensors import ELEMENTS, FLOATS, INTEGERS, SMALL, Tensor, Values, known
 
 if TYPE_CHECKING:

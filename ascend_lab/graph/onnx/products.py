@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.converter import Context, converter
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import converter
 from ascend_lab.graph.onnx.tensors import FLOATS, Shape, Values
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.converter import Context, converter
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import converter
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
 from ascend_lab.graph.onnx.windows import convolved
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS
 
 _ATTRS = {

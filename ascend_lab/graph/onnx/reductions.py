@@ -12,7 +12,8 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Fill, TensorType
-from ascend_lab.graph.onnx.converter import Context, Result, converter
+from ascend_lab.graph.onnx.context import Context
+from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.shapes import axes_given, axes_of
 from ascend_lab.graph.onnx.tensors import (
     ANY,

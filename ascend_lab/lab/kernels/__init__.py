@@ -1,1 +1,1 @@
-"""kernels."""
+"""Kernels that one chapter needs: other ways to convolve, to scatter and to fuse."""

@@ -18,7 +18,7 @@ from ascend_lab.errors import InputError, ShapeError, TypeMismatchError
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Part, Program, Tile
 from ascend_lab.isa.program import ATOMIC_FORMATS
 from ascend_lab.kernels.gather_scatter import check_indices
-from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, add_row, batches
+from ascend_lab.kernels.indexed_rows import BATCH, Feed, Table, batches
 from ascend_lab.layout.moves import item_bytes
 
 MOST = 64
@@ -240,5 +240,6 @@ class _ListWriter:
         if fresh:
             self.k.copy(total.region(), tile.region(0, columns))
         with self.k.loop("a", count - fresh) as a:
-            add_row(self.k, total, 0, total, tile, (a + int(fresh)) * columns, columns)
+            row = tile, (a + int(fresh)) * columns
+            self.k.each("vadd", columns, (total, 0), (total, 0), row)
         self.rows.free()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ascend_lab.parallel.strategy.exact import Solution, solve
 from ascend_lab.parallel.strategy.graph_problem import (
     GraphProblem,
     data_parallel,
@@ -20,7 +21,6 @@ from ascend_lab.parallel.strategy.problem import (
     read_problem,
 )
 from ascend_lab.parallel.strategy.rules import greedy, halving
-from ascend_lab.parallel.strategy.solve import Solution, solve
 
 __all__ = [
     "FORBIDDEN",
