@@ -7,25 +7,14 @@ from typing import Any
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.ops.formats import TypeRule, is_float
+from ascend_lab.ops.formats import is_float
 from ascend_lab.ops.operator import OPERATORS, Example, Operator, resolve
 from ascend_lab.ops.shapes import Shape
 
 TEST_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
 EDGE_SIZES: tuple[Shape, ...] = (
-    (1,),
-    (7,),
-    (16,),
-    (15,),
-    (17,),
-    (31,),
-    (33,),
-    (127,),
-    (128,),
-    (129,),
-    (3, 5, 7),
-    (2, 1, 33),
-)
+    (1,), (7,), (16,), (15,), (17,), (31,), (33,), (127,), (128,), (129,), (3, 5, 7), (2, 1, 33),
+)  # fmt: skip
 """One element, primes, and one off the multiples 16 (lanes), 32 (bytes) and 128 (a repeat)."""
 
 _TEMPLATE = '''"""Tests of the operator {name}.
@@ -96,12 +85,6 @@ def test_gradients_equal_finite_differences(shapes, attrs):
 """
 
 
-def default_examples(operator: Operator) -> tuple[Example, ...]:
-    """Return test shapes for an elementwise operator that names none: all inputs of one shape."""
-    count = len(operator.inputs)
-    return tuple(Example((shape,) * count) for shape in EDGE_SIZES)
-
-
 def make_test(
     operator: Operator | str,
     *,
@@ -118,23 +101,29 @@ def make_test(
     `limit` keeps the first cases only. Raises `InputError` if the file could not find it.
     """
     op = resolve(operator)
-    if not lookup:
-        lookup = _lookup(op, imports)
-    examples = (op.examples or default_examples(op))[:limit]
+    if not lookup and op.name not in OPERATORS and not imports:
+        raise InputError(
+            f"{op.name}: a registered operator, or the import line of its module",
+            "neither",
+            'pass imports="from my_ops import NAME", lookup="NAME"',
+        )
+    every = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
+    examples = (op.examples or every)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
-    cases = filled if some_empty else "CASES"
-    first = op.types.allowed[0]
+    cases, first = filled if some_empty else "CASES", op.types.allowed[0]
+    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})"
+              for dtype, b in op.tolerances.items()]  # fmt: skip
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),
         imports=f"{imports}\n" if imports else "",
-        lookup=lookup,
+        lookup=lookup or f'ops.get("{op.name}")',
         seed=seed,
         cases=_literal([(e.shapes, dict(e.attrs)) for e in examples]),
         formats=_literal([(c, d) for c in chips for d in op.types.on_chip(load_chip(c))]),
         unit=op.types.unit,
-        tolerances=_tolerances(op),
+        tolerances="\n".join(bounds),
         bad=_literal(_bad_calls(op, examples[0], chips[0])),
         dtypes=repr(op.types.allowed).replace("'", '"'),
         gradient=_GRADIENT.format(cases=cases) if op.backward else "",
@@ -144,28 +133,10 @@ def make_test(
     )
 
 
-def _lookup(operator: Operator, imports: str) -> str:
-    """Return the expression that names a registered operator."""
-    if operator.name not in OPERATORS and not imports:
-        raise InputError(
-            f"{operator.name}: a registered operator, or the import line of its module",
-            "neither",
-            'pass imports="from my_ops import NAME", lookup="NAME"',
-        )
-    return f'ops.get("{operator.name}")'
-
-
 def _literal(value: list[Any]) -> str:
     """Return a list as source text, one item a line."""
     lines = "".join(f"    {item!r},\n" for item in value)
     return f"[\n{lines}]".replace("'", '"')
-
-
-def _tolerances(operator: Operator) -> str:
-    lines = []
-    for dtype, bound in operator.tolerances.items():
-        lines.append(f"# {dtype}: {bound.ulps:g} ulps + {bound.atol:g} ({bound.reason})")
-    return "\n".join(lines)
 
 
 def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
@@ -173,8 +144,9 @@ def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
     shapes, attrs = example.shapes, dict(example.attrs)
     main = operator.types.on_chip(load_chip(chip))[0]
     dtypes = operator.input_types(len(shapes), main, **attrs)
+    others = [d for d in ("int8", "int32", "fp32", "fp16") if d not in operator.types.allowed]
     calls: list[Any] = [
-        (shapes, (_foreign(operator.types), *dtypes[1:]), attrs),
+        (shapes, ((*others, "fp64")[0], *dtypes[1:]), attrs),
         (shapes, ("fp8", *dtypes[1:]), attrs),
         (shapes, dtypes, {**attrs, "colour": 1}),
         (((-1,), *shapes[1:]), dtypes, attrs),
@@ -183,9 +155,3 @@ def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
     if not operator.variadic:
         calls.append((shapes * 5, dtypes * 5, attrs))
     return calls
-
-
-def _foreign(rule: TypeRule) -> str:
-    """Return a format the operator does not take, fp64 if it takes all of the chip's."""
-    others = [d for d in ("int8", "int32", "fp32", "fp16") if d not in rule.allowed]
-    return others[0] if others else "fp64"
