@@ -10,8 +10,11 @@ starts when all have. Compute and communication do not slow each other here.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field
+from itertools import accumulate
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import InputError
@@ -109,13 +112,17 @@ def bucketed(
     rows: Sequence[GradientRow], limit_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BYTES
 ) -> Segments:
     """Return buckets that are closed when they hold `limit_bytes` (the first: `first_bytes`)."""
+    return closed([0, *accumulate(row.size_bytes for row in rows)], limit_bytes, first_bytes)
+
+
+def closed(sums_bytes: Sequence[float], limit_bytes: float, first_bytes: float) -> Segments:
+    """Return the buckets of gradients whose bytes add up to these sums, 0 in front."""
     found: list[tuple[int, int]] = []
-    start = held = 0
-    for i, row in enumerate(rows):
-        held += row.size_bytes
-        if held >= (limit_bytes if found else first_bytes) or i == len(rows) - 1:
-            found.append((start, i))
-            start, held = i + 1, 0
+    start, limit, count = 0, first_bytes, len(sums_bytes) - 1
+    while start < count:
+        last = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
+        found.append((start, min(max(last, start), count - 1)))
+        start, limit = found[-1][1] + 1, limit_bytes
     return tuple(found)
 
 
