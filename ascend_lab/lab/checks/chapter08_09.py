@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, im2col_reference
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
 from ascend_lab.layout import address, address_map, pack
 
 Values = NDArray[Any]
