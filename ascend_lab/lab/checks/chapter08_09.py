@@ -1,4 +1,8 @@
-"""Checks of chapter 8: the address generator of implicit im2col, Winograd, a stride folded away."""
+"""Checks of chapters 8 and 9.
+
+8: the address generator of implicit im2col, Winograd, a stride folded away.
+9: ND to FRACTAL_NZ and back, the address of a weight.
+"""
 
 from __future__ import annotations
 
@@ -147,9 +151,7 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-# Checks of chapter 9: ND to FRACTAL_NZ and back, the address of a weight.
-
-
+# -- chapter 9 -------------------------------------------------------------------------------------
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 GARBAGE = 99
