@@ -50,11 +50,7 @@ from hypothesis import strategies as st
 from ascend_lab import dsl as te
 from ascend_lab.errors import PathError
 from ascend_lab.isa import sanitize
-from ascend_lab.kernels import (
-    GemmShape,
-    pack_gemm,
-    unpack_gemm,
-)
+from ascend_lab.kernels import GemmShape, pack_gemm, unpack_gemm
 from ascend_lab.sim import execute
 from ascend_lab.sim.values import numpy_type
 

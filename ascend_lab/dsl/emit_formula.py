@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.dsl.boxes import Box
-from ascend_lab.dsl.emit_vector import (
-    Op,
-    Unit,
-    View,
-    apply,
-    block_steps,
-    coalesce,
-    with_dims,
-)
+from ascend_lab.dsl.emit_vector import Op, Unit, View, apply, block_steps, coalesce, with_dims
 from ascend_lab.dsl.stages import Stage
 from ascend_lab.dsl.tensor import Call, Expr, Read, leaves
 from ascend_lab.errors import ScheduleError
