@@ -82,7 +82,7 @@ def simulate_within(
     stages = finish_stages(front, chip, road)
     if problem and planned_bytes(stages.compiled) > limit:  # fusion may have saved what lacked
         raise problem
-    return simulate_graph(stages.compiled), stages.fused
+    return stages.timeline(), stages.fused
 
 
 def planned_bytes(compiled: Compiled) -> int:
