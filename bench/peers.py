@@ -131,13 +131,6 @@ def time_model(file: Path) -> dict[str, int]:
     return {"cycles": cycles, "launch_cycles": launches, "covered": len(graph.nodes)}
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "write":
-        write_files(sys.argv[2], Path(sys.argv[3]))
-    else:
-        print(json.dumps(time_model(Path(sys.argv[2]) / "model.onnx")))
-
-
 # Other simulators on our networks: `python3 lab.py bench --peers`.
 #
 # Each peer gets an environment of its own under `_build/peers`, because their pins exclude each
@@ -416,3 +409,10 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
         text = json.dumps([dataclasses.asdict(row) for row in rows], indent=2)
         write_whole(json_file, text)
     return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write_files(sys.argv[2], Path(sys.argv[3]))
+    else:
+        print(json.dumps(time_model(Path(sys.argv[2]) / "model.onnx")))

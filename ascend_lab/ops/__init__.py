@@ -35,16 +35,7 @@ from ascend_lab.ops.operator import (
     get,
     register,
 )
-from ascend_lab.ops.slicing import (
-    AxisRule,
-    Cut,
-    Reduction,
-    SliceRules,
-    Source,
-    Window,
-    cut,
-    take,
-)
+from ascend_lab.ops.slicing import AxisRule, Cut, Reduction, SliceRules, Source, Window, cut, take
 
 __all__ = [
     "OPERATORS",

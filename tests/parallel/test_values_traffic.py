@@ -6,7 +6,7 @@ from values_cases import SGD, case
 
 from ascend_lab.parallel import values
 from ascend_lab.parallel.values import Plan, Run
-from ascend_lab.parallel.values.train import _Chunk
+from ascend_lab.parallel.values.training import _Chunk
 from ascend_lab.parallel.values.weights import Cuts
 
 FP64_BYTES = 8
