@@ -129,7 +129,7 @@ def step_timeline(
     )
 
 
-def checked(segments: Sequence[tuple[int, int]], count: int) -> Segments:
+def checked(segments: Sequence[Sequence[int]], count: int) -> Segments:
     """Return the segments; raise `InputError` unless they cover 0 .. count - 1 in order."""
     found = tuple((int(a), int(b)) for a, b in segments)
     flat = [i for a, b in found for i in range(a, b + 1)]

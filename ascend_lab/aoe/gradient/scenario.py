@@ -26,13 +26,13 @@ from ascend_lab.aoe.gradient.splits import (
     Split,
     Table,
     best_split,
-    check_split,
     price_of,
     split_at,
     startup_s,
     table_of,
 )
 from ascend_lab.errors import InputError
+from ascend_lab.train.timeline import checked
 
 NOTHING = 1e-12
 """A rest of work this small, relative to the whole, is rounding."""
@@ -80,7 +80,7 @@ def evaluate(
     With one stream, no slowdown and no noise this is the end that `plan` minimises.
     """
     table = table_of(rows)
-    return scorer(table, scenario)(check_split(segments, table.count))
+    return scorer(table, scenario)(checked(segments, table.count))
 
 
 def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:

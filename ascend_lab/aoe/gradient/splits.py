@@ -131,17 +131,6 @@ def split_at(lasts: Iterable[int]) -> Split:
     return tuple(zip([0, *(end + 1 for end in ends[:-1])], ends, strict=True))
 
 
-def check_split(split: Sequence[Sequence[int]], count: int) -> Split:
-    """Return `split` as tuples if it covers gradients 0..count-1 in order; else `InputError`."""
-    made = tuple((int(first), int(last)) for first, last in split)
-    if not made or made != split_at([b for _, b in made]) or made[-1][1] != count - 1:
-        remedy = "buckets are (first, last), both inclusive, counted from 0"
-        raise InputError(f"buckets that cover 0..{count - 1} in order", str(made)[:80], remedy)
-    if any(first > last for first, last in made):
-        raise InputError("buckets of at least one gradient", str(made)[:80])
-    return made
-
-
 # -- what an all-reduce costs ---------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class AlphaBeta:

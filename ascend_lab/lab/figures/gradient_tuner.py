@@ -9,9 +9,10 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
-from ascend_lab.aoe.gradient.splits import Split, check_split, table_of
+from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
+from ascend_lab.train.timeline import checked
 
 
 def lanes_of(split: Split, rows: Sequence[Gradient], cost: Cost) -> list[tuple[float, float]]:
@@ -41,7 +42,7 @@ def fig_buckets(
     ax.text(1e3 * backward / 2, 0, "backward", ha="center", va="center", fontsize=8)
     said = []
     for row, (name, given) in enumerate(splits.items(), 1):
-        split = check_split(given, len(rows))
+        split = checked(given, len(rows))
         for i, (start, time_s) in enumerate(lanes_of(split, rows, cost)):
             ax.barh(
                 row,

@@ -17,12 +17,12 @@ from ascend_lab.parallel.values.weights import (
     Cuts,
     Optimizer,
     Replicas,
-    Segments,
     Sharded,
     flatten,
     unflatten,
 )
 from ascend_lab.train.step import DynamicLossScale
+from ascend_lab.train.timeline import Segments
 
 
 @dataclass(frozen=True, slots=True)
