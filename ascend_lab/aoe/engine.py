@@ -185,10 +185,7 @@ def slice_network(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
 ) -> tuple[SubgraphResult, Outcome | None]:
-    """Return the slicing of a network, and what became of the bank; raises as `tune_subgraph`.
-
-    A search that the user stopped leaves nothing in the bank, so that the next run goes on.
-    """
+    """Return the slicing of a network, and what became of the bank: nothing if it was stopped."""
     deadline = deadline or Deadline.of(settings.time_limit_s)
     graph = canonical(front.rewritten, chip)
     key = key_of_graph(graph, chip)
@@ -217,10 +214,7 @@ def slice_network(
 
 
 def key_of_graph(graph: Graph, chip: Chip) -> BankKey:
-    """Return the bank's key of a network.
-
-    Equal networks have one, whatever their names are, and however a reshape spells its result.
-    """
+    """Return the bank's key of a network, whatever its names, however reshapes are spelled."""
     nodes = list(graph.nodes)
     for i, node in enumerate(nodes):
         if node.op == "reshape":

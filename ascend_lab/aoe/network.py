@@ -65,10 +65,7 @@ class NetworkResult:
 
     @property
     def bound_s(self) -> float:
-        """Seconds that no schedules of these kernels beat: their bounds added up.
-
-        Kernels without a bound count as they are; L2 as each operator is tuned on it.
-        """
+        """Seconds that no schedules of these kernels beat; those without a bound as they are."""
         cycles = sum(r.operator.count * (r.bound_cycles or r.after_cycles) for r in self.results)
         return cycles / self.compiled.chip.clock_hz
 
@@ -290,10 +287,7 @@ def entry_of(result: Result, settings: Settings) -> BankEntry:
 
 
 def from_bank(operator: Tunable, entry: BankEntry, origin: str) -> Result:
-    """Return a bank's entry as a result, timed again on this operator.
-
-    A schedule that no longer lowers, or is no longer faster, is not used, and the result says so.
-    """
+    """Return a bank's entry timed again here; one that no longer fits or helps is not used."""
     before, choice, note = operator.default_cycles, None, ""
     after = before
     if entry.schedule:

@@ -173,10 +173,7 @@ def _differs(
 
 
 def _apart(got: Values, wanted: Values) -> float:
-    """Return the largest difference as a share of the largest finite value.
-
-    What is infinite or no number on both sides, as formulas may say, is no difference.
-    """
+    """Return the largest difference as a share of the largest finite value; NaN equals NaN."""
     got, wanted = (a.astype(np.float64).reshape(-1) for a in (got, wanted))
     other = ~((got == wanted) | (np.isnan(got) & np.isnan(wanted)))
     if not other.any():

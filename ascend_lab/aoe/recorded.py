@@ -80,10 +80,7 @@ def replay(space: RecordedSpace, search: Search, budget: int, seeds: Iterable[in
 def recorded(
     names: Sequence[str], columns: Sequence[Sequence[Value]], costs: Sequence[float]
 ) -> RecordedSpace:
-    """Return the recorded space of these rows; infinite costs are failures.
-
-    Raises `InputError` if two rows are the same configuration or none of them ran.
-    """
+    """Return the space of these rows, infinite ones failed; `InputError` for repeats, or no run."""
     space = TableSpace(names, columns)
     ordered = np.full(space.size, math.nan)
     for point, cost in zip(zip(*columns, strict=True), costs, strict=True):

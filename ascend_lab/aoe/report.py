@@ -198,10 +198,7 @@ def ticks_best(trace: Trace) -> list[list[float]]:
 def write_report(
     folder: str | Path, job: str, sections: Sequence[Data], now: datetime | None = None
 ) -> Path:
-    """Write `aoe_result_{job}_{time}_pid{id}.json`, one section per network; return its path.
-
-    Raises `InputError` with the reason if it cannot be written.
-    """
+    """Write `aoe_result_{job}_{time}_pid{id}.json`, a section a network; raises `InputError`."""
     stamp = f"{now or datetime.now():%Y%m%d%H%M%S%f}"
     path = Path(folder) / f"aoe_result_{job}_{stamp}_pid{os.getpid()}.json"
     text = json.dumps(sections, indent=2, ensure_ascii=False, allow_nan=False)

@@ -43,10 +43,7 @@ class Schedules:
     choices: Mapping[str, Choice]
 
     def applied(self, compiled: Compiled) -> Compiled:
-        """Return a compiled network with these schedules.
-
-        Raises `InputError` for another chip, and where not one kernel of the network has one.
-        """
+        """Return the network with these schedules; `InputError` for other chips or kernels."""
         chip = compiled.chip
         mine = (self.chip, self.core_count, self.chip_digest)
         given = (chip.name, chip.core_count, chip_digest(chip))

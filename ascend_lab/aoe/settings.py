@@ -82,10 +82,7 @@ UNITS = {
 
 
 class Bars:
-    """Shows what the tuner says (`settings.Progress`) as bars; silent where nobody looks.
-
-    Without `on`, terminals and notebooks get bars, files and pipes do not.
-    """
+    """Shows progress as bars: in terminals and notebooks, or where it is `on`."""
 
     def __init__(self, on: bool | None = None, stream: TextIO | None = None) -> None:
         """Start without a bar; `on` decides, else whether somebody watches `stream` (stderr)."""
@@ -97,10 +94,7 @@ class Bars:
         self.overall: Any = None
 
     def __call__(self, label: str, done: int, total: int, best: str) -> None:
-        """Show that `done` of at most `total` candidates are tried; a new label is a new bar.
-
-        The least number that `best` began with is shown. The bar of `OVERALL` stands above.
-        """
+        """Show `done` of at most `total`, and the least number that `best` began with."""
         if not self.on:
             return
         if label == OVERALL:

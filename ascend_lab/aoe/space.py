@@ -129,10 +129,7 @@ def _coded(column: Sequence[Value]) -> tuple[tuple[Value, ...], NDArray[np.int32
 
 
 def completed(space: Space, wanted: Sequence[Value], prefix: Point = ()) -> Point:
-    """Return the legal point that takes every wanted value it can, else the nearest option.
-
-    It begins with `prefix`, which must be legal; the values wanted there do not matter.
-    """
+    """Return the legal point behind `prefix` with each wanted value or the nearest one."""
     point = prefix
     for value in wanted[len(prefix) :]:
         options = space.options(point)

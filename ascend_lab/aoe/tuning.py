@@ -240,10 +240,7 @@ def _result(
     deadline: Deadline,
     told: Step,
 ) -> Result:
-    """Return the best trial that beats the default and computes the same values.
-
-    `known`: cycles that no schedule beats, and whether the best one was found.
-    """
+    """Return the best trial that beats the default and computes the same; `known`: `Job.bound`."""
     operator, (bound, proven), note = job.operator, known, ""
     before = operator.default_cycles
     if trace.end == "time" and not trace.trials:

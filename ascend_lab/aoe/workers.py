@@ -65,10 +65,7 @@ class Deadline:
 
 
 class Alarm:
-    """Raise `error` inside the body after some seconds, where the system has timers for it.
-
-    Alarms nest: the inner one rings first, then the outer one goes on.
-    """
+    """Raise `error` in the body after some seconds, if the system has timers; alarms nest."""
 
     def __init__(self, limit_s: float | None, error: Callable[[], BaseException]) -> None:
         """Take the limit in seconds (None: never) and what to raise."""

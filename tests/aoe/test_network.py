@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import engine_cases as cases
 import pytest
@@ -22,7 +21,6 @@ from ascend_lab.aoe import network as network_module
 from ascend_lab.aoe import tuning as tuning_module
 from ascend_lab.aoe import workers as clock_module
 from ascend_lab.aoe import workers as workers_module
-from ascend_lab.aoe.bank.records import BankError
 from ascend_lab.aoe.network import LEAST_S, entry_of, estimated, key_of, potential, together
 from ascend_lab.aoe.tuning import NOT_CHECKED, NOT_REACHED, untuned
 from ascend_lab.chip import load_chip
@@ -395,42 +393,6 @@ def test_a_bank_that_cannot_be_written_does_not_stop_tuning(tmp_path):
         again = tune_network(COMPILED, FEW, knowledge)
         assert again.outcomes == ("hit",) * TUNABLE
     assert file.read_bytes() == before
-
-
-def test_a_full_disk_does_not_stop_tuning(tmp_path):
-    with bank(tmp_path) as knowledge:
-        con = knowledge._store._con
-        pages = con.execute("PRAGMA page_count").fetchone()[0]
-        con.execute(f"PRAGMA max_page_count={pages}")
-        for size in (3000, 300, 30, 1):
-            for i in range(1000):
-                try:
-                    con.execute("INSERT INTO entries VALUES (?, 'fill', '', '', ?)",
-                                (f"{size}-{i}", "x" * size))  # fmt: skip
-                except sqlite3.OperationalError:
-                    break
-            assert i < 999
-        found = tune_network(COMPILED, FEW, knowledge)
-        assert as_used(found) == as_used(alone(FEW))
-        assert any("full" in w and "tuning goes on" in w for w in knowledge.warnings)
-        assert knowledge.unsaved
-        assert tune_network(COMPILED, FEW, knowledge).outcomes == ("hit",) * TUNABLE
-        assert knowledge._store.check() == ()
-
-
-def test_a_damaged_bank_is_passed_over_with_a_warning_and_filled_again(tmp_path):
-    with bank(tmp_path) as knowledge:
-        whole = tune_network(COMPILED, FEW, knowledge)
-        knowledge._store._con.execute("UPDATE entries SET line = 'no entry'")
-    with bank(tmp_path) as knowledge:
-        (warning,) = knowledge.warnings
-        assert warning.startswith(f"{TUNABLE} unreadable rows of {tmp_path / 'bank.db'}")
-        assert tune_network(COMPILED, FEW, knowledge).after_s == whole.after_s
-    with bank(tmp_path) as knowledge:
-        assert knowledge.warnings == [] and len(knowledge.entries()) == TUNABLE
-    Path(tmp_path / "bank.db").write_bytes(b"not a bank at all, but long enough" * 40)
-    with pytest.raises(BankError, match="opening knowledge bank"):
-        bank(tmp_path)
 
 
 def test_entries_for_the_preset_are_no_hits_on_an_edited_chip(tmp_path):

@@ -85,10 +85,7 @@ def _size_bytes(file: Path, write: bool) -> int:
 
 
 def _patiently(file: Path) -> sqlite3.Connection:
-    """Open, again and again while another process holds the whole file for a moment.
-
-    SQLite waits by itself for a writer, but not for a change of the journal mode.
-    """
+    """Open; SQLite does not wait by itself where another process changes the journal mode."""
     last = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -158,10 +155,7 @@ def _copied(file: Path) -> sqlite3.Connection:
 
 
 def _salvaged(con: sqlite3.Connection) -> tuple[list[tuple[object, ...]], int]:
-    """Return the rows of all entries that SQLite can reach, and how many it cannot, at least.
-
-    Where a scan stops at a damaged page, one from the other end and the index find the others.
-    """
+    """Return the rows found from both ends and by the index, and how many are lost, at least."""
     found: dict[int, tuple[object, ...]] = {}
     whole = False
     for order in ("ASC", "DESC"):

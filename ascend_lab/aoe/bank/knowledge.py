@@ -91,10 +91,7 @@ class Knowledge:
         self.close()
 
     def find(self, key: BankKey) -> tuple[BankEntry, Origin] | None:
-        """Return the entry of exactly this key and the bank it is from, custom first.
-
-        Entries of another `MODEL_VERSION` are none: their cycles mean something else.
-        """
+        """Return the entry of this key and `MODEL_VERSION`, and its bank, the custom one first."""
         custom = self._custom(key)
         if custom is not None and custom.model_version == MODEL_VERSION:
             return custom, "custom"
@@ -113,10 +110,7 @@ class Knowledge:
         return [entry for entry in found if entry.model_version == MODEL_VERSION]
 
     def nearest(self, key: BankKey, features: Sequence[float], count: int) -> list[BankEntry]:
-        """Return up to `count` entries of like shapes, as suggestions for where to start.
-
-        Those of the built-in bank carry a digest in place of their problem.
-        """
+        """Return entries of like shapes, to start with; built-in ones have a digest as problem."""
         none: list[BankEntry] = []
         near = self._asked(lambda store: store.nearest(key, features, count), none)
         known = {entry.key: entry for entry in near} | self.unsaved
@@ -130,11 +124,7 @@ class Knowledge:
         return [entry for key, entry in builtin.items() if key not in shorts]
 
     def keep(self, entry: BankEntry) -> Written:
-        """Write `entry` to the custom bank if it is new there or better, and say which.
-
-        If the bank cannot be written the entry stays in `unsaved`, is found there for as long as
-        this object lives, and a warning is added.
-        """
+        """Write an entry if it is new or better, to memory where the bank cannot be; say which."""
         known = self.find(entry.key) is not None
         done = self._asked(lambda store: store.put(entry), None) or self._remembered(entry)
         new: Outcome = "add" if entry.improved else "unsatisfied"
@@ -150,10 +140,7 @@ class Knowledge:
         return "update" if old else "add"
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials of a running search in the custom bank, if it can be written.
-
-        Those that were not measured, because their worker died, are none.
-        """
+        """Keep trials of a running search if the bank can be written, those that were measured."""
         kept = tuple(t for t in trials if not t.note.startswith(UNMEASURED))
         self._asked(lambda store: store.save_trials(run_id, kept), None)
 

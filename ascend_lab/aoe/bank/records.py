@@ -289,10 +289,7 @@ def _checked(data: object, record: type) -> dict[str, Any]:
 
 
 def write_lines(file: str | Path, entries: Iterable[BankEntry]) -> None:
-    """Write `entries` to `file`: afterwards it holds all of them, or what it held before.
-
-    Raises `InputError`, also for what is there and no regular file.
-    """
+    """Write `entries` to a regular file, all of them or none; raises `InputError`."""
     write_whole(file, "".join(to_line(e) + "\n" for e in entries), only_files=True)
 
 

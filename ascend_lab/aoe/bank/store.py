@@ -130,10 +130,7 @@ class Store:
     # -- trials of running searches ----------------------------------------------------------------
 
     def save_trials(self, run_id: str, trials: Iterable[Trial]) -> None:
-        """Keep trials, at once and cheaply: they survive a killed process.
-
-        Only a power cut may lose the last ones, and it loses nothing else.
-        """
+        """Keep trials at once and cheaply: they survive a killed process, but not a power cut."""
         rows = [(run_id, t.number, _point_text(t), float(t.cost), t.note) for t in trials]
         with self._writing(durable=False):
             self._con.executemany("INSERT OR REPLACE INTO trials VALUES (?, ?, ?, ?, ?)", rows)
@@ -145,10 +142,7 @@ class Store:
         return tuple(trial for row in self._read(query, run_id) if (trial := _trial(*row)))
 
     def forget_trials(self, run_id: str) -> None:
-        """Delete the trials of a finished search, and of others for the same problem.
-
-        The first word of a `run_id` says which problem: the bank answers it from now on.
-        """
+        """Delete the trials of all searches for the problem that `run_id` begins with."""
         word = run_id.partition(" ")[0]
         with self._writing(durable=False):
             for table in ("trials", "runs"):

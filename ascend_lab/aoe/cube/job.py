@@ -92,10 +92,7 @@ def point_of(space: CubeSpace, schedule: GemmSchedule) -> Point:
 
 @dataclass(frozen=True, slots=True)
 class CubeMeasure(CubeProblem):
-    """Point -> cycles of one launch of the kernel, its host overhead included.
-
-    A convolution fills dense planes (NC1HWC0), as in a graph.
-    """
+    """Point -> cycles of one launch, host overhead included; convolutions fill NC1HWC0 planes."""
 
     @property
     def demand(self) -> Demand | None:
@@ -205,11 +202,7 @@ class CubeJob:
         return [self.default, *map(self.space.point, least)]
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """Return cycles that no tiling of the space beats, and whether the best one was found.
-
-        What was measured bounds itself; the rest, candidates that failed among it, is bounded in
-        closed form, or by a walk.
-        """
+        """Return cycles that no tiling of the space beats, and whether the best one was found."""
         low, best = self.low.copy(), float(self.operator.default_cycles)
         for trial in (t for t in trials if t.cost < np.inf):
             low[self.space.row(trial.point)] = np.inf
@@ -286,10 +279,7 @@ def prove(
     time_limit_s: float | None = None,
     told: Callable[[int, int], None] = lambda trials, most: None,
 ) -> Proof:
-    """Return the optimum of a space, or the best of `most` kernels or of the time, and a bound.
-
-    `told` hears of the kernels simulated, and of how many at most.
-    """
+    """Return the best point of `most` kernels or of the time, and a bound; `told` hears of both."""
     deadline = Deadline.of(time_limit_s)
     search, most = _Search(space, measure), most or space.size
     while min(search.least) < search.best[0] and search.trials < most:

@@ -67,10 +67,7 @@ class After:
 def after_of(
     job: CubeWork, epilogue: Epilogue | None, out_dtype: str, warm: Collection[str] = ()
 ) -> After:
-    """Return what follows the sums of each tiling of a job; L2 holds the operands `warm`.
-
-    If it holds one of them, all count as held.
-    """
+    """Return what follows the sums of each tiling; L2 holds all operands if one is `warm`."""
     chip, w = job.chip, job.work
     sums, out = ACCUMULATOR[job.dtype], epilogue.out_dtype if epilogue else out_dtype
     demand = demand_of(epilogue, chip, sums)

@@ -207,10 +207,7 @@ class Walk(Drains):
         self.load_channels()
 
     def run(self, most: int) -> Array:
-        """Return the cycles until each kernel has ended; it does at most `most` turns of the cube.
-
-        Of a kernel that has not ended by then every pipe still has the rest of its work before it.
-        """
+        """Return the cycles to the end; behind `most` turns, those of the busiest pipe."""
         for _ in range(most):
             self.turn()
             if (self.ends > 0).all():

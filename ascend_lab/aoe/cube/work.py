@@ -120,10 +120,7 @@ class CubeWork:
 
 
 def load_of(chip: Chip, reads: Array, once: Array | int, cores: Array) -> Load:
-    """Return the cost of loads if `reads` bytes in all are read and `once` different ones exist.
-
-    The mix of L2 and memory of `sim.compiled`, where each byte comes from memory once.
-    """
+    """Return the cost of `reads` bytes, `once` different ones: as in the simulator."""
     path, n = chip.path("GM", "L1"), cores.astype(np.float64)
     fresh = np.minimum(1.0, once / np.maximum(reads, 1))
     own = 1.0 / path.rate_bytes_per_cycle

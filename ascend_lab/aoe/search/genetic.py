@@ -28,10 +28,7 @@ Brood = dict[Point, str]
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """A measured point: its generation, cost, and origin.
-
-    The origin is "start", "random", "crossed", "mutated", or "neighbour" (of the best point).
-    """
+    """A measured point and its origin: start, random, crossed, mutated or neighbour."""
 
     generation: int
     origin: str

@@ -31,10 +31,7 @@ ELITE = 10
 
 @dataclass(slots=True)
 class Node:
-    """A prefix: least cost below it, visits, rollouts under way, whether nothing is left below.
-
-    `children` has those tried so far, by their value.
-    """
+    """A prefix: least cost below, visits, rollouts under way, whether all was tried, children."""
 
     best: float = math.inf
     visits: int = 0

@@ -110,10 +110,7 @@ def random_order(space: Space, rng: np.random.Generator, start: Sequence[Point] 
 
 @dataclass(frozen=True)
 class IteratedLocal:
-    """Walk down to the nearest valley, jump a little, walk down again.
-
-    `batch` neighbours are tried at a time; a jump changes `jump` decisions of the best point.
-    """
+    """Walk down, `batch` neighbours at a time; then change `jump` decisions and walk down again."""
 
     batch: int = 4
     jump: int = 3

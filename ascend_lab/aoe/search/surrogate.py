@@ -53,10 +53,7 @@ class Surrogate:
             self._grow(points)
 
     def predict(self, pool: Sequence[Point]) -> tuple[Array, Array]:
-        """Return mean and standard deviation of the scaled log cost of every point of the pool.
-
-        Some trial must have had a finite cost.
-        """
+        """Return mean and deviation of the scaled log cost of points; some trial succeeded."""
         assert self._known is not None
         target = np.einsum("ij,j->i", self._root, scaled(self.costs))
         cross = np.einsum("pj,ij->pi", self._alike(self._coded(pool), self._known), self._root)

@@ -43,10 +43,7 @@ class Region:
             raise InputError("sizes of at least 1", str(self.parts), "state each slice's size")
 
     def spans(self, size: int) -> list[Range]:
-        """Return the ranges of an axis of `size` entries; a longer axis is cut in proportion.
-
-        Raises `InputError` if a slice would be empty.
-        """
+        """Return the ranges of an axis, cut in proportion; `InputError` for an empty slice."""
         scale = -(-size // sum(self.parts))
         ends = [min(end * scale, size) for end in accumulate(self.parts)]
         found = list(pairwise([0, *ends[:-1], size]))
@@ -77,10 +74,7 @@ class SlicePlan:
         return cls(tuple(Region(**{**one, "parts": tuple(one["parts"])}) for one in data))
 
     def ranges(self, graph: Graph) -> list[tuple[int, int, Region]]:
-        """Return the first and last position of every region.
-
-        Raises `InputError` for unknown nodes, and regions that overlap or are out of order.
-        """
+        """Return first and last position of every region; `InputError` out of order."""
         place = {node.name: i for i, node in enumerate(graph.nodes)}
         found, end = [], -1
         for region in self.regions:

@@ -58,10 +58,7 @@ def compiled(graph: Graph, chip: Chip) -> Compiled:
 
 
 def compiled_part(part: Graph, laid: Graph, chip: Chip) -> Compiled:
-    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them.
-
-    So no conversions stand at the ends of a part that the network does not make there.
-    """
+    """Return the kernels of a part of a network, its inputs and outputs as `laid` has them."""
     types = dict(part.types)
     for name in part.inputs:
         if name in laid.types:

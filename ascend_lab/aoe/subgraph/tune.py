@@ -36,6 +36,7 @@ from ascend_lab.graph import Compiled, Graph, Node, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front
 from ascend_lab.graph.counts import live_bytes, node_macs, weight_bytes
+from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS
 
 COVERED = ("covered",)
 """The decision of a unit that lies in a region that started before it."""
@@ -286,14 +287,7 @@ def _chain(segments: Segments, table: Ways, deadline: Deadline, told: Progress) 
 
 # -- a certified bound ---------------------------------------------------------------------------
 
-ON_VECTORS = frozenset((
-    "softmax", "layer_norm", "gelu", "tanh", "sigmoid", "silu", "exp", "hard_swish",
-    "max_pool2d", "avg_pool2d",
-))  # fmt: skip
-"""Operators that take at least one vector operation per result, fused or not."""
 MOVING = ("reshape", "transpose", "trans_data", "concat")
-CONVOLVING = ("conv2d", "depthwise_conv2d")
-PRODUCTS = ("matmul", "batch_matmul")
 
 
 def network_bound(network: Compiled | Graph, chip: Chip) -> float:
@@ -322,7 +316,7 @@ def bound_parts(graph: Graph, chip: Chip) -> Mapping[str, float]:
         if (products := node_macs(graph, node)) and kind in chip.cube:
             cube += 2 * products / chip.peak_ops_per_s(kind)
         out = graph.types[node.output]
-        if node.op in ON_VECTORS and DTYPE_BYTES[out.dtype] > 1:
+        if node.has("busy") and DTYPE_BYTES[out.dtype] > 1:
             vector += out.elements / chip.vector_peak_ops_per_s("fp16")
     memory = compulsory_bytes(graph, chip) / chip.device_memory.rate_bytes_per_s
     return {"cube": cube, "vector": vector, "memory": memory}
@@ -333,7 +327,7 @@ def compulsory_bytes(graph: Graph, chip: Chip) -> int:
     weights = {
         name
         for node in graph.nodes
-        if node.op in (*CONVOLVING, *PRODUCTS)
+        if node.op in (*CONVOLUTIONS, *PRODUCTS)
         for name in node.inputs[1:2]
         if name in graph.constants
     }
@@ -358,7 +352,7 @@ def _read_whole(graph: Graph, name: str) -> bool:
 
 
 def _needs_all(graph: Graph, node: Node) -> bool:
-    if node.op in CONVOLVING:
+    if node.op in CONVOLUTIONS:
         kernel = graph.types[node.inputs[1]].shape[-2:]
         stride = node.attr("stride", 1)
         steps = (stride, stride) if isinstance(stride, int) else tuple(stride)

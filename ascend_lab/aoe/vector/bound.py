@@ -27,10 +27,7 @@ ELEMENT_BYTES = 4
 
 
 def vector_bound(outputs: Tensor | Sequence[Tensor], chip: Chip, warm: Collection[str] = ()) -> int:
-    """Return cycles, launch included, that no schedule beats.
-
-    The tensors `warm` may lie in L2 at the start, all others come from memory.
-    """
+    """Return cycles, launch included, that no schedule beats; L2 may hold the `warm` tensors."""
     state = create_schedule(outputs, chip).state
     need = _needed(state)
     loads, stores = _moved(state, chip, need, warm)

@@ -46,10 +46,7 @@ class Nest:
 
 
 def lay(s: Schedule, nest: Nest, layout: Layout) -> Schedule:
-    """Return the schedule with one more nest laid out.
-
-    Raises `ScheduleError` for numbers that no nest can have.
-    """
+    """Return the schedule with one more nest laid out; `ScheduleError` for impossible numbers."""
     phase, bound, loops, tiles = nest.phase, [], [], []
     name = phase.root
     extents = {a.name: a.extent for a in s.state.stage(name).axes}

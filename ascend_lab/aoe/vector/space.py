@@ -68,10 +68,7 @@ class VectorSpace:
         return (*head, *(own[at] for slot, own in pairs for at in slot))
 
     def build(self, point: Point) -> Schedule:
-        """Return the schedule of a point: a chain of primitives that prints, stores and replays.
-
-        Raises `AscendLabError` for a point of another space.
-        """
+        """Return the schedule of a point; `AscendLabError` for a point of another space."""
         if len(point) != len(self.names):
             raise InputError(f"{len(self.names)} decisions", str(len(point)), "complete the point")
         s = self.structure(point).schedule
@@ -133,8 +130,5 @@ def _filled(slot: Sequence[int], values: Sequence[Value]) -> Point:
 
 
 def vector_space(outputs: Tensor | Sequence[Tensor], chip: Chip | str) -> VectorSpace:
-    """Return the decision space of one or several outputs on a chip.
-
-    Raises `UnsupportedError` for products of the cube, and what `auto_schedule` raises.
-    """
+    """Return the decision space of outputs on a chip; `UnsupportedError` for products."""
     return VectorSpace(outputs, load_chip(chip) if isinstance(chip, str) else chip)
