@@ -30,8 +30,8 @@ from ascend_lab.aoe.gradient.splits import (
     split_at,
     table_of,
 )
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import InputError
-from ascend_lab.train.timeline import checked
 
 limits = st.one_of(st.none(), st.integers(1, 5))
 

@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.aoe.gradient.splits import (
-    Cost,
     Gradient,
     Price,
     Split,
@@ -48,8 +47,8 @@ from ascend_lab.aoe.gradient.splits import (
     startup_s,
     table_of,
 )
+from ascend_lab.cluster.buckets import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
 from ascend_lab.errors import InputError
-from ascend_lab.train.timeline import BUCKET_BYTES, FIRST_BYTES, checked, closed
 
 MIB = 2**20
 DDP_PER_OCTAVE = 16

@@ -20,7 +20,6 @@ import numpy as np
 
 from ascend_lab.aoe.gradient.planning import BASELINES, baseline
 from ascend_lab.aoe.gradient.splits import (
-    Cost,
     Floats,
     Gradient,
     Split,
@@ -31,8 +30,8 @@ from ascend_lab.aoe.gradient.splits import (
     startup_s,
     table_of,
 )
+from ascend_lab.cluster.buckets import Cost, checked
 from ascend_lab.errors import InputError
-from ascend_lab.train.timeline import checked
 
 NOTHING = 1e-12
 """A rest of work this small, relative to the whole, is rounding."""

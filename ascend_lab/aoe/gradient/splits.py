@@ -22,16 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.cluster.buckets import Cost, Segments
 from ascend_lab.errors import InputError
 
-Bucket = tuple[int, int]
-"""First and last gradient of a bucket, both inclusive, counted from 0."""
-Split = tuple[Bucket, ...]
+Split = Segments
 Floats = NDArray[np.float64]
-Cost = Callable[[float], float]
-"""`size_bytes -> seconds`; a method `many(sizes) -> seconds` on arrays makes planning faster."""
 Price = Callable[[Floats], Floats]
-"""The same on arrays."""
+"""A cost on arrays; one that has a method `many(sizes) -> seconds` makes planning faster."""
 MOST_BYTES = 2**53
 """Sizes are counted exactly up to here."""
 LONGEST_S = 1e12
@@ -295,7 +292,7 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    made: list[Bucket] = []
+    made: list[tuple[int, int]] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])

@@ -16,9 +16,9 @@ import numpy as np
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
 from ascend_lab.aoe.gradient.splits import all_splits, end_s, split_at, table_of
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.train.timeline import checked
 
 WORSE = 1.5
 """What exercise 4 asks for: the rule's end / the best end."""

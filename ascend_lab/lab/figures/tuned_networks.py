@@ -15,13 +15,13 @@ from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.chip import load_chip
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.techniques import TECHNIQUES, Times, compile_with, factor_range, factors
-from ascend_lab.train.timeline import checked
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""

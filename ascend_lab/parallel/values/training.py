@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ascend_lab.cluster.buckets import Segments
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
 from ascend_lab.parallel.plans.plan import Plan
@@ -22,7 +23,6 @@ from ascend_lab.parallel.values.weights import (
     unflatten,
 )
 from ascend_lab.train.step import DynamicLossScale
-from ascend_lab.train.timeline import Segments
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ascend_lab import ops
+from ascend_lab.cluster.buckets import Segments, checked
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, grid, part, parts
 from ascend_lab.parallel.values.layers import Piece, Shard
 from ascend_lab.parallel.values.tape import Tape, Var
-from ascend_lab.train.timeline import Segments, checked
 
 State = tuple[Values, ...]
 
