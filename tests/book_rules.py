@@ -58,13 +58,18 @@ def measure_complaints(cells: list[Cell]) -> list[str]:
 
 
 def import_complaints(cells: list[Cell]) -> list[str]:
-    """One cell holds all imports."""
+    """One cell holds all imports, at most eight statements of them from this package."""
     importing = [
         index
         for index, cell in enumerate(code_of(cells))
         if any(isinstance(node, ast.Import | ast.ImportFrom) for node in body_of(cell))
     ]
-    return [] if len(importing) == 1 else [f"code cells {importing} import; one cell does"]
+    if len(importing) != 1:
+        return [f"code cells {importing} import; one cell does"]
+    statements = body_of(code_of(cells)[importing[0]])
+    froms = [node.module or "" for node in statements if isinstance(node, ast.ImportFrom)]
+    ours = sum(module.split(".")[0] == "ascend_lab" for module in froms)
+    return [] if ours <= 8 else [f"{ours} imports from ascend_lab; at most 8: use the facades"]
 
 
 def body_of(cell: Cell) -> list[ast.stmt]:
@@ -205,3 +210,11 @@ def toc_files(node: Any) -> list[str]:
         own = [node[key] for key in ("root", "file") if key in node]
         return own + [name for value in node.values() for name in toc_files(value)]
     return [name for item in node for name in toc_files(item)] if isinstance(node, list) else []
+
+
+def home_complaints(text: str, root: Path) -> list[str]:
+    """A chapter ends with two to four files of the package in which its matter lives."""
+    part = text.partition("\n## Where this lives\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^- `([^`]+\.py)`: ", part, re.MULTILINE)
+    found = [f"{name}: no such file" for name in files if not (root / name).is_file()]
+    return found if 2 <= len(files) <= 4 else [f"Where this lives: {len(files)} files; 2 to 4"]

@@ -17,6 +17,7 @@ from book_rules import (
     cited_keys,
     code_of,
     figure_complaints,
+    home_complaints,
     image_complaints,
     import_complaints,
     measure_complaints,
@@ -56,6 +57,7 @@ def test_a_chapter_keeps_measure_and_rhythm(notebook: Path) -> None:
     cells = cells_of(notebook)
     rules = (measure_complaints, import_complaints, rhythm_complaints, box_complaints)
     assert [complaint for rule in rules for complaint in rule(cells)] == []
+    assert home_complaints(prose_of(cells), ROOT) == []
 
 
 @each_notebook
@@ -123,6 +125,11 @@ def test_measure_rule_bites() -> None:
     assert measure_complaints([code_cell("# why\n\nx = 1")] * 15) == []
     assert import_complaints([code_cell("import os"), code_cell("from os import path")])
     assert import_complaints([code_cell("%pylab\nimport os"), code_cell("x = 1")]) == []
+    deep = "\n".join(f"from ascend_lab.room{i} import x" for i in range(9))
+    assert import_complaints([code_cell(deep)])
+    assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n- `no.py`: it\n", ROOT)
+    assert home_complaints("\n## Where this lives\n\n- `lab.py`: it\n", ROOT)
+    assert home_complaints("\n## Where this lives\n\n- `lab.py`: a\n- `lab.py`: b\n", ROOT) == []
 
 
 def test_rhythm_rule_bites() -> None:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from ascend_lab.aoe.drive import Trace, Trial, drive
 from ascend_lab.aoe.settings import Bars, Settings
-from ascend_lab.aoe.space import Point, Space, TableSpace
+from ascend_lab.aoe.space import (
+    Point,
+    Space,
+    TableSpace,
+    completed,
+    crossed,
+    mutated,
+    nearest,
+    random_completion,
+)
 from ascend_lab.aoe.workers import Workers, workers_of
 
 if TYPE_CHECKING:
@@ -20,9 +29,17 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.network import NetworkResult, tune_network
     from ascend_lab.aoe.operators import Tunable, operators_of
     from ascend_lab.aoe.report import Report
-    from ascend_lab.aoe.search import SEARCHES, search_named
+    from ascend_lab.aoe.search import (
+        SEARCHES,
+        Annealing,
+        Genetic,
+        Mcts,
+        random_order,
+        search_named,
+    )
     from ascend_lab.aoe.subgraph import network_bound
     from ascend_lab.aoe.tuning import Result, tune_operator
+    from ascend_lab.aoe.vector import VectorJob, VectorMeasure
 
 _HOMES = {
     "bank": ("Knowledge", "open_knowledge"),
@@ -31,16 +48,20 @@ _HOMES = {
     "network": ("NetworkResult", "tune_network"),
     "operators": ("Tunable", "operators_of"),
     "report": ("Report",),
-    "search": ("SEARCHES", "search_named"),
+    "search": ("SEARCHES", "Annealing", "Genetic", "Mcts", "random_order", "search_named"),
     "subgraph": ("network_bound",),
     "tuning": ("Result", "tune_operator"),
+    "vector": ("VectorJob", "VectorMeasure"),
 }
 
 __all__ = [
     "SEARCHES",
+    "Annealing",
     "Bars",
     "CubeJob",
+    "Genetic",
     "Knowledge",
+    "Mcts",
     "NetworkResult",
     "Point",
     "Report",
@@ -52,11 +73,19 @@ __all__ = [
     "Trial",
     "Tunable",
     "Tuning",
+    "VectorJob",
+    "VectorMeasure",
     "Workers",
+    "completed",
+    "crossed",
     "drive",
+    "mutated",
+    "nearest",
     "network_bound",
     "open_knowledge",
     "operators_of",
+    "random_completion",
+    "random_order",
     "search_named",
     "tune",
     "tune_network",

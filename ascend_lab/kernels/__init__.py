@@ -5,6 +5,9 @@ from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, unpack_deconv
 from ascend_lab.kernels.default_schedules import conv_schedule, default_schedule
 from ascend_lab.kernels.depthwise import depthwise_launch, pack_depthwise
+from ascend_lab.kernels.flash import flash_launch
+from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling
+from ascend_lab.kernels.flash_split import split_kernel
 from ascend_lab.kernels.gather_scatter import (
     check_indices,
     gather_launch,
@@ -21,7 +24,7 @@ from ascend_lab.kernels.rearrange import (
     slice_launch,
     split_launch,
 )
-from ascend_lab.kernels.timed_schedules import best_grid
+from ascend_lab.kernels.timed_schedules import best_grid, time_tilings
 from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.kernels.vector import elementwise_launch, elementwise_program
 from ascend_lab.layout.moves import copy_launch
@@ -29,6 +32,8 @@ from ascend_lab.layout.moves import copy_launch
 __all__ = [
     "ConvShape",
     "DeconvShape",
+    "FlashShape",
+    "FlashTiling",
     "GemmSchedule",
     "GemmShape",
     "best_grid",
@@ -42,6 +47,7 @@ __all__ = [
     "depthwise_launch",
     "elementwise_launch",
     "elementwise_program",
+    "flash_launch",
     "gather_launch",
     "gemm_launch",
     "one_hot_launch",
@@ -53,8 +59,10 @@ __all__ = [
     "reshape_launch",
     "scatter_launch",
     "slice_launch",
+    "split_kernel",
     "split_launch",
     "tile_bytes",
+    "time_tilings",
     "transpose_launch",
     "unpack_conv",
     "unpack_deconv",

@@ -1,1 +1,48 @@
-"""What belongs to the book: figures, checks, widgets, small machines; no core room uses it."""
+"""The book's own room: figures, checks, sliders, small machines, kernels of one chapter.
+
+Nothing in the core imports it. Its words are imported when a chapter asks for them: matplotlib
+waits until a figure is drawn.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "checks": "compare predict",
+    "checks.chapter11_12": "narrow_sum",
+    "checks.chapter21_22": "eyes",
+    "chip_report": "chip_facts_html overview_html shared_keys sources_html table_html trust_html",
+    "contest": "read_problem solve",
+    "figures.fusing": "chain_kernels",
+    "figures.gantt": "steady_cycles",
+    "figures.layouts": "matrix_maps",
+    "figures.nests": "EXPRESSIONS three_nests whole_rows",
+    "figures.networks": "MODELS ORDERS exported_block residual_block",
+    "figures.packing": "NETWORKS network",
+    "figures.schedules": "gm_bytes",
+    "figures.tuned_networks": "one_block toy_rows",
+    "kernels": (
+        "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
+        "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"
+    ),
+    "kernels.attention_ways": "flash_traffic separate_kernels separate_traffic",
+    "machines": "VectorOp tops_per_watt",
+    "machines.facts": "source_text",
+    "machines.roofline": "binding_level chip_levels level_dot levels_of ridge_point",
+    "nest_costs": "NestCosts optimum",
+    "orders": "MODES peak_live_bytes topological_order",
+    "simple_genetic": "SimpleGenetic",
+    "split_conflict": "common_split",
+    "techniques": "TECHNIQUES all_times compile_with factors ladder",
+    "widgets": "explore",
+}
+"""The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a word of the chapters from where it is at home."""
+    homes = (home for home, words in _HOMES.items() if name in words.split())
+    home = "figures" if name.startswith("fig_") else next(homes, None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
