@@ -187,6 +187,7 @@ FORMULAS = {
 @pytest.mark.parametrize("formula", FORMULAS, ids=" ".join)
 @settings(max_examples=40, deadline=None)
 @given(steps=rewrites())
+@pytest.mark.full
 def test_no_rewrite_changes_the_answer(formula: tuple[str, str], steps: list[tuple]) -> None:
     """Bit by bit; sums in fp32 within the rounding of 24 additions."""
     what, dtype = formula

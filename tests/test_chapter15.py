@@ -111,6 +111,7 @@ def test_resnet_in_a_small_arena_spares_memory_two_bytes_of_three():
     assert spent[2] < 0.85 * spent[0]
 
 
+@pytest.mark.full
 def test_placing_for_l2_helps_and_harms():
     def moved(name, batch, method):
         compiled = network(name, batch)

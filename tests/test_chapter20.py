@@ -215,6 +215,7 @@ def test_tens_of_thousands_of_tilings_and_bounds_below_all_of_them(layer):
     assert np.median(low[rows] / exact) > 0.9
 
 
+@pytest.mark.full
 def test_breeding_beats_random_order_and_stops_without_mutation(layer):
     space, low = layer
     cost = from_table(space, low)

@@ -188,6 +188,7 @@ def test_figures_refuse_what_they_cannot_draw(draw):
         draw()
 
 
+@pytest.mark.full
 def test_rows_beat_images_and_recomputing_beats_storing(net):
     rows = Region("conv1", "pool", "height", (28, 28))
     halves = time_of(net, rows)

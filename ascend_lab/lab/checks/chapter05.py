@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,27 +92,6 @@ def _judge_norm(got: Any, case: ex.Case) -> str | None:
 
 
 # -- exercise 2: where, with errors ----
-
-
-def check_ex_05_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast.
-
-    Shapes that do not go together must raise `ShapeError` with all three shapes in its text,
-    formats that differ `TypeMismatchError` with all three formats.
-    """
-    edges = [
-        _where_case((4, 6), (4, 6), (4, 6)),
-        _where_case((4, 1), (6,), (4, 6)),
-        _where_case((4, 6), (5, 6), (4, 6)),
-        _where_case((4, 6), (4, 6), (7,)),
-        _where_case((3, 4), (3, 4), (3, 4), ("fp16", "fp16", "fp32")),
-        _where_case((3, 4), (3, 4), (3, 4), ("fp32", "fp16", "fp16")),
-    ]
-    told = _telling(fn) if callable(fn) else fn
-    result = ex.check_property(
-        "ex_05_2", told, _judge_where, _draw_where, edge_cases=edges, cases=8, seed=seed
-    )
-    return replace(result, subject=fn)
 
 
 def _telling(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,3 +228,25 @@ def check_ex_05_4(rng: ex.Rng) -> ex.Case:
     made = [make(x) for name, make in EXPRESSIONS.items() if name != "sum of columns"]
     made += [te.renamed(te.vmul(x, x), "square"), _centred(x)]
     return {"y": made[int(rng.integers(0, len(made)))]}
+
+
+@ex.judged(
+    _judge_where,
+    edges=[
+        _where_case((4, 6), (4, 6), (4, 6)),
+        _where_case((4, 1), (6,), (4, 6)),
+        _where_case((4, 6), (5, 6), (4, 6)),
+        _where_case((4, 6), (4, 6), (7,)),
+        _where_case((3, 4), (3, 4), (3, 4), ("fp16", "fp16", "fp32")),
+        _where_case((3, 4), (3, 4), (3, 4), ("fp32", "fp16", "fp16")),
+    ],
+    cases=8,
+    wrap=_telling,
+)
+def check_ex_05_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(condition, a, b)`: a where condition is not 0, else b; shapes broadcast.
+
+    Shapes that do not go together must raise `ShapeError` with all three shapes in its text,
+    formats that differ `TypeMismatchError` with all three formats.
+    """
+    return _draw_where(rng)

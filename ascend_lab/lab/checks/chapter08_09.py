@@ -20,32 +20,6 @@ Values = NDArray[Any]
 Pair = tuple[int, int]
 
 
-def check_ex_08_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`.
-
-    image is (C1, H, W, C0), m and k are arrays of rows and columns of the matrix; the result is
-    the flat address of each element in the image, and -1 where the window lies on a pad.
-    """
-
-    def draw(rng: np.random.Generator) -> ex.Case:
-        kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
-        stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
-        pad = int(rng.integers(0, 3))
-        sides = [
-            d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in zip(dilation, kernel, strict=True)
-        ]
-        image = (int(rng.integers(1, 4)), sides[0], sides[1], int(rng.choice((2, 4, 16))))
-        return _address_case(rng, image, kernel, stride, pad, dilation)
-
-    rng = np.random.default_rng(0)
-    edges = [
-        _address_case(rng, (1, 3, 3, 2), (3, 3), (1, 1), 0, (1, 1)),
-        _address_case(rng, (2, 1, 1, 16), (1, 1), (1, 1), 1, (1, 1)),
-        _address_case(rng, (1, 5, 4, 1), (2, 3), (2, 1), 2, (1, 2)),
-    ]
-    return ex.check_against("ex_08_2", fn, addresses, draw, edge_cases=edges, seed=seed)
-
-
 def _address_case(
     rng: np.random.Generator,
     image: tuple[int, int, int, int],
@@ -158,30 +132,6 @@ GARBAGE = 99
 """Stands in the padding of storage that is to be read: padding may hold anything."""
 
 
-def check_ex_09_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(x)`: an array of two or more axes in FRACTAL_NZ, (..., N1, M1, 16, C0)."""
-
-    def reference(x: NDArray[Any]) -> NDArray[Any]:
-        return pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        expected = reference(case["x"])
-        wrong = ex.equal_to(expected)(got)
-        if wrong is None and got.dtype != expected.dtype:
-            wrong = f"of {got.dtype}, expected {expected.dtype}"
-        return wrong
-
-    edges = [
-        {"x": _numbers((1, 1), "fp16")},
-        {"x": _numbers((16, 32), "int8")},
-        {"x": _numbers((8, 100, 30), "fp16")},
-        {"x": _numbers((8, 100, 30), "int8")},
-    ]
-    return ex.check_property(
-        "ex_09_2", fn, judge, _draw_array, edge_cases=edges, cases=20, seed=seed
-    )
-
-
 def _name(x: NDArray[Any]) -> str:
     return next(name for name, dtype in TYPES.items() if x.dtype == dtype)
 
@@ -265,3 +215,54 @@ def check_ex_09_4(rng: ex.Rng) -> ex.Case:
     shape = tuple(int(rng.integers(low, high)) for low, high in sides)
     index = tuple(int(rng.integers(0, n)) for n in shape)
     return {"index": index, "shape": shape, "c0": int(rng.choice((8, 16, 32)))}
+
+
+RNG_8_2 = np.random.default_rng(0)
+
+
+@ex.against(
+    addresses,
+    edges=[
+        _address_case(RNG_8_2, (1, 3, 3, 2), (3, 3), (1, 1), 0, (1, 1)),
+        _address_case(RNG_8_2, (2, 1, 1, 16), (1, 1), (1, 1), 1, (1, 1)),
+        _address_case(RNG_8_2, (1, 5, 4, 1), (2, 3), (2, 1), 2, (1, 2)),
+    ],
+)
+def check_ex_08_2(rng: ex.Rng) -> ex.Case:
+    """Check the address generator `fn(m, k, image, kernel, stride, pad, dilation)`.
+
+    image is (C1, H, W, C0), m and k are arrays of rows and columns of the matrix; the result is
+    the flat address of each element in the image, and -1 where the window lies on a pad.
+    """
+    kernel = (int(rng.integers(1, 4)), int(rng.integers(1, 4)))
+    stride, dilation = ((int(a), int(b)) for a, b in rng.integers(1, 4, (2, 2)))
+    pad = int(rng.integers(0, 3))
+    sides = [
+        d * (r - 1) + 1 + int(rng.integers(0, 6)) for d, r in zip(dilation, kernel, strict=True)
+    ]
+    image = (int(rng.integers(1, 4)), sides[0], sides[1], int(rng.choice((2, 4, 16))))
+    return _address_case(rng, image, kernel, stride, pad, dilation)
+
+
+def _judge_09_2(got: Any, case: ex.Case) -> str | None:
+    x = case["x"]
+    expected = pack(address_map("FRACTAL_NZ", x.shape, _name(x)), x)
+    wrong = ex.equal_to(expected)(got)
+    if wrong is None and got.dtype != expected.dtype:
+        wrong = f"of {got.dtype}, expected {expected.dtype}"
+    return wrong
+
+
+@ex.judged(
+    _judge_09_2,
+    edges=[
+        {"x": _numbers((1, 1), "fp16")},
+        {"x": _numbers((16, 32), "int8")},
+        {"x": _numbers((8, 100, 30), "fp16")},
+        {"x": _numbers((8, 100, 30), "int8")},
+    ],
+    cases=20,
+)
+def check_ex_09_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(x)`: an array of two or more axes in FRACTAL_NZ, (..., N1, M1, 16, C0)."""
+    return _draw_array(rng)

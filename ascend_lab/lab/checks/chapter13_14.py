@@ -22,68 +22,6 @@ DEFAULTS = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transB": 0}
 """What the attributes of ONNX's Gemm are where a node does not say."""
 
 
-def check_ex_13_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
-
-    def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
-        net = GraphBuilder("gemm")
-        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
-        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
-        return net.build()
-
-    def judge(got: Graph, case: ex.Case) -> str | None:
-        used = [node.op for node in got.nodes]
-        if "gemm" in used:
-            return "which has a gemm in it; use matmul, muls and add"
-        given = random_inputs(got, 13)
-        (found,) = evaluate(got, given).values()
-        expected = _gemm(given, case["attributes"])
-        if found.shape != expected.shape:
-            return f"of shape {found.shape}, expected {expected.shape}"
-        if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
-            shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
-            return f"which computes {shown[0]}, expected {shown[1]}"
-        return None
-
-    edges: list[ex.Case] = [
-        {"a": (2, 3), "b": (3, 4), "c": (4,), "attributes": {}},
-        {"a": (2, 3), "b": (3, 4), "c": None, "attributes": {}},
-        {"a": (3, 2), "b": (4, 3), "c": (2, 4), "attributes": {"transA": 1, "transB": 1}},
-        {"a": (2, 3), "b": (3, 4), "c": (2, 1), "attributes": {"alpha": 0.5, "beta": 0.0}},
-    ]
-    if not callable(fn):
-        return ex.check_property("ex_13_2", fn, judge, _draw_gemm, seed=seed)
-    result = ex.check_property("ex_13_2", build, judge, _draw_gemm, edge_cases=edges, cases=20,
-                            seed=seed)  # fmt: skip
-    return replace(result, subject=fn)
-
-
-def check_ex_13_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
-
-    def interval(times: Sequence[float], over: Sequence[int], rate: float, wait: float, at: int
-                 ) -> float:  # fmt: skip
-        return max(sum(times[:at]), wait + over[at] / rate, sum(times[at:]))
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        times, over, rate, wait = case.values()
-        if not isinstance(got, int | np.integer) or not 0 < got < len(times):
-            return f"expected a position from 1 to {len(times) - 1}"
-        found = [interval(times, over, rate, wait, at) for at in range(1, len(times))]
-        own, best = found[got - 1], min(found)
-        if own <= best * (1 + 1e-9):
-            return None
-        position = found.index(best) + 1
-        return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
-
-    edges = [
-        {"times_s": [1.0, 1.0], "bytes_over": [8, 8], "rate": 8.0, "latency_s": 0.0},
-        {"times_s": [4.0, 1.0, 1.0, 1.0], "bytes_over": [1] * 4, "rate": 8.0, "latency_s": 0.0},
-        {"times_s": [1.0] * 4, "bytes_over": [9, 2, 9, 1], "rate": 1.0, "latency_s": 0.5},
-    ]
-    return ex.check_property("ex_13_4", fn, judge, _draw_cut, edge_cases=edges, seed=seed)
-
-
 # -- cases ----------------------------------------------------------------------------------------
 def _gemm(given: dict[str, Any], attributes: dict[str, Any]) -> Any:
     full = {**DEFAULTS, **attributes}
@@ -182,42 +120,6 @@ def _count(graph: Graph) -> int:
     return sum(node.op == "transpose" for node in graph.nodes)
 
 
-def check_ex_14_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
-
-    def run(steps: Any, reads: Any) -> Graph:
-        return rewritten(fn, chain_graph(steps, reads))
-
-    def judge(got: Graph, case: ex.Case) -> str | None:
-        before = chain_graph(case["steps"], case["reads"])
-        best = rewritten(merge_transposes, before)
-        inputs = random_inputs(before, 14)
-        wanted, found = evaluate(before, inputs), evaluate(got, inputs)
-        for name, values in wanted.items():
-            if found[name].shape != values.shape or not np.array_equal(found[name], values):
-                return f"which computes another {name}; every bit should stay"
-        if best is before and to_text(got) != to_text(before):
-            return "expected the same graph: no transpose reads another"
-        if _count(got) != _count(best):
-            return f"with {_count(got)} transposes, expected {_count(best)}"
-        return None
-
-    def draw(rng: np.random.Generator) -> ex.Case:
-        steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
-        return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
-
-    edges: list[ex.Case] = [
-        {"steps": [2, 5], "reads": []},
-        {"steps": [3, 4], "reads": []},
-        {"steps": [3, 6, 4], "reads": []},
-        {"steps": [3, 3, 3], "reads": [1]},
-    ]
-    if not callable(fn):
-        return ex.check_property("ex_14_2", fn, judge, draw, seed=seed)
-    result = ex.check_property("ex_14_2", run, judge, draw, edge_cases=edges, cases=20, seed=seed)
-    return replace(result, subject=fn)
-
-
 # -- dead code with effects -----------------------------------------------------------------------
 def needed(
     nodes: Sequence[tuple[str, str, tuple[str, ...]]], outputs: Sequence[str], effects: set[str]
@@ -259,22 +161,6 @@ def draw_steps(rng: np.random.Generator) -> ex.Case:
             steps.append((str(kind), rng.standard_normal(k)))
     weight, bias = rng.standard_normal((k, c, 3, 3)), rng.standard_normal(k)
     return {"weight": weight, "bias": bias, "steps": steps}
-
-
-def check_ex_14_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
-    rng = np.random.default_rng(3)
-    weight, bias = rng.standard_normal((2, 1, 1, 1)), rng.standard_normal(2)
-    ones, zeros = np.ones(2), np.zeros(2)
-    edges: list[ex.Case] = [
-        {"weight": weight, "bias": bias, "steps": []},
-        {"weight": weight, "bias": bias, "steps": [("mul", np.array([2.0, 3.0]))]},
-        {"weight": weight, "bias": bias, "steps": [("add", ones), ("mul", np.array([2.0, 3.0]))]},
-        {"weight": weight, "bias": bias, "steps": [("bn", ones, zeros, ones, 4 * ones, 0.0)]},
-    ]
-    return ex.check_against(
-        "ex_14_4", fn, fold, draw_steps, rel_tol=1e-9, edge_cases=edges, cases=20, seed=seed
-    )
 
 
 def _answer_13_3(graph: Graph) -> str | None:
@@ -343,3 +229,121 @@ def check_ex_14_3(rng: ex.Rng) -> ex.Case:
         names.append(f"n{i}")
     outputs = [names[int(k)] for k in rng.integers(0, len(names), rng.integers(1, 3))]
     return {"nodes": nodes, "outputs": outputs, "effects": {"scatter", "print"}}
+
+
+def _building(fn: Any) -> Any:
+    def build(a: Any, b: Any, c: Any, attributes: dict[str, Any]) -> Graph:
+        net = GraphBuilder("gemm")
+        given = [net.input(n, s) for n, s in zip("abc", (a, b, c), strict=True) if s is not None]
+        net.output(fn(net, *given, *([None] if c is None else []), dict(attributes)))
+        return net.build()
+
+    return build
+
+
+def _judge_13_2(got: Graph, case: ex.Case) -> str | None:
+    if "gemm" in [node.op for node in got.nodes]:
+        return "which has a gemm in it; use matmul, muls and add"
+    given = random_inputs(got, 13)
+    (found,) = evaluate(got, given).values()
+    expected = _gemm(given, case["attributes"])
+    if found.shape != expected.shape:
+        return f"of shape {found.shape}, expected {expected.shape}"
+    if not np.allclose(found, expected, rtol=1e-5, atol=1e-5):
+        shown = [ex.show(values.ravel()[:3]) for values in (found, expected)]
+        return f"which computes {shown[0]}, expected {shown[1]}"
+    return None
+
+
+@ex.judged(
+    _judge_13_2,
+    edges=ex.rows(
+        "a b c attributes",
+        ((2, 3), (3, 4), (4,), {}),
+        ((2, 3), (3, 4), None, {}),
+        ((3, 2), (4, 3), (2, 4), {"transA": 1, "transB": 1}),
+        ((2, 3), (3, 4), (2, 1), {"alpha": 0.5, "beta": 0.0}),
+    ),
+    cases=20,
+    wrap=_building,
+)
+def check_ex_13_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(net, a, b, c, attributes)`: a Gemm of ONNX from nodes that are no `gemm`."""
+    return _draw_gemm(rng)
+
+
+def _judge_13_4(got: Any, case: ex.Case) -> str | None:
+    times, over, rate, wait = case.values()
+    if not isinstance(got, int | np.integer) or not 0 < got < len(times):
+        return f"expected a position from 1 to {len(times) - 1}"
+    found = [
+        max(sum(times[:at]), wait + over[at] / rate, sum(times[at:])) for at in range(1, len(times))
+    ]
+    own, best = found[got - 1], min(found)
+    if own <= best * (1 + 1e-9):
+        return None
+    position = found.index(best) + 1
+    return f"an image every {own:.4g} s; a cut at {position} gives one every {best:.4g} s"
+
+
+@ex.judged(
+    _judge_13_4,
+    edges=ex.rows(
+        "times_s bytes_over rate latency_s",
+        ([1.0, 1.0], [8, 8], 8.0, 0.0),
+        ([4.0, 1.0, 1.0, 1.0], [1] * 4, 8.0, 0.0),
+        ([1.0] * 4, [9, 2, 9, 1], 1.0, 0.5),
+    ),
+)
+def check_ex_13_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(times_s, bytes_over, rate, latency_s)`: where to cut a graph for two devices."""
+    return _draw_cut(rng)
+
+
+def _judge_14_2(got: Graph, case: ex.Case) -> str | None:
+    before = chain_graph(case["steps"], case["reads"])
+    best = rewritten(merge_transposes, before)
+    inputs = random_inputs(before, 14)
+    wanted, found = evaluate(before, inputs), evaluate(got, inputs)
+    for name, values in wanted.items():
+        if found[name].shape != values.shape or not np.array_equal(found[name], values):
+            return f"which computes another {name}; every bit should stay"
+    if best is before and to_text(got) != to_text(before):
+        return "expected the same graph: no transpose reads another"
+    if _count(got) != _count(best):
+        return f"with {_count(got)} transposes, expected {_count(best)}"
+    return None
+
+
+@ex.judged(
+    _judge_14_2,
+    edges=ex.rows("steps reads", ([2, 5], []), ([3, 4], []), ([3, 6, 4], []), ([3, 3, 3], [1])),
+    cases=20,
+    wrap=lambda fn: lambda steps, reads: rewritten(fn, chain_graph(steps, reads)),
+)
+def check_ex_14_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(rw, node)`, a rule that merges transposes of transposes."""
+    steps = rng.integers(0, 7, rng.integers(1, 8)).tolist()
+    return {"steps": steps, "reads": rng.integers(0, 8, rng.integers(0, 3)).tolist()}
+
+
+RNG_14_4 = np.random.default_rng(3)
+WEIGHT, BIAS = RNG_14_4.standard_normal((2, 1, 1, 1)), RNG_14_4.standard_normal(2)
+ONES, ZEROS, FACTORS = np.ones(2), np.zeros(2), np.array([2.0, 3.0])
+
+
+@ex.against(
+    fold,
+    edges=ex.rows(
+        "weight bias steps",
+        (WEIGHT, BIAS, []),
+        (WEIGHT, BIAS, [("mul", FACTORS)]),
+        (WEIGHT, BIAS, [("add", ONES), ("mul", FACTORS)]),
+        (WEIGHT, BIAS, [("bn", ONES, ZEROS, ONES, 4 * ONES, 0.0)]),
+    ),
+    cases=20,
+    rel_tol=1e-9,
+)
+def check_ex_14_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(weight, bias, steps)`: scales, shifts and batch norms folded into a convolution."""
+    return draw_steps(rng)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,48 +46,6 @@ def sent_bytes(
         layers / pipeline * 4 * 2 * (tensor - 1) / tensor * activation_bytes,
         min(pipeline - 1, 2) * activation_bytes,
     )
-
-
-def check_ex_23_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
-    """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
-
-    `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
-    output, are the same everywhere. Returns four lists with one array a rank: the output, the
-    slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
-    """
-
-    def draw(rng: np.random.Generator) -> ex.Case:
-        tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
-        hidden = ranks * int(rng.integers(1, 5))
-        return {
-            "x": rng.normal(size=(tokens, width)),
-            "ups": np.split(rng.normal(size=(width, hidden)), ranks, 1),
-            "downs": np.split(rng.normal(size=(hidden, width)), ranks, 0),
-            "slope": rng.normal(size=(tokens, width)),
-        }
-
-    def counted(x: Values, ups: list[Values], downs: list[Values], slope: Values) -> Any:
-        calls: list[int] = []
-
-        def all_reduce(arrays: list[Values]) -> list[Values]:
-            calls.append(len(arrays))
-            total = np.sum(np.stack(list(arrays)), axis=0)
-            return [total.copy() for _ in arrays]
-
-        return fn(x, ups, downs, slope, all_reduce), len(calls)
-
-    def judge(got: Any, case: ex.Case) -> str | None:
-        found, calls = got
-        wanted = one_device(
-            case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"]
-        )
-        return _judge_ranks(found, len(case["ups"]), wanted) or (
-            f"after {calls} all-reduces, expected 2" if calls > 2 else None
-        )
-
-    if not callable(fn):
-        return ex.check_property("ex_23_4", fn, judge, draw, seed=seed)
-    return replace(ex.check_property("ex_23_4", counted, judge, draw, seed=seed), subject=fn)
 
 
 def one_device(x: Values, up: Values, down: Values, slope: Values) -> Pass:
@@ -231,4 +188,44 @@ def check_ex_23_5(rng: ex.Rng) -> ex.Case:
         "heads": int(rng.choice([1, 12, 16, 25, 40])),
         "layers": int(rng.choice([1, 12, 24, 48])),
         "batch": int(rng.choice([1, 8, 32, 96, 256])),
+    }
+
+
+def _counted(fn: Any) -> Any:
+    def counted(x: Values, ups: list[Values], downs: list[Values], slope: Values) -> Any:
+        calls: list[int] = []
+
+        def all_reduce(arrays: list[Values]) -> list[Values]:
+            calls.append(len(arrays))
+            total = np.sum(np.stack(list(arrays)), axis=0)
+            return [total.copy() for _ in arrays]
+
+        return fn(x, ups, downs, slope, all_reduce), len(calls)
+
+    return counted
+
+
+def _judge_23_4(got: Any, case: ex.Case) -> str | None:
+    found, calls = got
+    wanted = one_device(case["x"], np.hstack(case["ups"]), np.vstack(case["downs"]), case["slope"])
+    return _judge_ranks(found, len(case["ups"]), wanted) or (
+        f"after {calls} all-reduces, expected 2" if calls > 2 else None
+    )
+
+
+@ex.judged(_judge_23_4, wrap=_counted)
+def check_ex_23_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(x, ups, downs, slope, all_reduce)`: relu(x up) down and its slopes on t ranks.
+
+    `ups` are columns of a matrix, `downs` rows, one of each a rank; `x` and `slope`, that of the
+    output, are the same everywhere. Returns four lists with one array a rank: the output, the
+    slopes of x, of the rank's columns and of its rows. `all_reduce` may be called twice.
+    """
+    tokens, width, ranks = (int(n) for n in rng.integers(1, 6, 3))
+    hidden = ranks * int(rng.integers(1, 5))
+    return {
+        "x": rng.normal(size=(tokens, width)),
+        "ups": np.split(rng.normal(size=(width, hidden)), ranks, 1),
+        "downs": np.split(rng.normal(size=(hidden, width)), ranks, 0),
+        "slope": rng.normal(size=(tokens, width)),
     }

@@ -11,7 +11,7 @@ import copy
 import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -198,10 +198,18 @@ def rows(names: str, *values: Sequence[Any]) -> list[Case]:
 
 
 def judged(
-    judge: Judge, *, edges: Sequence[Case] = (), cases: int = DEFAULT_CASES
+    judge: Judge,
+    *,
+    edges: Sequence[Case] = (),
+    cases: int = DEFAULT_CASES,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[MakeCase], Check]:
-    """Turn a function that draws a case, `check_ex_NN_k(rng)`, into the check of its exercise."""
-    return lambda draw: _check(draw, check_property, judge, edge_cases=edges, cases=cases)
+    """Turn a function that draws a case, `check_ex_NN_k(rng)`, into the check of its exercise.
+
+    What `wrap` makes of the answer is called in its place.
+    """
+    options = {"edge_cases": edges, "cases": cases}
+    return lambda draw: _check(draw, check_property, judge, wrap, options)
 
 
 def against(
@@ -210,16 +218,24 @@ def against(
     edges: Sequence[Case] = (),
     cases: int = DEFAULT_CASES,
     rel_tol: float = 0.0,
+    wrap: Callable[[Any], Any] | None = None,
 ) -> Callable[[MakeCase], Check]:
     """As `judged`, where right is what `reference` returns, numbers within a tolerance."""
     options = {"edge_cases": edges, "cases": cases, "rel_tol": rel_tol}
-    return lambda draw: _check(draw, check_against, reference, **options)
+    return lambda draw: _check(draw, check_against, reference, wrap, options)
 
 
-def _check(draw: MakeCase, kind: Callable[..., CheckResult], right: Any, **options: Any) -> Check:
+def _check(
+    draw: MakeCase,
+    kind: Callable[..., CheckResult],
+    right: Any,
+    wrap: Callable[[Any], Any] | None,
+    options: Mapping[str, Any],
+) -> Check:
     def check(fn: Any, seed: int = DEFAULT_SEED) -> CheckResult:
         exercise = check.__name__.removeprefix("check_")
-        return kind(exercise, fn, right, draw, seed=seed, **options)
+        told = wrap(fn) if wrap and callable(fn) else fn
+        return replace(kind(exercise, told, right, draw, seed=seed, **options), subject=fn)
 
     for name in ("__name__", "__qualname__", "__module__", "__doc__"):
         setattr(check, name, getattr(draw, name))

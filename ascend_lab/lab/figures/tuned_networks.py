@@ -197,12 +197,11 @@ def fig_switches(
         left += ms
     ax.axvline(best * 1e3, color=st.INK, lw=2, ls=(0, (3, 2)))
     ax.set(yticks=[], xlabel="ms (model); dashes: all techniques on", xlim=(0, left * 1.02))
-    kinds = (
-        ("convolution", st.VERMILLION),
-        ("conversion", colours["trans_data"]),
-        ("other", st.GREEN),
-    )
-    handles = [Patch(fc=colour, ec=st.INK, label=label) for label, colour in kinds]
+    kinds = {"convolution": "conv2d", "conversion": "trans_data", "other": ""}
+    handles = [
+        Patch(fc=colours.get(kind, st.GREEN), ec=st.INK, label=label)
+        for label, kind in kinds.items()
+    ]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
     factor = line.time_s / best
     ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
