@@ -225,7 +225,9 @@ class Tensors:
                 each = keys * FRACTAL if shape.mask == "rows" else rows * keys * AREA
             else:
                 continue
-            buffers[name] = k.tensor(name, "fp16", _copies(shape, name) * each)
+            buffers[name] = k.tensor(
+                name, "fp16", (1 if name in shape.shared else shape.batch) * each
+            )
         return cls(shape, buffers)
 
     def start(self, name: str, matrix: Affine) -> Affine:
@@ -253,10 +255,6 @@ class Tensors:
 def _matrix(shape: FlashShape, name: str) -> tuple[int, int]:
     rows, keys, depth, width = shape.fractals
     return {"q": (rows, depth), "k": (keys, depth), "v": (keys, width), "y": (rows, width)}[name]
-
-
-def _copies(shape: FlashShape, name: str) -> int:
-    return 1 if name in shape.shared else shape.batch
 
 
 def cut_keys(shape: FlashShape, block: int) -> tuple[int, int, int]:

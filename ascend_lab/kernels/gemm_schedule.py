@@ -139,18 +139,15 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         wanted, got = f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores)
         raise InputError(wanted, got, "shrink it")
     _check_choices(schedule, chip)
+    words = "".join(f" {name} {value}" for name, value in schedule.extras.items())
     for space, size in tile_bytes(shape, schedule).items():
         if size > chip.buffers[space]:
             raise CapacityError(
                 f"{space} for tile {schedule.base_m},{schedule.base_k},{schedule.base_n} "
-                f"step {schedule.step_k}{_words(schedule)}: {size} bytes",
+                f"step {schedule.step_k}{words}: {size} bytes",
                 f"{chip.buffers[space]} on {chip.name}",
                 "halve a side of the tile",
             )
-
-
-def _words(schedule: GemmSchedule) -> str:
-    return "".join(f" {name} {value}" for name, value in schedule.extras.items())
 
 
 def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:

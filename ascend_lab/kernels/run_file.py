@@ -87,8 +87,8 @@ def run_kernel_file(
     names = _load(file)
     program = _call(file, "kernel", names["kernel"], chip)
     if not isinstance(program, Program | Launch):
-        wanted, got = f"{file}: kernel(chip) returning a Program or Launch", type(program).__name__
-        raise InputError(wanted, got, "end it with `return k.finish()`")
+        needed = f"{file}: kernel(chip) returning a Program or Launch"
+        raise InputError(needed, type(program).__name__, "end it with `return k.finish()`")
     arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
     wanted = _call(file, "reference", names["reference"], arrays)
     for name, value in (("inputs", arrays), ("reference", wanted)):

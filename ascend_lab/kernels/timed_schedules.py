@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, Path
 from ascend_lab.errors import InputError
-from ascend_lab.isa import Launch, c0_of
+from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import tiles_per_image
@@ -191,7 +191,13 @@ def best_grid(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) 
     every = [schedule, *_grids(shape, chip, schedule)]
     order = np.argsort(_estimate(shape, chip, every)[1:], kind="stable")[:TRIED] + 1
     tried = [schedule, *(every[int(index)] for index in order)]
-    cycles = [simulate(_launch(shape, chip, one), chip).cycles for one in tried]
+    launches = (
+        conv_launch(shape, chip, one)
+        if isinstance(shape, ConvShape)
+        else gemm_launch(shape, chip, one)
+        for one in tried
+    )
+    cycles = [simulate(launch, chip).cycles for launch in launches]
     return tried[int(np.argmin(cycles))]
 
 
@@ -222,9 +228,3 @@ def _estimate(shape: GemmShape | ConvShape, chip: Chip, every: list[GemmSchedule
     stages = np.full(len(every), c1_stage(shape, every[0]))
     strips = np.full(len(every), takes_strips(shape, every[0], chip))
     return conv_estimate(shape, chip, Candidates(tilings, stages, strips))
-
-
-def _launch(shape: GemmShape | ConvShape, chip: Chip, schedule: GemmSchedule) -> Launch:
-    if isinstance(shape, ConvShape):
-        return conv_launch(shape, chip, schedule)
-    return gemm_launch(shape, chip, schedule)

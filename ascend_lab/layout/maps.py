@@ -171,12 +171,15 @@ def address_map(
         wanted = "c0 as a power of two from 2 on"
         raise LayoutError(wanted, str(c0), "leave it out for 32 bytes / size")
     sizes = _shape(form, shape)
-    axes = _named(form, len(sizes))
+    # the last two axes of plain arrays are M and N, those before B0, B1, ...
+    named = tuple(a for a in form.axes if a != REST) or ("M", "N")[-len(sizes) :]
+    axes = tuple(f"B{i}" for i in range(len(sizes) - len(named))) + named
+    free = [a for a in axes if a not in form.axes]
     place = {axis: i for i, axis in enumerate(axes)}
     blocks = {place[a]: ROWS for a in form.rows} | {place[a]: lane for a in form.lanes}
     counts: list[tuple[int, int, int]] = []
     stored = []
-    for group in _storage(form, axes):
+    for group in (text for g in form.storage for text in (free if g == REST else [g])):
         group_pieces = [_piece(text, place, sizes, blocks) for text in group.split("*")]
         counts += group_pieces
         stored.append(math.prod(count for _, _, count in group_pieces))
@@ -200,17 +203,6 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
     return sizes
-
-
-def _named(form: Format, rank: int) -> tuple[str, ...]:
-    """Name the axes behind `...`: the last two of plain arrays are M and N, the others B0, B1."""
-    fixed = tuple(a for a in form.axes if a != REST) or ("M", "N")[-rank:]
-    return tuple(f"B{i}" for i in range(rank - len(fixed))) + fixed
-
-
-def _storage(form: Format, axes: tuple[str, ...]) -> list[str]:
-    free = [a for a in axes if a not in form.axes]
-    return [text for group in form.storage for text in (free if group == REST else [group])]
 
 
 def _piece(
