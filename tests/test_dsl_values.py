@@ -316,11 +316,13 @@ def test_formulas_of_elements():
     rows = te.compute((19,), lambda i: te.max(a.tensor[i, k] / b.tensor[k], axis=k))
     sums = te.compute((19,), lambda i: te.sum(-a.tensor[i, k] * b.tensor[k], axis=k))
     shifted = te.compute((18, 36), lambda i, j: te.maximum(a.tensor[i + 1, j + 1], a.tensor[i, j]))
+    steep = te.compute((18, 37), lambda i, j: a.tensor[i, j] - a.tensor[i + 1, j])
     near = np.full((19, 37), 1e-5)
     outputs = [
         made(te.renamed(tensor, "y"), value, near),
         made(te.renamed(rows, "rows"), (a.value / b.value).max(1), np.zeros(19)),
         made(te.renamed(sums, "sums"), -(a.value * b.value).sum(1), near[:, 0]),
+        made(te.renamed(steep, "steep"), a.value[:-1] - a.value[1:], np.zeros((18, 37))),
         made(
             te.renamed(shifted, "w"),
             np.maximum(a.value[1:, 1:], a.value[:-1, :-1]),
