@@ -40,7 +40,7 @@ STEP = """
 import time
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph.zoo import build
-from ascend_lab.train.repeated import profile_layers
+from ascend_lab.train.profile import profile_layers
 from ascend_lab.train.timeline import all_reduce_cost, step_timeline
 
 start = time.process_time()
@@ -104,13 +104,9 @@ def fit_figures() -> list[Figure]:
     return found
 
 
-# Strategy search against its optimum: part of `lab.py bench`.
-#
-# The contest's benchmark B is solved and proven; on networks of the zoo, recursive halving,
-# message
+# -- strategy search against its optimum ----------------------------------------------------------
+# The contest's benchmark B is solved and proven; on networks of the zoo, recursive halving, message
 # passing and plain data parallelism stand beside the optimum of the same problem.
-
-
 NETWORKS = ("alexnet", "vgg16", "resnet50", "mobilenet_v2", "bert_base", "gpt2_small")
 BATCH, STEP_DEVICES = 64, 8
 CHIP, TOPOLOGY = "Ascend910B2", "910b-server"

@@ -101,9 +101,7 @@ def _gm_bytes(times: NetworkTimeline) -> int:
     return sum(n for paths in moved for pair, n in paths.items() if "GM" in pair)
 
 
-# The challenging MiniMalloc instances, packed on one core: part of `lab.py bench`.
-
-
+# -- the challenging MiniMalloc instances, packed on one core --------------------------------------
 CAPACITY_BYTES = 1_048_576
 TIME_LIMIT_S = 60.0
 

@@ -6,7 +6,9 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -34,7 +36,7 @@ def bench_simulate() -> list[Figure]:
     launch = gemm_launch(GemmShape(4096, 4096, 4096), chip, PUBLISHED)
     large = gemm_launch(GemmShape(40960, 40960, 40960), chip, PUBLISHED)
     fast, slow, again = (
-        median_s(lambda one=one: simulate(one, chip), 15) for one in (launch, large, launch)
+        median_s(partial(simulate, one, chip), 15) for one in (launch, large, launch)
     )
     equal = simulate(launch, chip).cycles == simulate(launch, chip, engine="reference").cycles
     return [
@@ -106,7 +108,7 @@ def bench_reference() -> list[Figure]:
         if quick and not numba_available():
             rows.append(Figure(f"reference, {name}", "not installed", f">= {least} M", None))
             continue
-        seconds = median_s(lambda quick=quick: run_reference(compiled, compiled=quick), 5)
+        seconds = median_s(partial(run_reference, compiled, compiled=quick), 5)
         rate = program.event_count / seconds / 1e6
         told = f"{rate:.1f} M events/s"
         rows.append(Figure(f"reference, {name}", told, f">= {least} M", rate >= least))
@@ -135,10 +137,11 @@ def bench_batch() -> list[Figure]:
     few = [t for t in few if 768 % (t.base_m * t.grid_rows) == 0]
     few = [t for t in few if 768 % (t.base_n * t.grid_cols) == 0]
     wrong = 0
-    for size, engine, some in (
+    checks: tuple[tuple[GemmShape, Literal["fast", "reference"], list[GemmSchedule]], ...] = (
         (shape, "fast", picks),
         (GemmShape(768, 768, 768), "reference", few),
-    ):
+    )
+    for size, engine, some in checks:
         found = time_tilings(size, chip, some)
         for tiling, cycles in zip(some, found, strict=True):
             again = simulate(gemm_launch(size, chip, tiling), chip, engine=engine)
