@@ -59,13 +59,8 @@ def cast(draw):
 @st.composite
 def reduce(draw):
     x = draw(shape())
-    axis = draw(
-        st.one_of(
-            st.none(),
-            st.integers(-len(x), len(x) - 1),
-            st.lists(st.integers(0, len(x) - 1), min_size=1, unique=True).map(tuple),
-        )
-    )
+    several = st.lists(st.integers(0, len(x) - 1), min_size=1, unique=True).map(tuple)
+    axis = draw(st.one_of(st.none(), st.integers(-len(x), len(x) - 1), several))
     return (x,), {"axis": axis, "keepdims": draw(st.booleans())}
 
 
@@ -269,21 +264,10 @@ def deconv(draw, channels=(1, 3, 16, 17)):
     r, s = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     stride, dilation = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2)))
     extra = draw(st.integers(0, stride - 1))
-    pads = tuple(
-        tuple(
-            draw(st.integers(0, 1 if (side - 1) * stride + (k0 - 1) * dilation >= 2 else 0))
-            for _ in range(2)
-        )
-        for side, k0 in ((h, r), (w, s))
-    )
-    attrs = {
-        "stride": stride,
-        "pad": pads,
-        "dilation": dilation,
-        "groups": groups,
-        "output_padding": extra,
-    }
-    return ((n, c, h, w), (c, k, r, s)), attrs
+    most = [(m - 1) * stride + (k0 - 1) * dilation >= 2 for m, k0 in ((h, r), (w, s))]
+    pads = tuple(tuple(draw(st.integers(0, int(m))) for _ in range(2)) for m in most)
+    attrs = {"stride": stride, "pad": pads, "dilation": dilation, "groups": groups}
+    return ((n, c, h, w), (c, k, r, s)), {**attrs, "output_padding": extra}
 
 
 @st.composite
@@ -321,54 +305,32 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "leaky_relu": lambda: numbered("alpha", (0.01, 0.3, 1.5)),
     "elu": lambda: numbered("alpha", (1.0, 0.3)),
     "clip": lambda: numbered("high", (1.0, 0.1)),
-    "select": lambda: broadcast(3),
-    "cast": cast,
-    "softmax": along_axis,
-    "log_softmax": along_axis,
-    "layer_norm": lambda: norm(2),
-    "rms_norm": lambda: norm(1),
-    "batch_norm": batch,
-    "batch_norm_training": batch,
+    "select": lambda: broadcast(3), "cast": cast,
+    "softmax": along_axis, "log_softmax": along_axis, "lrn": lrn,
+    "layer_norm": lambda: norm(2), "rms_norm": lambda: norm(1),
+    "batch_norm": batch, "batch_norm_training": batch,
     "bn_training_reduce": lambda: image().map(lambda x: ((x,), {})),
     "bn_training_update_grad": lambda: image().map(
         lambda x: ((x, x, *((1, x[1], 1, 1),) * 2), {"epsilon": 1e-3})
     ),
-    "transpose": transpose,
-    "reshape": reshape,
-    "expand": expand,
-    "concat": concat,
-    "split": split,
-    "slice": slices,
-    "pad": pad,
-    "gather": gather,
-    "embedding": embedding,
-    "scatter_update": rows,
-    "scatter_add": rows,
-    "lrn": lrn,
-    "one_hot": one_hot,
-    "max_pool2d": pool,
-    "avg_pool2d": lambda: pool(average=True),
+    "transpose": transpose, "reshape": reshape, "expand": expand,
+    "concat": concat, "split": split, "slice": slices, "pad": pad,
+    "gather": gather, "embedding": embedding, "one_hot": one_hot,
+    "scatter_update": rows, "scatter_add": rows,
+    "max_pool2d": pool, "avg_pool2d": lambda: pool(average=True),
     "global_max_pool": lambda: image().map(lambda x: ((x,), {})),
     "global_avg_pool": lambda: image().map(lambda x: ((x,), {})),
-    "matmul": matmul,
-    "batch_matmul": lambda: matmul(batches=True),
-    "gemm": gemm,
-    "conv2d": conv,
-    "depthwise_conv2d": depthwise,
-    "conv_transpose2d": deconv,
+    "max_pool2d_grad": pool_gradient, "avg_pool2d_grad": lambda: pool_gradient(average=True),
+    "matmul": matmul, "batch_matmul": lambda: matmul(batches=True), "gemm": gemm,
+    "conv2d": conv, "depthwise_conv2d": depthwise, "conv_transpose2d": deconv,
     "conv2d_grad_weight": weight_gradient,
-    "max_pool2d_grad": pool_gradient,
-    "avg_pool2d_grad": lambda: pool_gradient(average=True),
-    "attention": attention,
-    "flash_attention": attention,
+    "attention": attention, "flash_attention": attention,
     "attention_scores": lambda: attention("attention_scores"),
     "attention_context": lambda: attention("attention_context"),
-    "masked_softmax": masked,
-    "cross_entropy": lambda: same(2, 2),
-    "sgd_momentum": lambda: same(3),
-    "adam": lambda: same(4),
+    "masked_softmax": masked, "cross_entropy": lambda: same(2, 2),
+    "sgd_momentum": lambda: same(3), "adam": lambda: same(4),
     **{f"reduce_{kind}": reduce for kind in ("sum", "mean", "max", "min", "prod")},
-}
+}  # fmt: skip
 
 
 def case_of(name: str) -> st.SearchStrategy[Case]:

@@ -256,10 +256,6 @@ def flash_kernel(shape: FlashShape, chip: Chip, tiling: FlashTiling | None = Non
     return split_kernel(shape, chip)
 
 
-def _build(call: Call, chip: Chip) -> Kernel:
-    return flash_kernel(flash_shape(call), chip)
-
-
 def _feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
     batch = call.outputs[0][:-2]
     feed = {
@@ -300,18 +296,20 @@ def _fetch(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
     return (unpack(where, memory["y"].reshape(-1)).reshape(out),)
 
 
-KERNEL = Template(_build, ("q", "k", "v", "mask"), applies=applies, feed=_feed, fetch=_fetch)
-
 register(
     replace(
         get("attention"),
         name="flash_attention",
         summary="softmax(scale q k^T + mask) v, block by block: scores stay on the core",
-        template=KERNEL,
+        template=Template(
+            lambda call, chip: flash_kernel(flash_shape(call), chip),
+            ("q", "k", "v", "mask"),
+            applies=applies,
+            feed=_feed,
+            fetch=_fetch,
+        ),
         examples=(
-            Example(((1, 1), (1, 1), (1, 1))),
-            Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),
-            Example(((2, 2, 7, 16), (2, 2, 16, 16), (2, 2, 16, 16), (7, 16))),
+            *get("attention").examples,
             Example(((2, 2, 40, 16), (1, 1, 72, 16), (1, 1, 72, 16), (2, 1, 1, 72))),
             Example(((1, 64, 32), (1, 100, 32), (1, 100, 48)), {"scale": 0.25}),
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -190,10 +189,6 @@ def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     return (*first[:at], sum(s[at] for s in shapes), *first[at + 1 :])
 
 
-def _bounds(sizes: Sequence[int]) -> list[int]:
-    return list(accumulate(sizes))[:-1]
-
-
 def _concat_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
     at, rank = axis_of("concat", axis, shapes[0]), len(shapes[0])
     why = "its pieces come from different inputs"
@@ -279,7 +274,9 @@ def _split_slope(s: Site) -> Grads:
 
 define(
     "split", ("x",),
-    lambda x, *, sizes, axis: tuple(np.split(x, _bounds(_split_sizes(x.shape, sizes, axis)), axis)),
+    lambda x, *, sizes, axis: tuple(
+        np.split(x, list(accumulate(_split_sizes(x.shape, sizes, axis)))[:-1], axis)
+    ),
     _split,
     "x cut along an axis into pieces of given sizes, or into a number of equal pieces",
     attrs={"sizes": REQUIRED, "axis": 0},

@@ -99,9 +99,7 @@ def _slopes(s: Site) -> Grads:
 
 def _reached(s: Site, grad: Any) -> Any:
     """Return the gradient without the rows and columns of more than one stride of padding."""
-    extra, step = s.attrs["output_padding"], s.attrs["stride"]
-    extra = (extra, extra) if isinstance(extra, int) else tuple(extra)
-    step = (step, step) if isinstance(step, int) else tuple(step)
+    extra, step = _extra(s.attrs["output_padding"]), pair("stride", s.attrs["stride"])
     over = tuple(e - e % n for e, n in zip(extra, step, strict=True))
     end = (*grad.shape[:2], grad.shape[2] - over[0], grad.shape[3] - over[1])
     return s.net.slice(grad, begin=(0, 0, 0, 0), end=end)
@@ -140,16 +138,14 @@ def _flipped(weight: te.Tensor, groups: int) -> te.Tensor:
 
 
 def _expression(
-    x: te.Tensor,
-    weight: te.Tensor,
-    *bias: te.Tensor,
-    output_padding: Any,
-    groups: int,
-    **attrs: Any,
+    x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, groups: int, **attrs: Any
 ) -> te.Tensor:
     """Convolve the stretched image with the flipped kernel; negative padding is cut off."""
     step, pads, spread = geometry(**attrs)
-    spans, extra = reach((weight.shape[2], weight.shape[3]), spread), _extra(output_padding)
+    spans, extra = (
+        reach((weight.shape[2], weight.shape[3]), spread),
+        _extra(attrs["output_padding"]),
+    )
     sides = [(spans[i] - 1 - pads[i][0], spans[i] - 1 - pads[i][1] + extra[i]) for i in range(2)]
     image = stretched(x, step)
     begin = (0, 0, *(max(0, -low) for low, _ in sides))
@@ -223,18 +219,17 @@ def deconv_shape(call: Call) -> DeconvShape:
     )  # fmt: skip
 
 
-KERNEL = with_bias(
-    lambda call, chip: deconv_kernel(deconv_shape(call), chip),
-    lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
-    lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
-)
 define(
     "conv_transpose2d", ("x", "weight", "bias"), _values, _expression,
     "the transpose of conv2d: output (size - 1) stride + reach - pads + output_padding",
     attrs={**ATTRS, "output_padding": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=_slopes,
-    template=KERNEL,
+    template=with_bias(
+        lambda call, chip: deconv_kernel(deconv_shape(call), chip),
+        lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
+        lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
+    ),
     weights=(1, 2),
     tolerances=SUMS,
     examples=(

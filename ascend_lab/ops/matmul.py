@@ -91,11 +91,7 @@ def slopes(s: Site, op: str, grad: Any, turn_a: bool, turn_b: bool) -> Grads:
     return left, right
 
 
-def _product(s: Site) -> Grads:
-    return slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"])
-
-
-def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> SliceRules:
+def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool, **others: Any) -> SliceRules:
     """Batch axes, rows and columns are free; the inner axis needs a sum across cores."""
     out = product_shape(a, b, trans_a, trans_b)
     batch = following((a[:-2], b[:-2]), out[:-2])
@@ -110,10 +106,6 @@ def matmul_rules(a: Shape, b: Shape, trans_a: bool, trans_b: bool) -> SliceRules
     return SliceRules("CubeMatmul", axes, (Reduction(((0, inner_a), (1, inner_b)), "sum"),))
 
 
-def _slices(shapes: tuple[Shape, ...], *, trans_a: bool, trans_b: bool, **attrs: Any) -> SliceRules:
-    return matmul_rules(shapes[0], shapes[1], trans_a, trans_b)
-
-
 def batched(
     a: te.Tensor, b: te.Tensor, trans_a: bool, trans_b: bool, out_dtype: str | None
 ) -> te.Tensor:
@@ -123,23 +115,18 @@ def batched(
     return te.matmul(left, right, trans_a, trans_b, out_dtype)
 
 
-def _expression(
-    a: te.Tensor, b: te.Tensor, *, trans_a: bool, trans_b: bool, out_dtype: str | None
-) -> te.Tensor:
-    return batched(a, b, trans_a, trans_b, out_dtype)
-
-
 _ATTRS = {"trans_a": False, "trans_b": False, "out_dtype": None}
 _SIDES = ((1, 1, 1), (16, 16, 16), (17, 33, 31), (32, 64, 48), (5, 130, 7))
 
 
 def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...]) -> None:
     define(
-        name, ("a", "b"), product, _expression,
+        name, ("a", "b"), product, batched,
         summary, outputs=("c",),
         attrs=_ATTRS,
-        shape_rule=rule, types=CUBE_TYPES, slicing=_slices,
-        backward=_product,
+        shape_rule=rule, types=CUBE_TYPES,
+        slicing=lambda shapes, **attrs: matmul_rules(*shapes, **attrs),
+        backward=lambda s: slopes(s, s.op, s.g, s.attrs["trans_a"], s.attrs["trans_b"]),
         traits=("product",), weights=(0, 1),
         tolerances=SUMS,
         examples=examples,

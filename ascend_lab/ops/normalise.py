@@ -70,10 +70,6 @@ def softmax_grad(s: Site, grad: Any, y: Any, axis: int) -> Any:
     return net.mul(y, net.sub(grad, total))
 
 
-def _softmax_slope(s: Site) -> Grads:
-    return (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),)
-
-
 def _log_softmax_slope(s: Site) -> Grads:
     """Return g - e^y sum(g)."""
     net, axis = s.net, axis_of("axis", s.attrs["axis"], s.shape())
@@ -94,7 +90,8 @@ define(
     "e^x / sum(e^x) along an axis",
     attrs={"axis": -1},
     shape_rule=_same_shape, slicing=_keep_axis,
-    backward=_softmax_slope, wide=True,
+    backward=lambda s: (softmax_grad(s, s.g, s.y(), axis_of("axis", s.attrs["axis"], s.shape())),),
+    wide=True,
     traits=("reduction", "nonnegative", "busy"),
     domains={"x": Domain(-6.0, 6.0)}, tolerances=_LOOSE,
     examples=_EXAMPLES,

@@ -354,18 +354,16 @@ def make_test(
     """
     op = resolve(operator)
     if not lookup and op.name not in OPERATORS and not imports:
-        raise InputError(
-            f"{op.name}: a registered operator, or the import line of its module",
-            "neither",
-            'pass imports="from my_ops import NAME", lookup="NAME"',
-        )
+        what = f"{op.name}: a registered operator, or the import line of its module"
+        remedy = 'pass imports="from my_ops import NAME", lookup="NAME"'
+        raise InputError(what, "neither", remedy)
     every = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
     examples = (op.examples or every)[:limit]
     some_empty = any(0 in shape for e in examples for shape in e.shapes)
     filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
     cases, first = filled if some_empty else "CASES", op.types.allowed[0]
-    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})"
-              for dtype, b in op.tolerances.items()]  # fmt: skip
+    found = op.tolerances.items()
+    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})" for dtype, b in found]
     return _TEMPLATE.format(
         name=op.name,
         summary=textwrap.fill(op.summary or "y = f(x)", 96),

@@ -21,7 +21,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", zoo.ZOO)
-@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("fp32", marks=pytest.mark.full)])
 def test_networks_train_all_their_parameters(name: str, dtype: str) -> None:
     forward = zoo.build(name, **SMALL.get(name, {}))
     step = training_graph(forward, dtype=dtype, optimizer="adam", loss_scale=1024.0)
