@@ -19,28 +19,28 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11455,
+    "aoe": 11320,
     "chip": 635,
     "cli": 3085,
-    "cluster": 2910,
+    "cluster": 2905,
     "data": 25,
     "dsl": 5935,
     "errors": 90,
-    "graph": 14055,
-    "isa": 2870,
-    "kernels": 7600,
-    "lab": 18525,
-    "layout": 1005,
+    "graph": 13840,
+    "isa": 2855,
+    "kernels": 7510,
+    "lab": 18395,
+    "layout": 970,
     "limits": 170,
-    "ops": 6855,
+    "ops": 6610,
     "output": 120,
-    "parallel": 5005,
-    "sim": 2455,
-    "train": 1910,
+    "parallel": 4985,
+    "sim": 2450,
+    "train": 1820,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 387
-IMPORT_LINES = 5590
+FILES = 372
+IMPORT_LINES = 5445
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

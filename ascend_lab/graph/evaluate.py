@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
-from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.ir import Node
-from ascend_lab.graph.ir import TensorType
-from ascend_lab.graph.ir import Values
-from ascend_lab.graph.ir import operator_of
-from ascend_lab.ops.formats import numpy_type
-from ascend_lab.ops.formats import round_to
-from ascend_lab.ops.formats import widen
+from ascend_lab.graph.ir import Graph, Node, TensorType, Values, operator_of
+from ascend_lab.ops.formats import numpy_type, round_to, widen
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:

@@ -22,7 +22,6 @@ from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import training as training
 from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
-from ascend_lab.ops.generate import make_test
 from ascend_lab.ops.gradients import Site, gradient
 from ascend_lab.ops.operator import (
     OPERATORS,
@@ -36,6 +35,7 @@ from ascend_lab.ops.operator import (
     register,
 )
 from ascend_lab.ops.slicing import AxisRule, Cut, Reduction, SliceRules, Source, Window, cut, take
+from ascend_lab.ops.verify import make_test
 
 __all__ = [
     "OPERATORS",

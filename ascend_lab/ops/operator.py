@@ -223,9 +223,9 @@ class Operator:
             where = f"{self.name}: attribute {key}"
             check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
-        missing = [key for key, value in full.items() if value is REQUIRED]
-        if missing:
-            raise InputError(f"{self.name}: attribute {missing[0]}", "none", f"{missing[0]}=...")
+        for key, value in full.items():
+            if value is REQUIRED:
+                raise InputError(f"{self.name}: attribute {key}", "none", f"{key}=...")
         return full
 
     @contextmanager
@@ -321,10 +321,9 @@ class Operator:
                 str(len(dtypes)),
                 "pass as many dtypes as shapes",
             )
-        for dtype in dtypes:
-            if dtype not in DTYPE_BYTES:
-                known = ", ".join(DTYPE_BYTES)
-                raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
+        for dtype in set(dtypes) - DTYPE_BYTES.keys():
+            known = ", ".join(DTYPE_BYTES)
+            raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
         self.dtypes(*dtypes, **attrs)
         main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
         check_chip(self.name, self.types, main, chip)
