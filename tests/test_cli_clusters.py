@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.cli.cluster import parse_bytes
+from ascend_lab.errors import InputError
 
 Run = Callable[..., Any]
 ALPHA_S, BETA_S_PER_BYTE = 5e-6, 1e-10
@@ -101,6 +103,78 @@ def test_links_slower_than_anything_are_refused(refused: Run, tmp_path: Path, sl
     file.write_text(f'devices = 2\n[[links]]\nfrom = "npu0"\nto = "npu1"\nalpha_us = 1\n{slip}\n')
     flags = ("--bytes", "1e6", "--topology", file)
     assert "at most 1e+" in refused("collective", "--op", "allreduce", *flags)
+
+
+def at(size: str, topology: str) -> tuple[str, ...]:
+    return ("--bytes", size, "--topology", topology)
+
+
+@pytest.mark.parametrize("op", ["allreduce", "all-reduce", "all_reduce"])
+def test_json_has_what_is_promised(run: Run, op: str) -> None:
+    found = run("collective", "--op", op, "--algorithm", "ring", *at("1e6", "star:4"))
+    assert found["op"] == "all_reduce" and found["algorithm"] == "ring" and found["ranks"] == 4
+    assert found["steps"] == 6 and found["bytes"] == 1e6
+    expected_s = 6 * (5e-6 + 1e6 / 4 * 1e-10)
+    assert found["time_s"] == pytest.approx(expected_s)
+    assert found["algorithm_bandwidth"] == pytest.approx(1e6 / expected_s)
+    assert found["bus_bandwidth"] == pytest.approx(1e6 / expected_s * 2 * 3 / 4)
+    assert 0 < found["lower_bound_s"] <= found["time_s"]
+
+
+def test_auto_takes_the_quickest(run: Run) -> None:
+    arguments = ("collective", "--op", "allreduce", *at("64M", "910b-roce:16"))
+    found = run(*arguments)
+    assert found["bytes"] == 64 * 2**20
+    assert found["time_s"] == min(found["candidates"].values())
+    assert found["candidates"][found["algorithm"]] == found["time_s"]
+    again = run(*arguments, "--algorithm", found["algorithm"])
+    assert again["time_s"] == found["time_s"] and "candidates" not in again
+
+
+def test_the_table_has_a_row_for_each_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", "--op", "alltoall", *at("1MB", "910a-server")]) == 0
+    out = capsys.readouterr().out
+    for name in ("mesh", "pairwise", "bruck", "no schedule is faster"):
+        assert name in out
+    words = ["collective", "--op", "broadcast", *at("1MB", "star:8"), "--algorithm", "tree"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "tree" in out and "chain" not in out
+
+
+def test_fewer_ranks_another_root_and_nothing_to_move(run: Run) -> None:
+    options = ("--ranks", "4", "--root", "3")
+    assert run("collective", "--op", "reduce", *at("8", "910a-server"), *options)["ranks"] == 4
+    for size, topology in (("0", "star:4"), ("1e9", "star:1")):
+        found = run("collective", "--op", "allreduce", *at(size, topology))
+        assert found["time_s"] == found["algorithm_bandwidth"] == found["steps"] == 0
+
+
+SIZES = {"0": 0, "1e6": 1e6, "64M": 2**26, "1.5k": 1536, "2GiB": 2**31, "3GB": 3e9, "7b": 7}
+
+
+def test_sizes() -> None:
+    assert {text: parse_bytes(text) for text in SIZES} == SIZES
+    for text in ("", "-1", "M", "1.2.3", "1e30", "nan", "inf", "5X", "1e999"):
+        with pytest.raises(InputError, match="bytes from 0"):
+            parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sum", *at("1", "star:4")),
+        ("allreduce", "--algorithm", "magic", *at("1", "star:4")),
+        ("allreduce", *at("1", "nowhere")),
+        ("allreduce", *at("many", "star:4")),
+        ("reduce", "--root", "4", *at("1", "star:4")),
+        ("allreduce", "--root", "3", *at("1", "star:4")),
+        ("reduce", "--ranks", "5", *at("1", "star:4")),
+        ("allreduce", "--algorithm", "hierarchical", "--ranks", "12", *at("1", "910b-roce:16")),
+    ],
+)
+def test_bad_input_is_one_line(refused: Run, words: tuple[str, ...]) -> None:
+    assert refused("collective", "--op", *words)
 
 
 # -- fit-collective -------------------------------------------------------------------------------

@@ -27,7 +27,10 @@ LIGHT_MODELS = {
     "zfnet512": (22, 87_250_536),
 }
 """Nodes of the graph and numbers in its weights."""
-RUN = ("densenet121", "inception_v1", "inception_v2", "resnet50", "shufflenet", "squeezenet")
+SLOW = (
+    pytest.param(n, marks=pytest.mark.full) for n in ("inception_v1", "inception_v2", "resnet50")
+)
+RUN = ("densenet121", "shufflenet", "squeezenet", *SLOW)
 """Those whose weights, drawn anew and held twice, fit a small machine's memory."""
 
 

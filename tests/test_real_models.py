@@ -227,7 +227,7 @@ def test_the_tuner_skips_what_has_no_parameters():
     assert result.after_s <= result.before_s
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize("chip", ["Ascend310", pytest.param("Ascend910B2", marks=pytest.mark.full)])
 def test_no_network_of_the_zoo_needs_the_ai_cpu(chip):
     """Catches kernels that are lost without anybody noticing: only the time would grow."""
     for name in ("resnet18", "bert_base", "gpt2_small", "mobilevit_block"):

@@ -69,16 +69,8 @@ def _collective(arguments: argparse.Namespace) -> int:
     else:
         algorithm = arguments.algorithm
         times = (collective_time(arguments.op, topology, size_bytes, algorithm, places, root),)
-    data = {**time_dict(times[0]), "topology": topology.name}
-    if arguments.algorithm == "auto":
-        data["candidates"] = {one.algorithm: one.time_s for one in times}
-    emit(arguments.json, data, _table(times, topology))
-    return 0
-
-
-def time_dict(found: CollectiveTime) -> dict[str, Any]:
-    """Return a timed collective as plain data; bandwidths in bytes a second."""
-    return {
+    found = times[0]
+    data = {
         "op": found.op,
         "algorithm": found.algorithm,
         "ranks": found.ranks,
@@ -88,7 +80,12 @@ def time_dict(found: CollectiveTime) -> dict[str, Any]:
         "bus_bandwidth": found.bus_bandwidth,
         "steps": len(found.rounds_s),
         "lower_bound_s": found.lower_bound_s,
+        "topology": topology.name,
     }
+    if arguments.algorithm == "auto":
+        data["candidates"] = {one.algorithm: one.time_s for one in times}
+    emit(arguments.json, data, _table(times, topology))
+    return 0
 
 
 def _table(times: tuple[CollectiveTime, ...], topology: Topology) -> list[str]:

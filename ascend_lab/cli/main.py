@@ -36,7 +36,11 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
             _prepare_streams()
             given = list(sys.argv[1:] if argv is None else argv)
             _check_words(given)
-            code = _run(name, given)
+            if name == "aoe":
+                from ascend_lab.cli.tune import run
+            else:
+                from ascend_lab.cli.verbs import run
+            code = run(given)
         finally:  # --help leaves by SystemExit
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -48,14 +52,6 @@ def _guarded(name: str, argv: Sequence[str] | None) -> int:
         else:
             code = _what_is_left(name, error)
     return code
-
-
-def _run(name: str, argv: list[str]) -> int:
-    if name == "aoe":
-        from ascend_lab.cli.tune import run
-    else:
-        from ascend_lab.cli.verbs import run
-    return run(argv)
 
 
 def _prepare_streams() -> None:

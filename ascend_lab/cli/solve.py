@@ -17,20 +17,42 @@ if TYPE_CHECKING:
     from ascend_lab.parallel.strategy import Solution as Strategies
 
 
+MOST_ROWS = 40
+STRATEGY_METHODS = ("auto", "exact", "heuristic")
+PROFILES = (
+    "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
+    "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
+    "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
+    "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
+)
+
+
+def _check_memory(arguments: argparse.Namespace) -> None:
+    """Refuse numbers and names that mean nothing."""
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
+    from ascend_lab.graph.memory import METHODS
+
+    if arguments.method not in METHODS:
+        needed = f"--method as one of {', '.join(METHODS)}"
+        raise InputError(needed, repr(arguments.method))
+    if arguments.method not in ("best of", "exact"):
+        searching = 'with a --method that searches ("best of", exact)'
+        refuse_idle(arguments, searching, "--time-limit", "--seed")
+    if arguments.capacity is not None and arguments.capacity < 0:
+        raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
+    if not 1 <= arguments.alignment <= 2**30:
+        raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
+
+
 def _plan_memory(arguments: argparse.Namespace) -> int:
     _check_memory(arguments)
     from ascend_lab.graph.memory import plan, verify
     from ascend_lab.graph.memory.buffers import read_csv
 
     buffers, capacity = read_csv(arguments.file), arguments.capacity
-    found = plan(
-        buffers,
-        capacity,
-        arguments.method,
-        arguments.time_limit,
-        arguments.alignment,
-        arguments.seed,
-    )
+    how = arguments.method, arguments.time_limit, arguments.alignment, arguments.seed
+    found = plan(buffers, capacity, *how)
     verify(found, buffers, arguments.alignment)
     fits = capacity is None or found.height_bytes <= capacity
     data = {
@@ -53,24 +75,6 @@ def _plan_memory(arguments: argparse.Namespace) -> int:
         lines.append(f"  {verdict} into the capacity of {capacity} bytes")
     emit(arguments.json, data, lines)
     return 0 if fits else 1
-
-
-def _check_memory(arguments: argparse.Namespace) -> None:
-    """Refuse numbers and names that mean nothing."""
-    check_limit(arguments.time_limit)
-    check_seed(arguments.seed)
-    from ascend_lab.graph.memory import METHODS
-
-    if arguments.method not in METHODS:
-        needed = f"--method as one of {', '.join(METHODS)}"
-        raise InputError(needed, repr(arguments.method))
-    if arguments.method not in ("best of", "exact"):
-        searching = 'with a --method that searches ("best of", exact)'
-        refuse_idle(arguments, searching, "--time-limit", "--seed")
-    if arguments.capacity is not None and arguments.capacity < 0:
-        raise InputError("--capacity of at least 0 bytes", str(arguments.capacity))
-    if not 1 <= arguments.alignment <= 2**30:
-        raise InputError("--alignment from 1 to 2**30 bytes", str(arguments.alignment))
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -109,21 +113,23 @@ def _replay(arguments: argparse.Namespace) -> int:
     return 0
 
 
-MOST_ROWS = 40
-
-
 def _subgraph(arguments: argparse.Namespace) -> int:
-    _check_subgraph(arguments)
+    check_limit(arguments.time_limit)
+    check_seed(arguments.seed)
+    if arguments.evaluations is not None:
+        refuse_idle(arguments, "without --evaluations", "--time-limit")
+        if arguments.evaluations < 0:
+            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
     from ascend_lab.lab.contest import read_problem, solve
 
     problem = read_problem(arguments.file)
     seconds = arguments.time_limit if arguments.evaluations is None else None
     found = solve(problem, seconds, arguments.evaluations, arguments.seed)
-    emit(arguments.json, found.as_dict(), _table(found, len(problem.operations)))
+    emit(arguments.json, found.as_dict(), _subgraph_table(found, len(problem.operations)))
     return 0
 
 
-def _table(found: Solution, operations: int) -> list[str]:
+def _subgraph_table(found: Solution, operations: int) -> list[str]:
     """Return the schedule for a person to read, the first rows of it when it is long."""
     rows = ["subgraph   operations       w      h      k  retained        latency"]
     for number, (step, latency) in enumerate(zip(found.steps, found.latencies, strict=True)):
@@ -145,30 +151,20 @@ def _table(found: Solution, operations: int) -> list[str]:
     return rows
 
 
-def _check_subgraph(arguments: argparse.Namespace) -> None:
-    """Refuse numbers that mean nothing."""
+def _strategy(arguments: argparse.Namespace) -> int:
     check_limit(arguments.time_limit)
     check_seed(arguments.seed)
-    if arguments.evaluations is not None:
-        refuse_idle(arguments, "without --evaluations", "--time-limit")
-        if arguments.evaluations < 0:
-            raise InputError("--evaluations of at least 0", str(arguments.evaluations))
-
-
-METHODS = ("auto", "exact", "heuristic")
-
-
-def _strategy(arguments: argparse.Namespace) -> int:
-    _check_strategy(arguments)
+    if arguments.method not in STRATEGY_METHODS:
+        raise InputError(f"--method among {', '.join(STRATEGY_METHODS)}", repr(arguments.method))
     from ascend_lab.parallel.strategy import read_problem, solve
 
     problem = read_problem(arguments.file)
     found = solve(problem, arguments.time_limit, arguments.method, arguments.seed)
-    emit(arguments.json, found.as_dict(), _lines(problem, found))
+    emit(arguments.json, found.as_dict(), _strategy_lines(problem, found))
     return 0
 
 
-def _lines(problem: Problem, found: Strategies) -> list[str]:
+def _strategy_lines(problem: Problem, found: Strategies) -> list[str]:
     """Return the answer for a person to read; the strategies themselves only in JSON."""
     limit = problem.usage_limit
     share = f" = {found.peak_usage / limit:.1%} of the limit {limit:,}" if limit else ""
@@ -182,22 +178,6 @@ def _lines(problem: Problem, found: Strategies) -> list[str]:
     if len(found.strategies) <= 40:
         rows.append(f"  strategies   {list(found.strategies)}")
     return rows
-
-
-def _check_strategy(arguments: argparse.Namespace) -> None:
-    """Refuse numbers and words that mean nothing."""
-    check_limit(arguments.time_limit)
-    check_seed(arguments.seed)
-    if arguments.method not in METHODS:
-        raise InputError(f"--method among {', '.join(METHODS)}", repr(arguments.method))
-
-
-PROFILES = (
-    "CSV: a row a gradient in backward order, columns name, ready_us (from the start of backward), "
-    "bytes and, where wanted, dtype. Trace: torch.profiler.profile(record_shapes=True) and "
-    "export_chrome_trace; read are AccumulateGrad events (Input Dims, Input type) or all-reduces "
-    "(In msg nelems, dtype) of the last step. How to record one stands in book/bring_your_own.md."
-)
 
 
 def _gradient(arguments: argparse.Namespace) -> int:

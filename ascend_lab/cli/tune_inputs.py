@@ -129,14 +129,12 @@ def _listed(file: Path) -> tuple[set[str], set[str]]:
     keys = ("tune_ops_name", "tune_ops_type")
     good = isinstance(data, dict) and bool(data) and not set(data) - set(keys)
     lists = [data.get(key, []) for key in keys] if good else []
-    if not good or not all(isinstance(x, list) and all(map(_is_text, x)) for x in lists):
+    if not good or not all(
+        isinstance(x, list) and all(isinstance(w, str) for w in x) for x in lists
+    ):
         needed = f"{file}: an object with lists of words {keys[0]} and {keys[1]}"
         raise InputError(needed, str(data)[:80], '{"tune_ops_type": ["conv2d"]}')
     return set(lists[0]), {_word(name) for name in lists[1]}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _word(kind: str) -> str:

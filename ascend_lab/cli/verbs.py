@@ -68,7 +68,8 @@ def _op(arguments: argparse.Namespace) -> int:
         raise InputError("--chip with a chip name or file", "none", example)
     chip, attrs = load_chip(arguments.chip), dict(map(_attribute, arguments.attr))
     shapes = [_shape(text) for text in arguments.shapes]
-    formats = _formats(operator, len(shapes), ALIASES.get(arguments.dtype, arguments.dtype))
+    dtype, names = ALIASES.get(arguments.dtype, arguments.dtype), operator.names(len(shapes))
+    formats = ["int32" if "index" in n or "indices" in n else dtype for n in names]
     timeline = ops.time(arguments.name, shapes, formats, chip, **attrs)
     data = timeline.summary()
     busy = ", ".join(f"{pipe} {share:.1%}" for pipe, share in timeline.busy.items())
@@ -86,12 +87,6 @@ def _op(arguments: argparse.Namespace) -> int:
         lines += te.show(te.auto_schedule(tensors, chip)).split("\n")
     emit(arguments.json, data, lines)
     return 0
-
-
-def _formats(operator: Any, count: int, dtype: str) -> list[str]:
-    """Return a format per input; index inputs are int32."""
-    names = operator.names(count)
-    return ["int32" if "index" in name or "indices" in name else dtype for name in names]
 
 
 def _shape(text: str) -> tuple[int, ...]:

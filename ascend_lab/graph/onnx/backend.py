@@ -36,10 +36,14 @@ class PreparedModel(BackendRep):
         """Import the model now, unless sizes or shape-steering values come with the inputs."""
         self.model = model
         weights = {tensor.name for tensor in model.graph.initializer}
-        self.inputs = tuple(e.name for e in model.graph.input if e.name not in weights)
+        entries = [entry for entry in model.graph.input if entry.name not in weights]
+        self.inputs = tuple(entry.name for entry in entries)
         self.outputs = tuple(entry.name for entry in model.graph.output)
+        sizes = {e.name: sizes_of(e) for e in entries if e.type.HasField("tensor_type")}
         self._open = tuple(
-            e.name for e in model.graph.input if e.name not in weights and _is_open(e)
+            name
+            for name, found in sizes.items()
+            if found is None or any(isinstance(size, str) for size in found)
         )
         self._steering: set[str] = set()
         self._imports: dict[Any, Imported] = {}
@@ -56,32 +60,35 @@ class PreparedModel(BackendRep):
         """
         feed = self._named(inputs)
         imported = self._imported(feed)
-        graph = imported.graph
-        given = {name: _narrow(name, feed[name]) for name in graph.inputs}
+        given = {name: _narrow(name, feed[name]) for name in imported.graph.inputs}
         try:
-            found = evaluate(graph, given)
+            found = evaluate(imported.graph, given)
         except GraphError as error:  # a sound graph, but an index outside its tensor
             raise UnsupportedError(error.needed, error.got, error.remedy) from error
-        values = [_typed(found[name], imported.output_types[name]) for name in self.outputs]
+        types = {name: NUMPY[imported.output_types[name]] for name in self.outputs}
+        values = [found[name].astype(kind, copy=False) for name, kind in types.items()]
         made: tuple[Any, ...] = namedtupledict("Outputs", self.outputs)(*values)
         return made
 
     def _named(self, inputs: Any) -> dict[str, Values]:
-        """Return the inputs by name, as arrays."""
-        if isinstance(inputs, Mapping):
-            named = dict(inputs)
-        else:
+        """Return the inputs by name, as arrays; refuse sequences and optionals."""
+        needed = f"inputs {', '.join(self.inputs)}"
+        if not isinstance(inputs, Mapping):
             given = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(given) != len(self.inputs):
-                raise InputError(
-                    f"inputs {', '.join(self.inputs)}", f"{len(given)} values", "one each"
-                )
-            named = dict(zip(self.inputs, given, strict=True))
-        if set(named) != set(self.inputs):
-            raise InputError(
-                f"inputs {', '.join(self.inputs)}", ", ".join(named), "check the names"
-            )
-        return {name: _array(name, value) for name, value in named.items()}
+                raise InputError(needed, f"{len(given)} values", "one each")
+            inputs = dict(zip(self.inputs, given, strict=True))
+        if set(inputs) != set(self.inputs):
+            raise InputError(needed, ", ".join(inputs), "check the names")
+        found = {}
+        for name, value in inputs.items():
+            if isinstance(value, onnx.TensorProto):
+                value = numpy_helper.to_array(value)  # noqa: PLW2901
+            if not isinstance(value, np.ndarray | np.generic | int | float):
+                got = type(value).__name__
+                raise UnsupportedError(f"input {name}: a tensor", got, "pass an array")
+            found[name] = np.asarray(value)
+        return found
 
     def _imported(self, feed: Mapping[str, Values]) -> Imported:
         """Return the graph for these inputs, from an earlier run if there is one."""
@@ -167,21 +174,6 @@ supports_device = AscendLabBackend.supports_device
 is_compatible = AscendLabBackend.is_compatible
 
 
-def _is_open(entry: onnx.ValueInfoProto) -> bool:
-    """Tell whether an input's sizes are known only when it is given."""
-    sizes = sizes_of(entry) if entry.type.HasField("tensor_type") else ()
-    return sizes is None or any(isinstance(size, str) for size in sizes)
-
-
-def _array(name: str, value: Any) -> Values:
-    """Return an input as an array; refuse sequences and optionals."""
-    if isinstance(value, onnx.TensorProto):
-        value = numpy_helper.to_array(value)
-    if not isinstance(value, np.ndarray | np.generic | int | float):
-        raise UnsupportedError(f"input {name}: a tensor", type(value).__name__, "pass an array")
-    return np.asarray(value)
-
-
 def _narrow(name: str, array: Values) -> Values:
     """Return an input of the graph, whose whole numbers have 32 bits."""
     if array.dtype.kind not in "iu" or array.dtype.itemsize < 4 or not array.size:
@@ -192,8 +184,3 @@ def _narrow(name: str, array: Values) -> Values:
             f"input {name}: whole numbers that fit in 32 bits", f"{low} .. {high}", "scale them"
         )
     return array
-
-
-def _typed(values: Values, elem: str) -> Values:
-    """Return an output in its ONNX type: int64 widened, bool from 0 and 1."""
-    return values.astype(NUMPY[elem], copy=False)

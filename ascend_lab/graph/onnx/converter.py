@@ -181,7 +181,8 @@ def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
     """Return an attribute's kind and value: a number, text, a tuple, or the `TensorProto`."""
     kind = int(attribute.type)
     if kind == 0:  # files before IR version 2 leave the type out
-        present = [n for n, field in _FIELDS.items() if _present(attribute, field)]
+        there = {descriptor.name for descriptor, _ in attribute.ListFields()}
+        present = [n for n, field in _FIELDS.items() if field in there]
         kind = present[0] if len(present) == 1 else 0
     field = _FIELDS.get(kind)
     if field is None:
@@ -193,12 +194,6 @@ def read_with_kind(attribute: AttributeProto, where: str) -> tuple[int, Any]:
 def read(attribute: AttributeProto, where: str) -> Any:
     """Return the value of an attribute."""
     return read_with_kind(attribute, where)[1]
-
-
-def _present(attribute: AttributeProto, field: str) -> bool:
-    if field in _LISTS:
-        return bool(len(getattr(attribute, field)))
-    return bool(attribute.HasField(field))
 
 
 def _text(value: Any) -> Any:

@@ -45,7 +45,11 @@ def _converted(ctx: Context) -> Sequence[Result]:
         early = folded(ctx)
         if early is not None:
             return (early,)
-        _check_types(ctx)
+        types = CONVERTERS[ctx.op].types
+        for i, tensor in enumerate(ctx.inputs):
+            allowed = types[min(i, len(types) - 1)]
+            if tensor is not None and tensor.elem not in allowed:
+                ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
         found = CONVERTERS[ctx.op].convert(ctx)
     except UnsupportedError:
         raise
@@ -59,15 +63,6 @@ def _converted(ctx: Context) -> Sequence[Result]:
         got = f"{type(error).__name__}: {error}"
         raise GraphError(f"{ctx.where}: attributes that fit", got, "mend the node") from error
     return (found,) if isinstance(found, Value | Tensor) else tuple(found)
-
-
-def _check_types(ctx: Context) -> None:
-    """Raise `UnsupportedError` unless each input has a type it may have."""
-    types = CONVERTERS[ctx.op].types
-    for i, tensor in enumerate(ctx.inputs):
-        allowed = types[min(i, len(types) - 1)]
-        if tensor is not None and tensor.elem not in allowed:
-            ctx.unsupported(f"input {i} in {' or '.join(allowed)}", tensor.elem, "cast it")
 
 
 def _early(ctx: Context, start: int, results: Sequence[Result]) -> Sequence[Result]:
