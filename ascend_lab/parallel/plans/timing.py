@@ -12,7 +12,7 @@ scatter gradients after every micro-batch, behind the compute.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -84,23 +84,15 @@ class PlanTime:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data, ready for JSON."""
-        plan = self.plan
+        names = ("step_s", "samples_per_s", "compute_s", "exchange_s", "pipeline_s", "bubble",
+                 "exposed_s", "memory_bytes")  # fmt: skip
         return {
-            "plan": plan.label,
-            "data": plan.data, "tensor": plan.tensor, "pipeline": plan.pipeline,
-            "expert": plan.expert, "sequence": plan.sequence, "zero_stage": plan.zero_stage,
-            "micro_batches": plan.micro_batches, "schedule": plan.schedule,
-            "virtual": plan.virtual, "recompute": plan.recompute, "axes": list(plan.axes),
-            "step_s": self.step_s,
-            "samples_per_s": self.samples_per_s,
-            "compute_s": self.compute_s,
-            "exchange_s": self.exchange_s,
-            "pipeline_s": self.pipeline_s,
-            "bubble": self.bubble,
-            "exposed_s": self.exposed_s,
-            "memory_bytes": self.memory_bytes,
+            "plan": self.plan.label,
+            **asdict(self.plan),
+            "axes": list(self.plan.axes),
+            **{name: getattr(self, name) for name in names},
             "memory_per_stage": [m.as_dict() for m in self.memory],
-        }  # fmt: skip
+        }
 
 
 # -- a model cut into stages ----------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +26,20 @@ Positions = dict[int, int]
 
 @dataclass(frozen=True)
 class Landscape:
-    """Nodes in order of the sweep, their costs and tables with a large number for inf, memory."""
+    """Nodes in order of the sweep, their costs and tables with a large number for inf, memory.
 
-    order: tuple[int, ...]
+    `rank`: the place of each node in the order. `share`: the part of a node's cost that each of its
+    messages carries.
+    """
+
+    rank: dict[int, int]
+    share: dict[int, float]
     costs: dict[int, Costs]
     links: dict[int, dict[int, Costs]]
     usages: dict[int, Costs]
     rows_of: dict[int, NDArray[np.int64]]
     rooms: Costs
     forbidden: float
-
-    @cached_property
-    def rank(self) -> dict[int, int]:
-        """Place of each node in the order."""
-        return {node: place for place, node in enumerate(self.order)}
-
-    @cached_property
-    def share(self) -> dict[int, float]:
-        """Part of a node's cost that each of its messages carries."""
-        found = {}
-        for node, near in self.links.items():
-            later = sum(self.rank[n] > self.rank[node] for n in near)
-            found[node] = 1.0 / max(1, later, len(near) - later)
-        return found
 
     def cost(self, at: Positions) -> float:
         """Return the cost of a choice, without what was folded."""
@@ -99,8 +89,13 @@ def landscape(small: Reduced, order: tuple[int, ...]) -> Landscape:
     for index, (nodes, _) in enumerate(small.rows):
         for node in nodes:
             rows[node].append(index)
+    rank, share = {node: place for place, node in enumerate(order)}, {}
+    for node, near in small.links.items():
+        later = sum(rank[n] > rank[node] for n in near)
+        share[node] = 1.0 / max(1, later, len(near) - later)
     return Landscape(
-        order,
+        rank,
+        share,
         {node: filled(costs) for node, costs in small.costs.items()},
         {u: {v: filled(t) for v, t in near.items()} for u, near in small.links.items()},
         {node: small.usages[node].astype(np.float64) for node in small.costs},
@@ -154,7 +149,7 @@ def _sweep(
     """Renew the messages in one direction and return the choice made on the way."""
     at: Positions = {}
     rank = land.rank
-    for node in land.order if forward else reversed(land.order):
+    for node in rank if forward else reversed(rank):
         total = choice = priced[node]
         for near, table in land.links[node].items():
             told = messages[near, node]
