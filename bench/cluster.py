@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ascend_lab.chip import load_chip
@@ -31,7 +31,7 @@ from ascend_lab.parallel.strategy import (
 from ascend_lab.parallel.strategy.local import search
 from ascend_lab.parallel.strategy.reduced import reduce_problem
 from ascend_lab.train.validation import training_validation_table
-from bench.table import Figure
+from bench.table import Figure, below
 
 DEVICES, SIZES = 1024, tuple(2**k for k in range(10, 26))
 TABLE = data_path("deepbench/allreduce_measured.csv")
@@ -40,7 +40,7 @@ STEP = """
 import time
 from ascend_lab.cluster import load_topology
 from ascend_lab.graph.zoo import build
-from ascend_lab.train.repeated import profile_layers
+from ascend_lab.train.profile import profile_layers
 from ascend_lab.train.timeline import all_reduce_cost, step_timeline
 
 start = time.process_time()
@@ -73,8 +73,7 @@ def collective_figures() -> list[Figure]:
             collective_time("all_reduce", cluster, size)
         all_s = time.perf_counter() - start - one_s
         name = f"{kind}:{DEVICES} hierarchical all-reduce, {len(SIZES)} sizes"
-        found.append(Figure(name, f"{one_s:.1f} s", "< 5 s", one_s < 5))
-        found.append(Figure(f"{name}, best of all", f"{all_s:.1f} s", "information", None))
+        found += [below(name, one_s, 5, "s"), below(f"{name}, best of all", all_s, unit="s")]
     return found
 
 
@@ -86,8 +85,8 @@ def step_figures() -> list[Figure]:
     profile_s, timeline_s = map(float, done.stdout.split())
     name = "BERT-large on 8 devices, processor time"
     return [
-        Figure(f"{name}: timeline of a step", f"{timeline_s:.2f} s", "< 2 s", timeline_s < 2),
-        Figure(f"{name}: with its profile", f"{profile_s + timeline_s:.1f} s", "< 2 s", None),
+        below(f"{name}: timeline of a step", timeline_s, 2, "s"),
+        below(f"{name}: with its profile", profile_s + timeline_s, unit="s"),
     ]
 
 
@@ -105,13 +104,9 @@ def fit_figures() -> list[Figure]:
     return found
 
 
-# Strategy search against its optimum: part of `lab.py bench`.
-#
-# The contest's benchmark B is solved and proven; on networks of the zoo, recursive halving,
-# message
+# -- strategy search against its optimum ----------------------------------------------------------
+# The contest's benchmark B is solved and proven; on networks of the zoo, recursive halving, message
 # passing and plain data parallelism stand beside the optimum of the same problem.
-
-
 NETWORKS = ("alexnet", "vgg16", "resnet50", "mobilenet_v2", "bert_base", "gpt2_small")
 BATCH, STEP_DEVICES = 64, 8
 CHIP, TOPOLOGY = "Ascend910B2", "910b-server"
@@ -121,53 +116,11 @@ LIMIT_S = 120.0
 LAYOUTS = (((2, 2), (64, 64)), ((4, 2), (64, 64)), ((2, 2, 2), (64, 64)), ((4, 2), (64, 64, 64)))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One problem: the optimum in nanoseconds, and what others cost above it, as shares.
-
-    `halved` is the optimum in half the memory per device of data parallelism; None: impossible.
-    """
-
-    network: str
-    operators: int
-    optimum_ns: int
-    proven: bool
-    halving: float
-    own_halving: float
-    messages: float
-    data_parallel: float
-    halved: float | None
-    solve_s: float
-
-
-def row(network: str) -> Row:
-    """Compare the searches on one network in training on one server."""
-    graph = zoo.build(network, batch=BATCH, dtype="fp16")
-    given = problem_of(
-        graph, STEP_DEVICES, on_topology(load_topology(TOPOLOGY)), roofline(load_chip(CHIP))
-    )
-    start = time.perf_counter()
-    best = solve(given.problem)
-    solve_s = time.perf_counter() - start
-
-    def above(cost: int) -> float:
-        return cost / best.cost - 1
-
-    choices = (halving(given), halving(given, own_costs=True), data_parallel(given))
-    first, second, plain = (above(evaluate(given.problem, choice).cost) for choice in choices)
-    told = above(solve(given.problem, method="heuristic").cost)
-    limit = evaluate(given.problem, choices[-1]).peak_usage // 2
-    try:
-        halved = above(solve(replace(given.problem, usage_limit=limit)).cost)
-    except ClusterError:
-        halved = None
-    size = len(graph.nodes)
-    found = (first, second, told, plain, halved)
-    return Row(network, size, best.cost, best.proven, *found, solve_s)
-
-
 def strategy_table(networks: Sequence[str] = NETWORKS) -> str:
-    """Return the searches beside the optimum, one line per network."""
+    """Return the searches beside the optimum, one line per network.
+
+    The last column is the optimum in half the memory per device of data parallelism.
+    """
     columns = ("halving", "own costs", "messages", "data par.", "1/2 memory", "solved")
     names = "".join(f"{name:>12}" for name in columns)
     lines = [
@@ -175,12 +128,25 @@ def strategy_table(networks: Sequence[str] = NETWORKS) -> str:
         f"{'network':<14}{'nodes':>6}{'optimum':>11}{names}",
     ]
     for name in networks:
-        r = row(name)
-        mark = "" if r.proven else " not proven"
-        shares = (r.halving, r.own_halving, r.messages, r.data_parallel, r.halved)
-        cells = "".join(f"{'none' if share is None else f'{share:.2%}':>12}" for share in shares)
-        head = f"{r.network:<14}{r.operators:>6}{r.optimum_ns / 1e6:>8.2f} ms"
-        lines.append(f"{head}{cells}{r.solve_s:>10.1f} s{mark}")
+        graph = zoo.build(name, batch=BATCH, dtype="fp16")
+        costs = on_topology(load_topology(TOPOLOGY)), roofline(load_chip(CHIP))
+        given = problem_of(graph, STEP_DEVICES, *costs)
+        start = time.perf_counter()
+        best = solve(given.problem)
+        solve_s = time.perf_counter() - start
+        choices = halving(given), halving(given, own_costs=True), data_parallel(given)
+        first, second, plain = (evaluate(given.problem, choice) for choice in choices)
+        told = solve(given.problem, method="heuristic")
+        half = replace(given.problem, usage_limit=plain.peak_usage // 2)
+        try:
+            halved: int | None = solve(half).cost
+        except ClusterError:
+            halved = None
+        found = (first.cost, second.cost, told.cost, plain.cost, halved)
+        cells = ("none" if cost is None else f"{cost / best.cost - 1:.2%}" for cost in found)
+        head = f"{name:<14}{len(graph.nodes):>6}{best.cost / 1e6:>8.2f} ms"
+        mark = "" if best.proven else " not proven"
+        lines.append(f"{head}{''.join(f'{cell:>12}' for cell in cells)}{solve_s:>10.1f} s{mark}")
     return "\n".join(lines)
 
 

@@ -1,17 +1,9 @@
-"""How good the gradient tuner is and how fast: part of `lab.py bench`.
-
-Alone, `python3 -m bench.gradient` prints the table of networks, clusters and baselines.
-"""
+"""How good the gradient tuner is and how fast: part of `lab.py bench`."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +23,7 @@ from ascend_lab.aoe.gradient.scenario import scorer
 from ascend_lab.aoe.gradient.splits import best_split, brute_force, price_of, table_of
 from ascend_lab.aoe.gradient.tuning import GradientTuning, tune_gradients
 from ascend_lab.graph import zoo
-from ascend_lab.output import write_whole
-from bench.table import Figure
+from bench.table import Figure, below, median_s
 
 NETWORKS = {
     "resnet18": 32,
@@ -63,15 +54,10 @@ def chain(count: int, seed: int = 0) -> tuple[Gradient, ...]:
     return tuple(Gradient(f"g{i}", t, n) for i, (t, n) in enumerate(zip(ready, whole, strict=True)))
 
 
-def plan_s(count: int, max_segments: int | None = None, repeats: int = 9) -> float:
+def plan_s(count: int, max_segments: int | None = None) -> float:
     """Return the seconds of the dynamic program alone, median."""
     table, price = table_of(chain(count)), price_of(ALPHA_BETA)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        best_split(table, price, max_segments)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return median_s(lambda: best_split(table, price, max_segments), 9)
 
 
 def exact_cases(count: int = 200) -> int:
@@ -87,18 +73,11 @@ def exact_cases(count: int = 200) -> int:
     return wrong
 
 
-@dataclass(frozen=True, slots=True)
-class Beyond:
-    """Two streams, slowed backward, noise: gaps of plan and search to the best of all splits."""
+def beyond(cases: int = 12, count: int = 9) -> tuple[float, float]:
+    """Return the plan's mean gap and the search's worst to the best of all splits.
 
-    plan_gap: float
-    search_gap: float
-    worst_gap: float
-    cases: int
-
-
-def beyond(cases: int = 12, count: int = 9) -> Beyond:
-    """Return mean gaps of plan and search on small cases, and the search's worst."""
+    Small cases with two streams, slowed backward and noise.
+    """
     planned, searched = [], []
     for seed in range(cases):
         rows = chain(count, seed)
@@ -108,7 +87,7 @@ def beyond(cases: int = 12, count: int = 9) -> Beyond:
         found = improve(rows, scenario, budget=100)
         planned.append(evaluate(plan(rows, cost).segments, rows, scenario) / best - 1)
         searched.append(found.end_s / best - 1)
-    return Beyond(statistics.mean(planned), statistics.mean(searched), max(searched), cases)
+    return statistics.mean(planned), max(searched)
 
 
 def tuned(names: Sequence[str], file: Path = PROFILES) -> Iterator[tuple[str, GradientTuning]]:
@@ -174,39 +153,20 @@ def table(names: Sequence[str], file: Path = PROFILES) -> list[dict[str, Any]]:
 
 
 def gradient_figures() -> list[Figure]:
-    """Return what `lab.py bench` prints: name, measured, target, met; prints the table."""
-    free_s, eight_s, wrong, found = plan_s(1000), plan_s(1000, 8), exact_cases(), beyond()
-    start = time.perf_counter()
-    plan(chain(1000), ALPHA_BETA)
-    whole_s = time.perf_counter() - start
-    gap = f"{found.worst_gap:.2%} at most"
+    """Return what `lab.py bench` prints; prints the table of networks and clusters."""
+    free_s, eight_s, wrong = plan_s(1000), plan_s(1000, 8), exact_cases()
+    plan_gap, worst_gap = beyond()
+    whole_s = median_s(lambda: plan(chain(1000), ALPHA_BETA), 1)
     print()
     rows = table(tuple(NETWORKS))
     print()
     worse = sum(min(row["gains"].values()) < -1e-9 for row in rows)
     return [
-        Figure("gradient DP, 1000 tensors", f"{free_s * 1e3:.0f} ms", "< 50 ms", free_s < 0.05),
-        Figure("  in at most 8 segments", f"{eight_s * 1e3:.0f} ms", "", None),
-        Figure("  with all baselines", f"{whole_s * 1e3:.0f} ms", "", None),
+        below("gradient DP, 1000 tensors", free_s, 0.05),
+        below("  in at most 8 segments", eight_s),
+        below("  with all baselines", whole_s),
         Figure("  not the best of all splits", f"{wrong} of 200", "0", wrong == 0),
         Figure("  worse than a baseline", f"{worse} of {len(rows)}", "0", worse == 0),
-        Figure("  two streams: plan's mean gap", f"{found.plan_gap:.2%}", "", None),
-        Figure("  two streams: search's gap", gap, "<= 1 %", found.worst_gap <= 0.01),
+        Figure("  two streams: plan's mean gap", f"{plan_gap:.2%}", "", None),
+        Figure("  two streams: search's gap", f"{worst_gap:.2%}", "<= 1 %", worst_gap <= 0.01),
     ]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; exit 1 if a baseline is better somewhere."""
-    parser = argparse.ArgumentParser(prog="bench_gradient", description=__doc__)
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--profiles", type=Path, default=PROFILES, help="a bank to keep them in")
-    parser.add_argument("--json", metavar="F", help="also write the rows to F")
-    given = parser.parse_args(argv)
-    rows = table(given.networks.split(","), given.profiles)
-    if given.json:
-        write_whole(given.json, json.dumps(rows, indent=2))
-    return 1 if any(min(row["gains"].values()) < -1e-9 for row in rows) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from ascend_lab.chip import Chip, load_chip
@@ -28,14 +28,6 @@ from bench.table import CHIPS, Figure, median_s
 NETWORKS = ("resnet50", "bert_base")
 
 
-@dataclass(frozen=True, slots=True)
-class ColdRun:
-    """A fresh process: seconds from start to exit, and its largest resident memory."""
-
-    time_s: float
-    memory_bytes: int
-
-
 def light_model(name: str) -> Path:
     """Return the file of a model that ships inside the onnx package."""
     import onnx
@@ -44,21 +36,16 @@ def light_model(name: str) -> Path:
     return folder / f"light_{name}.onnx"
 
 
-def cold_simulate(name: str, chip: str = "Ascend310") -> ColdRun:
-    """Time `ascend-lab simulate` on a light model in a process of its own."""
+def cold_simulate(name: str, chip: str = "Ascend310") -> tuple[float, int]:
+    """Return wall seconds and largest memory (bytes) of `ascend-lab simulate` on a light model."""
     command = [sys.executable, "-m", "ascend_lab.cli", "simulate", str(light_model(name))]
     start = time.perf_counter()
     child = subprocess.Popen([*command, "--chip", chip, "--json", "-"], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
-    seconds = time.perf_counter() - start
     if status:
         raise RuntimeError(f"simulate ended with {status}")
-    return ColdRun(seconds, _resident_bytes(usage))
-
-
-def _resident_bytes(usage: resource.struct_rusage) -> int:
-    """Return the largest resident size; Linux counts it in KiB, macOS in bytes."""
-    return int(usage.ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in KiB, macOS in bytes
+    return time.perf_counter() - start, int(usage.ru_maxrss) * unit
 
 
 def warm_simulate_s(name: str, chip: Chip) -> float:
@@ -86,19 +73,27 @@ def chain_s(nodes: int, chip: Chip) -> float:
     return time.perf_counter() - start
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A network without and with fusion: kernels, seconds, bytes.
+def savings_table() -> str:
+    """Return fused against unfused ResNet-50 and BERT-base on each chip, model results.
 
-    `gm_bytes` move between the cores and L2 or memory; `memory_bytes` cross the memory interface.
+    GM bytes move between the cores and L2 or memory; memory bytes cross the memory interface.
     """
-
-    network: str
-    chip: str
-    kernels: tuple[int, int]
-    time_s: tuple[float, float]
-    gm_bytes: tuple[int, int]
-    memory_bytes: tuple[int, int]
+    heads = f"{'kernels':>12}{'ms':>18}{'GM MB':>16}{'memory MB':>16}"
+    lines = [f"{'batch 1':<13}{'chip':<13}{heads}"]
+    for network, chip in product(NETWORKS, CHIPS):
+        graph, target = zoo.build(network), load_chip(chip)
+        plain, fused = (
+            simulate_graph(compile_stages(graph, target, fusion=on).compiled)
+            for on in (False, True)
+        )
+        cells = [
+            (f"{len(plain.operators)} -> {len(fused.operators)}", 12),
+            (f"{plain.time_s * 1e3:.2f} -> {fused.time_s * 1e3:.2f}", 18),
+            (f"{_gm_bytes(plain) / 1e6:.0f} -> {_gm_bytes(fused) / 1e6:.0f}", 16),
+            (f"{plain.memory_bytes / 1e6:.0f} -> {fused.memory_bytes / 1e6:.0f}", 16),
+        ]
+        lines.append(f"{network:<13}{chip:<13}" + "".join(f"{c:>{w}}" for c, w in cells))
+    return "\n".join(lines)
 
 
 def _gm_bytes(times: NetworkTimeline) -> int:
@@ -106,40 +101,7 @@ def _gm_bytes(times: NetworkTimeline) -> int:
     return sum(n for paths in moved for pair, n in paths.items() if "GM" in pair)
 
 
-def saving(network: str, chip: str) -> Saving:
-    """Return what fusion saves, both sides timed as programs."""
-    graph, target = zoo.build(network), load_chip(chip)
-    plain, fused = (
-        simulate_graph(compile_stages(graph, target, fusion=on).compiled) for on in (False, True)
-    )
-    return Saving(
-        network,
-        chip,
-        (len(plain.operators), len(fused.operators)),
-        (plain.time_s, fused.time_s),
-        (_gm_bytes(plain), _gm_bytes(fused)),
-        (plain.memory_bytes, fused.memory_bytes),
-    )
-
-
-def savings_table() -> str:
-    """Return fused against unfused ResNet-50 and BERT-base on each chip, model results."""
-    heads = f"{'kernels':>12}{'ms':>18}{'GM MB':>16}{'memory MB':>16}"
-    lines = [f"{'batch 1':<13}{'chip':<13}{heads}"]
-    for network in NETWORKS:
-        for chip in CHIPS:
-            s = saving(network, chip)
-            kernels = f"{s.kernels[0]} -> {s.kernels[1]}"
-            times = f"{s.time_s[0] * 1e3:.2f} -> {s.time_s[1] * 1e3:.2f}"
-            moved = f"{s.memory_bytes[0] / 1e6:.0f} -> {s.memory_bytes[1] / 1e6:.0f}"
-            near = f"{s.gm_bytes[0] / 1e6:.0f} -> {s.gm_bytes[1] / 1e6:.0f}"
-            lines.append(f"{network:<13}{chip:<13}{kernels:>12}{times:>18}{near:>16}{moved:>16}")
-    return "\n".join(lines)
-
-
-# The challenging MiniMalloc instances, packed on one core: part of `lab.py bench`.
-
-
+# -- the challenging MiniMalloc instances, packed on one core --------------------------------------
 CAPACITY_BYTES = 1_048_576
 TIME_LIMIT_S = 60.0
 
@@ -202,7 +164,3 @@ def memory_figures() -> list[Figure]:
         Figure("MiniMalloc instances packed", f"{packed} of {len(rows)}", ">= 4 of 6", packed >= 4),
         Figure("  the others above capacity", f"{max(worst, 0.0):.1%}", "<= 5 %", worst <= 0.05),
     ]
-
-
-if __name__ == "__main__":
-    print(report(measure()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl.auto import schedule_product
 from ascend_lab.dsl.tensor import topological
 from ascend_lab.kernels import GemmSchedule
-from ascend_lab.sim import KernelTimeline, execute, simulate, simulate_kernel
+from ascend_lab.sim import execute, simulate, simulate_kernel
 from bench.table import CHIPS, median_s
 
 
@@ -55,8 +55,7 @@ def execute_s() -> tuple[float, float]:
     return cube, vector
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """A default schedule on one chip: its time, and the share of its roofline it reaches."""
 
     name: str
@@ -82,11 +81,6 @@ def layer_norm(x: te.Tensor) -> te.Tensor:
     variance = te.vmuls(te.reduce_sum(te.vmul(centred, centred), -1, True), scale)
     factor = te.vrsqrt(te.vadds(variance, 1e-5))
     return te.cast_to(te.vmul(centred, te.broadcast(factor, x.shape)), x.dtype)
-
-
-def cases() -> dict[str, te.Tensor]:
-    """Return the operators of the table, by name."""
-    return {**elementwise_cases(), **row_cases(), **product_cases()}
 
 
 def elementwise_cases() -> dict[str, te.Tensor]:
@@ -164,23 +158,13 @@ def share_of(name: str, tensor: te.Tensor, chip: Chip) -> Share:
         memory_s = max(reads / rate, moved / chip.l2.rate_bytes_per_s)
     else:
         memory_s = moved / rate
-    ops = _cube_ops(tensor)
-    cube_s = ops / chip.peak_ops_per_s("fp16")
+    inner = tensor.inputs[0].shape[-1] if tensor.hint == "matmul" else 0
+    cube_s = 2.0 * math.prod(tensor.shape) * inner / chip.peak_ops_per_s("fp16")
     roof = "cube" if cube_s > memory_s else "memory"
     seconds = timeline.cycles / chip.clock_hz
     best = max(cube_s, memory_s)
-    return Share(name, chip.name, timeline.time_s, roof, best / seconds, _limit(timeline))
-
-
-def _cube_ops(tensor: te.Tensor) -> float:
-    if tensor.hint != "matmul":
-        return 0.0
-    return 2.0 * math.prod(tensor.shape) * tensor.inputs[0].shape[-1]
-
-
-def _limit(timeline: KernelTimeline) -> str:
-    """What binds the longest phase when the launch is left out."""
-    return max(timeline.phases, key=lambda phase: phase.cycles).limit
+    longest = max(timeline.phases, key=lambda phase: phase.cycles)  # the launch left out
+    return Share(name, chip.name, timeline.time_s, roof, best / seconds, longest.limit)
 
 
 def table(shares: Sequence[Share]) -> str:
@@ -200,4 +184,5 @@ def table(shares: Sequence[Share]) -> str:
 
 def all_shares() -> list[Share]:
     """Return the share of its roofline of every case on every chip."""
-    return [share_of(n, t, load_chip(chip)) for chip in CHIPS for n, t in cases().items()]
+    cases = {**elementwise_cases(), **row_cases(), **product_cases()}
+    return [share_of(n, t, load_chip(chip)) for chip in CHIPS for n, t in cases.items()]

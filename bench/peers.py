@@ -1,7 +1,10 @@
-"""A network as the files other simulators read, and timed by ours: part of `lab.py bench --peers`.
+"""Other simulators on our networks: `python3 lab.py bench --peers`.
 
-A process each: `python -m bench.peers write NETWORK FOLDER`, or `time FOLDER`.
-SCALE-Sim reads a table with a row a layer; its loader drops what follows the last comma of a row.
+Each peer gets an environment of its own under `_build/peers`, because their pins exclude each
+other; one that cannot be installed is skipped with a message. All read files written from the same
+graph, convolutions and batch norms folded, each in a fresh process: `python -m bench.peers write
+NETWORK FOLDER`, or `time FOLDER`. The machines they model differ (`NOTES`), so the cycles are
+neighbours, not rivals; what compares is coverage, time and memory.
 """
 
 from __future__ import annotations
@@ -131,21 +134,7 @@ def time_model(file: Path) -> dict[str, int]:
     return {"cycles": cycles, "launch_cycles": launches, "covered": len(graph.nodes)}
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "write":
-        write_files(sys.argv[2], Path(sys.argv[3]))
-    else:
-        print(json.dumps(time_model(Path(sys.argv[2]) / "model.onnx")))
-
-
-# Other simulators on our networks: `python3 lab.py bench --peers`.
-#
-# Each peer gets an environment of its own under `_build/peers`, because their pins exclude each
-# other; one that cannot be installed is skipped with a message. All read files written from the
-# same
-# graph, convolutions and batch norms folded, each in a fresh process. The machines they model
-# differ
-# (`NOTES`), so the cycles are neighbours, not rivals; what compares is coverage, time and memory.
+# -- the comparison ------------------------------------------------------------------------------
 
 
 FOLDER = Path(__file__).parent.parent / "_build" / "peers"
@@ -416,3 +405,10 @@ def report(limit_s: float = LIMIT_S, json_file: str | None = None) -> int:
         text = json.dumps([dataclasses.asdict(row) for row in rows], indent=2)
         write_whole(json_file, text)
     return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write_files(sys.argv[2], Path(sys.argv[3]))
+    else:
+        print(json.dumps(time_model(Path(sys.argv[2]) / "model.onnx")))

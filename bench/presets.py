@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,6 @@ from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import zoo
 from bench.table import CHIPS
 
-BATCHES = (1, 16)
 BUILD = Path("_build")
 
 
@@ -72,21 +71,6 @@ def tuned_row(network: str, chip: str, batch: int, settings: Settings, knowledge
     )
 
 
-def rows_of(
-    networks: Sequence[str],
-    chips: Sequence[str],
-    batches: Sequence[int],
-    settings: Settings,
-    knowledge: Knowledge,
-) -> Iterator[Row]:
-    """Yield a row per network, chip and batch; what cannot be tuned is named on stderr."""
-    for batch, network, chip in product(batches, networks, chips):
-        try:
-            yield tuned_row(network, chip, batch, settings, knowledge)
-        except AscendLabError as error:
-            print(f"{network} batch {batch} on {chip}: {error}", file=sys.stderr)
-
-
 def show(row: Row) -> str:
     """Return a row as a line of the network table."""
     times = (row.default_s, row.operator_s, row.subgraph_s, row.both_s)
@@ -117,13 +101,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     given.bank.parent.mkdir(exist_ok=True)
     settings = Settings(budget=given.budget, verify=False)
-    batches = [int(b) for b in given.batches.split(",")]
+    wanted = product(map(int, given.batches.split(",")), *(
+        words.split(",") for words in (given.networks, given.chips)
+    ))  # fmt: skip
     print(HEAD)
     with Knowledge(given.bank, None) as knowledge, given.rows.open("a") as rows:
-        found = rows_of(
-            given.networks.split(","), given.chips.split(","), batches, settings, knowledge
-        )
-        for row in found:
+        for batch, network, chip in wanted:
+            try:
+                row = tuned_row(network, chip, batch, settings, knowledge)
+            except AscendLabError as error:
+                print(f"{network} batch {batch} on {chip}: {error}", file=sys.stderr)
+                continue
             rows.write(json.dumps(asdict(row)) + "\n")
             rows.flush()
             print(show(row), flush=True)

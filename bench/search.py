@@ -1,8 +1,13 @@
-"""Programs that run other tuners' searches in environments of their own, for `bench_search`.
+"""Searches compared where the optimum is known: ours, Optuna's TPE, Kernel Tuner's genetic one.
 
-They read one JSON line about the space (`sizes`: values per decision; `words`: 1 where these have
-no order; `rows`: the legal points, as places of values), then a seed per run. They print a point
-and read its cost (null: failed), until told to stop; a search that ends by itself prints null.
+All count the same thing, unique legal candidates; a failed one costs a trial. A peer that proposes
+what is not legal gets the nearest legal point instead, and what it repeats is answered from memory,
+so neither costs it a trial. Ratios are best found / optimum after a number of trials.
+
+The numbers in our searches and their model were chosen on dedispersion (AMD MI250X) and on three
+spaces of the same collection that are not shipped: convolution on an AMD W6600 and on an NVIDIA
+RTX 2080 Ti, matrix product on an RTX 3060, with seeds from 1000. Claims are made for other spaces,
+with seeds from 0.
 """
 
 from __future__ import annotations
@@ -11,9 +16,8 @@ import json
 import math
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +28,21 @@ from ascend_lab.aoe.search import SEARCHES, Genetic, Mcts, paced
 from ascend_lab.aoe.space import TableSpace, completed
 from bench.peers import FOLDER, Peer, PeerSkippedError, environment
 
+Case = tuple[str, TableSpace, NDArray[np.float64]]
+"""Name, space, and the cost of each row of the space (infinite where it fails)."""
+Curves = NDArray[np.float64]
+"""(seeds, budget) best found so far / optimum."""
+MARKS = (50, 100, 200, 500)
+"""Numbers of trials at which curves are read."""
+PROPOSALS = 20
+"""A peer that proposes so many times the budget has stopped finding anything new."""
+WORST = 100.0
+"""Ratios are cut here, so that a run without any success yet has a mean."""
+
+# -- programs that run other tuners' searches in environments of their own -------------------------
+# They read one JSON line about the space (`sizes`: values per decision; `words`: 1 where these have
+# no order; `rows`: the legal points, as places of values), then a seed per run. They print a point
+# and read its cost (null: failed), until told to stop; a search that ends by itself prints null.
 _TALK = """
 import json, sys
 class Stop(Exception):
@@ -103,34 +122,6 @@ def run(seed):
 runs(run)
 """
 )
-
-
-# Searches compared where the optimum is known: ours, Optuna's TPE, Kernel Tuner's genetic one.
-#
-# All count the same thing, unique legal candidates; a failed one costs a trial. A peer that
-# proposes
-# what is not legal gets the nearest legal point instead, and what it repeats is answered from
-# memory,
-# so neither costs it a trial. Ratios are best found / optimum after a number of trials.
-#
-# The numbers in our searches and their model were chosen on dedispersion (AMD MI250X) and on
-# three
-# spaces of the same collection that are not shipped: convolution on an AMD W6600 and on an NVIDIA
-# RTX 2080 Ti, matrix product on an RTX 3060, with seeds from 1000. Claims are made for other
-# spaces,
-# with seeds from 0.
-
-
-Case = tuple[str, TableSpace, NDArray[np.float64]]
-"""Name, space, and the cost of each row of the space (infinite where it fails)."""
-Curves = NDArray[np.float64]
-"""(seeds, budget) best found so far / optimum."""
-MARKS = (50, 100, 200, 500)
-"""Numbers of trials at which curves are read."""
-PROPOSALS = 20
-"""A peer that proposes so many times the budget has stopped finding anything new."""
-WORST = 100.0
-"""Ratios are cut here, so that a run without any success yet has a mean."""
 PEERS = (
     Peer("Optuna", ("optuna==5.0.0",), 0, "TPE, its defaults; numbers as ordered", OPTUNA),
     Peer("KernelTuner", ("kernel_tuner==1.5.0",), 0, "genetic_algorithm, defaults", KERNEL_TUNER),
@@ -143,32 +134,20 @@ PLAIN: Mapping[str, Search] = {
 """Our main searches without the learned model, to show what it is worth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What one search did on one space."""
 
     space: str
     search: str
     curves: Curves
 
+    def at(self, trials: int) -> Curves:
+        """Return the ratio of each seed after so many trials (or all there are)."""
+        return self.curves[:, min(trials, self.curves.shape[1]) - 1]
+
     def mean(self, trials: int) -> float:
-        """Mean ratio over seeds after so many trials (or all there are)."""
-        return float(np.minimum(self.curves[:, self._at(trials)], WORST).mean())
-
-    def median(self, trials: int) -> float:
-        """Median ratio over seeds."""
-        return float(np.median(self.curves[:, self._at(trials)]))
-
-    def worst(self, trials: int) -> float:
-        """Largest ratio over seeds."""
-        return float(self.curves[:, self._at(trials)].max())
-
-    def within(self, trials: int, gap: float = 0.05) -> float:
-        """Share of seeds at most `gap` above the optimum."""
-        return float((self.curves[:, self._at(trials)] <= 1 + gap).mean())
-
-    def _at(self, trials: int) -> int:
-        return min(trials, int(self.curves.shape[1])) - 1
+        """Return the mean ratio over seeds."""
+        return float(np.minimum(self.at(trials), WORST).mean())
 
 
 def recorded_cases(folder: str | Path) -> list[Case]:
@@ -201,7 +180,10 @@ def run_ours(case: Case, name: str, search: Search, budget: int, seeds: Iterable
 
 def run_peer(case: Case, peer: Peer, python: Path, budget: int, seeds: Iterable[int]) -> Result:
     """Return what a peer does on a space; it runs in a process that asks for costs line by line."""
-    space, words = case[1], [int(not _ordered(values)) for values in case[1].values]
+    space, words = (
+        case[1],
+        [int(not all(isinstance(v, int | float) for v in vs)) for vs in case[1].values],
+    )
     about = {"words": words, "rows": space.codes.tolist(), "sizes": [len(v) for v in space.values]}
     command = [str(python), "-c", peer.program]
     with subprocess.Popen(
@@ -248,10 +230,6 @@ def _one_run(
     return curve(costs.values(), budget, float(table.min()))
 
 
-def _ordered(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) for value in values)
-
-
 def compare(
     cases: Sequence[Case], budget: int = 500, seeds: int = 30, peers: Mapping[Peer, Path] = {}
 ) -> list[Result]:
@@ -271,9 +249,10 @@ def compare(
 def line(result: Result, budget: int) -> str:
     """Return one search on one space as a line."""
     marks = "".join(f"{result.mean(m):>8.3f}" for m in MARKS if m <= budget)
+    last = result.at(budget)
     return (
-        f"{result.space:<22}{result.search:<20}{marks}   median {result.median(budget):.4f}"
-        f"   worst {result.worst(budget):.3f}   within 5 % {result.within(budget):.0%}"
+        f"{result.space:<22}{result.search:<20}{marks}   median {np.median(last):.4f}"
+        f"   worst {last.max():.3f}   within 5 % {(last <= 1.05).mean():.0%}"
     )
 
 
@@ -314,11 +293,13 @@ def report(
     results = compare(cases, budget, seeds, peers)
     print(f"\n{table(results, budget)}\n\n{seeds} seeds, {len(cases)} spaces, {budget} trials")
     if json_file:
-        rows = [{"space": r.space, "search": r.search, "mean": _means(r)} for r in results]
+        rows = [
+            {
+                "space": r.space,
+                "search": r.search,
+                "mean": np.minimum(r.curves, WORST).mean(0).round(5).tolist(),
+            }
+            for r in results
+        ]
         Path(json_file).write_text(json.dumps(rows, indent=1), "utf-8")
     return 0
-
-
-def _means(result: Result) -> list[float]:
-    """Return the mean curve."""
-    return [round(float(v), 5) for v in np.minimum(result.curves, WORST).mean(0)]

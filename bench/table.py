@@ -24,6 +24,20 @@ class Figure(NamedTuple):
         return f"{self.name:<34}{self.measured:>20}   {self.target:<14}{verdict}".rstrip()
 
 
+def below(name: str, seconds: float, limit_s: float | None = None, unit: str = "ms") -> Figure:
+    """Return seconds as a figure that should stay below a limit."""
+    scale, digits = {"ms": (1e3, 2), "s": (1, 2)}[unit]
+    target = "" if limit_s is None else f"< {limit_s * scale:g} {unit}"
+    met = None if limit_s is None else seconds < limit_s
+    return Figure(name, f"{seconds * scale:.{digits}f} {unit}", target, met)
+
+
+def times(name: str, ratio: float, limit: float | None = None) -> Figure:
+    """Return a ratio as a figure that should stay below a limit."""
+    met = None if limit is None else ratio < limit
+    return Figure(name, f"{ratio:.2f}x", "" if limit is None else f"< {limit:g}x", met)
+
+
 def median_s(action: Callable[[], object], repeats: int = 41) -> float:
     """Return the median seconds of an action, after one run to warm up."""
     action()

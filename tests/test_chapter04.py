@@ -15,14 +15,12 @@ from ascend_lab.lab.checks.chapter03_04 import _ping_pong, max_plus_product
 from ascend_lab.lab.figures.gantt import (
     FLOW,
     WindowError,
-    fig_gantt,
-    pipes_of,
-    work_pieces,
-)
-from ascend_lab.lab.figures.overlap import (
     fig_circuits,
+    fig_gantt,
     fig_overlap,
+    pipes_of,
     steady_cycles,
+    work_pieces,
 )
 from ascend_lab.lab.figures.style import PIPE_STYLE
 from ascend_lab.sim import Timeline, simulate

@@ -16,7 +16,7 @@ from ascend_lab.lab.figures.conv import (
     fig_windows,
     matrix_sizes,
 )
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, explicit_conv, im2col_launch
+from ascend_lab.lab.kernels import conv2d_reference, explicit_conv, im2col_launch
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 CHIP = load_chip("Ascend910A")

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from ascend_lab.errors import LayoutError
 from ascend_lab.lab.checks.chapter08_09 import check_ex_09_2, check_ex_09_3, check_ex_09_4
 from ascend_lab.lab.figures import fig_addresses, fig_element, fig_padding
-from ascend_lab.lab.figures.layout import matrix_maps
+from ascend_lab.lab.figures.layouts import matrix_maps
 from ascend_lab.lab.figures.style import LabFigure
 from ascend_lab.layout import address, address_map, pack, unpack
 

@@ -19,7 +19,7 @@ from ascend_lab.lab.checks import (
     check_ex_11_4,
     check_ex_11_5,
 )
-from ascend_lab.lab.checks.chapter11 import (
+from ascend_lab.lab.checks.chapter11_12 import (
     FP16_UNIT,
     additions,
     narrow_sum,

@@ -10,12 +10,9 @@ from ascend_lab.errors import InputError
 from ascend_lab.isa import KernelBuilder, parse_program
 from ascend_lab.kernels import scatter_launch, transpose_launch
 from ascend_lab.lab.checks import check_ex_12_1, check_ex_12_2, check_ex_12_3, check_ex_12_4
-from ascend_lab.lab.checks.chapter12 import _turn, count_bursts, moved_bytes
-from ascend_lab.lab.figures.movement import (
-    conflicts,
-    draw_indices,
-)
-from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
+from ascend_lab.lab.checks.chapter11_12 import _turn, count_bursts, moved_bytes
+from ascend_lab.lab.figures.layouts import conflicts, draw_indices
+from ascend_lab.lab.kernels import group_indices, grouped_launch
 from ascend_lab.sim import simulate
 
 TOY, A910 = load_chip("Toy"), load_chip("Ascend910A")

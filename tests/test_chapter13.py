@@ -6,7 +6,7 @@ import pytest
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph import verify, zoo
-from ascend_lab.graph.zoo import branching, resnet, transformer
+from ascend_lab.graph.zoo import convolutional, transformers
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.lab.checks import check_ex_13_2, check_ex_13_3, check_ex_13_4
 from ascend_lab.lab.figures import fig_network
@@ -16,20 +16,20 @@ from ascend_lab.lab.figures.networks import placed, residual_block
 def bottleneck():
     net = Net("bottleneck")
     x = net.images(1, 256, 8)
-    return net.finish(resnet._bottleneck(net, x, 64, 1, "r"))
+    return net.finish(convolutional._bottleneck(net, x, 64, 1, "r"))
 
 
 def inception():
     net = Net("inception")
     x = net.images(1, 192, 8)
-    return net.finish(branching._inception(net, x, branching.INCEPTION["3a"], "i"))
+    return net.finish(convolutional._inception(net, x, convolutional.INCEPTION["3a"], "i"))
 
 
 def attention():
     net = Net("attention")
-    size = transformer.Size(64, 1, 4, 16, 1, 1e-5)
+    size = transformers.Size(64, 1, 4, 16, 1, 1e-5)
     return net.finish(
-        transformer.self_attention(net, net.input("x", (16, 64)), size, None, name="a")
+        transformers.self_attention(net, net.input("x", (16, 64)), size, None, name="a")
     )
 
 

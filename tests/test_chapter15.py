@@ -26,7 +26,7 @@ from ascend_lab.graph.memory.buffers import read_csv
 from ascend_lab.graph.placement import buffers_of, in_place_pairs, plan_network
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_15_1, check_ex_15_2, check_ex_15_3, check_ex_15_4
-from ascend_lab.lab.checks.chapter15 import (
+from ascend_lab.lab.checks.chapter15_16 import (
     IN_PLACE,
     by_size,
     draw_lives,

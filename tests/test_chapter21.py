@@ -19,7 +19,7 @@ from ascend_lab.graph.onnx import export_onnx
 from ascend_lab.graph.slice import part_of
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.checks import check_ex_21_1, check_ex_21_2, check_ex_21_3, check_ex_21_4
-from ascend_lab.lab.checks.chapter21 import chain_rows, every_chain, eyes, least_slices
+from ascend_lab.lab.checks.chapter21_22 import chain_rows, every_chain, eyes, least_slices
 from ascend_lab.lab.figures import fig_bands, fig_slice_times
 from ascend_lab.lab.figures.subgraph_tuner import two_operators
 from ascend_lab.sim.l2 import L2, Access

@@ -9,7 +9,7 @@ import pytest
 from ascend_lab.cluster import collective_time, load_topology, make, ring, star, time_collective
 from ascend_lab.errors import InputError
 from ascend_lab.lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, check_ex_22_4
-from ascend_lab.lab.checks.chapter22 import best_chunks, chain_s, crossover_bytes, two_levels_s
+from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes, two_levels_s
 from ascend_lab.lab.figures import fig_holdings
 
 SEEDS = range(4)

@@ -10,7 +10,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, check_ex_24_4
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, merged
 from ascend_lab.lab.figures import fig_caps
-from ascend_lab.lab.figures.gradient_tuner import toy_rows
+from ascend_lab.lab.figures.tuned_networks import toy_rows
 
 SEEDS = range(4)
 

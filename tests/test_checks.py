@@ -19,7 +19,7 @@ from ascend_lab.lab.checks.grading import (
     read_code_cells,
 )
 from ascend_lab.lab.checks.prediction import Prediction, PredictionError
-from ascend_lab.lab.checks.process import CheckError
+from ascend_lab.lab.checks.wall import CheckError
 
 
 def draw(rng: np.random.Generator) -> dict[str, object]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import CheckResult, check_against, check_property, process, wall
+from ascend_lab.lab.checks import CheckResult, check_against, check_property, wall
 
 forked = pytest.mark.skipif(not wall.FORKS, reason="checks run in this process here")
 SOLID = np.eye(300)
@@ -24,7 +24,7 @@ SOLID = np.eye(300)
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "CASE_S", 1)
+    monkeypatch.setattr(wall, "CASE_S", 1)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ ENDINGS: list[tuple[Callable[[int], Any], str]] = [
 def test_an_answer_that_ends_in_no_answer_is_one_line(
     fn: Callable[[int], Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "MEMORY_BYTES", 1 << 26)
+    monkeypatch.setattr(wall, "MEMORY_BYTES", 1 << 26)
     result = check_ex_90_1(fn)
     assert repr(result) == f"ex 90.1 not yet: for n=5 {said} (seed 7)"
     assert result.subject is fn
@@ -142,7 +142,7 @@ def test_every_check_calls_the_answer_behind_the_wall(name: str) -> None:
 def test_the_interrupt_key_ends_the_check_and_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "CASE_S", 10**4)
+    monkeypatch.setattr(wall, "CASE_S", 10**4)
     note = tmp_path / "pids"
 
     def starts_another(n: int) -> None:
@@ -184,7 +184,7 @@ def test_what_an_answer_prints_is_printed_once_and_not_without_end(
     check_ex_90_1(tells)
     assert capsys.readouterr() == ("n is 5; ", "é\n")
     if wall.FORKS:
-        monkeypatch.setattr(process, "OUTPUT_BYTES", 1000)
+        monkeypatch.setattr(wall, "OUTPUT_BYTES", 1000)
         assert LATE in check_ex_90_1(lambda n: [print("again") for _ in counts_up(n)]).message
         printed = capsys.readouterr().out
         assert printed.startswith("again\nagain\n")
@@ -309,8 +309,8 @@ print(json.dumps(heard))
 """
 START = """
 import os, time
-from ascend_lab.lab.checks import check_against, process
-process.CASE_S, process.MEMORY_BYTES = 1, 1 << 26
+from ascend_lab.lab.checks import check_against, wall
+wall.CASE_S, wall.MEMORY_BYTES = 1, 1 << 26
 def runs_on(n):
     while True: n += 1
 def deep(n):
@@ -333,7 +333,7 @@ HEARD = {
 
 @forked
 def test_a_notebook_lives_through_all_of_it() -> None:
-    cells = [START, *HEARD, "process.CASE_S = 10**4\ncheck(waits)", "check(lambda n: 2 * n)"]
+    cells = [START, *HEARD, "wall.CASE_S = 10**4\ncheck(waits)", "check(lambda n: 2 * n)"]
     done = subprocess.run(
         [sys.executable, "-c", KERNEL],
         input=json.dumps(cells),

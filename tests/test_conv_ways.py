@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from cube_checks import CHIPS, bytes_or_numbers, conv_operands, conv_sums, on
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_conv import CHIPS, SIDES, conv_shapes, operands, reference, sum_of_parts
+from test_conv import SIDES, conv_shapes, sum_of_parts
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
@@ -46,20 +49,8 @@ from ascend_lab.sim import execute, simulate, simulate_kernel
 @example(ConvShape(1, 17, 3, 5, 2, 2, 3, 1, (3, 3, 0, 0), "int8"), "Ascend910B2", 0)
 def test_the_matrix_in_memory_is_im2col(shape, chip_name, seed):
     chip = load_chip(chip_name)
-    shape = ConvShape(
-        shape.n,
-        shape.c,
-        shape.h,
-        shape.w,
-        shape.k,
-        shape.r,
-        shape.s,
-        shape.stride,
-        shape.pad,
-        shape.dtype,
-        dilation=shape.dilation,
-    )
-    x, weight = operands(shape, seed)
+    shape = replace(shape, groups=1)
+    x, weight = conv_operands(shape, seed)
     launch = im2col_launch(shape, chip)
     assert sanitize(launch, chip) == []
     packed = pack_explicit(shape, x, weight)
@@ -74,18 +65,18 @@ def test_the_matrix_in_memory_is_im2col(shape, chip_name, seed):
     np.testing.assert_array_equal(got, rows)
 
 
-@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("chip_name", on(*CHIPS))
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 def test_explicit_convolutions_equal_numpy(chip_name, dtype):
     chip = load_chip(chip_name)
     shape = ConvShape(2, 20, 9, 7, 18, 3, 2, (2, 1), (1, 0, 1, 1), dtype, dilation=(1, 2))
-    x, weight = operands(shape)
+    x, weight = conv_operands(shape)
     kernel = explicit_conv(shape, chip)
     got = unpack_explicit(shape, execute(kernel, pack_explicit(shape, x, weight), chip))
-    np.testing.assert_array_equal(got, reference(shape, x, weight).astype(got.dtype))
+    np.testing.assert_array_equal(got, conv_sums(shape, x, weight).astype(got.dtype))
 
 
-@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("chip_name", on(*CHIPS))
 def test_the_stored_matrix_costs_its_bytes_and_time(chip_name):
     chip = load_chip(chip_name)
     shape = ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1)
@@ -124,19 +115,7 @@ def small(shape, seed=0):
 def depthwise_shapes(draw):
     shape = draw(conv_shapes())
     c = draw(st.sampled_from((1, 15, 16, 17, 40)))
-    return ConvShape(
-        shape.n,
-        c,
-        shape.h,
-        shape.w,
-        c,
-        shape.r,
-        shape.s,
-        shape.stride,
-        shape.pad,
-        dilation=shape.dilation,
-        groups=c,
-    )
+    return replace(shape, c=c, k=c, groups=c, dtype="fp16", out_dtype="")
 
 
 def assert_depthwise(shape, chip, seed=0, order=None):
@@ -158,7 +137,7 @@ def test_depthwise_equals_numpy_and_the_cube(shape, chip_name, seed):
     assert sanitize(assert_depthwise(shape, chip, seed, order=seed), chip) == []
 
 
-@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("chip_name", on(*CHIPS))
 @pytest.mark.parametrize("stride", [1, 2, (1, 2)])
 def test_depthwise_time_lies_between_its_bounds(chip_name, stride):
     chip = load_chip(chip_name)
@@ -198,17 +177,17 @@ def test_what_depthwise_cannot_do_is_refused(shape, error, message):
 # -- 1x1 -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chip_name", CHIPS)
+@pytest.mark.parametrize("chip_name", on(*CHIPS))
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 @pytest.mark.parametrize(("c", "h", "w", "k"), [(16, 4, 4, 16), (17, 2, 8, 31), (64, 7, 16, 5)])
 def test_a_pointwise_convolution_is_a_product_of_the_same_bytes(chip_name, dtype, c, h, w, k):
     chip = load_chip(chip_name)
     shape = ConvShape(1, c, h, w, k, 1, 1, dtype=dtype)
-    x, weight = operands(shape)
+    x, weight = conv_operands(shape)
     packed = pack_pointwise(shape, x, weight)
     assert packed["a"].tobytes() == pack_conv(shape, x, weight)["x"].tobytes()
     got = unpack_pointwise(shape, execute(pointwise_launch(shape, chip), packed, chip))
-    np.testing.assert_array_equal(got, reference(shape, x, weight).astype(got.dtype))
+    np.testing.assert_array_equal(got, conv_sums(shape, x, weight).astype(got.dtype))
 
 
 @pytest.mark.parametrize(
@@ -257,10 +236,7 @@ def assert_deconv(shape, chip, seed=0, order=None):
         (shape.n, shape.c, shape.h, shape.w),
         (shape.c, shape.k // shape.groups, shape.r, shape.s),
     )
-    if shape.dtype == "int8":
-        x, weight = (rng.integers(-128, 128, size).astype(np.int8) for size in sizes)
-    else:
-        x, weight = ((rng.integers(-16, 17, size) / 8).astype(np.float16) for size in sizes)
+    x, weight = (bytes_or_numbers(rng, size, shape.dtype) for size in sizes)
     expected = conv_transpose2d_reference(
         x, weight, shape.stride, shape.pad, shape.dilation, shape.groups, shape.output_pad
     )

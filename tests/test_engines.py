@@ -94,15 +94,6 @@ def test_compiled_reference_equals_plain_reference(case):
     assert plain == quick
 
 
-@needs_numba
-def test_compiled_reference_follows_long_loops():
-    shape = GemmShape(1024, 1024, 1024)
-    program = gemm_launch(shape, TOY).parts[0].program
-    assert program.event_count > 50_000
-    code = compiled(program)
-    assert run_reference(code, compiled=True)[0] == run_fast(code)
-
-
 @settings(max_examples=60)
 @given(kernels(), st.integers(0, 2**32 - 1))
 def test_every_candidate_of_a_batch_equals_the_reference(case, seed):

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cube_checks import (
+    assert_conv,
+    assert_gemm,
+    numbers,
+    on,
+    operands_of,
+    pack_channels,
+    pack_pixels,
+    values,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,9 +30,7 @@ from ascend_lab.kernels import (
     gemm_launch,
     pack_conv,
     pack_depthwise,
-    pack_gemm,
     unpack_conv,
-    unpack_gemm,
 )
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import supported_after
@@ -42,49 +50,9 @@ from ascend_lab.lab.kernels.convolution_ways import (
     pointwise_launch,
     unpack_pointwise,
 )
-from ascend_lab.layout import address_map, pack
 from ascend_lab.sim import execute, simulate
 
-
-def pack_pixels(shape, values, *, dense=False):
-    """Lay values (n, k, oh, ow) out as the convolution's output: a tile operand."""
-    if dense:
-        return pack(address_map("NC1HWC0", values.shape, FORMATS[values.dtype.type], c0=16), values)
-    rows = values.reshape(shape.n, shape.k, -1).transpose(0, 2, 1)
-    return pack_rows(np.ascontiguousarray(rows))
-
-
-def pack_rows(values):
-    """Lay matrices (.., m, n) out as a product's output C: a tile operand."""
-    layout = address_map("FRACTAL_NZ", values.shape, FORMATS[values.dtype.type], c0=16)
-    return pack(layout, values)
-
-
-def pack_channels(values):
-    """Lay a number per output channel out as (n1, 16), zeros behind the last."""
-    return np.pad(values, (0, -len(values) % 16)).reshape(-1, 16)
-
-
 COUPLED = ("Toy", "Ascend310", "Ascend910A")
-TYPES = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32, "int8": np.int8}
-FORMATS = {kind: name for name, kind in TYPES.items()}
-FUNCTIONS = {
-    "vadd": np.add,
-    "vsub": np.subtract,
-    "vmul": np.multiply,
-    "vdiv": np.divide,
-    "vmax": np.maximum,
-    "vmin": np.minimum,
-    "vadds": np.add,
-    "vmuls": np.multiply,
-    "vmaxs": np.maximum,
-    "vmins": np.minimum,
-    "vabs": np.abs,
-    "vrelu": lambda x: np.maximum(x, np.float32(0)),
-    "vexp": np.exp,
-    "vrec": lambda x: np.float32(1) / x,
-    "vsqrt": np.sqrt,
-}
 BIAS16, BIAS32 = (Operand("bias", "channel", dtype) for dtype in ("fp16", "fp32"))
 OLD16 = Operand("old", "tile", "fp16")
 NARROW = Step("vconv", ("sums",), dtype="fp16")
@@ -142,94 +110,23 @@ SHAPES = [
 SMALL_TILES = GemmSchedule(32, 16, 32, 1, 1, 2)
 
 
-def values(epilogue, sums, operands):
-    """Do the steps in NumPy: compute in fp32 (whole numbers: exactly), round once a step."""
-    made = {"sums": sums, **operands}
-    with np.errstate(all="ignore"):
-        for index, step in enumerate(epilogue.steps):
-            sources = [made[s] for s in step.sources]
-            if step.op == "vconv":
-                made[index] = sources[0].astype(TYPES[step.dtype])
-                continue
-            kind = sources[0].dtype
-            wide = [s.astype(np.float32 if kind.kind == "f" else kind) for s in sources]
-            if step.number is not None:
-                wide.append(np.asarray(step.number, kind).astype(wide[0].dtype))
-            made[index] = FUNCTIONS[step.op](*wide).astype(kind)
-    return made[len(epilogue.steps) - 1]
-
-
-def numbers(rng, size, dtype):
-    return (rng.integers(-16, 17, size) / (1 if dtype.startswith("int") else 8)).astype(
-        TYPES[dtype]
-    )
-
-
-def operands_of(epilogue, rng, channels, tile):
-    return {
-        o.name: numbers(rng, channels if o.kind == "channel" else tile, o.dtype)
-        for o in epilogue.operands
-    }
-
-
-def assert_conv(shape, chip, epilogue, schedule=None, *, dense=True, seed=0):
-    rng = np.random.default_rng(seed)
-    x = numbers(rng, (shape.n, shape.c, shape.h, shape.w), shape.dtype)
-    weight = numbers(rng, (shape.k, shape.c // shape.groups, shape.r, shape.s), shape.dtype)
-    tile = (shape.n, shape.k, *shape.out_hw)
-    extra = operands_of(epilogue, rng, shape.k, tile)
-    place = dense_placement(shape) if dense else None
-    launch = conv_launch(shape, chip, schedule, place, epilogue)
-    tensors = pack_conv(shape, x, weight)
-    for name, array in extra.items():
-        one = array.ndim == 1
-        tensors[name] = pack_channels(array) if one else pack_pixels(shape, array, dense=dense)
-    result = execute(launch, tensors, chip, seed=seed)
-    sums = conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.groups)
-    sums = sums.astype(np.int32 if shape.dtype == "int8" else np.float32)
-    wide = {n: v[:, None, None] if v.ndim == 1 else v for n, v in extra.items()}
-    got, wanted = unpack_conv(shape, result, dense=dense), values(epilogue, sums, wide)
-    assert got.dtype == wanted.dtype
-    np.testing.assert_array_equal(got, wanted)
-    assert sanitize(launch, chip) == []
-    return launch
-
-
-def assert_gemm(shape, chip, epilogue, schedule=None, seed=0):
-    rng = np.random.default_rng(seed)
-    a = numbers(rng, (shape.m, shape.k), shape.dtype)
-    b = numbers(rng, (shape.k, shape.n), shape.dtype)
-    extra = operands_of(epilogue, rng, shape.n, (shape.m, shape.n))
-    launch = gemm_launch(shape, chip, schedule, epilogue)
-    tensors = pack_gemm(shape, a, b)
-    for name, array in extra.items():
-        tensors[name] = pack_channels(array) if array.ndim == 1 else pack_rows(array)
-    got = unpack_gemm(shape, execute(launch, tensors, chip, seed=seed))
-    wide = np.int32 if shape.dtype == "int8" else np.float32
-    wanted = values(epilogue, a.astype(wide) @ b.astype(wide), extra)
-    assert got.dtype == wanted.dtype
-    np.testing.assert_array_equal(got, wanted)
-    assert sanitize(launch, chip) == []
-    return launch
-
-
 @pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("chip_name", COUPLED)
+@pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_convolutions_equal_numpy(name, chip_name, dense):
     chip = load_chip(chip_name)
     for seed, shape in enumerate(SHAPES):
-        assert_conv(shape, chip, EPILOGUES[name], dense=dense, seed=seed)
-    assert_conv(SHAPES[0], chip, EPILOGUES[name], SMALL_TILES, dense=dense)
+        assert_conv(shape, chip, None, EPILOGUES[name], dense=dense, seed=seed)
+    assert_conv(SHAPES[0], chip, SMALL_TILES, EPILOGUES[name], dense=dense)
 
 
-@pytest.mark.parametrize("chip_name", COUPLED)
+@pytest.mark.parametrize("chip_name", on(*COUPLED))
 @pytest.mark.parametrize("name", EPILOGUES)
 def test_products_equal_numpy(name, chip_name):
     chip = load_chip(chip_name)
     for sizes in ((49, 70, 100), (128, 32, 16), (5, 17, 300)):
-        assert_gemm(GemmShape(*sizes, "fp16"), chip, EPILOGUES[name])
-    assert_gemm(GemmShape(70, 70, 90), chip, EPILOGUES[name], SMALL_TILES)
+        assert_gemm(GemmShape(*sizes, "fp16"), chip, None, EPILOGUES[name])
+    assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, EPILOGUES[name])
 
 
 PIPE = {
@@ -255,24 +152,24 @@ def test_what_a_fix_pipe_can_do_works_on_both_kinds_of_chip(name, chip_name):
     chip = load_chip(chip_name)
     for dense in (True, False):
         for seed, shape in enumerate(SHAPES):
-            assert_conv(shape, chip, PIPE[name], dense=dense, seed=seed)
-    assert_conv(SHAPES[0], chip, PIPE[name], SMALL_TILES)
-    assert_conv(SHAPES[0], chip, PIPE[name], GemmSchedule(32, 16, 16, 1, 2, 1))
-    assert_gemm(GemmShape(49, 70, 300), chip, PIPE[name])
-    assert_gemm(GemmShape(70, 70, 90), chip, PIPE[name], SMALL_TILES)
+            assert_conv(shape, chip, None, PIPE[name], dense=dense, seed=seed)
+    assert_conv(SHAPES[0], chip, SMALL_TILES, PIPE[name])
+    assert_conv(SHAPES[0], chip, GemmSchedule(32, 16, 16, 1, 2, 1), PIPE[name])
+    assert_gemm(GemmShape(49, 70, 300), chip, None, PIPE[name])
+    assert_gemm(GemmShape(70, 70, 90), chip, SMALL_TILES, PIPE[name])
 
 
 def test_the_bias_table_limits_the_tile():
     chip = load_chip("Ascend910B2")
     shape = GemmShape(64, 64, 2048)
-    launch = assert_gemm(shape, chip, WIDE_RELU)
+    launch = assert_gemm(shape, chip, None, WIDE_RELU)
     table = [b for p in launch.parts for b in p.program.buffers if b.space == "BT"]
     assert max(b.elements * 4 for b in table) <= chip.buffers["BT"]
     with pytest.raises(CapacityError, match="of BT"):
         gemm_launch(shape, chip, GemmSchedule(16, 16, 512, 1, 1, 1), WIDE_RELU)
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))
 def test_sums_of_bytes_are_scaled_to_fp16(chip_name):
     """A quantised layer: int32 bias, conversion, scale, ReLU, result in fp16."""
     chip = load_chip(chip_name)
@@ -285,8 +182,8 @@ def test_sums_of_bytes_are_scaled_to_fp16(chip_name):
     )
     epilogue = Epilogue((Operand("bias", "channel", "int32"),), steps, "fp16")
     assert supported(epilogue, chip, "int32") == ""
-    assert_conv(ConvShape(1, 40, 9, 10, 24, 3, 3, 1, 1, "int8"), chip, epilogue)
-    assert_gemm(GemmShape(40, 70, 50, "int8"), chip, epilogue)
+    assert_conv(ConvShape(1, 40, 9, 10, 24, 3, 3, 1, 1, "int8"), chip, None, epilogue)
+    assert_gemm(GemmShape(40, 70, 50, "int8"), chip, None, epilogue)
 
 
 def test_refusals_give_the_reason():
@@ -375,7 +272,7 @@ def test_numbers_per_channel_stay_in_ub_where_they_fit():
     """1280 wide channels would take a third of UB: they are loaded tile by tile."""
     chip = load_chip("Ascend310")
     small, large = (
-        assert_gemm(GemmShape(64, 16, n), chip, WIDE_RELU, GemmSchedule(32, 16, 64, 1, 1, 1))
+        assert_gemm(GemmShape(64, 16, n), chip, GemmSchedule(32, 16, 64, 1, 1, 1), WIDE_RELU)
         for n in (256, 1280)
     )
     loaded = [simulate(launch, chip).path_bytes["GM", "UB"] for launch in (small, large)]
@@ -385,7 +282,7 @@ def test_numbers_per_channel_stay_in_ub_where_they_fit():
 def test_a_tile_of_many_blocks_is_done_in_pieces():
     """A schedule whose tile of sums fits L0C, but not UB with all it needs."""
     chip, shape = load_chip("Toy"), ConvShape(1, 16, 8, 8, 128, 1, 1)
-    launch = assert_conv(shape, chip, WIDE_RESIDUAL, GemmSchedule(32, 16, 128, 1, 1, 1))
+    launch = assert_conv(shape, chip, GemmSchedule(32, 16, 128, 1, 1, 1), WIDE_RESIDUAL)
     program = launch.parts[0].program
     (tile,) = [b for b in program.buffers if b.name == "y_ub"]
     assert 0 < tile.elements < 32 * 128
@@ -410,7 +307,7 @@ def test_dense_outputs_are_the_next_layers_input():
     assert np.abs(got).max() > 100
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("wide", [True, False])
 def test_depthwise_convolutions_finish_in_ub(chip_name, dense, wide):
@@ -464,7 +361,7 @@ def test_a_pointwise_product_takes_an_epilogue():
     np.testing.assert_array_equal(unpack_pointwise(shape, result), wanted)
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A"])
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A"))
 @pytest.mark.parametrize("name", ["residual", "gelu"])
 def test_engines_agree(chip_name, name):
     chip, epilogue = load_chip(chip_name), EPILOGUES[name]
@@ -519,8 +416,8 @@ def epilogues(draw):
 )
 def test_any_epilogue_equals_numpy(epilogue, chip_name, n, k, h, w, dense):
     chip = load_chip(chip_name)
-    assert_conv(ConvShape(n, 3, h, w, k, 3, 1, 1, 1), chip, epilogue, dense=dense, seed=h)
-    assert_gemm(GemmShape(w, 20, k), chip, epilogue, seed=w)
+    assert_conv(ConvShape(n, 3, h, w, k, 3, 1, 1, 1), chip, None, epilogue, dense=dense, seed=h)
+    assert_gemm(GemmShape(w, 20, k), chip, None, epilogue, seed=w)
 
 
 def separate(shape, chip, *, residual):
@@ -545,7 +442,7 @@ def separate(shape, chip, *, residual):
         ((1, 512, 7, 7, 512, 3, 3, 1, 1), False, 1.02),
     ],
 )
-@pytest.mark.parametrize("chip_name", ["Ascend310", "Ascend910A"])
+@pytest.mark.parametrize("chip_name", on("Ascend310", "Ascend910A"))
 def test_fusing_costs_little_and_saves_much(chip_name, sizes, residual, limit):
     chip, shape = load_chip(chip_name), ConvShape(*sizes)
     epilogue = RESIDUAL if residual else BIAS_RELU

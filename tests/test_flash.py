@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cube_checks import on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +60,7 @@ def check(arrays, chip, **attrs):
 
 
 # -- values ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", on(*CHIPS))
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_values_are_those_of_attention(shapes, chip):
     check(case(*shapes), chip)
@@ -116,7 +117,7 @@ def test_width_256_fits_the_real_chips(chip):
 
 
 # -- programs -------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", on(*CHIPS))
 @pytest.mark.parametrize("shapes", [SHAPES[3], SHAPES[5], SHAPES[6]], ids=str)
 def test_programs_are_free_of_races(shapes, chip):
     chip = load_chip(chip)
@@ -124,7 +125,7 @@ def test_programs_are_free_of_races(shapes, chip):
     assert sanitize(ready.kernel, chip, filled=ready.tensors) == []
 
 
-@pytest.mark.parametrize("chip", COUPLED)
+@pytest.mark.parametrize("chip", on(*COUPLED))
 @pytest.mark.parametrize("mask", ["", "rows", "full"])
 def test_both_engines_give_the_same_cycles(chip, mask):
     chip, shape = load_chip(chip), FlashShape(3, 200, 333, 48, 64, 0.1, mask)
@@ -146,7 +147,7 @@ def test_no_tensor_in_gm_is_as_large_as_the_scores(mask):
 
 
 @pytest.mark.parametrize("mask", ["", "rows", "full"])
-@pytest.mark.parametrize("chip", COUPLED)
+@pytest.mark.parametrize("chip", on(*COUPLED))
 def test_the_planner_counts_the_bytes_that_are_allocated(chip, mask):
     chip, shape = load_chip(chip), FlashShape(1, 256, 256, 32, 48, 1.0, mask)
     tiling = default_tiling(shape, chip)

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from ascend_lab.lab import checks
-from ascend_lab.lab.checks import core, process, wall
+from ascend_lab.lab.checks import core, wall
 from ascend_lab.lab.checks.grading import SOLUTION, Page, exercises_of, read_code_cells
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,7 +97,7 @@ def ex_01_4(stride, offset): os._exit(0)
 def test_an_answer_that_never_ends_does_not_stop_the_marks(
     grade, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(process, "CASE_S", 1)
+    monkeypatch.setattr(wall, "CASE_S", 1)
     path = tmp_path / "solutions.py"
     path.write_text(ENDLESS, encoding="utf-8")
     assert grade(path, hidden=(1001,)) == pytest.approx(80 / len(checks.check_names()))

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from cube_checks import on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,7 +255,7 @@ def test_conversion_of_storage_forms():
 # -- programs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A", "Ascend910B2"))
 @settings(max_examples=25, deadline=None)
 @given(case=cases(), start=st.integers(1, 50))
 def test_programs_convert_on_every_chip(chip_name, case, start):
@@ -272,7 +273,7 @@ def test_programs_convert_on_every_chip(chip_name, case, start):
         assert not any(i.attr("pad") for i in copies)
 
 
-@pytest.mark.parametrize("chip_name", ["Toy", "Ascend310", "Ascend910A", "Ascend910B2"])
+@pytest.mark.parametrize("chip_name", on("Toy", "Ascend310", "Ascend910A", "Ascend910B2"))
 @pytest.mark.parametrize(
     ("shape", "source", "target"),
     [

@@ -52,7 +52,12 @@ def assert_same_cost(graph: Graph, saved: Graph, chip: str, dtype: str = "fp16")
     assert time_after_s <= SLOWER * time_s
 
 
-@pytest.mark.parametrize("name", SMALL)
+QUICK = ("bert_base", "mobilevit_block", "unet", "shufflenet_v2")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in SMALL]
+)
 def test_a_saved_network_is_as_fast_as_the_one_in_memory(name, tmp_path):
     graph = zoo.build(name, **SMALL[name])
     saved = again(graph, tmp_path)
@@ -60,7 +65,9 @@ def test_a_saved_network_is_as_fast_as_the_one_in_memory(name, tmp_path):
         assert_same_cost(graph, saved, chip)
 
 
-@pytest.mark.parametrize("name", ["bert_base", "gpt2_small", "mobilevit_block"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("bert_base", marks=pytest.mark.full), "gpt2_small", "mobilevit_block"]
+)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_network_in_a_narrow_format_too(name, dtype, tmp_path):
     """Factors that the format cannot hold pass through fp32 in the file."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from ops_cases import pool, weight_gradient
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
@@ -20,7 +17,7 @@ from ascend_lab.kernels.weight_gradient import ZEROS, splits_of, weight_gradient
 from ascend_lab.kernels.weight_plan import Plane, Stage, WeightPlan, axes_of, weight_plan
 from ascend_lab.layout import address_map, pack
 from ascend_lab.ops import verify
-from ascend_lab.ops.convolution import conv_weight_slope, input_remainder
+from ascend_lab.ops.convolution import conv_weight_slope
 from ascend_lab.sim import execute, simulate_kernel
 
 CHIPS = ("Ascend910A", "Ascend910B2")
@@ -31,40 +28,7 @@ def fp64(shape, seed=0):
     return np.random.default_rng(seed).uniform(-1, 1, shape)
 
 
-# -- weights of a convolution: the formula --------------------------------------------------------
-@settings(max_examples=40)
-@given(st.data())
-def test_the_formula_is_the_convolutions_gradient(data):
-    (x, y), attrs = data.draw(weight_gradient())
-    kernel = attrs.pop("kernel")
-    image, grad = fp64(x), fp64(y, 1)
-    weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
-    _, wanted = ops.gradient(CONV, [grad], [image, weight], [grad], **attrs)
-    got = WEIGHT.reference(image, grad, kernel=kernel, **attrs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_the_image_gradient_is_a_transposed_convolution(data):
-    (x, y), attrs = data.draw(weight_gradient())
-    kernel = attrs.pop("kernel")
-    image, grad = fp64(x), fp64(y, 1)
-    weight = fp64((y[1], x[1] // attrs["groups"], *kernel), 2)
-    wanted, _ = ops.gradient(CONV, [grad], [image, weight], [grad], **attrs)
-    extra = input_remainder(x[2:], kernel, attrs["stride"], attrs["pad"], attrs["dilation"])
-    got = ops.get("conv_transpose2d").reference(grad, weight, output_padding=extra, **attrs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_depthwise_weights_are_those_of_a_group_per_channel():
-    image, grad, weight = fp64((2, 5, 7, 6)), fp64((2, 5, 4, 3), 1), fp64((5, 1, 3, 3), 2)
-    attrs = {"stride": 2, "pad": 1}
-    _, wanted = ops.gradient("depthwise_conv2d", [grad], [image, weight], [grad], **attrs)
-    got = WEIGHT.reference(image, grad, kernel=3, groups=5, **attrs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-
-
+# -- weights of a convolution: what the operator says ---------------------------------------------
 def test_gradients_of_parts_of_a_batch_add_up_and_of_channels_join():
     image, grad = fp64((4, 6, 8, 8)), fp64((4, 10, 8, 8), 1)
     whole = WEIGHT.reference(image, grad, kernel=3, pad=1)
@@ -217,29 +181,11 @@ def test_resnet_layers_take_about_as_long_backward_as_forward(c, size, k, r, str
 
 
 # -- pooling --------------------------------------------------------------------------------------
-@settings(max_examples=40)
-@given(st.data())
-def test_maximum_gives_the_first_largest_element_all(data):
-    (x,), attrs = data.draw(pool())
-    image = np.rint(fp64(x, data.draw(st.integers(0, 99))) * 2)
-    forward = ops.get("max_pool2d")
-    y = forward.reference(image, **attrs)
-    grad = fp64(y.shape, 1)
-    (wanted,) = ops.gradient(forward, [grad], [image], [y], **attrs)
-    got = ops.get("max_pool2d_grad").reference(image, y, grad, **attrs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_average_gives_every_element_its_share(data):
-    (x,), attrs = data.draw(pool(average=True))
-    image, forward = fp64(x), ops.get("avg_pool2d")
-    y = forward.reference(image, **attrs)
-    grad = fp64(y.shape, 1)
-    (wanted,) = ops.gradient(forward, [grad], [image], [y], **attrs)
-    got = ops.get("avg_pool2d_grad").reference(grad, size=x[2:], **attrs)
-    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+def test_of_equal_elements_the_first_gets_the_gradient():
+    image, grad = np.ones((1, 1, 4, 4)), np.arange(1.0, 5.0).reshape(1, 1, 2, 2)
+    got = ops.get("max_pool2d_grad").reference(image, np.ones_like(grad), grad, kernel=2)
+    np.testing.assert_array_equal(got[0, 0, ::2, ::2], grad[0, 0])
+    assert got.sum() == grad.sum()
 
 
 @pytest.mark.parametrize("chip", CHIPS)

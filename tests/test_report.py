@@ -6,18 +6,14 @@ from html.parser import HTMLParser
 
 import pytest
 
-from ascend_lab.chip import PRESETS, Fact, load_chip, presets
+from ascend_lab.chip import PRESETS, Fact, load_chip
 from ascend_lab.lab.chip_report import (
-    SECTIONS,
-    TRUST_LEVELS,
     chip_facts_html,
     format_size,
     format_value,
     overview_html,
-    shared_keys,
     sources_html,
     table_html,
-    trust_counts,
     trust_html,
 )
 
@@ -65,16 +61,6 @@ def test_every_fact_stands_once_with_value_source_and_trust(name: str) -> None:
         assert text == f"{format_value(key, fact.value)}|{fact.source}, {fact.trust}"
 
 
-def test_sections_can_be_chosen_and_an_empty_one_says_so() -> None:
-    toy = load_chip("Toy")
-    keys = {key for key, _ in Cells(chip_facts_html(toy, ["path", "link"])).cells if key}
-    assert keys == {key for key in toy.facts if key.startswith("path.")}
-    assert "Toy: no link in the chip file." in chip_facts_html(toy, ["link"])
-    assert "GM->L1|MTE2" in Cells(chip_facts_html(toy, ["path"])).texts()
-    split = Cells(chip_facts_html(load_chip("Ascend910B2"), ["path"])).texts()
-    assert "UB->GM|MTE3, vector core" in split
-
-
 def test_html_is_escaped() -> None:
     nasty = "<script>&\"'"
     toy = load_chip("Toy")
@@ -89,27 +75,6 @@ def test_html_is_escaped() -> None:
     assert f"cube.{nasty}" in dict(Cells(chip_facts_html(chip)).cells)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "text"),
-    [
-        ("clock.hz", 1.06e9, "1,060 MHz"),
-        ("buffer.UB.size_bytes", 253952, "248 KiB"),
-        ("alignment.UB.size_bytes", 32, "32 B"),
-        ("memory.size_bytes", 24e9, "24 GB"),
-        ("memory.rate_bytes_per_s", 1.2e12, "1,200 GB/s"),
-        ("path.GM->L1.rate_bytes_per_cycle", 80.5, "80.5 B/cycle"),
-        ("path.GM->L1.energy_pj_per_byte", 12.5, "12.5 pJ/B"),
-        ("link.hccs.latency_s", 5e-7, "0.5 µs"),
-        ("vector_op.vadd.slope_cycles", 2, "2 cycles"),
-        ("cube.int8_energy_pj", 0.23, "0.23 pJ"),
-        ("power.typical_w", 310, "310 W"),
-        ("core.count", 32, "32"),
-    ],
-)
-def test_values_carry_the_unit_of_their_key(key: str, value: float, text: str) -> None:
-    assert format_value(key, value) == text
-
-
 def test_sizes_are_exact() -> None:
     assert [format_size(n) for n in (64 * 2**30, 192 * 2**20, 1000, 1025)] == [
         "64 GiB",
@@ -117,45 +82,3 @@ def test_sizes_are_exact() -> None:
         "1,000 B",
         "1,025 B",
     ]
-
-
-def test_the_overview_computes_peaks_and_names_the_weakest_trust() -> None:
-    chips = presets()
-    texts = Cells(overview_html(chips.values())).texts()
-    assert "262.1 TFLOPS|published" in texts  # 910A: 2 * 32 * 4096 * 1 GHz
-    assert "8.2 TFLOPS|derived" in texts  # 310: its clock is derived
-    assert "24 cube + 48 vector|published" in texts
-    assert "–|no entry" in texts  # nobody prints the power of some chips
-    for name, chip in chips.items():
-        assert name in texts
-        assert f"{chip.peak_ops_per_s('int8') / 1e12:,.1f} TOPS" in str(texts)
-
-
-def test_counts_by_trust_add_up() -> None:
-    chips = list(presets().values())
-    shared = shared_keys(chips)
-    assert "vector_op.vadd.head_cycles" in shared
-    assert "clock.hz" not in shared
-    rows = Cells(trust_html(chips)).texts()
-    for chip in chips:
-        assert sum(trust_counts(chip).values()) == len(chip.facts)
-        own = trust_counts(chip, chip.facts.keys() - shared)
-        at = rows.index(f"{chip.name}, its own")
-        numbers = [*own.values(), len(chip.facts) - len(shared)]
-        assert rows[at + 1 : at + 5] == [str(number) for number in numbers]
-    assert tuple(trust_counts(chips[0])) == TRUST_LEVELS
-
-
-def test_every_source_in_use_is_spelled_out() -> None:
-    chips = presets().values()
-    texts = Cells(sources_html(chips)).texts()
-    for chip in chips:
-        for fact in chip.facts.values():
-            assert chip.sources[fact.source] in texts
-    total = sum(int(number) for number in texts[4 + 2 :: 3])
-    assert total == sum(len(chip.facts) for chip in chips)
-
-
-def test_every_section_has_a_caption() -> None:
-    texts = Cells(chip_facts_html(load_chip("Ascend910A"))).texts()
-    assert [f"Ascend910A. {caption}" in texts for caption in SECTIONS.values()] == [True] * 7

@@ -5,43 +5,28 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from itertools import product
 
-import numpy as np
 import pytest
+from cube_checks import assert_conv, assert_gemm
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_epilogue import PIPE, RESIDUAL
-from test_epilogue import assert_conv as assert_finished_conv
-from test_epilogue import assert_gemm as assert_finished_gemm
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.isa import sanitize
 from ascend_lab.kernels import (
     ConvShape,
     GemmSchedule,
     GemmShape,
     conv_launch,
     gemm_launch,
-    pack_conv,
-    pack_gemm,
     tile_bytes,
-    unpack_conv,
-    unpack_gemm,
 )
 from ascend_lab.kernels.default_schedules import check_conv, stage_bytes
 from ascend_lab.kernels.gemm_schedule import CHOICES, KEEP_ORDER
 from ascend_lab.kernels.timed_schedules import time_tilings
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference
-from ascend_lab.sim import execute, simulate, simulate_kernel
+from ascend_lab.sim import simulate, simulate_kernel
 
 CHIPS = ("Toy", "Ascend310", "Ascend910A", "Ascend910B2")
-
-
-def numbers(rng, size, dtype):
-    """Random operands whose products and sums are exact."""
-    if dtype == "int8":
-        return rng.integers(-128, 128, size).astype(np.int8)
-    return (rng.integers(-16, 17, size) / 8).astype(np.float16)
 
 
 @st.composite
@@ -63,29 +48,6 @@ def tilings(draw):
     return GemmSchedule(draw(side), 32, draw(side), draw(st.integers(1, 3)), *grid)
 
 
-def assert_gemm(shape, chip, schedule, seed=0):
-    rng = np.random.default_rng(seed)
-    a, b = (numbers(rng, s, shape.dtype) for s in ((shape.m, shape.k), (shape.k, shape.n)))
-    launch = gemm_launch(shape, chip, schedule)
-    got = unpack_gemm(shape, execute(launch, pack_gemm(shape, a, b), chip, seed=seed))
-    wide = np.int64 if shape.dtype == "int8" else np.float64
-    np.testing.assert_array_equal(got, (a.astype(wide) @ b.astype(wide)).astype(got.dtype))
-    assert sanitize(launch, chip) == []
-    return launch
-
-
-def assert_conv(shape, chip, schedule, seed=0):
-    rng = np.random.default_rng(seed)
-    x = numbers(rng, (shape.n, shape.c, shape.h, shape.w), shape.dtype)
-    weight = numbers(rng, (shape.k, shape.c // shape.groups, shape.r, shape.s), shape.dtype)
-    launch = conv_launch(shape, chip, schedule)
-    got = unpack_conv(shape, execute(launch, pack_conv(shape, x, weight), chip, seed=seed))
-    wanted = conv2d_reference(x, weight, shape.strides, shape.pads, shape.dilations, shape.groups)
-    np.testing.assert_array_equal(got, wanted.astype(got.dtype))
-    assert sanitize(launch, chip) == []
-    return launch
-
-
 SIDES = st.sampled_from((1, 15, 16, 33, 64, 70, 97, 130))
 
 
@@ -104,7 +66,7 @@ def test_products_equal_numpy(sizes, dtype, tiling, extra, chip_name, seed):
         extra = extra | {"bypass": ""}
     shape, schedule = GemmShape(*sizes, dtype), replace(tiling, **extra)
     assume(all(n <= chip.buffers[s] for s, n in tile_bytes(shape, schedule).items()))
-    launch = assert_gemm(shape, chip, schedule, seed)
+    launch = assert_gemm(shape, chip, schedule, seed=seed)
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
@@ -127,7 +89,7 @@ def test_convolutions_equal_numpy(shape, tiling, extra, chip_name, seed):
         check_conv(shape, schedule, chip)
     except CapacityError:
         assume(False)
-    launch = assert_conv(shape, chip, schedule, seed)
+    launch = assert_conv(shape, chip, schedule, seed=seed)
     assert simulate(launch, chip).cycles == simulate_kernel(launch, chip).cycles
 
 
@@ -139,7 +101,7 @@ def test_epilogues_of_products_work_with_every_choice(extra, chip_name):
         extra = extra | {"bypass": ""}
     epilogue = RESIDUAL if chip.combined else PIPE["all"]
     schedule = GemmSchedule(32, 32, 32, 1, 1, 2)
-    assert_finished_gemm(GemmShape(70, 70, 150), chip, epilogue, replace(schedule, **extra))
+    assert_gemm(GemmShape(70, 70, 150), chip, replace(schedule, **extra), epilogue)
 
 
 @settings(max_examples=30)
@@ -149,7 +111,7 @@ def test_epilogues_of_convolutions_work_with_every_choice(extra, chip_name):
     epilogue = RESIDUAL if chip.combined else PIPE["all"]
     shape = ConvShape(2, 20, 9, 40, 40, 3, 3, 1, 1)
     schedule = GemmSchedule(32, 48, 16, 6, 1, 1, **extra)
-    assert_finished_conv(shape, chip, epilogue, schedule)
+    assert_conv(shape, chip, schedule, epilogue)
 
 
 @given(tilings(), choices(conv=False))

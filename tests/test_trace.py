@@ -52,14 +52,6 @@ def test_every_event_keeps_the_schema(timeline: Timeline) -> None:
             assert event["name"] in {"process_name", "thread_name", "thread_sort_index"}
 
 
-def test_threads_are_the_pipes_and_the_process_names_the_chip(timeline: Timeline) -> None:
-    events = trace_events(timeline)
-    threads = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert list(threads.values()) == list(timeline.compiled.pipes)
-    (process,) = [e for e in events if e["name"] == "process_name"]
-    assert CHIP.name in process["args"]["name"]
-
-
 def test_one_event_an_instruction_with_its_times_in_microseconds(timeline: Timeline) -> None:
     drawn = [e for e in trace_events(timeline) if e["ph"] == "X"]
     assert len(drawn) == len(timeline.spans) == relu().event_count
@@ -68,22 +60,6 @@ def test_one_event_an_instruction_with_its_times_in_microseconds(timeline: Timel
         assert event["ts"] == pytest.approx(span.start / CHIP.clock_hz * 1e6)
         assert event["dur"] == pytest.approx((span.end - span.start) / CHIP.clock_hz * 1e6)
     assert max(e["ts"] + e["dur"] for e in drawn) <= timeline.cycles / CHIP.clock_hz * 1e6 + 1e-9
-
-
-def test_events_of_one_pipe_do_not_overlap(timeline: Timeline) -> None:
-    ends: dict[int, float] = {}
-    for event in trace_events(timeline):
-        if event["ph"] == "X":
-            assert event["ts"] >= ends.get(event["tid"], 0.0) - 1e-9
-            ends[event["tid"]] = event["ts"] + event["dur"]
-    assert len(ends) == len(timeline.compiled.pipes)
-
-
-def test_stalls_say_how_long_and_for_which_flag(timeline: Timeline) -> None:
-    waits = [e for e in trace_events(timeline) if e.get("cat") == "stall"]
-    assert sum(e["args"]["stall_cycles"] for e in waits) == sum(timeline.stalls.values()) > 0
-    for event in waits:
-        assert event["name"] == f"wait_flag {event['args']['waits_for']}"
 
 
 def test_the_file_is_strict_json_with_the_same_events(timeline: Timeline, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ascend_lab.graph.onnx.export import export_onnx
 from ascend_lab.graph.passes import DEFAULT, run_passes
 from ascend_lab.graph.zoo import vit
 from ascend_lab.graph.zoo.blocks import Net
-from ascend_lab.graph.zoo.gpt2 import causal
+from ascend_lab.graph.zoo.transformers import causal
 
 TORCHVISION = "torchvision model documentation, num_params and GFLOPS of the weights"
 KERAS = "Keras applications, trainable parameters of the summary; MACs of the paper"
@@ -66,6 +66,9 @@ SMALL = {
     "mobilevit_block": {"size": 8, "channels": 12, "width": 16},
     "mobilevit_s": {"size": 64},
 }
+HEAVY = ("vgg16", "resnet50", "densenet121", "bert_large", "mobilevit_s")
+"""Made of the layers of others: evaluated only on demand."""
+EVALUATED = [pytest.param(n, marks=pytest.mark.full if n in HEAVY else ()) for n in PUBLISHED]
 RTOL = 4e-6
 """Of the largest output: ONNX Runtime adds up in fp32, we in fp64, rounded after each node."""
 
@@ -128,7 +131,7 @@ def test_macs_of_each_kind_of_product() -> None:
     assert zoo.macs(net.build()) == 210 + 700 + 576 + 1728
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", EVALUATED)
 def test_values_are_sane_and_shapes_right(name: str) -> None:
     graph = verify(small(name, batch=2))
     values = evaluate_all(graph, random_inputs(graph, 3))
@@ -252,7 +255,7 @@ def assert_near(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> 
         np.testing.assert_allclose(found[name], values, rtol=0, atol=RTOL * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", EVALUATED)
 def test_values_agree_with_onnx_runtime_and_survive_passes_and_files(name: str) -> None:
     graph = small(name)
     given = random_inputs(graph, 5)
@@ -263,6 +266,7 @@ def test_values_agree_with_onnx_runtime_and_survive_passes_and_files(name: str) 
     assert_near(evaluate(import_onnx(data), given), ours)
 
 
+@pytest.mark.full
 def test_the_whole_resnet50_agrees_with_onnx_runtime() -> None:
     graph = zoo.build("resnet50")
     given = random_inputs(graph, 5)

@@ -352,14 +352,10 @@ VERBS = (
             flag("--dtype", default="fp16", help="fp16 (default) or bf16"),
             flag("--memory-limit", type=decimal, metavar="BYTES", help="(default: the chip's)"),
             flag("--plans", type=count, default=20, metavar="K", help="plans to list (20)"),
-            flag(
-                "--batch", type=count, metavar="B",
-                help=f"samples of a step, all devices ({SAMPLES} each)",
-            ),
-            flag(
-                "--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
-                help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable",
-            ),
+            flag("--batch", type=count, metavar="B",
+                 help=f"samples of a step, all devices ({SAMPLES} each)"),
+            flag("--input-shape", action="append", default=[], metavar="NAME:1,3,224,224",
+                 help="the shape of an .onnx file's input with open sizes, batch as 1; repeatable"),
             JSON,
         ),
         {"epilog": CLUSTER_FILE},

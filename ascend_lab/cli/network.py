@@ -316,10 +316,8 @@ VERBS = (
             flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),
             flag("--no-fusion", action="store_true", help="one kernel for every operator"),
-            flag(
-                "--memory-limit", type=whole, metavar="BYTES",
-                help="device memory (default: the chip's)",
-            ),
+            flag("--memory-limit", type=whole, metavar="BYTES",
+                 help="device memory (default: the chip's)"),
             *TUNED, JSON,
             flag("--trace", metavar="F", help="write a Chrome trace of the kernels"),
         ),

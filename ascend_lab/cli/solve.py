@@ -315,10 +315,8 @@ VERBS = (
         (
             flag("file", metavar="PROBLEM.json", help="a problem in the MLSys 2026 format"),
             flag("--time-limit", type=decimal, default=10.0, metavar="S", help="seconds (10)"),
-            flag(
-                "--evaluations", type=count, metavar="N",
-                help="price N subgraphs, whatever time it takes",
-            ),
+            flag("--evaluations", type=count, metavar="N",
+                 help="price N subgraphs, whatever time it takes"),
             flag("--seed", type=whole, default=0, help="seed of the search (0)"),
             JSON,
         ),
@@ -326,15 +324,11 @@ VERBS = (
     Verb(
         "strategy", "choose one strategy per operator, within memory", _strategy,
         (
-            flag(
-                "file", metavar="PROBLEM.json[.gz]",
-                help="a problem in the ASPLOS 2025 IOPDDL format",
-            ),
+            flag("file", metavar="PROBLEM.json[.gz]",
+                 help="a problem in the ASPLOS 2025 IOPDDL format"),
             flag("--time-limit", type=decimal, metavar="S", help="seconds (until proven)"),
-            flag(
-                "--method", default="auto",
-                help="auto (default), exact (needs SciPy) or heuristic",
-            ),
+            flag("--method", default="auto",
+                 help="auto (default), exact (needs SciPy) or heuristic"),
             flag("--seed", type=whole, default=0, help="seed of the heuristic (0)"),
             JSON,
         ),
@@ -342,36 +336,24 @@ VERBS = (
     Verb(
         "gradient-plan", "split gradients into all-reduces, optimally", _gradient,
         (
-            flag(
-                "file", metavar="PROFILE",
-                help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or "
-                ".json.gz",
-            ),
-            flag(
-                "--alpha-us", type=decimal, required=True, metavar="T",
-                help="startup of an all-reduce, in us",
-            ),
-            flag(
-                "--beta-us-per-byte", type=decimal, required=True, metavar="T",
-                help="time of a byte, in us",
-            ),
+            flag("file", metavar="PROFILE",
+                 help="name,ready_us,bytes as .csv, or a PyTorch profiler trace as .json or "
+                 ".json.gz"),
+            flag("--alpha-us", type=decimal, required=True, metavar="T",
+                 help="startup of an all-reduce, in us"),
+            flag("--beta-us-per-byte", type=decimal, required=True, metavar="T",
+                 help="time of a byte, in us"),
             flag("--max-segments", type=count, metavar="K", help="at most K (HCCL takes 8)"),
-            flag(
-                "--max-bytes", type=decimal, metavar="N",
-                help="of a segment; a larger gradient is one by itself",
-            ),
+            flag("--max-bytes", type=decimal, metavar="N",
+                 help="of a segment; a larger gradient is one by itself"),
             flag("--streams", type=count, default=1, metavar="S", help="at once (1)",
                  group=_BEYOND),
-            flag(
-                "--slowdown", type=decimal, default=0.0, metavar="F",
-                help="of backward meanwhile, e.g. 0.3", group=_BEYOND,
-            ),
+            flag("--slowdown", type=decimal, default=0.0, metavar="F",
+                 help="of backward meanwhile, e.g. 0.3", group=_BEYOND),
             flag("--noise", type=decimal, default=0.0, metavar="X", help="sigma, e.g. 0.1",
                  group=_BEYOND),
-            flag(
-                "--budget", type=count, default=1000, metavar="N", help="splits tried (1000)",
-                group=_BEYOND,
-            ),
+            flag("--budget", type=count, default=1000, metavar="N", help="splits tried (1000)",
+                 group=_BEYOND),
             flag("--seed", type=whole, default=0, help="of noise and search (0)", group=_BEYOND),
             JSON,
         ),

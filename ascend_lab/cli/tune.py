@@ -1,4 +1,8 @@
-"""`aoe --job_type 4`: split the gradients of models for a cluster."""
+"""The command `aoe`: tune models, say how far from optimal they end, keep what was found.
+
+Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130 interrupted,
+everything found so far saved.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.cli.bank import bank_main
 from ascend_lab.cli.common import in_flags
-from ascend_lab.cli.terminal import INTERRUPTED, complain, say
+from ascend_lab.cli.terminal import INTERRUPTED, complain
 from ascend_lab.cli.terminal import show as print  # noqa: A004 - nothing here may print otherwise
 from ascend_lab.cli.tune_flags import (
     chip_of,
@@ -38,92 +43,6 @@ if TYPE_CHECKING:
     from ascend_lab.aoe.workers import Deadline, Workers
     from ascend_lab.chip import Chip
     from ascend_lab.cluster import Topology
-
-
-Tell = Callable[[str], None]
-CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
-"""What the names of chips begin with, by what those of clusters begin with."""
-
-
-def tune_gradients_of(
-    arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip, tell: Tell
-) -> int:
-    """Tune all models, print and write reports; return the exit code."""
-    from ascend_lab.aoe.bank import open_knowledge, repeat_tune
-    from ascend_lab.aoe.saved import usable_folder
-
-    topology, repeat = topology_of(arguments), repeat_tune(os.environ)
-    folder, code = usable_folder(arguments.output), 0
-    other = _other_chip(chip, topology)
-    if other:
-        tell(other)
-    with open_knowledge(resume=False) as ledger:
-        say([f"chip {chip.name}, {chip.core_count} cores; times are of the model"])
-        for source in sources:
-            try:
-                _tune_gradients(arguments, source, chip, topology, ledger, repeat, folder)
-            except AscendLabError as error:
-                if len(sources) == 1:
-                    raise
-                tell(f"{source.name}: {error}")
-                code = 2
-        for warning in ledger.warnings:
-            tell(warning)
-    return code
-
-
-def _other_chip(chip: Chip, topology: Topology) -> str:
-    """Return a warning where a preset's devices are of another kind than the chip."""
-    from ascend_lab.chip import PRESETS
-
-    devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
-    if chip.name not in PRESETS or chip.name.startswith(devices):
-        return ""
-    return (
-        f"warning: the devices of {topology.name} are {devices}, --soc_version is {chip.name}: "
-        f"compute is timed on {chip.name}, all-reduces between {devices}"
-    )
-
-
-def _tune_gradients(
-    arguments: argparse.Namespace,
-    source: Source,
-    chip: Chip,
-    topology: Topology,
-    ledger: Knowledge,
-    repeat: bool,
-    folder: Any,
-) -> None:
-    """Tune the networks of a source and write their report."""
-    from dataclasses import replace
-
-    from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
-    from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
-    from ascend_lab.aoe.report import write_report
-
-    limit = HCCL_SEGMENTS if arguments.max_segments is None else arguments.max_segments
-    settings = {"dtype": dtype_of(arguments), "optimizer": arguments.optimizer}
-    sections = []
-    for network in source.networks:
-        found = tune_gradients(
-            replace(network.load(), name=network.name),
-            chip,
-            topology,
-            max_segments=limit,
-            knowledge=ledger,
-            repeat=repeat,
-            settings=settings,
-        )
-        say(tuning_text(found))
-        sections.append(section(found))
-    say([f"  report {write_report(folder, 'gdat', sections)}"])
-
-
-# The command line `aoe`: tune models, say how far from optimal they end, keep what was found.
-#
-# Exit codes: 0 done, also when nothing improved; 2 bad input, one line on stderr; 130
-# interrupted,
-# everything found so far saved.
 
 
 TOP = 8
@@ -244,7 +163,7 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
     settings = settings_of(arguments, os.environ)
     sources = sources_of(arguments)
     if job == "4":
-        return tune_gradients_of(arguments, sources, chip, _complain)
+        return _tune_gradients(arguments, sources, chip)
     folder = usable_folder(arguments.output)
     bars = Bars(False if arguments.progress_bar == "off" else None)
     with (
@@ -256,14 +175,15 @@ def _tune_all(arguments: argparse.Namespace, started: float) -> int:
             print("--Fnonhomo_split changes nothing: slices of uneven sizes are always tried")
         print(f"chip {chip.name}, {chip.core_count} cores{asked}; times are of the model")
         run = _Run(arguments, job, chip, dtype, settings, folder, ledger, workers, bars, started)
-        return _sources(run, sources)
+        return _each(sources, partial(_source, run))
 
 
-def _sources(run: _Run, sources: Sequence[Source]) -> int:
+def _each(sources: Sequence[Source], act: Callable[[Source], bool]) -> int:
+    """Act on every source until the user stops; with several, an error is a line and code 2."""
     code = 0
     for source in sources:
         try:
-            if _source(run, source):
+            if act(source):
                 _complain("interrupted; --reload goes on with what the bank holds")
                 return INTERRUPTED
         except AscendLabError as error:
@@ -361,4 +281,61 @@ def _save(run: _Run, name: str, tuning: Tuning) -> None:
     print(
         f"  tuned model {saved.model}, schedules {saved.schedules}: "
         f"{saved.time_s * 1e3:.4f} ms when read again"
+    )
+
+
+# -- job 4, gradients ------------------------------------------------------------------------------
+CHIPS = {"910a": "Ascend910A", "910b": "Ascend910B", "ethernet": "Ascend910A"}
+"""What the names of chips begin with, by what those of clusters begin with."""
+
+
+def _tune_gradients(arguments: argparse.Namespace, sources: Sequence[Source], chip: Chip) -> int:
+    """Tune all models, print and write reports; return the exit code."""
+    from ascend_lab.aoe.bank import open_knowledge, repeat_tune
+    from ascend_lab.aoe.gradient.planning import HCCL_SEGMENTS
+    from ascend_lab.aoe.gradient.tuning import section, tune_gradients, tuning_text
+    from ascend_lab.aoe.report import write_report
+    from ascend_lab.aoe.saved import usable_folder
+
+    topology, repeat = topology_of(arguments), repeat_tune(os.environ)
+    folder, most = usable_folder(arguments.output), arguments.max_segments
+    settings = {"dtype": dtype_of(arguments), "optimizer": arguments.optimizer}
+    if other := _other_chip(chip, topology):
+        _complain(other)
+
+    def tune_source(source: Source) -> bool:
+        sections = []
+        for network in source.networks:
+            found = tune_gradients(
+                replace(network.load(), name=network.name),
+                chip,
+                topology,
+                max_segments=HCCL_SEGMENTS if most is None else most,
+                knowledge=ledger,
+                repeat=repeat,
+                settings=settings,
+            )
+            print("\n".join(tuning_text(found)))
+            sections.append(section(found))
+        print(f"  report {write_report(folder, 'gdat', sections)}")
+        return False
+
+    with open_knowledge(resume=False) as ledger:
+        print(f"chip {chip.name}, {chip.core_count} cores; times are of the model")
+        code = _each(sources, tune_source)
+        for warning in ledger.warnings:
+            _complain(warning)
+    return code
+
+
+def _other_chip(chip: Chip, topology: Topology) -> str:
+    """Return a warning where a preset's devices are of another kind than the chip."""
+    from ascend_lab.chip import PRESETS
+
+    devices = CHIPS.get(topology.name.partition("-")[0], chip.name)
+    if chip.name not in PRESETS or chip.name.startswith(devices):
+        return ""
+    return (
+        f"warning: the devices of {topology.name} are {devices}, --soc_version is {chip.name}: "
+        f"compute is timed on {chip.name}, all-reduces between {devices}"
     )

@@ -4,7 +4,6 @@ from ascend_lab.cluster.choice import choose, collective_time, compare
 from ascend_lab.cluster.closed_forms import closed_form_s
 from ascend_lab.cluster.collectives import ALGORITHMS, make
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
-from ascend_lab.cluster.fluid import Uses, fair_rates, finish_times
 from ascend_lab.cluster.presets import TOPOLOGIES, load_topology
 from ascend_lab.cluster.schedule import OPS, Round, Schedule, execute, together
 from ascend_lab.cluster.timing import CollectiveTime, time_collective
@@ -19,14 +18,11 @@ __all__ = [
     "Round",
     "Schedule",
     "Topology",
-    "Uses",
     "choose",
     "closed_form_s",
     "collective_time",
     "compare",
     "execute",
-    "fair_rates",
-    "finish_times",
     "fit_collective",
     "full_mesh",
     "held_out",

@@ -266,9 +266,7 @@ def mape(judged: Iterable[HeldOut]) -> float | None:
     return float(np.mean(errors)) if errors else None
 
 
-# Tables of measured collectives: a CSV file with bytes, ranks, time_s, or DeepBench's columns.
-
-
+# -- tables: a CSV file with bytes, ranks, time_s, or DeepBench's columns --------------------------
 OWN = ("bytes", "ranks", "time_s")
 DEEPBENCH = ("num_floats", "num_procs", "mean_time_ms")
 FLOAT_BYTES = 4

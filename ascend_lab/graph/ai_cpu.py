@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import AscendLabError, GraphError
 from ascend_lab.graph.evaluate import compute
-from ascend_lab.graph.ir import Graph, Node, TensorType
+from ascend_lab.graph.ir import Graph, Node, Values
 from ascend_lab.graph.lower import CONVOLUTIONS, PRODUCTS, Lowered, Piece, packed
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.memory import Buffer
@@ -121,26 +119,22 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
     if fault or foreign or not chip.ai_cpu_rate_bytes_per_s or (node.op in CUBE and not whole):
         raise why
     reads, writes = (
-        tuple(_buffer(name, types[name]) for name in names if types[name].elements)
+        tuple(
+            Buffer(name, "GM", types[name].dtype, math.prod(types[name].stored_shape))
+            for name in names
+            if types[name].elements
+        )
         for names in (piece.graph.inputs, piece.graph.outputs)
     )
-    factors = _factor_bytes(piece, node) if whole else 0
-    return Lowered(CpuKernel(f"{node.op} on the {NAME}", (), reads, writes, factors, str(why)))
-
-
-def _factor_bytes(piece: Piece, node: Node) -> int:
-    """Return the bytes of both factors of all multiplications of a product or convolution."""
-    x, weight = (piece.type(name) for name in node.inputs[:2])
-    if node.op in PRODUCTS:
-        depth = x.shape[-2 if node.attr("trans_a", False) else -1]
-    else:
+    factors = 0
+    if whole:  # both factors of all multiplications
+        x, weight = (types[name] for name in node.inputs[:2])
         depth = math.prod(weight.shape[1:])
-    each = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
-    return piece.output.elements * depth * each
-
-
-def _buffer(name: str, kind: TensorType) -> Buffer:
-    return Buffer(name, "GM", kind.dtype, math.prod(kind.stored_shape))
+        if node.op in PRODUCTS:
+            depth = x.shape[-2 if node.attr("trans_a", False) else -1]
+        each = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
+        factors = piece.output.elements * depth * each
+    return Lowered(CpuKernel(f"{node.op} on the {NAME}", (), reads, writes, factors, str(why)))
 
 
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
@@ -158,7 +152,7 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     return CpuTimeline(kernel.name, chip, (), read, written, factors, from_memory, share)
 
 
-def run_cpu(graph: Graph, node: Node, stored: Sequence[NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run_cpu(graph: Graph, node: Node, stored: Sequence[Values]) -> dict[str, Values]:
     """Return what a node writes, from and to flat arrays as they lie in memory."""
     arrays = [
         (flat if kind.layout == "ND" else unpack(kind.map, flat)).reshape(kind.shape)

@@ -192,6 +192,8 @@ class Draft:
     def current(self, name: str) -> Node:
         """Return a node as it is now."""
         node = self.nodes[name]
+        if self.aliases.keys().isdisjoint(node.inputs):
+            return node
         return replace(node, inputs=tuple(map(self.resolve, node.inputs)))
 
     def resolve(self, name: str) -> str:
@@ -341,7 +343,7 @@ class Draft:
         nodes = tuple(self.current(name) for name in self.nodes)
         graph = replace(self.graph, outputs=outs, nodes=nodes, types=self.types,
                         constants=self.constants)  # fmt: skip
-        return verify(pruned(ordered(graph)))
+        return verify(pruned(ordered(graph)), self.graph)
 
 
 def ordered(graph: Graph) -> Graph:

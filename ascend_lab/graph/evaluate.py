@@ -6,14 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ascend_lab.errors import AscendLabError, GraphError, InputError
-from ascend_lab.graph.ir import Graph, Node, TensorType, check_names, operator_of
-from ascend_lab.ops.formats import numpy_type, round_to
-from ascend_lab.ops.operator import widen
-
-Values = NDArray[Any]
+from ascend_lab.graph.ir import Graph, Node, TensorType, Values, operator_of
+from ascend_lab.ops.formats import numpy_type, round_to, widen
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
@@ -61,26 +57,28 @@ def compute(graph: Graph, node: Node, arrays: list[Values]) -> tuple[Values, ...
         raise GraphError(f"{node.name}: {error.needed}", error.got, error.remedy) from error
     many = found if isinstance(found, tuple) else (found,)
     types = graph.out_types(node)
-    for name, value in zip(node.outputs, many, strict=True):
-        if name in graph.narrowed:
-            _check_narrow(name, np.asarray(value))
+    for name, value in zip(node.outputs, map(np.asarray, many), strict=True):
+        if name in graph.narrowed and value.size:
+            low, high = value.min(), value.max()
+            if low < -(2**31) or high >= 2**31:
+                needed = f"{name}: int64 numbers that fit in 32 bits"
+                raise GraphError(needed, f"numbers from {low} to {high}", "rewrite the model")
     return tuple(
         round_to(np.asarray(value), t.dtype).reshape(t.shape)
         for value, t in zip(many, types, strict=True)
     )
 
 
-def _check_narrow(name: str, value: Values) -> None:
-    """Raise `GraphError` for numbers that int32, in which int64 is computed, does not hold."""
-    low, high = (value.min(), value.max()) if value.size else (0, 0)
-    if low < -(2**31) or high >= 2**31:
-        got = f"numbers from {low} to {high}"
-        raise GraphError(f"{name}: int64 numbers that fit in 32 bits", got, "rewrite the model")
-
-
 def checked_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]:
     """Return the inputs as arrays of the graph's types; raise `InputError` where they differ."""
-    check_names(graph, inputs)
+    missing = [name for name in graph.inputs if name not in inputs]
+    extra = [name for name in inputs if name not in graph.inputs]
+    if missing or extra:
+        raise InputError(
+            f"{graph.name}: inputs {', '.join(graph.inputs)}",
+            f"missing {missing}" if missing else f"unknown {extra}",
+            "pass every input by name",
+        )
     return {name: as_type(name, inputs[name], graph.types[name]) for name in graph.inputs}
 
 

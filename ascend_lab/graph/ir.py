@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.chip import DTYPE_BYTES
-from ascend_lab.errors import AscendLabError, GraphError, InputError, TypeMismatchError
+from ascend_lab.errors import AscendLabError, GraphError, TypeMismatchError
 from ascend_lab.layout import FORMATS, AddressMap, address_map
 from ascend_lab.ops.formats import numpy_type
 from ascend_lab.ops.operator import REQUIRED, Operator, get
@@ -312,12 +312,14 @@ def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tup
     return tuple(TensorType(s, d, layout) for s, d in zip(shapes, kinds, strict=True))
 
 
-def verify(graph: Graph) -> Graph:
+def verify(graph: Graph, before: Graph | None = None) -> Graph:
     """Return the graph if it is sound; raise `GraphError` naming the node and what is wrong.
 
     Checked: names written once and before they are read, types known, shapes and formats as the
-    operators infer them, outputs that exist, constants of their type.
+    operators infer them, outputs that exist, constants of their type. What a sound graph `before`
+    has in common with it is not inferred again.
     """
+    sound = before.producers if before else {}
     ready = set(graph.inputs) | set(graph.constants)
     if len(graph.inputs) + len(graph.constants) != len(ready):
         twice = sorted(set(graph.inputs) & set(graph.constants)) or list(graph.inputs)
@@ -329,7 +331,14 @@ def verify(graph: Graph) -> Graph:
             raise GraphError(f"constant {name} as {graph.types[name]}", str(constant.type), "cast")
     titles: set[str] = set()
     for node in graph.nodes:
-        _check_node(graph, node, ready, titles)
+        _check_names(graph, node, ready, titles)
+        names = (*node.inputs, *node.outputs)
+        if (
+            before is None
+            or sound.get(node.output) is not node
+            or any(graph.types[name] is not before.types[name] for name in names)
+        ):
+            _check_types(graph, node)
         ready.update(node.outputs)
         titles.add(node.name)
     for name in graph.outputs:
@@ -349,7 +358,7 @@ def _check_type(graph: Graph, name: str) -> None:
         raise GraphError(f"{name}: one of {', '.join(FORMATS)}", found.layout, "name a layout")
 
 
-def _check_node(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:
+def _check_names(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> None:
     where = f"node {node.name} ({node.op})"
     if node.name in titles:
         raise GraphError(f"{graph.name}: node names once", f"{node.name} twice", "rename one")
@@ -362,6 +371,10 @@ def _check_node(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> 
         if name in ready or node.outputs.count(name) > 1:
             raise GraphError(f"{where}: a new name to write", f"{name} exists", "rename it")
         _check_type(graph, name)
+
+
+def _check_types(graph: Graph, node: Node) -> None:
+    where = f"node {node.name} ({node.op})"
     try:
         found = infer(node.op, graph.in_types(node), node.attrs)
     except AscendLabError as error:
@@ -372,15 +385,3 @@ def _check_node(graph: Graph, node: Node, ready: set[str], titles: set[str]) -> 
     for name, one, two in zip(node.outputs, found, stated, strict=True):
         if (one.shape, one.dtype) != (two.shape, two.dtype):
             raise GraphError(f"{where}: {name} as {one}", str(two), "infer the types again")
-
-
-def check_names(graph: Graph, given: Mapping[str, Any]) -> None:
-    """Raise `InputError` unless `given` holds the graph's inputs and nothing else."""
-    missing = [name for name in graph.inputs if name not in given]
-    extra = [name for name in given if name not in graph.inputs]
-    if missing or extra:
-        raise InputError(
-            f"{graph.name}: inputs {', '.join(graph.inputs)}",
-            f"missing {missing}" if missing else f"unknown {extra}",
-            "pass every input by name",
-        )

@@ -1,4 +1,4 @@
-"""Which fusion rules are on: files in the two forms of `fusion_switch.cfg`.
+"""Which passes and fusion rules are on: files in the two forms of `fusion_switch.cfg`.
 
     SoftmaxFusionPass:off
 
@@ -17,6 +17,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.limits import TOML_BYTES, json_of, read_file
 
 SCOPES = ("GraphFusion", "UBFusion")
+FORM = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,7 @@ class Switches:
 
     def is_on(self, name: str, scope: str = "UBFusion") -> bool:
         """Tell whether a rule runs."""
-        default = self.named.get((scope, "ALL"), True)
-        return self.named.get((scope, name), default)
+        return self.named.get((scope, name), self.named.get((scope, "ALL"), True))
 
 
 def read_switches(path: str | Path) -> Switches:
@@ -44,27 +44,24 @@ def read_switches(path: str | Path) -> Switches:
 
 def parse_switches(text: str) -> Switches:
     """Return the switches of a text in either form."""
-    if text.lstrip().startswith(("{", "[")):
-        return Switches(_from_json(text))
     found: dict[tuple[str, str], bool] = {}
+    if text.lstrip().startswith(("{", "[")):
+        whole = json_of(text, FORM, "mend the JSON")
+        scopes = whole.get("Switch") if isinstance(whole, dict) else None
+        if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
+            raise InputError(FORM, text.strip()[:60], "mend the JSON")
+        wrong = next((s for s, names in scopes.items() if names and s not in SCOPES), None)
+        if wrong is not None:
+            raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")
+        for scope, names in scopes.items():
+            found.update({(scope, name): _state(str(v), name) for name, v in names.items()})
+        return Switches(found)
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             name, _, state = line.partition(":")
-            found.update({(s, name.strip()): _state(state, f"line {number}") for s in SCOPES})
+            on = _state(state, f"line {number}")
+            found.update({(scope, name.strip()): on for scope in SCOPES})
     return Switches(found)
-
-
-def _from_json(text: str) -> dict[tuple[str, str], bool]:
-    form = '{"Switch": {"GraphFusion": {...}, "UBFusion": {...}}}'
-    whole = json_of(text, form, "mend the JSON")
-    scopes = whole.get("Switch") if isinstance(whole, dict) else None
-    if not isinstance(scopes, dict) or not all(isinstance(v, dict) for v in scopes.values()):
-        raise InputError(form, text.strip()[:60], "mend the JSON")
-    items = [(s, n, v) for s, names in scopes.items() for n, v in names.items()]
-    wrong = next((s for s, _, _ in items if s not in SCOPES), None)
-    if wrong is not None:
-        raise InputError(f"a scope {' or '.join(SCOPES)}", wrong, "rename it")
-    return {(s, n): _state(str(v), n) for s, n, v in items}
 
 
 def _state(text: str, where: str) -> bool:

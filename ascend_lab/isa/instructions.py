@@ -9,7 +9,7 @@ from __future__ import annotations
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine
-from ascend_lab.isa.operands import check_index, check_mmad, check_move, check_vector
+from ascend_lab.isa.operands import CHECK_MOVE, check_index, check_mmad, check_vector
 from ascend_lab.isa.program import (
     FLAGS,
     MOVES,
@@ -53,7 +53,7 @@ def _check_work(chip: Chip, instruction: Instruction) -> None:
         got = f"{instruction.pipe}, {src.space}->{dst.space}"
         raise PathError(f"{op}: an instruction of pipe {pipe} on {chip.name}", got, "mend it")
     if op in MOVES:
-        check_move(chip, instruction, dst, src)
+        CHECK_MOVE[op](chip, instruction, dst, src)
     elif op == "mmad":
         check_mmad(chip, instruction, dst)
     else:
@@ -129,6 +129,10 @@ def _check_buffer(chip: Chip, buffer: Buffer) -> None:
 
 
 # -- one constructor per instruction ---------------------------------------------------------------
+def _given(**attrs: AttrValue | None) -> tuple[tuple[str, AttrValue], ...]:
+    return tuple([(name, value) for name, value in attrs.items() if value is not None])
+
+
 def data_copy(
     chip: Chip,
     dst: Region,
@@ -149,9 +153,7 @@ def data_copy(
     picked at run time. Raises `PathError`, `AlignmentError`, `ProgramError`.
     """
     path = chip.path(src.space, dst.space)
-    attrs: tuple[tuple[str, AttrValue], ...] = (("pad", 1),) if pad else ()
-    if atomic is not None:
-        attrs += (("atomic", atomic),)
+    attrs = _given(pad=int(pad) or None, atomic=atomic)
     if index is not None or pitch or bound:
         attrs += (("pitch", pitch), ("bound", bound))
     srcs = (src,) if index is None else (src, index)
@@ -225,11 +227,7 @@ def fixpipe(
 
     Only chips with separate cube and vector cores have it; others copy L0C to UB on the V pipe.
     """
-    attrs: tuple[tuple[str, AttrValue], ...] = ()
-    if relu:
-        attrs += (("relu", 1),)
-    if scale != 1.0:
-        attrs += (("scale", float(scale)),)
+    attrs = _given(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
     return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
 
 
@@ -252,15 +250,9 @@ def vector(
     or (cond, a, b): a where cond is not 0. vbrcb spreads element i of (n,) over block i of
     (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
     """
-    attrs: tuple[tuple[str, AttrValue], ...] = ()
-    if scalar is not None:
-        attrs += (("scalar", float(scalar)),)
-    if mask is not None:
-        attrs += (("mask", mask),)
-    if compare is not None:
-        attrs += (("op", compare),)
-    if rounding is not None and rounding != "rint":
-        attrs += (("round", rounding),)
+    number = None if scalar is None else float(scalar)
+    turn = None if rounding == "rint" else rounding
+    attrs = _given(scalar=number, mask=mask, op=compare, round=turn)
     return check_instruction(chip, Instruction(op, "V", dst, srcs, attrs))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
@@ -52,19 +52,6 @@ def check_index(instruction: Instruction, dst: Region, src: Region) -> None:
 FRACTAL_BYTES = 512
 
 
-def check_move(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
-    """Raise a `ProgramError` child unless the chip can make this move."""
-    op = instruction.op
-    if op == "data_copy":
-        _check_copy(chip, instruction, dst, src)
-    elif op == "fixpipe":
-        _check_fixpipe(instruction, dst, src)
-    elif op == "load2d":
-        _check_load2d(chip, dst, src)
-    else:
-        _check_load3d(instruction, dst, src)
-
-
 def check_aligned(region: Region, unit: int, op: str) -> None:
     """Raise `AlignmentError` unless every address the offset takes is a multiple of `unit`."""
     item = region.buffer.itemsize
@@ -75,19 +62,30 @@ def check_aligned(region: Region, unit: int, op: str) -> None:
             raise AlignmentError(needed, got, f"step by {max(unit // item, 1)} elements")
 
 
-def _check_same(op: str, dst: Region, src: Region, *, cast: bool = False) -> None:
+def check_repeat(chip: Chip, repeat: int, op: str) -> None:
+    """Raise `CapacityError` above the repeat count an instruction can hold."""
+    if repeat > chip.max_repeat:
+        needed = f"{op}: at most {chip.max_repeat} repeats"
+        raise CapacityError(needed, str(repeat), "split it with a loop")
+
+
+def _check_format(op: str, dst: Region, src: Region, remedy: str = "cast with vconv") -> None:
+    if src.buffer.dtype != dst.buffer.dtype:
+        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
+        raise ProgramError(f"{op}: one number format", formats, remedy)
+
+
+def _check_shapes(op: str, dst: Region, src: Region) -> None:
     if dst.sizes != src.sizes:
         shapes = f"{src.sizes} -> {dst.sizes}"
         raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
-    if dst.buffer.dtype != src.buffer.dtype and not cast:
-        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
-        raise ProgramError(
-            f"{op}: one number format", formats, "cast with vconv or on the way out of L0C"
-        )
 
 
+# -- moves: data_copy, fixpipe, load2d, load3d -----------------------------------------------------
 def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
-    _check_same("data_copy", dst, src, cast=(src.space, dst.space) == ("L0C", "UB"))
+    _check_shapes("data_copy", dst, src)
+    if (src.space, dst.space) != ("L0C", "UB"):
+        _check_format("data_copy", dst, src, "cast with vconv or on the way out of L0C")
     if dst.space in ("L0A", "L0B"):
         raise PathError(f"data_copy: not into {dst.space}", str(dst), "use load2d or load3d")
     padded = instruction.number("pad") == 1
@@ -119,13 +117,13 @@ def _check_atomic(instruction: Instruction, dst: Region, src: Region) -> None:
         raise PathError(needed, dst.buffer.dtype, "convert with vconv first")
 
 
-def _check_fixpipe(instruction: Instruction, dst: Region, src: Region) -> None:
-    _check_same("fixpipe", dst, src, cast=True)
+def _check_fixpipe(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
+    _check_shapes("fixpipe", dst, src)
     if instruction.pipe != "FIX" or src.space != "L0C":
         raise PathError("fixpipe: a path out of L0C on pipe FIX", instruction.pipe, "copy to UB")
 
 
-def _check_load2d(chip: Chip, dst: Region, src: Region) -> None:
+def _check_load2d(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_load(dst, src, "load2d")
     repeat, fractal = dst.sizes[0], dst.size_bytes // dst.sizes[0]
     if fractal != FRACTAL_BYTES or dst.sizes != src.sizes:
@@ -144,12 +142,10 @@ def _check_load(dst: Region, src: Region, op: str) -> None:
     check_aligned(dst, FRACTAL_BYTES, op)
     if src.space != "GM":
         check_aligned(src, BLOCK_BYTES, op)
-    if dst.buffer.dtype != src.buffer.dtype:
-        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
-        raise ProgramError(f"{op}: one number format", formats, "match the buffers")
+    _check_format(op, dst, src, "match the buffers")
 
 
-def _check_load3d(instruction: Instruction, dst: Region, src: Region) -> None:
+def _check_load3d(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_load(dst, src, "load3d")
     c0 = BLOCK_BYTES // dst.buffer.itemsize
     if dst.space != "L0A" or len(dst.sizes) != 4 or dst.sizes[2:] != (16, c0):
@@ -182,12 +178,13 @@ def _check_window(src: Region, values: Mapping[str, object]) -> None:
         )
 
 
-def check_repeat(chip: Chip, repeat: int, op: str) -> None:
-    """Raise `CapacityError` above the repeat count an instruction can hold."""
-    if repeat > chip.max_repeat:
-        raise CapacityError(
-            f"{op}: at most {chip.max_repeat} repeats", str(repeat), "split it with a loop"
-        )
+CHECK_MOVE: Mapping[str, Callable[[Chip, Instruction, Region, Region], None]] = {
+    "data_copy": _check_copy,
+    "fixpipe": _check_fixpipe,
+    "load2d": _check_load2d,
+    "load3d": _check_load3d,
+}
+"""What raises a `ProgramError` child unless the chip can make the move."""
 
 
 # -- whole blocks: vbrcb and vtranspose ------------------------------------------------------------
@@ -202,9 +199,7 @@ def check_whole_blocks(chip: Chip, instruction: Instruction, dst: Region) -> Non
         if region.space != "UB":
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")
         check_aligned(region, BLOCK_BYTES, op)
-    if src.buffer.dtype != dst.buffer.dtype:
-        formats = f"{src.buffer.dtype} -> {dst.buffer.dtype}"
-        raise ProgramError(f"{op}: one number format", formats, "cast with vconv")
+    _check_format(op, dst, src)
     if instruction.attrs:
         names = ", ".join(name for name, _ in instruction.attrs)
         raise ProgramError(f"{op}: no attributes", names, "leave them out")
@@ -314,9 +309,8 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
         if region.elements != wanted:
             got = f"{region.elements} in {region.buffer.name}"
             raise ProgramError(f"{op}: {wanted} elements", got, "a stride of 0 broadcasts")
-        if region.buffer.dtype != dst.buffer.dtype and op != "vconv":
-            formats = f"{region.buffer.dtype} -> {dst.buffer.dtype}"
-            raise ProgramError(f"{op}: one number format", formats, "cast with vconv")
+        if op != "vconv":
+            _check_format(op, dst, region)
 
 
 def _reduced(op: str, src: Region) -> int:

@@ -52,11 +52,8 @@ class ConvShape:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "int32" if self.dtype == "int8" else self.dtype)
         if self.groups < 1 or self.c % self.groups or self.k % self.groups:
-            raise InputError(
-                f"groups that divide {self.c} input and {self.k} output channels",
-                str(self.groups),
-                "choose a common divisor",
-            )
+            wanted = f"groups that divide {self.c} input and {self.k} output channels"
+            raise InputError(wanted, str(self.groups), "choose a common divisor")
         top, bottom, left, right = self.pads
         kept = (self.h + min(top, 0) + min(bottom, 0), self.w + min(left, 0) + min(right, 0))
         if min(kept) < 1:

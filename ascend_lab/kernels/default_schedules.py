@@ -222,11 +222,8 @@ def check_conv(shape: ConvShape, schedule: GemmSchedule, chip: Chip) -> None:
         what = "two stages of rows and weights"
         if slots != (2, 2):
             what = "{} slots of rows and {} of weights".format(*slots)
-        raise CapacityError(
-            f"L1 for {what}: {needed} bytes",
-            f"{chip.buffers['L1']} on {chip.name}",
-            "use a smaller base_m, base_n or step_k",
-        )
+        wanted, got = f"L1 for {what}: {needed} bytes", f"{chip.buffers['L1']} on {chip.name}"
+        raise CapacityError(wanted, got, "use a smaller base_m, base_n or step_k")
 
 
 # -- the default of a convolution -----------------------------------------------------------------

@@ -72,11 +72,8 @@ class Epilogue:
         kinds = {o.kind for o in self.operands}
         formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(FORMATS)
         if len(set(names)) < len(names) or kinds - {"channel", "tile"}:
-            raise InputError(
-                "operands of kind channel or tile, each with a name of its own",
-                str(self.operands),
-                f"rename it; {SUMS} is taken",
-            )
+            wanted = "operands of kind channel or tile, each with a name of its own"
+            raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
         if not self.steps or formats:
             raise InputError(
                 f"a step at least, and numbers in {', '.join(FORMATS)}",
@@ -96,23 +93,16 @@ class Epilogue:
         for source in step.sources:
             known = source in names if isinstance(source, str) else 0 <= source < index
             if not known:
-                raise InputError(
-                    f"step {index}: a source that is there", repr(source), f"use {names} or a step"
-                )
+                wanted, got = f"step {index}: a source that is there", repr(source)
+                raise InputError(wanted, got, f"use {names} or a step")
         if all(self.kind(source) == "channel" for source in step.sources):
-            raise InputError(
-                f"step {index}: a source with a number per element",
-                str(step.sources),
-                "compute on numbers per channel once, before the launch",
-            )
+            wanted, got = f"step {index}: a source with a number per element", str(step.sources)
+            raise InputError(wanted, got, "compute on numbers per channel once, before the launch")
         if (step.number is None) == (step.op in WITH_SCALAR) or bool(step.dtype) != (
             step.op == "vconv"
         ):
-            raise InputError(
-                f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv",
-                f"{step.op} with {step.number}, {step.dtype!r}",
-                "mend it",
-            )
+            wanted = f"step {index}: a number for {', '.join(WITH_SCALAR)}, a dtype for vconv"
+            raise InputError(wanted, f"{step.op} with {step.number}, {step.dtype!r}", "mend it")
 
     def kind(self, source: str | int) -> str:
         """Return the kind of a source: "channel" or "tile"."""
@@ -140,9 +130,8 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
         formats[index] = step.dtype or kinds.pop()
     last = formats[len(epilogue.steps) - 1]
     if last != epilogue.out_dtype:
-        raise TypeMismatchError(
-            f"a last step in {epilogue.out_dtype}", last, "add a vconv step at the end"
-        )
+        wanted, got = f"a last step in {epilogue.out_dtype}", last
+        raise TypeMismatchError(wanted, got, "add a vconv step at the end")
     return tuple(formats[index] for index in range(len(epilogue.steps)))
 
 

@@ -43,11 +43,8 @@ class FlashShape:
         """Check sizes, mask and names."""
         sizes = (self.batch, self.rows, self.keys, self.depth, self.width)
         if min(sizes) < 1 or self.mask not in MASKS or not set(self.shared) <= set(TENSORS):
-            raise InputError(
-                f"sizes of at least 1, a mask of {MASKS}, shared tensors among {TENSORS}",
-                f"{sizes}, {self.mask!r}, {self.shared}",
-                "check the shape",
-            )
+            wanted = f"sizes of at least 1, a mask of {MASKS}, shared tensors among {TENSORS}"
+            raise InputError(wanted, f"{sizes}, {self.mask!r}, {self.shared}", "check the shape")
 
     @property
     def fractals(self) -> tuple[int, int, int, int]:
@@ -116,16 +113,12 @@ def check_tiling(shape: FlashShape, tiling: FlashTiling, chip: Chip) -> None:
             "use kernels.flash_split, whose phases meet in L2",
         )
     if min(tiling.rows, tiling.keys) < FRACTAL or (tiling.rows | tiling.keys) % FRACTAL:
-        raise InputError(
-            f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}", "round them"
-        )
+        wanted, got = f"blocks in multiples of {FRACTAL} rows", f"{tiling.rows}, {tiling.keys}"
+        raise InputError(wanted, got, "round them")
     cores = tiling.grid_batch * tiling.grid_rows
     if min(tiling.grid_batch, tiling.grid_rows) < 1 or cores > chip.core_count:
-        raise InputError(
-            f"a grid of 1 to {chip.core_count} cores of {chip.name}",
-            f"{tiling.grid_batch}x{tiling.grid_rows}",
-            "change it",
-        )
+        wanted = f"a grid of 1 to {chip.core_count} cores of {chip.name}"
+        raise InputError(wanted, f"{tiling.grid_batch}x{tiling.grid_rows}", "change it")
     for space, size in tile_bytes(shape, tiling).items():
         if size > chip.buffers[space]:
             raise CapacityError(

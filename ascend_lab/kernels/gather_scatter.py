@@ -88,9 +88,8 @@ def scatter_launch(
     """
     table = _table(rows, columns, picks, dtype)
     if mode not in ("update", "add") or method not in ("owner", "atomic"):
-        raise InputError(
-            "mode update or add, method owner or atomic", f"{mode}, {method}", "choose one of each"
-        )
+        wanted, got = "mode update or add, method owner or atomic", f"{mode}, {method}"
+        raise InputError(wanted, got, "choose one of each")
     if method == "atomic":
         return _atomic_launch(chip, table, mode)
     narrow = chip.combined and columns < table.block
@@ -103,17 +102,11 @@ def scatter_launch(
 
 def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
     if mode != "add" or table.dtype not in ATOMIC_FORMATS:
-        raise TypeMismatchError(
-            f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}",
-            f"{mode} in {table.dtype}",
-            'use method="owner"',
-        )
+        wanted, got = f"atomic: mode add in {', '.join(ATOMIC_FORMATS)}", f"{mode} in {table.dtype}"
+        raise TypeMismatchError(wanted, got, 'use method="owner"')
     if chip.combined and table.columns % table.block:
-        raise ShapeError(
-            f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}",
-            str(table.columns),
-            'pad the rows or use method="owner"',
-        )
+        wanted = f"atomic: rows of whole blocks, multiples of {table.block} columns, on {chip.name}"
+        raise ShapeError(wanted, str(table.columns), 'pad the rows or use method="owner"')
 
     def program(share: Share) -> Program:
         own = Own(share, (table.columns, 0, 0))
@@ -124,11 +117,8 @@ def _atomic_launch(chip: Chip, table: Table, mode: str) -> Launch:
 
 def _table(rows: int, columns: int, picks: int, dtype: str) -> Table:
     if min(rows, columns, picks) < 1:
-        raise ShapeError(
-            "rows, columns and indices, one or more of each",
-            f"{rows}, {columns}, {picks}",
-            "leave the operator out",
-        )
+        wanted = "rows, columns and indices, one or more of each"
+        raise ShapeError(wanted, f"{rows}, {columns}, {picks}", "leave the operator out")
     return Table(rows, columns, picks, dtype)
 
 

@@ -1,4 +1,4 @@
-"""What to multiply and how to tile it: problem, tiling, legality."""
+"""What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
 
 from __future__ import annotations
 
@@ -88,17 +88,11 @@ class GemmShape:
     def __post_init__(self) -> None:
         """Check sizes and formats; the default output format is the accumulator's."""
         if min(self.m, self.k, self.n) < 1:
-            raise InputError(
-                "m, k and n of at least 1",
-                f"{self.m}, {self.k}, {self.n}",
-                "give three positive sizes",
-            )
+            wanted, got = "m, k and n of at least 1", f"{self.m}, {self.k}, {self.n}"
+            raise InputError(wanted, got, "give three positive sizes")
         if max(self.m, self.k, self.n) > 1 << 24 or self.ops > 1 << 56:
-            raise InputError(
-                "m, k and n of at most 16777216, and 2 m k n of at most 2^56",
-                f"{self.m}, {self.k}, {self.n}",
-                "split it",
-            )
+            wanted = "m, k and n of at most 16777216, and 2 m k n of at most 2^56"
+            raise InputError(wanted, f"{self.m}, {self.k}, {self.n}", "split it")
         if self.dtype not in ACCUMULATOR:
             raise InputError(f"dtype {', '.join(ACCUMULATOR)}", self.dtype, "convert the operands")
         if not self.out_dtype:
@@ -142,9 +136,8 @@ def check_schedule(shape: GemmShape, schedule: GemmSchedule, chip: Chip) -> None
         )
     cores = schedule.grid_rows * schedule.grid_cols
     if cores > chip.core_count:
-        raise InputError(
-            f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores), "shrink it"
-        )
+        wanted, got = f"a grid of at most {chip.core_count} cores on {chip.name}", str(cores)
+        raise InputError(wanted, got, "shrink it")
     _check_choices(schedule, chip)
     for space, size in tile_bytes(shape, schedule).items():
         if size > chip.buffers[space]:
@@ -168,17 +161,11 @@ def _check_choices(schedule: GemmSchedule, chip: Chip) -> None:
             known = ", ".join(repr(v) for v in allowed)
             raise InputError(f"{name} of {known}", repr(value), "take one of these")
     if schedule.keep and schedule.order != KEEP_ORDER[schedule.keep]:
-        raise InputError(
-            f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}',
-            repr(schedule.order),
-            "what stays in L1 belongs to the outer loop",
-        )
+        wanted = f'order "{KEEP_ORDER[schedule.keep]}" to keep {schedule.keep.upper()}'
+        raise InputError(wanted, repr(schedule.order), "what stays in L1 belongs to the outer loop")
     if schedule.keep and schedule.keep in schedule.bypass:
-        raise InputError(
-            "another operand to bypass L1 than the one kept there",
-            schedule.keep,
-            "drop one of both",
-        )
+        wanted, got = "another operand to bypass L1 than the one kept there", schedule.keep
+        raise InputError(wanted, got, "drop one of both")
     for name in schedule.bypass.upper():
         if ("GM", "L0" + name) not in chip.paths:
             raise InputError(f"a chip with a path from GM to L0{name}", chip.name, "stage it in L1")
@@ -200,9 +187,7 @@ def tile_bytes(shape: GemmShape, schedule: GemmSchedule) -> dict[str, int]:
     }
 
 
-# Many GEMM tilings as arrays, and the bytes each makes the chip fetch from device memory.
-
-
+# -- many tilings as arrays -----------------------------------------------------------------------
 Array = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -224,22 +209,20 @@ class Tilings:
 
     def schedule(self, index: int, dtype: str) -> GemmSchedule:
         """Return one candidate as a schedule in elements."""
-        sides = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
         values = [int(getattr(self, f.name)[index]) for f in fields(self)]
-        m, k, n, step, rows, cols = (v * unit for v, unit in zip(values, sides, strict=True))
-        return GemmSchedule(m, k, n, step, rows, cols)
+        return GemmSchedule(*(v * u for v, u in zip(values, _units(dtype), strict=True)))
+
+
+def _units(dtype: str) -> tuple[int, ...]:
+    """Elements that the first six fields of a schedule count in."""
+    return FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1
 
 
 def tilings_of(schedules: Sequence[GemmSchedule], dtype: str) -> Tilings:
     """Return schedules as arrays."""
-    units = (FRACTAL, c0_of(dtype), FRACTAL, 1, 1, 1)
-    names = [f.name for f in fields(GemmSchedule)][: len(units)]
-    return Tilings(
-        *(
-            np.array([getattr(s, name) for s in schedules], np.int64) // unit
-            for name, unit in zip(names, units, strict=True)
-        )
-    )
+    names = [f.name for f in fields(GemmSchedule)][: len(fields(Tilings))]
+    columns = (np.array([getattr(s, name) for s in schedules], np.int64) for name in names)
+    return Tilings(*(c // u for c, u in zip(columns, _units(dtype), strict=True)))
 
 
 def memory_traffic(shape: GemmShape, chip: Chip, t: Tilings) -> tuple[dict[str, Floats], Array]:

@@ -21,11 +21,8 @@ from ascend_lab.layout import AddressMap, address_map, pack, unpack
 def pack_gemm(shape: GemmShape, a: NDArray[Any], b: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Lay row-major A (m, k) and B (k, n) out as the kernel reads them, padded with zeros."""
     if a.shape != (shape.m, shape.k) or b.shape != (shape.k, shape.n):
-        raise InputError(
-            f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}",
-            f"{a.shape} and {b.shape}",
-            "pass row-major matrices of the problem's size",
-        )
+        wanted, got = f"A {shape.m}x{shape.k} and B {shape.k}x{shape.n}", f"{a.shape} and {b.shape}"
+        raise InputError(wanted, got, "pass row-major matrices of the problem's size")
     return {
         "a": pack(address_map("FRACTAL_NZ", a.shape, shape.dtype), a),
         "b": pack(address_map("FRACTAL_ZN", b.shape, shape.dtype), b),

@@ -35,9 +35,8 @@ def slice_launch(
     ranges = [range(b, e, s) for b, e, s in zip(begin, end, steps, strict=True)]
     for axis, (n, r) in enumerate(zip(shape, ranges, strict=True)):
         if not r or min(r[0], r[-1]) < 0 or max(r[0], r[-1]) >= n:
-            raise ShapeError(
-                f"positions 0..{n - 1} on axis {axis}, at least one", str(r), "check begin and end"
-            )
+            wanted, got = f"positions 0..{n - 1} on axis {axis}, at least one", str(r)
+            raise ShapeError(wanted, got, "check begin and end")
     strides = row_major(shape)
     sizes = tuple(len(r) for r in ranges)
     return copy_launch(
@@ -71,9 +70,8 @@ def split_launch(
     """y0, y1, .. = x cut along `axis` into pieces of `parts` rows. Raises `ShapeError`."""
     axis = axis_of(shape, axis)
     if sum(parts) != shape[axis] or min(parts, default=0) < 1:
-        raise ShapeError(
-            f"parts of 1 or more that sum to {shape[axis]}", str(tuple(parts)), "check axis"
-        )
+        wanted, got = f"parts of 1 or more that sum to {shape[axis]}", str(tuple(parts))
+        raise ShapeError(wanted, got, "check axis")
     shapes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in parts]
     _, moves = _pieces(shapes, axis, split=True)
     tensors = {"x": math.prod(shape)} | {f"y{i}": math.prod(s) for i, s in enumerate(shapes)}
@@ -115,9 +113,8 @@ def pad_launch(
 ) -> Launch:
     """y = x with (before, after) elements of `value` added on every axis. Raises `ShapeError`."""
     if len(pads) != len(shape) or any(len(p) != 2 or min(p) < 0 for p in pads):
-        raise ShapeError(
-            f"(before, after) >= 0 for each axis of {tuple(shape)}", str(tuple(pads)), "mend it"
-        )
+        wanted, got = f"(before, after) >= 0 for each axis of {tuple(shape)}", str(tuple(pads))
+        raise ShapeError(wanted, got, "mend it")
     sizes = tuple(n + lo + hi for n, (lo, hi) in zip(shape, pads, strict=True))
     strides = row_major(sizes)
     inside = sum(lo * s for (lo, _), s in zip(pads, strides, strict=True))
@@ -137,9 +134,8 @@ def reshape_launch(chip: Chip, shape: Sequence[int], to: Sequence[int], dtype: s
     """y = x.reshape(to): one contiguous copy. Raises `ShapeError` for another element count."""
     n = math.prod(shape)
     if math.prod(to) != n:
-        raise ShapeError(
-            f"a shape of {n} elements, as {tuple(shape)}", str(tuple(to)), "check the sizes"
-        )
+        wanted, got = f"a shape of {n} elements, as {tuple(shape)}", str(tuple(to))
+        raise ShapeError(wanted, got, "check the sizes")
     return copy_launch(chip, dtype, (n,), (1,), (1,), name="reshape")
 
 
@@ -147,7 +143,6 @@ def axis_of(shape: Sequence[int], axis: int) -> int:
     """Return `axis` counted from 0; raise `ShapeError` outside -rank .. rank-1."""
     rank = len(shape)
     if not -rank <= axis < rank:
-        raise ShapeError(
-            f"an axis in {-rank}..{rank - 1} of {tuple(shape)}", str(axis), "check the rank"
-        )
+        wanted, got = f"an axis in {-rank}..{rank - 1} of {tuple(shape)}", str(axis)
+        raise ShapeError(wanted, got, "check the rank")
     return axis % rank

@@ -87,11 +87,8 @@ def run_kernel_file(
     names = _load(file)
     program = _call(file, "kernel", names["kernel"], chip)
     if not isinstance(program, Program | Launch):
-        raise InputError(
-            f"{file}: kernel(chip) returning a Program or Launch",
-            type(program).__name__,
-            "end it with `return k.finish()`",
-        )
+        wanted, got = f"{file}: kernel(chip) returning a Program or Launch", type(program).__name__
+        raise InputError(wanted, got, "end it with `return k.finish()`")
     arrays = _call(file, "inputs", names["inputs"], np.random.default_rng(seed))
     wanted = _call(file, "reference", names["reference"], arrays)
     for name, value in (("inputs", arrays), ("reference", wanted)):
@@ -117,9 +114,8 @@ def _numbers(file: str | Path, name: str, expected: Any) -> Any:
     except ValueError as error:
         raise InputError(f"{file}: reference {name} as one array", str(error)) from error
     if array.dtype.kind not in "fiub":
-        raise InputError(
-            f"{file}: reference {name} of numbers", str(array.dtype), "return a NumPy array"
-        )
+        wanted, got = f"{file}: reference {name} of numbers", str(array.dtype)
+        raise InputError(wanted, got, "return a NumPy array")
     return array
 
 
@@ -160,11 +156,8 @@ def _load(file: str | Path) -> dict[str, Any]:
         raise _wrong(file, "loading", error) from error
     missing = [n for n in NAMES if not callable(names.get(n))]
     if missing:
-        raise InputError(
-            f"{file}: functions {', '.join(NAMES)}",
-            f"no {', '.join(missing)}",
-            "copy notebooks/my_kernel.py and change it",
-        )
+        wanted, got = f"{file}: functions {', '.join(NAMES)}", f"no {', '.join(missing)}"
+        raise InputError(wanted, got, "copy notebooks/my_kernel.py and change it")
     return names
 
 

@@ -58,11 +58,8 @@ class Permutation:
 def permutation(shape: Sequence[int], perm: Sequence[int]) -> Permutation:
     """Return the joined counters of y = x.transpose(perm). Raises `ShapeError`."""
     if sorted(perm) != list(range(len(shape))) or min(shape, default=1) < 1:
-        raise ShapeError(
-            f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more",
-            f"{tuple(perm)} of {tuple(shape)}",
-            "name each axis once",
-        )
+        wanted = f"a permutation of axes 0..{len(shape) - 1} and sizes of 1 or more"
+        raise ShapeError(wanted, f"{tuple(perm)} of {tuple(shape)}", "name each axis once")
     source, target = row_major(shape), row_major([shape[p] for p in perm])
     steps = zip((shape[p] for p in perm), (source[p] for p in perm), target, strict=True)
     dims = merged([Dim(*step) for step in steps])

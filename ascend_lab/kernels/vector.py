@@ -26,9 +26,8 @@ def elementwise_program(
     """
     lanes = chip.vector_bytes_per_repeat // DTYPE_BYTES[dtype]
     if tile % lanes or elements % tile or tile < lanes:
-        raise InputError(
-            f"tiles of a multiple of {lanes} elements that divide {elements}", str(tile), "round it"
-        )
+        wanted, got = f"tiles of a multiple of {lanes} elements that divide {elements}", str(tile)
+        raise InputError(wanted, got, "round it")
     names = ("x1", "x2") if op in ("vadd", "vsub", "vmul", "vdiv", "vmax", "vmin") else ("x1",)
     k = KernelBuilder(op, chip)
     total = elements * cores

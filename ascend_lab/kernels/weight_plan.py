@@ -1,10 +1,14 @@
-"""Where images lie in L1 for the weight gradient: every tap a shifted view of flat pixels.
+"""The tiling of the weight gradient: planes of pixels in L1, tiles of the result, cores.
 
-One axis at a time. Output o and tap i meet at x[o stride + i dilation - pad]. Split by the
-remainder p = (i dilation) mod stride into phases; in phase p entry a is x[a stride + p - pad], and
-the tap reads entry o + (i dilation) div stride: a shift, whatever the stride. Entries beyond the
-image are zeros. Neighbouring lines share them where one's zeros at the end can be the next one's
-at the start.
+The product is (k, pixels) x (pixels, c r s). A core keeps a tile of m blocks of output channels by
+c1 blocks of input channels, all taps, in L0C and walks its pixels: stages of whole images, or of
+bands of rows of one image. Where cores divide the pixels, each writes partial sums.
+
+In L1 every tap is a shifted view of flat pixels. One axis at a time: output o and tap i meet at
+x[o stride + i dilation - pad]. Split by the remainder p = (i dilation) mod stride into phases; in
+phase p entry a is x[a stride + p - pad], and the tap reads entry o + (i dilation) div stride: a
+shift, whatever the stride. Entries beyond the image are zeros. Neighbouring lines share them where
+one's zeros at the end can be the next one's at the start.
 """
 
 from __future__ import annotations
@@ -20,7 +24,13 @@ from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, Pair
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 
+SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
+"""Blocks of channels of a tile that are tried."""
+PHASE_CYCLES = 1000
+"""Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
 
+
+# -- planes of pixels -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Entries low .. high-1 of a phase lie in the image, the first of them at pixel `first`."""
@@ -53,16 +63,12 @@ class Axis:
 @lru_cache(maxsize=256)
 def axes_of(shape: ConvShape) -> tuple[Axis, Axis]:
     """Return the rows and the columns of a convolution."""
-    sizes, kernel = (shape.h, shape.w), (shape.r, shape.s)
-    top, _, left, _ = shape.pads
-    rows, columns = (
-        _axis(shape.out_hw[i], sizes[i], kernel[i], shape.strides[i], shape.dilations[i], pad)
-        for i, pad in enumerate((top, left))
-    )
-    return rows, columns
+    return _axis(shape, 0), _axis(shape, 1)
 
 
-def _axis(outputs: int, size: int, kernel: int, stride: int, dilation: int, pad: int) -> Axis:
+def _axis(shape: ConvShape, i: int) -> Axis:
+    outputs, size, kernel = shape.out_hw[i], (shape.h, shape.w)[i], (shape.r, shape.s)[i]
+    stride, dilation, pad = shape.strides[i], shape.dilations[i], shape.pads[2 * i]
     residues = sorted({i * dilation % stride for i in range(kernel)})
     taps = tuple(
         (residues.index(i * dilation % stride), i * dilation // stride) for i in range(kernel)
@@ -129,21 +135,6 @@ class Plane:
         return [g for g in found if g.length > 0 and min(g.counts) > 0]
 
 
-# The tiling of the weight gradient: tiles of the result, stages of pixels, cores.
-#
-# The product is (k, pixels) x (pixels, c r s). A core keeps a tile of m blocks of output channels
-# by
-# c1 blocks of input channels, all taps, in L0C and walks its pixels: stages of whole images, or
-# of
-# bands of rows of one image. Where cores divide the pixels, each writes partial sums.
-
-
-SIDES = (1, 2, 3, 4, 6, 7, 8, 12, 14, 16)
-"""Blocks of channels of a tile that are tried."""
-PHASE_CYCLES = 1000
-"""Cycles that a second phase costs before it moves a byte, about: a guess for choosing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Pixels in L1 at once: `images` whole ones, or `rows` output rows of one."""
@@ -152,6 +143,37 @@ class Stage:
     rows: int
 
 
+def fractals_of(shape: ConvShape, stage: Stage) -> int:
+    """Fractals of 16 flat pixels of a stage."""
+    rows, columns = axes_of(shape)
+    return up(((stage.images - 1) * rows.pitch + stage.rows) * columns.pitch, FRACTAL)
+
+
+def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
+    """Return how a channel block of the gradient lies in a stage."""
+    rows, columns = axes_of(shape)
+    pixels, pitch = fractals_of(shape, stage) * FRACTAL, columns.pitch
+    sides = (0, stage.rows), (0, columns.outputs)
+    return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sides)
+
+
+def image_pixels(shape: ConvShape, stage: Stage) -> int:
+    """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
+    rows, columns = axes_of(shape)
+    return fractals_of(shape, stage) * FRACTAL + rows.reach * columns.pitch + columns.reach
+
+
+def image_plane(
+    shape: ConvShape, stage: Stage, phase: tuple[int, int], inside: tuple[int, int]
+) -> Plane:
+    """Return how a channel block of one phase of x lies in a stage; `inside`: its rows."""
+    rows, columns = axes_of(shape)
+    p, pitch = columns.phases[phase[1]], columns.pitch
+    sides = inside, (p.low, p.high)
+    return Plane(image_pixels(shape, stage), stage.images, rows.pitch * pitch, pitch, *sides)
+
+
+# -- plans ----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
     """m and c1 in channel blocks, `depth` fractals of pixels a step.
@@ -180,52 +202,11 @@ def tile_blocks(shape: ConvShape) -> Pair:
     return (shape.blocks[0], 1) if shape.groups > 1 else shape.blocks
 
 
-def fractals_of(shape: ConvShape, stage: Stage) -> int:
-    """Fractals of 16 flat pixels of a stage."""
-    rows, columns = axes_of(shape)
-    lines = (stage.images - 1) * rows.pitch + stage.rows
-    return up(lines * columns.pitch, FRACTAL)
-
-
-def grad_plane(shape: ConvShape, stage: Stage) -> Plane:
-    """Return how a channel block of the gradient lies in a stage."""
-    rows, columns = axes_of(shape)
-    pixels = fractals_of(shape, stage) * FRACTAL
-    pitch = columns.pitch
-    sizes = (0, stage.rows), (0, columns.outputs)
-    return Plane(pixels, stage.images, rows.pitch * pitch, pitch, *sizes)
-
-
-def image_pixels(shape: ConvShape, stage: Stage) -> int:
-    """Pixels of a channel block of one phase of x in a stage: what the shifted views reach."""
-    rows, columns = axes_of(shape)
-    return fractals_of(shape, stage) * FRACTAL + rows.reach * columns.pitch + columns.reach
-
-
-def image_plane(
-    shape: ConvShape, stage: Stage, phase: tuple[int, int], inside: tuple[int, int]
-) -> Plane:
-    """Return how a channel block of one phase of x lies in a stage; `inside`: its rows."""
-    rows, columns = axes_of(shape)
-    p, pitch = columns.phases[phase[1]], columns.pitch
-    pixels, image = image_pixels(shape, stage), rows.pitch * pitch
-    return Plane(pixels, stage.images, image, pitch, inside, (p.low, p.high))
-
-
-def slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> tuple[int, int]:
-    """L1 bytes of one slot of x and of the gradient."""
-    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    rows, columns = axes_of(shape)
-    phases = len(rows.phases) * len(columns.phases)
-    x = phases * c1 * image_pixels(shape, stage)
-    return x * pixel, m * grad_plane(shape, stage).pixels * pixel
-
-
 def weight_plan(shape: ConvShape, chip: Chip) -> WeightPlan:
     """Return the plan with the least estimated time; raise `CapacityError` if none fits."""
     found = min(_plans(shape, chip), key=lambda p: _cycles(shape, chip, p), default=None)
     if found is None:
-        needed = max(1024 * shape.taps, 2 * sum(slot_bytes(shape, Stage(1, 1), 1, 1)))
+        needed = max(1024 * shape.taps, 2 * _slot_bytes(shape, Stage(1, 1), 1, 1))
         raise CapacityError(
             f"sums of {shape.taps} taps in L0C, and a row of pixels twice in L1: {needed} bytes",
             f"{chip.buffers['L0C']} and {chip.buffers['L1']} on {chip.name}",
@@ -239,11 +220,23 @@ def has_plan(shape: ConvShape, chip: Chip) -> bool:
     return next(_plans(shape, chip), None) is not None
 
 
+def _pixel_bytes(shape: ConvShape) -> int:
+    return c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
+
+
+def _slot_bytes(shape: ConvShape, stage: Stage, m: int, c1: int) -> int:
+    """L1 bytes of one slot of x and of the gradient."""
+    rows, columns = axes_of(shape)
+    x = len(rows.phases) * len(columns.phases) * c1 * image_pixels(shape, stage)
+    return (x + m * grad_plane(shape, stage).pixels) * _pixel_bytes(shape)
+
+
 def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
     c_all, m_all = tile_blocks(shape)
-    stages = list(_stages(shape))
-    area = FRACTAL * c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
-    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * area)
+    oh = shape.out_hw[0]
+    stages = [Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0]
+    stages += [Stage(1, r) for r in range(1, oh) if oh % r == 0]
+    half = min(chip.buffers["L0A"], chip.buffers["L0B"]) // (2 * FRACTAL * _pixel_bytes(shape))
     sums = FRACTAL * FRACTAL * DTYPE_BYTES[ACCUMULATOR[shape.dtype]] * shape.taps
     most = m_all, c_all if shape.groups == 1 else 1
     for m, c1 in product(*(sorted({min(s, every) for s in SIDES}) for every in most)):
@@ -252,17 +245,10 @@ def _plans(shape: ConvShape, chip: Chip) -> Iterator[WeightPlan]:
         if m < m_all and c1 < c_all and 4 * m * c1 * sums < chip.buffers["L0C"]:
             continue  # a larger tile reads less
         for stage in stages:
-            if 2 * sum(slot_bytes(shape, stage, m, c1)) > chip.buffers["L1"]:
-                continue
-            depth = min(half // m, 16, fractals_of(shape, stage))
-            for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
-                yield WeightPlan(m, c1, depth, stage, grid)
-
-
-def _stages(shape: ConvShape) -> Iterator[Stage]:
-    oh = shape.out_hw[0]
-    yield from (Stage(i, oh) for i in range(1, shape.n + 1) if shape.n % i == 0)
-    yield from (Stage(1, r) for r in range(1, oh) if oh % r == 0)
+            if 2 * _slot_bytes(shape, stage, m, c1) <= chip.buffers["L1"]:
+                depth = min(half // m, 16, fractals_of(shape, stage))
+                for grid in _grids(shape, chip, stage, (up(m_all, m), up(c_all, c1))):
+                    yield WeightPlan(m, c1, depth, stage, grid)
 
 
 def _grids(
@@ -284,7 +270,6 @@ def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
     """Estimate the busiest core: the longest of cube, MTE1 and MTE2 in each stage, and stores."""
     stage, (c_all, m_all) = plan.stage, tile_blocks(shape)
     n, size = plan.c1 * shape.taps, fractals_of(shape, stage)
-    pixel = c0_of(shape.dtype) * DTYPE_BYTES[shape.dtype]
     steps = up(size, plan.depth)
     across = up(n, columns_per_step(chip, plan))
     cube = steps * across * (chip.cube_head_cycles + 4) + plan.m * n * size
@@ -295,17 +280,16 @@ def _cycles(shape: ConvShape, chip: Chip, plan: WeightPlan) -> float:
     tiles = up(up(m_all, plan.m), rows) * up(up(c_all, plan.c1), columns)
     turns = up(groups, images) * up(parts, bands)
     cores = rows * columns * images * bands
-    loaded = stage_pixels(shape, plan) * pixel
+    loaded = _stage_pixels(shape, plan) * _pixel_bytes(shape)
     oh, ow = shape.out_hw
-    whole = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow) * pixel
-    fresh = min(1.0, whole / (cores * tiles * turns * loaded))
+    pixels = shape.n * (c_all * shape.h * shape.w + shape.blocks[1] * oh * ow)
+    fresh = min(1.0, pixels * _pixel_bytes(shape) / (cores * tiles * turns * loaded))
     l2 = min(
         chip.path("GM", "L1").rate_bytes_per_cycle, chip.shared_rate_bytes_per_cycle("L2", cores)
     )
     memory = min(l2, chip.shared_rate_bytes_per_cycle("memory", cores))
     mte2 = loaded * (fresh / memory + (1 - fresh) / l2) + 100
-    store = plan.m * n * 1024 / 64
-    total = tiles * (turns * max(cube, mte1, mte2) + store) + mte2
+    total = tiles * (turns * max(cube, mte1, mte2) + plan.m * n * 1024 / 64) + mte2
     if plan.splits > 1:
         total += PHASE_CYCLES + plan.splits * c_all * shape.taps * m_all * 1024 / (40 * cores)
     return total
@@ -316,7 +300,7 @@ def columns_per_step(chip: Chip, plan: WeightPlan) -> int:
     return max(1, chip.buffers["L0B"] // (2 * 512 * plan.depth))
 
 
-def stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
+def _stage_pixels(shape: ConvShape, plan: WeightPlan) -> int:
     """Pixels of 16 channels that a stage loads."""
     rows, columns = axes_of(shape)
     width = sum(p.high - p.low for p in columns.phases)

@@ -15,9 +15,7 @@ import ipywidgets
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.figures.style import LabFigure
 
-# From `name=(low, high, step)` or `name=[choices]` to an ipywidgets control.
-
-
+# -- from `name=(low, high, step)` or `name=[choices]` to an ipywidgets control --------------------
 _LABEL = {"description_width": "initial"}
 _WIDE = {"width": "26em"}
 
@@ -75,9 +73,7 @@ def _slider(name: str, spec: tuple[Any, ...], default: Any, look: dict[str, Any]
     )
 
 
-# `explore(fig_fn, ...)`: sliders over a figure function, drawn as a picture and its alt text.
-
-
+# -- `explore(fig_fn, ...)`: sliders over a figure function, drawn as a picture and its alt text ---
 class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """Controls, the picture they produce, and its alt text below.
 

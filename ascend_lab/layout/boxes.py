@@ -1,4 +1,4 @@
-"""Two maps composed: the boxes that one strided copy moves from one layout to the other.
+"""Two maps composed: boxes that one strided copy moves, and arrays from layout to layout.
 
 Where both maps step evenly along every axis, source and target address are affine in the same
 counters: that part of the array is a box. Blocks and ragged ends cut the array into a few boxes.
@@ -187,9 +187,7 @@ def _resized(dims: Sequence[Dim], sizes: Sequence[int]) -> tuple[Dim, ...]:
     return tuple(replace(d, count=n) for n, d in zip(sizes, dims, strict=True))
 
 
-# Arrays from one layout to another in NumPy: one mechanism for every pair.
-#
-# A map says how to reshape and permute; a conversion undoes one map and applies the other.
+# -- arrays in NumPy: undo one map, apply the other ------------------------------------------------
 
 
 Values = NDArray[Any]

@@ -1,8 +1,13 @@
-"""The layouts by name: which logical axes they have, and in which order their pieces are stored.
+"""Layouts as address maps: where each element of an array lies, as frozen data.
 
-A layout is one line of text. `N C1 H W C0` reads: channels are cut into blocks, `C1` numbers the
-blocks, `C0` counts inside one, and the five axes are stored row-major in this order. Axes joined
-by `*` are stored as one axis of their product.
+Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
+
+    address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
+
+So the address is a sum of one term per logical axis, and everything else (bytes of padding, runs,
+conversions) follows from the pieces. A named layout is one line of text. `N C1 H W C0` reads:
+channels are cut into blocks, `C1` numbers the blocks, `C0` counts inside one, and the five axes
+are stored row-major in this order. Axes joined by `*` are stored as one axis of their product.
 
 Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
 """
@@ -84,17 +89,7 @@ def c0_of(dtype: str) -> int:
     return BLOCK_BYTES // DTYPE_BYTES[dtype]
 
 
-# Address maps: where each element of an array lies, as frozen data.
-#
-# Every logical axis is cut into pieces; the pieces, permuted, are the axes of a row-major array.
-#
-#     address(i) = sum over pieces p of  (i[p.axis] // p.step mod p.count) * p.stride
-#
-# So the address is a sum of one term per logical axis, and everything else (bytes of padding,
-# runs,
-# conversions) follows from the pieces.
-
-
+# -- address maps ---------------------------------------------------------------------------------
 Index = Sequence[SupportsIndex | NDArray[Any]]
 
 
@@ -171,7 +166,10 @@ def address_map(
     the accumulator. Raises `LayoutError`.
     """
     form = format_of(name)
-    lane = c0_of(dtype) if c0 is None else _block(c0)
+    lane = c0_of(dtype) if c0 is None else c0
+    if lane < 2 or lane & (lane - 1):
+        wanted = "c0 as a power of two from 2 on"
+        raise LayoutError(wanted, str(c0), "leave it out for 32 bytes / size")
     sizes = _shape(form, shape)
     axes = _named(form, len(sizes))
     place = {axis: i for i, axis in enumerate(axes)}
@@ -187,14 +185,6 @@ def address_map(
     return AddressMap(name, axes, sizes, dtype, pieces, tuple(stored))
 
 
-def _block(c0: int) -> int:
-    if c0 < 2 or c0 & (c0 - 1):
-        raise LayoutError(
-            "c0 as a power of two from 2 on", str(c0), "leave it out for 32 bytes / size"
-        )
-    return c0
-
-
 def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(n) for n in shape)
@@ -202,14 +192,11 @@ def _shape(form: Format, shape: Sequence[int]) -> tuple[int, ...]:
         raise LayoutError(
             f"{form.name}: a shape of whole numbers", repr(shape), "convert it"
         ) from None
-    fixed = len(form.axes) - (REST in form.axes)
-    if len(sizes) < max(fixed, 1) or (REST not in form.axes and len(sizes) > fixed):
-        exactly = "at least " if REST in form.axes else ""
-        raise LayoutError(
-            f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}",
-            f"{len(sizes)}: {sizes}",
-            "reshape the array, or use ND",
-        )
+    free, fixed = REST in form.axes, len([a for a in form.axes if a != REST])
+    if len(sizes) < max(fixed, 1) or (not free and len(sizes) > fixed):
+        exactly = "at least " if free else ""
+        wanted = f"{form.name}: a shape of {exactly}{max(fixed, 1)} axes, {' '.join(form.axes)}"
+        raise LayoutError(wanted, f"{len(sizes)}: {sizes}", "reshape the array, or use ND")
     if min(sizes) < 1:
         raise LayoutError(f"{form.name}: axes of at least 1 element", str(sizes), "drop the tensor")
     return sizes
@@ -240,21 +227,15 @@ def _piece(
 def check_index(layout: AddressMap, index: Index) -> list[NDArray[np.int64]]:
     """Return the index as integer arrays; raise `LayoutError` where it leaves the logical shape."""
     if len(index) != len(layout.shape):
-        raise LayoutError(
-            f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers",
-            f"{len(index)}",
-            f"give {', '.join(layout.axes)}",
-        )
+        wanted = f"{layout.format} {layout.shape}: an index of {len(layout.shape)} numbers"
+        raise LayoutError(wanted, f"{len(index)}", f"give {', '.join(layout.axes)}")
     arrays = [np.asarray(i) for i in index]
     for name, size, array in zip(layout.axes, layout.shape, arrays, strict=True):
         if array.dtype.kind not in "iu":
             raise LayoutError(f"index {name}: whole numbers", str(array.dtype), "convert it")
         if array.size and (array.min() < 0 or array.max() >= size):
-            raise LayoutError(
-                f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}",
-                f"{array.min()}..{array.max()}",
-                "padding has no index",
-            )
+            wanted = f"index {name} in 0..{size - 1} of {layout.format} {layout.shape}"
+            raise LayoutError(wanted, f"{array.min()}..{array.max()}", "padding has no index")
     return [array.astype(np.int64) for array in arrays]
 
 
@@ -279,11 +260,8 @@ def addresses(layout: AddressMap) -> NDArray[np.int64]:
 def element_at(layout: AddressMap, place: int) -> tuple[int, ...] | None:
     """Return the index of the element stored at address `place`, or None for padding."""
     if not 0 <= place < layout.elements:
-        raise LayoutError(
-            f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}",
-            str(place),
-            "addresses count elements, not bytes",
-        )
+        wanted = f"an address in 0..{layout.elements - 1} of {layout.format} {layout.shape}"
+        raise LayoutError(wanted, str(place), "addresses count elements, not bytes")
     index = [0] * len(layout.shape)
     for piece in layout.pieces:
         index[piece.axis] += place // piece.stride % piece.count * piece.step

@@ -61,11 +61,8 @@ class Move:
                 )
             low, high = view.reach(self.sizes) if math.prod(self.sizes) else (0, -1)
             if low < 0 or high >= tensors[view.tensor]:
-                raise ShapeError(
-                    f"a view inside the {tensors[view.tensor]} elements of {view.tensor}",
-                    f"{low}..{high}",
-                    "check offset, sizes and strides",
-                )
+                wanted = f"a view inside the {tensors[view.tensor]} elements of {view.tensor}"
+                raise ShapeError(wanted, f"{low}..{high}", "check offset, sizes and strides")
 
     @property
     def job(self) -> Job:
@@ -354,9 +351,3 @@ class MoveWriter:
         steps = max(trips // max(self.chip.scalar_cycles, 1), 1)
         src = fill or self.gm[job.source].region(source, 1)
         self.k.scalar(self.gm[job.target].region(target, 1), src, steps=steps)
-
-
-# Strided moves under their old address.
-
-
-__all__ = ["Move", "View", "copy_launch", "moves_launch", "row_major"]

@@ -22,7 +22,6 @@ from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import training as training
 from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does
 from ascend_lab.ops.formats import Tolerance, TypeRule, exact, rounded
-from ascend_lab.ops.generate import make_test
 from ascend_lab.ops.gradients import Site, gradient
 from ascend_lab.ops.operator import (
     OPERATORS,
@@ -35,16 +34,8 @@ from ascend_lab.ops.operator import (
     get,
     register,
 )
-from ascend_lab.ops.slicing import (
-    AxisRule,
-    Cut,
-    Reduction,
-    SliceRules,
-    Source,
-    Window,
-    cut,
-    take,
-)
+from ascend_lab.ops.slicing import AxisRule, Cut, Reduction, SliceRules, Source, Window, cut, take
+from ascend_lab.ops.verify import make_test
 
 __all__ = [
     "OPERATORS",

@@ -26,18 +26,9 @@ from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, batched, matmul_rules, product_shape, slopes
 from ascend_lab.ops.normalise import softmax, softmax_grad, softmax_values
-from ascend_lab.ops.operator import (
-    Call,
-    Domain,
-    Example,
-    Grads,
-    Template,
-    define,
-    get,
-    register,
-)
+from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define, get, register
 from ascend_lab.ops.shapes import FINITE, Shape, broadcast_shape
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules, following
+from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, elementwise_rules, following
 
 TYPES = TypeRule(("fp16", "bf16"), unit="cube")
 # probabilities are rounded to fp16 before the second product
@@ -85,7 +76,6 @@ define(
         "CubeMatmul", matmul_rules(shapes[0], shapes[1], False, True).axes
     ),
     backward=lambda s: slopes(s, "batch_matmul", s.net.scaled(s.g, _site_scale(s)), False, True),
-    layouts={"q": "FRACTAL_NZ", "k": "FRACTAL_NZ", "scores": "FRACTAL_NZ"},
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 17, 16), (2, 33, 16))),
@@ -140,7 +130,6 @@ define(
     shape_rule=_context_shape, types=TYPES,
     slicing=lambda shapes: matmul_rules(shapes[0], shapes[1], False, False),
     backward=lambda s: slopes(s, "batch_matmul", s.g, False, False),
-    layouts={"probabilities": "FRACTAL_NZ", "v": "FRACTAL_NZ", "context": "FRACTAL_NZ"},
     domains={"probabilities": Domain(0.0, 1.0)}, tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1))), Example(((2, 17, 33), (2, 33, 16))),
@@ -195,14 +184,12 @@ def _attention_slices(shapes: tuple[Shape, ...], *, scale: float | None) -> Slic
     scores = product_shape(q, k, False, True)
     out = product_shape(scores, v, False, False)
     batch = following((q[:-2], k[:-2], v[:-2]), out[:-2])
-    last = len(out) - 1
     found = [*batch, (Source(0, len(q) - 2),), (Source(2, len(v) - 1),)]
     for mask in shapes[3:]:
         extra = following((mask,), scores)[:-1]
         for axis, sources in enumerate(extra):
             found[axis] = (*found[axis], *(Source(3, s.axis) for s in sources))
-    axes = tuple(AxisRule(i, "free", s, (i,)) for i, s in enumerate(found))
-    return SliceRules("CubeMatmul", axes) if last else SliceRules("CubeMatmul", ())
+    return axis_rules("CubeMatmul", found)
 
 
 define(
@@ -220,12 +207,9 @@ define(
 )  # fmt: skip
 
 
-# FlashAttention: attention with a kernel that never stores the scores in device memory.
-#
-# Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with
-# IO-Awareness".
-
-
+# -- FlashAttention: a kernel that never stores the scores in device memory ------------------------
+# Source: Dao et al. 2022, "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-
+# Awareness".
 DTYPE = "fp16"
 
 
@@ -324,7 +308,6 @@ register(
         name="flash_attention",
         summary="softmax(scale q k^T + mask) v, block by block: scores stay on the core",
         template=KERNEL,
-        layouts=dict.fromkeys(("q", "k", "v", "context"), "FRACTAL_NZ"),
         examples=(
             Example(((1, 1), (1, 1), (1, 1))),
             Example(((2, 17, 16), (2, 33, 16), (2, 33, 8))),

@@ -20,16 +20,9 @@ from ascend_lab.kernels.channel_sums import ChannelSums, channel_sums_kernel
 from ascend_lab.ops.expressions import along, narrow, wide
 from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import (
-    Call,
-    Domain,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import Call, Domain, Example, Grads, Template, define
 from ascend_lab.ops.shapes import EPSILON, Shape, check_rank, elements
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, axis_rules, every_input
 
 PARAMETERS = ("scale", "bias", "mean", "variance")
 FIXED = tuple((name, "fp32") for name in PARAMETERS)
@@ -83,16 +76,13 @@ def _inference_values(x: Values, *parameters: Values, epsilon: float) -> Values:
     return result
 
 
-def _channel_sources(rank: int) -> tuple[Source, ...]:
-    return (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
+_CHANNELS = (Source(0, 1), *(Source(i, 0) for i in range(1, 5)))
 
 
 def _inference_slices(shapes: tuple[Shape, ...], *, epsilon: float) -> SliceRules:
-    axes = tuple(
-        AxisRule(i, "free", _channel_sources(len(shapes[0])) if i == 1 else (Source(0, i),), (i,))
-        for i in range(len(shapes[0]))
-    )
-    return SliceRules("ElemwiseBroadcast", axes)
+    sources = [every_input(i) for i in range(len(shapes[0]))]
+    sources[1] = _CHANNELS
+    return axis_rules("ElemwiseBroadcast", sources)
 
 
 # -- training -------------------------------------------------------------------------------------
@@ -132,7 +122,7 @@ def _training_values(
 def _training_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     rank, why = len(shapes[0]), "batch statistics need every image and pixel"
     rules = [AxisRule(axis, "reduce", reason=why, joins=(axis, 0, 0)) for axis in range(rank)]
-    rules[1] = AxisRule(1, "free", _channel_sources(rank), (1, 0, 0))
+    rules[1] = AxisRule(1, "free", _CHANNELS, (1, 0, 0))
     return SliceRules("Reduce", tuple(rules))
 
 
@@ -202,7 +192,7 @@ define(
     attrs={"epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_inference_shape, types=TypeRule(fixed=FIXED), slicing=_inference_slices,
     backward=_inference_slopes, wide=True,
-    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
+    weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     examples=EXAMPLES,
 )  # fmt: skip
@@ -216,29 +206,22 @@ define(
     types=TypeRule(fixed=FIXED, result=lambda main, attrs: (main, "fp32", "fp32")),
     slicing=_training_slices,
     backward=_training_slopes, wide=True,
-    layouts={"x": "NC1HWC0", "y": "NC1HWC0"},
+    weights=(1, 2),
     domains=_POSITIVE, tolerances=_LOOSE,
     # one value per channel has variance 0, and y hangs on rounding alone
     examples=EXAMPLES[1:],
 )  # fmt: skip
 
 
-# The sums behind a batch norm that is trained: statistics of the batch, gradients of its numbers.
-#
+# -- the sums behind a batch norm that is trained --------------------------------------------------
 # With m = n h w elements in a channel, r = 1 / sqrt(variance + epsilon), and sums over n, h and
 # w:
-#
 #     bn_training_reduce(x):                              mean = sum(x) / m, variance (biased)
 #     bn_training_update_grad(grad, x, mean, variance):   dscale = sum(grad (x - mean)) r,
 #                                                         dbias = sum(grad)
-#
 # Images are (n, c, h, w); what there is one of per channel is fp32, (1, c, 1, 1), and so lies
-# beside
-# the image in any layout. Names and division of labour are the vendor's.
-#
-# Source: CANN operator list, BNTrainingReduce and BNTrainingUpdateGrad.
-
-
+# beside the image in any layout. Source: CANN operator list, BNTrainingReduce and
+# BNTrainingUpdateGrad.
 PIXELS = (0, 2, 3)
 LANES = 16
 
@@ -315,10 +298,9 @@ def _kernel(call: Call, chip: Chip) -> Kernel:
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     why = "sums over every image and pixel"
-    sources = tuple(Source(i, 1) for i in range(len(shapes)))
-    rules = [AxisRule(a, "reduce", reason=why, joins=(a, a)) for a in range(4)]
-    rules[1] = AxisRule(1, "free", sources, (1, 1))
-    return SliceRules("Reduce", tuple(rules))
+    return axis_rules(
+        "Reduce", [why, every_input(1, len(shapes)), why, why], kind="reduce", outputs=2
+    )
 
 
 # -- registration ---------------------------------------------------------------------------------
@@ -330,7 +312,7 @@ define(
     shape_rule=_reduce_shape, types=TypeRule(result=lambda main, attrs: ("fp32", "fp32")),
     slicing=_slices,
     template=Template(_kernel, ("x",), "NC1HWC0:16", "NC1HWC0:16", applies=_applies),
-    layouts=dict.fromkeys(("x", "mean", "variance"), "NC1HWC0"), traits=("channel sums",),
+    traits=("channel sums",),
     tolerances=rounded(fp32_ulps=64, atol=2.0**-16),
     examples=tuple(Example((x,)) for x in _IMAGES),
 )  # fmt: skip
@@ -344,7 +326,6 @@ define(
     template=Template(
         _kernel, ("grad", "x", "mean", "variance"), "NC1HWC0:16", "NC1HWC0:16", applies=_applies
     ),
-    layouts=dict.fromkeys(("grad", "x", "mean", "variance", "dscale", "dbias"), "NC1HWC0"),
     traits=("channel sums",),
     domains={"variance": Domain(0.5, 2.0)}, tolerances=rounded(fp32_ulps=64, atol=2.0**-12),
     examples=tuple(Example((x, x, *((1, x[1], 1, 1),) * 2)) for x in _IMAGES),

@@ -93,9 +93,12 @@ def compile(  # noqa: A001 - what it does
                 f"{op.name}: elements to compute", str(shape), "ops.run returns at once"
             )
     call = op.call(shapes, dtypes, attrs)
-    if op.template is not None and op.template.applies(call, chip):
-        return op.template.kernel(call, chip)
-    return te.lower(te.auto_schedule(express(op, shapes, dtypes, **attrs), chip))
+    template = op.template_for(call, chip)
+    return template.kernel(call, chip) if template else te.lower(_schedule(op, call, chip))
+
+
+def _schedule(op: Operator, call: Call, chip: Chip) -> te.Schedule:
+    return te.auto_schedule(express(op, call.shapes, call.dtypes, **call.attrs), chip)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +119,12 @@ def prepare(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any)
     shapes, dtypes = [a.shape for a in arrays], [format_of(a) for a in arrays]
     op.check(shapes, dtypes, attrs, chip)
     op.check_indices(arrays, op.settings(attrs))
-    call, template = op.call(shapes, dtypes, attrs), op.template
-    if template is not None and template.applies(call, chip):
-        kernel = template.kernel(call, chip)
-        return Prepared(kernel, template.tensors(call, arrays), partial(template.outputs, call))
-    schedule = te.auto_schedule(express(op, shapes, dtypes, **attrs), chip)
-    return _scheduled(op, schedule, arrays, call)
+    call = op.call(shapes, dtypes, attrs)
+    template = op.template_for(call, chip)
+    if template:
+        fetch = partial(template.outputs, call)
+        return Prepared(template.kernel(call, chip), template.tensors(call, arrays), fetch)
+    return _scheduled(op, _schedule(op, call, chip), arrays, call)
 
 
 def _scheduled(
@@ -158,8 +161,7 @@ def run(operator: Operator | str, *arrays: Values, chip: Chip, **attrs: Any) -> 
     given = [np.asarray(a) for a in arrays]
     shapes = [a.shape for a in given]
     op.check(shapes, [format_of(a) for a in given], attrs, chip)
-    outs = op.infer(*shapes, **attrs)
-    if any(elements(shape) == 0 for shape in (*shapes, *outs)):
+    if any(elements(shape) == 0 for shape in (*shapes, *op.infer(*shapes, **attrs))):
         return op.reference(*given, **attrs)
     ready = prepare(op, *given, chip=chip, **attrs)
     results = ready.fetch(execute(ready.kernel, ready.tensors, chip))

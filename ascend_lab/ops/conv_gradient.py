@@ -221,7 +221,6 @@ define(
         lambda call, chip: weight_kernel(weight_shape(call), chip), ("x", "grad"), "NC1HWC0",
         extra=_extra, applies=_applies, fetch=_fetch,
     ),
-    layouts={"x": "NC1HWC0", "grad": "NC1HWC0", "dw": "FRACTAL_Z"},
     tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip

@@ -1,7 +1,4 @@
-"""A bias behind a convolution: sums stay wide in memory, a vector phase adds and rounds once.
-
-The convolution leaves (n, k1, pixels, 16), 16 channels side by side; the bias is (k1, 16).
-"""
+"""Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias."""
 
 from __future__ import annotations
 
@@ -35,80 +32,13 @@ from ascend_lab.ops.expressions import (
 from ascend_lab.ops.formats import CUBE_INPUTS, TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.matmul import SUMS, cube_result
-from ascend_lab.ops.operator import Call, Example, Grads, Template, define, get
+from ascend_lab.ops.operator import Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, is_whole, pad_pairs, pair
 from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRules, Source
-
-Feed = Callable[[Call, Sequence[Values]], dict[str, Values]]
-Fetch = Callable[[Call, Mapping[str, Values]], tuple[Values, ...]]
-Build = Callable[[Call, Chip], Any]
-
-
-def has_kernel(call: Call, chip: Chip) -> bool:
-    """Tell whether the cube's kernels accumulate the operands' format."""
-    return call.dtypes[0] in ACCUMULATOR
-
-
-def with_bias(build: Build, feed: Feed, fetch: Fetch, result: Callable[..., str]) -> Template:
-    """Return a template of a convolution, to which a third input adds a bias.
-
-    `result(main, attrs)` is the output format.
-    """
-
-    def kernel(call: Call, chip: Chip) -> Kernel:
-        if len(call.shapes) == 2:
-            return as_kernel(build(call, chip))
-        main = call.dtypes[0]
-        wide = as_kernel(build(_without_bias(call, ACCUMULATOR[main]), chip))
-        phases = tuple(renamed(phase, {"y": "sums"}) for phase in wide.phases)
-        pixels = next(t.elements for t in wide.tensors if t.name == "y")
-        added = _bias_kernel(call, chip, pixels, result(main, call.attrs))
-        return Kernel(f"{wide.name}_bias", (*phases, *added.phases))
-
-    def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-        packed = feed(_without_bias(call), arrays[:2])
-        if len(arrays) > 2:
-            packed["bias"] = _in_blocks(arrays[2], call.outputs[0][1])
-        return packed
-
-    def outputs(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
-        return fetch(_without_bias(call), memory)
-
-    return Template(kernel, applies=has_kernel, feed=tensors, fetch=outputs)
-
-
-def _without_bias(call: Call, out_dtype: str | None = None) -> Call:
-    attrs = {**call.attrs, "out_dtype": out_dtype} if out_dtype else call.attrs
-    return replace(call, shapes=call.shapes[:2], dtypes=call.dtypes[:2], attrs=attrs)
-
-
-def _in_blocks(bias: Values, channels: int) -> Values:
-    """Return the bias as (k1, 16), zero behind the last channel."""
-    wide = np.zeros(-(-channels // FRACTAL) * FRACTAL, bias.dtype)
-    wide[:channels] = bias
-    return wide.reshape(-1, FRACTAL)
-
-
-def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> Kernel:
-    """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
-    n, channels = call.outputs[0][:2]
-    blocks = -(-channels // FRACTAL)
-    pixels = elements // (n * blocks * FRACTAL)
-    wide = ACCUMULATOR[call.dtypes[0]]
-    sums = te.placeholder((n, blocks, pixels, FRACTAL), wide, "sums")
-    bias = narrow(te.placeholder((blocks, FRACTAL), call.dtypes[2], "bias"), wide)
-    column = te.reshape(bias, (1, blocks, 1, FRACTAL))
-    total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
-    return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
-
-
-# Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias.
-
 
 CONV_INPUTS = tuple(d for d in CUBE_INPUTS if d in ACCUMULATOR)
 """Formats that both the cubes and the hand-written kernels take."""
 CONV_TYPES = TypeRule(CONV_INPUTS, (("bias", "result"),), cube_result, "cube")
-LAYOUTS = {"x": "NC1HWC0", "weight": "FRACTAL_Z", "y": "NC1HWC0"}
 COLUMN_BYTES = 2**26
 """Most bytes of windows written out as columns at once."""
 ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
@@ -117,6 +47,12 @@ ATTRS = {"stride": 1, "pad": 0, "dilation": 1, "groups": 1, "out_dtype": None}
 def geometry(stride: Any, pad: Any, dilation: Any, **others: Any) -> tuple[Pair, Pairs, Pair]:
     """Return stride, padding and dilation of all attributes as pairs."""
     return pair("stride", stride), pad_pairs("conv", pad), pair("dilation", dilation)
+
+
+def _groups(x: Shape, attrs: Mapping[str, Any]) -> int:
+    """Return the groups; a depthwise convolution, which has no such attribute, has a channel's."""
+    groups: int = attrs.get("groups", x[1])
+    return groups
 
 
 def check_groups(channels: int, features: int, groups: Any) -> None:
@@ -191,7 +127,7 @@ def conv_weight_slope(
 
 
 def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
-    out = conv_values(x, weight, *geometry(**attrs), attrs["groups"])
+    out = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs))
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
@@ -211,9 +147,9 @@ def input_remainder(size: Pair, kernel: Pair, stride: Any, pad: Any, dilation: A
 
 
 def window_attrs(s: Site) -> dict[str, Any]:
-    """Return stride, padding, dilation, groups; a depthwise convolution has a group a channel."""
-    groups = s.attrs.get("groups", s.shape()[1])
-    return {"groups": groups, **{key: s.attrs[key] for key in ("stride", "pad", "dilation")}}
+    """Return stride, padding, dilation and groups."""
+    own = {key: s.attrs[key] for key in ("stride", "pad", "dilation")}
+    return {"groups": _groups(s.shape(), s.attrs), **own}
 
 
 def bias_slope(s: Site) -> list[Any | None]:
@@ -249,12 +185,12 @@ def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any)
     step, pads, spread = geometry(**attrs)
     out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
-    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, attrs["groups"], sums)
+    y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, _groups(x.shape, attrs), sums)
     return plus_bias(y, bias[0], out) if bias else y
 
 
-def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRules:
-    weight, biased = shapes[1], len(shapes) > 2
+def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
+    weight, biased, groups = shapes[1], len(shapes) > 2, _groups(shapes[0], attrs)
     step, pads, spread = geometry(**attrs)
     features = weight[0] // groups
     grain = features if groups > 1 else 1
@@ -268,7 +204,7 @@ def _slices(shapes: tuple[Shape, ...], *, groups: int, **attrs: Any) -> SliceRul
     )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        if axis == 1 and groups > 1:
+        if axis == 1 and groups > 1 and "groups" in attrs:
             return {"groups": (piece[1] - piece[0]) // features}
         return {"pad": piece_pads(rules[axis], pads, piece, ranges)} if axis >= 2 else {}
 
@@ -281,19 +217,62 @@ def conv_shape(call: Call) -> ConvShape:
     """Return the call as the kernels' description of a convolution."""
     (n, c, h, w), (k, _, r, s) = call.shapes[:2]
     step, pads, spread = geometry(**call.attrs)
-    main, groups = call.dtypes[0], call.attrs["groups"]
+    main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
     return ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),
         spread, groups,
     )  # fmt: skip
 
 
-KERNEL = with_bias(
-    lambda call, chip: conv_launch(conv_shape(call), chip),
-    lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
-    lambda call, memory: (unpack_conv(conv_shape(call), memory),),
-    cube_result,
-)
+# -- a bias: sums stay wide in memory, (n, k1, pixels, 16), a vector phase adds and rounds once --
+Feed = Callable[[Call, Sequence[Values]], dict[str, Values]]
+Fetch = Callable[[Call, Mapping[str, Values]], tuple[Values, ...]]
+Build = Callable[[Call, Chip], Any]
+
+
+def with_bias(build: Build, feed: Feed, fetch: Fetch) -> Template:
+    """Return a template of a convolution, to which a third input adds a bias."""
+
+    def kernel(call: Call, chip: Chip) -> Kernel:
+        if len(call.shapes) == 2:
+            return as_kernel(build(call, chip))
+        main = call.dtypes[0]
+        wide = as_kernel(build(_without_bias(call, ACCUMULATOR[main]), chip))
+        phases = tuple(renamed(phase, {"y": "sums"}) for phase in wide.phases)
+        pixels = next(t.elements for t in wide.tensors if t.name == "y")
+        added = _bias_kernel(call, chip, pixels, cube_result(main, call.attrs))
+        return Kernel(f"{wide.name}_bias", (*phases, *added.phases))
+
+    def tensors(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
+        packed = feed(_without_bias(call), arrays[:2])
+        if len(arrays) > 2:
+            channels = call.outputs[0][1]
+            packed["bias"] = np.zeros((-(-channels // FRACTAL), FRACTAL), arrays[2].dtype)
+            packed["bias"].reshape(-1)[:channels] = arrays[2]
+        return packed
+
+    def outputs(call: Call, memory: Mapping[str, Values]) -> tuple[Values, ...]:
+        return fetch(_without_bias(call), memory)
+
+    return Template(kernel, feed=tensors, fetch=outputs)
+
+
+def _without_bias(call: Call, out_dtype: str | None = None) -> Call:
+    attrs = {**call.attrs, "out_dtype": out_dtype} if out_dtype else call.attrs
+    return replace(call, shapes=call.shapes[:2], dtypes=call.dtypes[:2], attrs=attrs)
+
+
+def _bias_kernel(call: Call, chip: Chip, elements: int, dtype: str) -> Kernel:
+    """Return y = sums + bias on (n, k1, pixels, 16), cast to `dtype` at the end."""
+    n, channels = call.outputs[0][:2]
+    blocks = -(-channels // FRACTAL)
+    pixels = elements // (n * blocks * FRACTAL)
+    wide = ACCUMULATOR[call.dtypes[0]]
+    sums = te.placeholder((n, blocks, pixels, FRACTAL), wide, "sums")
+    bias = narrow(te.placeholder((blocks, FRACTAL), call.dtypes[2], "bias"), wide)
+    column = te.reshape(bias, (1, blocks, 1, FRACTAL))
+    total = narrow(te.vadd(sums, te.broadcast(column, sums.shape)), dtype)
+    return te.lower(te.auto_schedule(te.renamed(total, "y"), chip))
 
 
 _EXAMPLES = (
@@ -311,77 +290,41 @@ define(
     attrs=ATTRS, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=conv_slopes,
-    template=KERNEL, layouts=LAYOUTS, traits=("convolution",),
+    template=with_bias(
+        lambda call, chip: conv_launch(conv_shape(call), chip),
+        lambda call, arrays: pack_conv(conv_shape(call), arrays[0], arrays[1]),
+        lambda call, memory: (unpack_conv(conv_shape(call), memory),),
+    ),
+    traits=("convolution",), weights=(1, 2),
     tolerances=SUMS,
     examples=_EXAMPLES,
 )  # fmt: skip
 
 
-# Depthwise convolution on the vector unit: every channel has a kernel of its own.
-#
-# The cube would multiply mostly zeros. The vector unit multiplies and adds tap by tap in fp16,
-# which
-# rounds twice a tap: faster, and less exact than conv2d with as many groups as channels.
-
-
-CONV = get("conv2d")
-
-
-def _full(x: Shape, attrs: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of conv2d: as many groups as channels."""
-    return {**attrs, "groups": x[1], "out_dtype": None}
-
-
+# -- depthwise, on the vector unit ----------------------------------------------------------------
+# The cube would multiply mostly zeros. The vector unit multiplies and adds tap by tap in fp16: it
+# rounds twice a tap, and is faster and less exact than conv2d with as many groups as channels.
 def _depthwise_shape(x: Shape, weight: Shape, **attrs: Any) -> Shape:
     check_rank("x (n, c, h, w)", x, 4)
     if weight[:2] != (x[1], 1):
         raise ShapeError(
             f"weights ({x[1]}, 1, r, s) for the {x[1]} channels of x {x}", str(weight), "reshape it"
         )
-    out: Shape = CONV.shape_rule(x, weight, **_full(x, attrs))
-    return out
-
-
-def _depthwise_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    """Return conv2d's rules; channels are free, and groups follow from them."""
-    rules = CONV.slice_rules(shapes, _full(shapes[0], attrs))
-
-    def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
-        assert rules.adjust is not None
-        return {k: v for k, v in rules.adjust(axis, piece, ranges).items() if k != "groups"}
-
-    axes: tuple[AxisRule, ...] = rules.axes
-    return replace(rules, axes=axes, adjust=adjust)
-
-
-def _conv_call(call: Call) -> Call:
-    return replace(call, attrs=_full(call.shapes[0], dict(call.attrs)))
-
-
-def _depthwise_feed(call: Call, arrays: Sequence[Values]) -> dict[str, Values]:
-    return pack_depthwise(conv_shape(_conv_call(call)), arrays[0], arrays[1])
-
-
-DEPTHWISE_KERNEL = Template(
-    lambda call, chip: depthwise_launch(conv_shape(_conv_call(call)), chip),
-    feed=_depthwise_feed,
-    fetch=lambda call, memory: (unpack_conv(conv_shape(_conv_call(call)), memory),),
-)
-
-
-def _depthwise(x: te.Tensor, weight: te.Tensor, **attrs: Any) -> te.Tensor:
-    y: te.Tensor = CONV.expression(x, weight, **_full(x.shape, attrs))
-    return y
+    return _shape(x, weight, groups=x[1], **attrs)
 
 
 define(
-    "depthwise_conv2d", ("x", "weight"),
-    lambda x, weight, **attrs: CONV.formula(x, weight, **_full(x.shape, attrs)), _depthwise,
+    "depthwise_conv2d", ("x", "weight"), _values, _expression,
     "each channel convolved with its own kernel, on the vector unit in fp16",
     attrs={"stride": 1, "pad": 0, "dilation": 1},
-    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_depthwise_slices,
+    shape_rule=_depthwise_shape, types=TypeRule(("fp16",)), slicing=_slices,
     backward=conv_slopes,
-    template=DEPTHWISE_KERNEL, layouts=LAYOUTS, traits=("convolution",),
+    template=Template(
+        lambda call, chip: depthwise_launch(conv_shape(call), chip),
+        feed=lambda call, arrays: pack_depthwise(conv_shape(call), arrays[0], arrays[1]),
+        fetch=lambda call, memory: (unpack_conv(conv_shape(call), memory),),
+    ),
+    traits=("convolution",), weights=(1,),
     # 9 products and sums in fp16, each off by half an ulp of a number below 32
     tolerances=rounded(ulps=4.0, atol=2.0**-4),
     examples=(

@@ -17,16 +17,18 @@ from ascend_lab.limits import shown
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, is_whole
-from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, Window
+from ascend_lab.ops.slicing import (
+    AxisRule,
+    Range,
+    Ranges,
+    SliceRules,
+    Source,
+    Window,
+    axis_rules,
+    every_input,
+)
 
 _EXACT = exact()
 
@@ -173,10 +175,7 @@ define(
 )  # fmt: skip
 
 
-# Operators that take tensors apart and put them together: concat and split.
-
-
-# -- concat and split -----------------------------------------------------------------------------
+# -- concat and split ------------------------------------------------------------------------------
 def _concat_shape(*shapes: Shape, axis: int) -> Shape:
     first = shapes[0]
     at = axis_of("concat", axis, first)
@@ -196,17 +195,10 @@ def _bounds(sizes: Sequence[int]) -> list[int]:
 
 
 def _concat_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
-    at = axis_of("concat", axis, shapes[0])
+    at, rank = axis_of("concat", axis, shapes[0]), len(shapes[0])
     why = "its pieces come from different inputs"
-    return SliceRules(
-        "Segment",
-        tuple(
-            AxisRule(i, "whole", reason=why, joins=(i,))
-            if i == at
-            else AxisRule(i, "free", tuple(Source(n, i) for n in range(len(shapes))), (i,))
-            for i in range(len(shapes[0]))
-        ),
-    )
+    sources = [why if i == at else every_input(i, len(shapes)) for i in range(rank)]
+    return axis_rules("Segment", sources)
 
 
 def _concat_slopes(s: Site) -> Grads:
@@ -261,28 +253,19 @@ def _split_shapes(x: Shape, *, sizes: Any, axis: int) -> tuple[Shape, ...]:
 
 
 def _split(x: te.Tensor, *, sizes: Any, axis: int) -> tuple[te.Tensor, ...]:
-    at, start, out = axis_of("split", axis, x.shape), 0, []
-    for size in _split_sizes(x.shape, sizes, axis):
-        begin = tuple(start if i == at else 0 for i in range(len(x.shape)))
-        end = tuple(start + size if i == at else n for i, n in enumerate(x.shape))
+    at, given, out = axis_of("split", axis, x.shape), _split_sizes(x.shape, sizes, axis), []
+    for size, last in zip(given, accumulate(given), strict=True):
+        begin = tuple(last - size if i == at else 0 for i in range(len(x.shape)))
+        end = tuple(last if i == at else n for i, n in enumerate(x.shape))
         out.append(te.slice(x, begin, end))
-        start += size
     return tuple(out)
 
 
 def _split_slices(shapes: tuple[Shape, ...], *, sizes: Any, axis: int) -> SliceRules:
-    x = shapes[0]
+    x, why = shapes[0], "its pieces go to different outputs"
     at, count = axis_of("split", axis, x), len(_split_sizes(x, sizes, axis))
-    why = "its pieces go to different outputs"
-    return SliceRules(
-        "Segment",
-        tuple(
-            AxisRule(i, "whole", reason=why, joins=(i,) * count)
-            if i == at
-            else AxisRule(i, "free", (Source(0, i),), (i,) * count)
-            for i in range(len(x))
-        ),
-    )
+    sources = [why if i == at else every_input(i) for i in range(len(x))]
+    return axis_rules("Segment", sources, outputs=count)
 
 
 def _split_slope(s: Site) -> Grads:

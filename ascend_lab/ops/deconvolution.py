@@ -12,7 +12,6 @@ from ascend_lab.kernels.deconv import DeconvShape, deconv_kernel, pack_deconv, u
 from ascend_lab.ops.convolution import (
     ATTRS,
     CONV_TYPES,
-    LAYOUTS,
     bias_slope,
     check_bias,
     check_groups,
@@ -228,7 +227,6 @@ KERNEL = with_bias(
     lambda call, chip: deconv_kernel(deconv_shape(call), chip),
     lambda call, arrays: pack_deconv(deconv_shape(call), arrays[0], arrays[1]),
     lambda call, memory: (unpack_deconv(deconv_shape(call), memory),),
-    cube_result,
 )
 define(
     "conv_transpose2d", ("x", "weight", "bias"), _values, _expression,
@@ -236,7 +234,8 @@ define(
     attrs={**ATTRS, "output_padding": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=_slopes,
-    template=KERNEL, layouts=LAYOUTS,
+    template=KERNEL,
+    weights=(1, 2),
     tolerances=SUMS,
     examples=(
         Example(((1, 1, 1, 1), (1, 1, 1, 1))),

@@ -1,4 +1,4 @@
-"""Expressions in fp32: narrow operands are cast up first, results are cast back once."""
+"""Words that operators are written with: fp32 inside, broadcasting, sliding windows."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def along(tensor: te.Tensor, axis: int, shape: tuple[int, ...]) -> te.Tensor:
     return te.broadcast(te.reshape(tensor, column), shape)
 
 
-# Sliding windows in NumPy: the view that reads them, and its transpose that adds them up.
-
-
+# -- sliding windows in NumPy: the view that reads them, and its transpose that adds them up -------
 Pair = tuple[int, int]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,12 @@ def numpy_type(dtype: str) -> np.dtype[Any]:
 
 def format_of(array: Values) -> str:
     """Return the number format of a NumPy array ("fp64" for double, which no chip has)."""
-    name = str(array.dtype)
+    return _format(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _format(kind: np.dtype[Any]) -> str:
+    name = str(kind)
     dtype = _NAMES.get(name, name)
     if dtype not in DTYPE_BYTES and dtype not in _MANTISSA_BITS:
         raise TypeMismatchError("an array in a number format of the chips", name, "use astype")
@@ -48,6 +54,11 @@ def format_of(array: Values) -> str:
 def is_float(dtype: str) -> bool:
     """Tell floating-point formats from whole numbers."""
     return dtype in _MANTISSA_BITS
+
+
+def widen(array: Values) -> Values:
+    """Return an array in fp64, or int64 for whole numbers."""
+    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
 
 def round_to(values: Values, dtype: str) -> Values:

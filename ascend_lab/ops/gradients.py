@@ -17,7 +17,7 @@ import numpy as np
 
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.ops.expressions import NARROW
-from ascend_lab.ops.formats import Values, format_of, numpy_type
+from ascend_lab.ops.formats import Values, format_of, numpy_type, widen
 from ascend_lab.ops.operator import OPERATORS, Grads, Operator, get, resolve
 from ascend_lab.ops.shapes import Shape
 
@@ -207,11 +207,16 @@ class _Array:
 
 
 class _Arrays(Writer):
-    """Operators computed at once by their references."""
+    """Operators computed at once: by their formulas on fp64, which needs no cast, or references."""
 
     def add_node(self, op: str, *inputs: _Array, **attrs: Any) -> Any:
-        found = get(op).reference(*(x.values for x in inputs), **attrs)
-        return tuple(map(_Array, found)) if isinstance(found, tuple) else _Array(found)
+        operator, arrays = get(op), [x.values for x in inputs]
+        if any(a.dtype == np.float64 for a in arrays):
+            wide = (a if a.dtype == np.float64 else widen(a) for a in arrays)
+            found = operator.formula(*wide, **{**operator.attrs, **attrs})
+        else:
+            found = operator.reference(*arrays, **attrs)
+        return tuple(map(_Array, found)) if isinstance(found, tuple) else _Array(np.asarray(found))
 
     def constant(self, data: Values, *, name: str = "const") -> _Array:
         return _Array(data)
@@ -237,4 +242,5 @@ def gradient(
     wanted = tuple(a.dtype.kind not in "iu" for a in inputs)
     full = op.settings(attrs)
     site = Site(_Arrays(), op.name, op.name, given, outs, slopes, wanted, full, op.wide)
-    return tuple(None if one is None else one.values for one in written(op, site))
+    with np.errstate(all="ignore"):
+        return tuple(None if one is None else one.values for one in written(op, site))

@@ -19,16 +19,9 @@ from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.ops.formats import FLOATS, TypeRule, Values, exact, is_float, rounded
 from ascend_lab.ops.gradients import Site, added
 from ascend_lab.ops.moving import ANY
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import NOT_NAN, Shape, axis_of, elements, is_whole
-from ascend_lab.ops.slicing import AxisRule, Kind, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, Source, axis_rules, every_input
 
 INDICES = (("indices", "int32"),)
 
@@ -62,17 +55,12 @@ def _gather_shape(x: Shape, indices: Shape, *, axis: int) -> Shape:
     return (*x[:at], *indices, *x[at + 1 :])
 
 
-def _gather_slices(shapes: tuple[Shape, ...], *, axis: int) -> SliceRules:
+def _gather_slices(shapes: tuple[Shape, ...], *, axis: int = 0) -> SliceRules:
     x, indices = shapes
     at = axis_of("gather", axis, x)
-    rules = []
-    for out in range(len(x) + len(indices) - 1):
-        if at <= out < at + len(indices):
-            source = Source(1, out - at)
-        else:
-            source = Source(0, out if out < at else out - len(indices) + 1)
-        rules.append(AxisRule(out, "free", (source,), (out,)))
-    return SliceRules("Segment", tuple(rules))
+    named = [(Source(1, i),) for i in range(len(indices))]
+    before, after = ([every_input(i) for i in part] for part in (range(at), range(at + 1, len(x))))
+    return axis_rules("Segment", [*before, *named, *after])
 
 
 def _gather(x: te.Tensor, indices: te.Tensor, *, axis: int) -> te.Tensor:
@@ -100,7 +88,7 @@ define(
     attrs={"axis": 0},
     shape_rule=_gather_shape, types=TypeRule(ANY, INDICES), slicing=_gather_slices,
     backward=_gather_slope,
-    template=GATHER, traits=("moves",),
+    template=GATHER, traits=("moves",), weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(
         Example(((1, 1), (1,))), Example(((17, 16), (5,))), Example(((7, 33), (2, 3))),
@@ -120,9 +108,10 @@ define(
     lambda table, indices: te.gather(table, indices, 0),
     "rows of a (words, width) table; gather on axis 0",
     shape_rule=_embedding_shape, types=TypeRule(FLOATS, INDICES),
-    slicing=lambda shapes: _gather_slices(shapes, axis=0),
+    slicing=_gather_slices,
     backward=lambda s: (added(s, s.g, s.x(1), 0, s.shape()[0]), None),
     template=GATHER,
+    weights=(0,),
     index_bounds={"indices": row_limit}, tolerances=exact(),
     examples=(Example(((5, 16), (1,))), Example(((100, 33), (2, 7))), Example(((31, 128), (17,)))),
 )  # fmt: skip
@@ -163,17 +152,8 @@ define(
     ranges={"on_value": NOT_NAN, "off_value": NOT_NAN},
     shape_rule=_one_hot_shape,
     types=TypeRule(("int32",), result=lambda main, attrs: str(attrs["dtype"])),
-    slicing=lambda shapes, **attrs: SliceRules(
-        "Broadcast",
-        (
-            *(AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))),
-            AxisRule(
-                len(shapes[0]),
-                "whole",
-                reason="classes are counted from 0",
-                joins=(len(shapes[0]),),
-            ),
-        ),
+    slicing=lambda shapes, **attrs: axis_rules(
+        "Broadcast", [*map(every_input, range(len(shapes[0]))), "classes are counted from 0"]
     ),
     template=Template(_one_hot_kernel, ("index",)),
     index_bounds={"indices": lambda indices, *, depth, **attrs: depth}, tolerances=exact(),
@@ -185,12 +165,7 @@ define(
 )  # fmt: skip
 
 
-# Scatter: rows written where run-time indices say, replaced or added to.
-#
-# Where indices repeat, the last update wins, or all are added.
-
-
-# -- scatter --------------------------------------------------------------------------------------
+# -- scatter: of equal indices the last update wins, or all are added ------------------------------
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     if not x or updates != (*indices, *x[1:]):
         raise ShapeError(
@@ -202,15 +177,10 @@ def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
 
 
 def _scatter_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    x, indices, _ = shapes
+    rank, shift = len(shapes[0]), len(shapes[1]) - 1
     why = "any index may hit any row: a piece must look at all indices and keep its own"
-    kind: Kind = "indices"
-    first = AxisRule(0, kind, reason=why)
-    shift = len(indices) - 1
-    rest = tuple(
-        AxisRule(i, "free", (Source(0, i), Source(2, i + shift)), (i,)) for i in range(1, len(x))
-    )
-    return SliceRules("Scatter", (first, *rest))
+    rest = [(Source(0, i), Source(2, i + shift)) for i in range(1, rank)]
+    return axis_rules("Scatter", [why, *rest], kind="indices")
 
 
 def _scatter(mode: str, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:

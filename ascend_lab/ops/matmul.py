@@ -16,7 +16,6 @@ from ascend_lab.ops.operator import Example, Grads, define
 from ascend_lab.ops.shapes import Shape, broadcast_shape, check_rank
 from ascend_lab.ops.slicing import AxisRule, Reduction, SliceRules, Source, following
 
-LAYOUTS = {"a": "FRACTAL_NZ", "b": "FRACTAL_NZ", "c": "FRACTAL_NZ"}
 SUMS = rounded(fp32_ulps=64, atol=2.0**-14)
 """fp32 sums of k products err by up to k units of the largest partial sum: hence `atol`."""
 
@@ -141,7 +140,7 @@ def _register(name: str, summary: str, rule: Any, examples: tuple[Example, ...])
         attrs=_ATTRS,
         shape_rule=rule, types=CUBE_TYPES, slicing=_slices,
         backward=_product,
-        layouts=LAYOUTS, traits=("product",),
+        traits=("product",), weights=(0, 1),
         tolerances=SUMS,
         examples=examples,
     )  # fmt: skip
@@ -235,7 +234,7 @@ define(
     attrs={"alpha": 1.0, "beta": 1.0, "trans_a": False, "trans_b": False},
     shape_rule=_gemm_shape, types=TypeRule(("fp16", "bf16"), unit="cube"), slicing=_gemm_slices,
     backward=_gemm_slopes,
-    layouts=LAYOUTS, traits=("product",),
+    traits=("product",), weights=(0, 1, 2),
     tolerances=SUMS,
     examples=(
         Example(((1, 1), (1, 1), (1,))), Example(((17, 33), (33, 16), (16,))),

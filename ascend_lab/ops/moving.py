@@ -16,16 +16,17 @@ from ascend_lab.kernels.transpose import transpose_launch
 from ascend_lab.layout.moves import copy_launch, row_major
 from ascend_lab.ops.formats import TypeRule, exact
 from ascend_lab.ops.gradients import Site
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Example,
-    Grads,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Example, Grads, Template, define
 from ascend_lab.ops.shapes import Shape, axis_of, broadcast_shape, elements
-from ascend_lab.ops.slicing import AxisRule, Range, Ranges, SliceRules, Source, following
+from ascend_lab.ops.slicing import (
+    AxisRule,
+    Range,
+    Ranges,
+    SliceRules,
+    Source,
+    axis_rules,
+    following,
+)
 
 ANY = tuple(d for d in DTYPE_BYTES if d != "uint8")
 _EXACT = exact()
@@ -44,14 +45,6 @@ def _order(perm: Any, shape: Shape) -> tuple[int, ...]:
     return order
 
 
-def _transpose_slices(shapes: tuple[Shape, ...], *, perm: Any) -> SliceRules:
-    order = _order(perm, shapes[0])
-    return SliceRules(
-        "Transpose",
-        tuple(AxisRule(i, "free", (Source(0, p),), (i,)) for i, p in enumerate(order)),
-    )
-
-
 def _transpose_slope(s: Site) -> Grads:
     inverse = np.argsort(_order(s.attrs["perm"], s.shape()))
     return (s.net.transpose(s.g, perm=tuple(int(i) for i in inverse)),)
@@ -63,7 +56,10 @@ define(
     "axis d of y is axis perm[d] of x (default: axes reversed)",
     attrs={"perm": None},
     shape_rule=lambda x, *, perm: tuple(x[p] for p in _order(perm, x)), types=TypeRule(ANY),
-    slicing=_transpose_slices,
+
+    slicing=lambda shapes, *, perm: axis_rules(
+        "Transpose", [(Source(0, p),) for p in _order(perm, shapes[0])]
+    ),
     backward=_transpose_slope,
     template=Template(
         lambda call, chip: transpose_launch(
@@ -172,14 +168,11 @@ define(
 # -- expand ---------------------------------------------------------------------------------------
 def _expand_slices(shapes: tuple[Shape, ...], *, shape: Any) -> SliceRules:
     out = broadcast_shape("expand", shapes[0], tuple(shape))
-    axes = tuple(
-        AxisRule(i, "free", sources, (i,)) for i, sources in enumerate(following(shapes, out))
-    )
 
     def adjust(axis: int, piece: Range, ranges: Ranges) -> dict[str, Any]:
         return {"shape": tuple(piece[1] - piece[0] if i == axis else n for i, n in enumerate(out))}
 
-    return SliceRules("Broadcast", axes, adjust=adjust)
+    return axis_rules("Broadcast", following(shapes, out), adjust=adjust)
 
 
 def _expand_kernel(call: Call, chip: Chip) -> Launch:

@@ -13,7 +13,7 @@ from ascend_lab.ops.formats import Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import REQUIRED, Domain, Example, Grads, define
 from ascend_lab.ops.shapes import EPSILON, Shape, axis_of, elements, is_whole
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source, elementwise_rules
+from ascend_lab.ops.slicing import SliceRules, axis_rules, elementwise_rules, every_input
 
 _LOOSE = rounded(fp32_ulps=64, atol=2.0**-16)
 """exp(x - max) inherits |x - max| ulps; sums of n terms n/2 more; near 0 only `atol` holds."""
@@ -232,7 +232,7 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_layer_norm_slopes, wide=True,
-    traits=("reduction", "busy"),
+    traits=("reduction", "busy"), weights=(1, 2),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:], x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
@@ -242,17 +242,14 @@ define(
     attrs={"axis": -1, "epsilon": 1e-5}, ranges=EPSILON,
     shape_rule=_norm_shape, slicing=_norm_slices,
     backward=_rms_norm_slopes, wide=True,
-    traits=("reduction",),
+    traits=("reduction",), weights=(1,),
     tolerances=_LOOSE,
     examples=tuple(Example((x, x[a:]), {"axis": a}) for x, a in _SHAPES),
 )  # fmt: skip
 
 
-# Local response normalisation: each number divided by a power of its neighbour channels' mean.
-#
+# -- local response: divided by a power of the mean of neighbour channels --------------------------
 # Source: Krizhevsky et al. 2012, ImageNet Classification with Deep Convolutional Neural Networks.
-
-
 def _sides(size: int) -> tuple[int, int]:
     """Return how many channels in front and behind count as neighbours."""
     return (size - 1) // 2, size // 2
@@ -294,10 +291,10 @@ def _expression(x: te.Tensor, *, size: int, alpha: float, beta: float, bias: flo
 def _slices(shapes: tuple[Shape, ...], *, size: int, **attrs: Any) -> SliceRules:
     """Return free axes but for the channels, whose pieces need their neighbours."""
     before, after = _sides(size)
-    rules = [AxisRule(i, "free", (Source(0, i),), (i,)) for i in range(len(shapes[0]))]
+    sources: list[Any] = [every_input(i) for i in range(len(shapes[0]))]
     if size > 1:
-        rules[1] = AxisRule(1, "whole", reason=f"{before} channels before and {after} after count")
-    return SliceRules("SlidingWindow", tuple(rules))
+        sources[1] = f"{before} channels before and {after} after count"
+    return axis_rules("SlidingWindow", sources)
 
 
 define(

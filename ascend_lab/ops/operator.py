@@ -24,6 +24,7 @@ from ascend_lab.ops.formats import (
     format_of,
     round_to,
     rounded,
+    widen,
 )
 from ascend_lab.ops.shapes import (
     Range,
@@ -151,10 +152,6 @@ class Domain:
     step: float = 0.0
 
 
-def _broadcast(*shapes: Shape, **attrs: Any) -> Shape:
-    return broadcast_shape("operands", *shapes)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
     """What an operator is; the methods check their arguments and fill in default attributes.
@@ -164,7 +161,7 @@ class Operator:
     `shape_rule(*shapes, **attrs)` gives the output shape, or a tuple of shapes; `slicing(shapes,
     **attrs)` the slice rules; `backward(site)` the gradients (see `ops.gradients`), computed in
     fp32 if `wide`; `template` is a hand-written kernel instead of the default schedule.
-    `traits` says what passes ask about (see `TRAITS`).
+    `traits` says what passes ask about (see `TRAITS`), `weights` where trained inputs stand.
     `index_bounds` maps inputs that hold indices to the first index that is too large, `ranges`
     attributes that are one number to the least and the largest (finite ones by default).
     """
@@ -179,14 +176,14 @@ class Operator:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     optional: int = 0
     variadic: bool = False
-    shape_rule: Callable[..., Any] = _broadcast
+    shape_rule: Callable[..., Any] = lambda *shapes, **attrs: broadcast_shape("operands", *shapes)
     types: TypeRule = field(default_factory=TypeRule)
     slicing: Callable[..., SliceRules] | None = None
     backward: Callable[[Any], Grads] | None = None
     wide: bool = False
     template: Template | None = None
-    layouts: Mapping[str, str] = field(default_factory=dict)
     traits: tuple[str, ...] = ()
+    weights: tuple[int, ...] = ()
     domains: Mapping[str, Domain] = field(default_factory=dict)
     index_bounds: Mapping[str, Callable[..., int]] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
@@ -226,9 +223,9 @@ class Operator:
             where = f"{self.name}: attribute {key}"
             check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
-        missing = [key for key, value in full.items() if value is REQUIRED]
-        if missing:
-            raise InputError(f"{self.name}: attribute {missing[0]}", "none", f"{missing[0]}=...")
+        for key, value in full.items():
+            if value is REQUIRED:
+                raise InputError(f"{self.name}: attribute {key}", "none", f"{key}=...")
         return full
 
     @contextmanager
@@ -312,13 +309,6 @@ class Operator:
         """Tell whether the operator has one of some traits."""
         return any(trait in self.traits for trait in traits)
 
-    def layout(self, tensor: str) -> str:
-        """Return the layout the operator prefers an input or output in; "ND" if any will do."""
-        if tensor not in (*self.inputs, *self.outputs):
-            names = ", ".join((*self.inputs, *self.outputs))
-            raise InputError(f"{self.name}: one of its tensors {names}", tensor, "choose one")
-        return self.layouts.get(tensor, "ND")
-
     # -- checks and tests -----------------------------------------------------------------------
     def check(
         self, shapes: Sequence[Shape], dtypes: Sequence[str], attrs: Attrs, chip: Chip
@@ -331,10 +321,9 @@ class Operator:
                 str(len(dtypes)),
                 "pass as many dtypes as shapes",
             )
-        for dtype in dtypes:
-            if dtype not in DTYPE_BYTES:
-                known = ", ".join(DTYPE_BYTES)
-                raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
+        for dtype in set(dtypes) - DTYPE_BYTES.keys():
+            known = ", ".join(DTYPE_BYTES)
+            raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")
         self.dtypes(*dtypes, **attrs)
         main = self.types.main(self.names(len(dtypes)), tuple(dtypes))
         check_chip(self.name, self.types, main, chip)
@@ -344,6 +333,11 @@ class Operator:
         """Return shapes, formats, all attributes and output shapes as one record."""
         outs = self.infer(*shapes, **attrs)
         return Call(tuple(shapes), tuple(dtypes), self.settings(attrs), outs)
+
+    def template_for(self, call: Call, chip: Chip) -> Template | None:
+        """Return the template if there is one that applies to a call on a chip."""
+        template = self.template
+        return template if template is not None and template.applies(call, chip) else None
 
     def index_limits(self, shapes: Sequence[Shape], attrs: Attrs) -> dict[int, int]:
         """Return, for each input that holds indices, the first index that is too large."""
@@ -365,11 +359,6 @@ class Operator:
                     f"{arrays[i][at]} at {at}",
                     "the hardware does not wrap negative indices; check them first",
                 )
-
-
-def widen(array: Values) -> Values:
-    """Return an array in fp64, or int64 for whole numbers."""
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float64)
 
 
 OPERATORS: dict[str, Operator] = {}

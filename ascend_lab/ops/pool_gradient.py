@@ -36,17 +36,10 @@ from ascend_lab.ops.expressions import (
     windows,
 )
 from ascend_lab.ops.formats import FLOATS, TypeRule, Values, rounded
-from ascend_lab.ops.operator import (
-    REQUIRED,
-    Call,
-    Domain,
-    Example,
-    Template,
-    define,
-)
+from ascend_lab.ops.operator import REQUIRED, Call, Domain, Example, Template, define
 from ascend_lab.ops.pooling import LOWEST, geometry, window_counts
 from ascend_lab.ops.shapes import Pairs, Shape, check_rank, pair
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 LANES = 16
 """Channels of a block in fp16."""
@@ -54,11 +47,10 @@ LANES = 16
 
 def _slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
     """Images and channels are free; rows and columns share windows with their neighbours."""
-    sources = ([Source(n, i) for n in range(len(shapes))] for i in range(2))
-    free = tuple(AxisRule(i, "free", tuple(found), (i,)) for i, found in enumerate(sources))
-    why = "windows that reach across a cut add to both sides"
-    whole = tuple(AxisRule(i, "whole", reason=why, joins=(i,)) for i in (2, 3))
-    return SliceRules("SlidingWindowDeconv", (*free, *whole))
+    why, count = "windows that reach across a cut add to both sides", len(shapes)
+    return axis_rules(
+        "SlidingWindowDeconv", [every_input(0, count), every_input(1, count), why, why]
+    )
 
 
 def _room(size: Pair, pads: Pairs) -> Pair:
@@ -229,7 +221,7 @@ define(
     template=Template(
         _max_launch, ("x", "top", "grad"), "NC1HWC0", "NC1HWC0", applies=_applies(_max_launch),
     ),
-    layouts=dict.fromkeys(("x", "y", "grad", "dx"), "NC1HWC0"), traits=("pool gradient",),
+    traits=("pool gradient",),
     domains={"x": _STEPS, "y": _STEPS},
     # up to four windows share an element; a kernel in fp16 rounds after each addition
     tolerances=rounded(ulps=2.0, atol=2.0**-9),
@@ -243,7 +235,7 @@ define(
     template=Template(
         _average_launch, ("grad",), "NC1HWC0", "NC1HWC0", _rates, _applies(_average_launch),
     ),
-    layouts={"grad": "NC1HWC0", "dx": "NC1HWC0"}, traits=("pool gradient",),
+    traits=("pool gradient",),
     # a kernel in fp16 rounds the rate, and after each of up to 9 additions
     tolerances=rounded(ulps=4.0, fp32_ulps=16, atol=2.0**-9),
     examples=tuple(

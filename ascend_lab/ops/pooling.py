@@ -172,7 +172,6 @@ _EXAMPLES = (
     Example(((2, 3, 7, 5),), {"kernel": 3, "stride": 2, "pad": 1}),
     Example(((1, 17, 8, 9),), {"kernel": (3, 2), "stride": (1, 2), "pad": ((1, 0), (0, 1))}),
 )
-_LAYOUT = {"x": "NC1HWC0", "y": "NC1HWC0"}
 _SUMS = rounded(fp32_ulps=16, atol=2.0**-18)
 _DISTINCT = {"x": Domain(distinct=True)}
 define(
@@ -182,7 +181,7 @@ define(
     attrs=_ATTRS,
     shape_rule=_shape, types=TypeRule(FLOATS), slicing=_slices,
     backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
-    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"), layouts=_LAYOUT,
+    template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
     traits=("pooling", "busy"),
     domains=_DISTINCT, tolerances=exact(),
     examples=_EXAMPLES,
@@ -194,7 +193,7 @@ define(
     shape_rule=_shape, types=TypeRule(FLOATS), slicing=_slices,
     backward=lambda s: (s.net.avg_pool2d_grad(s.g, size=s.shape()[2:], **s.attrs),),
     template=Template(_average_kernel, ("x",), "NC1HWC0", "NC1HWC0", extra=_rates),
-    layouts=_LAYOUT, traits=("pooling", "busy"),
+    traits=("pooling", "busy"),
     tolerances=_SUMS,
     examples=(
         *_EXAMPLES,
@@ -228,7 +227,7 @@ define(
     shape_rule=_global_shape, types=TypeRule(FLOATS),
     slicing=_global_slices(*(Reduction(((0, i),), "max") for i in (2, 3))),
     backward=lambda s: (shared(s, s.g, s.y(), (2, 3)),), wide=True,
-    layouts=_LAYOUT, traits=("reduction", "image fold"),
+    traits=("reduction", "image fold"),
     domains=_DISTINCT, tolerances=exact(),
     examples=_GLOBAL,
 )  # fmt: skip
@@ -237,7 +236,7 @@ define(
     "mean of each channel",
     shape_rule=_global_shape, types=TypeRule(FLOATS), slicing=_global_slices(),
     backward=lambda s: (s.net.stretched(s.net.scaled(s.g, 1.0 / prod(s.shape()[2:])), s.shape()),),
-    layouts=_LAYOUT, traits=("reduction", "image fold"),
+    traits=("reduction", "image fold"),
     tolerances=_SUMS,
     examples=_GLOBAL,
 )  # fmt: skip

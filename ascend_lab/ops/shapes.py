@@ -1,4 +1,4 @@
-"""What an attribute of an operator may be: one check for all, by the kind of its default."""
+"""What shapes and attributes of operators may be: one check for all, with numbers in the error."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def _wrong_number(value: Any, low: float, high: float) -> str:
     return word if math.isinf(high) else f"{word} from {low:g} to {high:g}"
 
 
-# Shape arithmetic of operators: broadcasting, axes, windows; errors show the shapes.
-
-
+# -- shapes: broadcasting, axes, windows; errors show the shapes -----------------------------------
 Shape = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 MAX_ELEMENTS = 2**31 - 1

@@ -169,15 +169,38 @@ def take(arrays: Sequence[NDArray[Any]], ranges: Ranges) -> list[NDArray[Any]]:
 
 def following(shapes: Sequence[Shape], out: Shape) -> list[tuple[Source, ...]]:
     """Return for each output axis the input axes that follow it under broadcasting."""
-    found = []
-    for axis in range(len(out)):
-        sources = []
-        for index, shape in enumerate(shapes):
-            own = axis - (len(out) - len(shape))
-            if own >= 0 and (shape[own] == out[axis]):
-                sources.append(Source(index, own))
-        found.append(tuple(sources))
-    return found
+    leads = [len(out) - len(shape) for shape in shapes]
+    return [
+        tuple(
+            Source(i, axis - lead)
+            for i, (shape, lead) in enumerate(zip(shapes, leads, strict=True))
+            if axis >= lead and shape[axis - lead] == out[axis]
+        )
+        for axis in range(len(out))
+    ]
+
+
+def every_input(axis: int, count: int = 1) -> tuple[Source, ...]:
+    """Return the same axis of each of `count` inputs."""
+    return tuple(Source(i, axis) for i in range(count))
+
+
+def axis_rules(
+    pattern: Pattern,
+    sources: Sequence[tuple[Source, ...] | str],
+    *,
+    kind: Kind = "whole",
+    outputs: int = 1,
+    adjust: Adjust | None = None,
+) -> SliceRules:
+    """Return a rule per axis: free along its sources or, where a reason stands, of that kind."""
+    axes = tuple(
+        AxisRule(i, kind, joins=(i,) * outputs, reason=found)
+        if isinstance(found, str)
+        else AxisRule(i, "free", found, (i,) * outputs)
+        for i, found in enumerate(sources)
+    )
+    return SliceRules(pattern, axes, adjust=adjust)
 
 
 def elementwise_rules(
@@ -185,23 +208,13 @@ def elementwise_rules(
 ) -> SliceRules:
     """Every axis is free but those of `whole`, which need a reduction (axis -> reason)."""
     kept = whole or {}
-    axes = tuple(
-        AxisRule(axis, "reduce", reason=kept[axis], joins=(axis,) * outputs)
-        if axis in kept
-        else AxisRule(axis, "free", sources, (axis,) * outputs)
-        for axis, sources in enumerate(following(shapes, out))
-    )
     same = all(shape == out for shape in shapes)
     pattern: Pattern = "Reduce" if kept else "Elemwise" if same else "ElemwiseBroadcast"
-    return SliceRules(pattern, axes)
+    sources = [kept.get(i, found) for i, found in enumerate(following(shapes, out))]
+    return axis_rules(pattern, sources, kind="reduce", outputs=outputs)
 
 
-_COMBINE: Mapping[str, Any] = {
-    "sum": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
-}
+_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def combine(reduction: Reduction, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

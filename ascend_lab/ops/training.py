@@ -14,7 +14,7 @@ from ascend_lab.ops.formats import TypeRule, Values, rounded
 from ascend_lab.ops.gradients import Site
 from ascend_lab.ops.operator import Domain, Example, Grads, define, get
 from ascend_lab.ops.shapes import BELOW_ONE, EPSILON, Shape, check_rank
-from ascend_lab.ops.slicing import AxisRule, SliceRules, Source
+from ascend_lab.ops.slicing import SliceRules, axis_rules, every_input
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -52,14 +52,10 @@ def _loss_slopes(s: Site) -> Grads:
     return net.mul(slope, grad), right
 
 
-def _loss_slices(shapes: tuple[Shape, ...]) -> SliceRules:
-    return SliceRules("Reduce", (AxisRule(0, "free", (Source(0, 0), Source(1, 0)), (0,)),))
-
-
 define(
     "cross_entropy", ("logits", "target"), _loss_values, in_fp32(_loss),
     "-sum(target * log_softmax(logits)) per row", outputs=("loss",),
-    shape_rule=_loss_shape, slicing=_loss_slices,
+    shape_rule=_loss_shape, slicing=lambda shapes: axis_rules("Reduce", [every_input(0, 2)]),
     backward=_loss_slopes, wide=True,
     domains={"logits": Domain(-4.0, 4.0), "target": Domain(0.0, 0.25)},
     tolerances=rounded(fp32_ulps=64, atol=2.0**-14),
@@ -78,50 +74,29 @@ def _all_equal(*shapes: Shape, **attrs: Any) -> tuple[Shape, ...]:
 
 
 def _update_slices(shapes: tuple[Shape, ...], **attrs: Any) -> SliceRules:
-    count = len(shapes)
-    return SliceRules(
-        "Elemwise",
-        tuple(
-            AxisRule(i, "free", tuple(Source(n, i) for n in range(count)), (i,) * (count - 1))
-            for i in range(len(shapes[0]))
-        ),
-    )
+    sources = [every_input(i, len(shapes)) for i in range(len(shapes[0]))]
+    return axis_rules("Elemwise", sources, outputs=len(shapes) - 1)
 
 
-def _sgd(
-    param: Values,
-    grad: Values,
-    velocity: Values,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
-) -> tuple[Values, Values]:
+def _sgd(param: Values, grad: Values, velocity: Values, **a: Any) -> tuple[Values, Values]:
     """v' = momentum v + g; p' = p - lr v', or p - lr (g + momentum v') with nesterov."""
-    slope = grad + weight_decay * param
-    moved = momentum * velocity + slope
-    step = slope + momentum * moved if nesterov else moved
-    return param - lr * step, moved
+    slope = grad + a["weight_decay"] * param
+    moved = a["momentum"] * velocity + slope
+    step = slope + a["momentum"] * moved if a["nesterov"] else moved
+    return param - a["lr"] * step, moved
 
 
 def _sgd_expression(
-    param: te.Tensor,
-    grad: te.Tensor,
-    velocity: te.Tensor,
-    *,
-    lr: float,
-    momentum: float,
-    weight_decay: float,
-    nesterov: bool,
+    param: te.Tensor, grad: te.Tensor, velocity: te.Tensor, **a: Any
 ) -> tuple[te.Tensor, te.Tensor]:
-    slope = te.vadd(grad, te.vmuls(param, weight_decay)) if weight_decay else grad
-    moved = te.vadd(te.vmuls(velocity, momentum), slope)
-    step = te.vadd(slope, te.vmuls(moved, momentum)) if nesterov else moved
-    return te.vsub(param, te.vmuls(step, lr)), moved
+    decay = a["weight_decay"]
+    slope = te.vadd(grad, te.vmuls(param, decay)) if decay else grad
+    moved = te.vadd(te.vmuls(velocity, a["momentum"]), slope)
+    step = te.vadd(slope, te.vmuls(moved, a["momentum"])) if a["nesterov"] else moved
+    return te.vsub(param, te.vmuls(step, a["lr"])), moved
 
 
-def _corrections(beta1: float, beta2: float, step: int) -> tuple[float, float]:
+def _corrections(*, beta1: float, beta2: float, step: int, **others: Any) -> tuple[float, float]:
     """Return 1 - beta1^t and 1 - beta2^t, which undo the averages' start at zero."""
     if step < 1:
         raise InputError("adam: step counted from 1", str(step), "the first update is step=1")
@@ -129,44 +104,24 @@ def _corrections(beta1: float, beta2: float, step: int) -> tuple[float, float]:
 
 
 def _adam(
-    param: Values,
-    grad: Values,
-    mean: Values,
-    square: Values,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-    step: int,
-) -> tuple[Values, Values, Values]:
-    first, second = _corrections(beta1, beta2, step)
-    m = beta1 * mean + (1 - beta1) * grad
-    s = beta2 * square + (1 - beta2) * grad**2
-    moved = m / first / (np.sqrt(s / second) + epsilon)
-    return param - lr * (moved + weight_decay * param), m, s
+    param: Values, grad: Values, mean: Values, square: Values, **a: Any
+) -> tuple[Values, ...]:
+    first, second = _corrections(**a)
+    m = a["beta1"] * mean + (1 - a["beta1"]) * grad
+    s = a["beta2"] * square + (1 - a["beta2"]) * grad**2
+    moved = m / first / (np.sqrt(s / second) + a["epsilon"])
+    return param - a["lr"] * (moved + a["weight_decay"] * param), m, s
 
 
 def _adam_expression(
-    param: te.Tensor,
-    grad: te.Tensor,
-    mean: te.Tensor,
-    square: te.Tensor,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-    step: int,
+    param: te.Tensor, grad: te.Tensor, mean: te.Tensor, square: te.Tensor, **a: Any
 ) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
-    first, second = _corrections(beta1, beta2, step)
-    m = te.vadd(te.vmuls(mean, beta1), te.vmuls(grad, 1.0 - beta1))
-    s = te.vadd(te.vmuls(square, beta2), te.vmuls(te.vmul(grad, grad), 1.0 - beta2))
-    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(second)), epsilon)
-    moved = te.vdiv(te.vmuls(m, lr / first), root)
-    kept = te.vmuls(param, 1.0 - lr * weight_decay) if weight_decay else param
+    (first, second), decay = _corrections(**a), a["weight_decay"]
+    m = te.vadd(te.vmuls(mean, a["beta1"]), te.vmuls(grad, 1.0 - a["beta1"]))
+    s = te.vadd(te.vmuls(square, a["beta2"]), te.vmuls(te.vmul(grad, grad), 1.0 - a["beta2"]))
+    root = te.vadds(te.vmuls(te.vsqrt(s), 1.0 / math.sqrt(second)), a["epsilon"])
+    moved = te.vdiv(te.vmuls(m, a["lr"] / first), root)
+    kept = te.vmuls(param, 1.0 - a["lr"] * decay) if decay else param
     return te.vsub(kept, moved), m, s
 
 

@@ -1,25 +1,27 @@
-"""Test tools for operators: sample inputs, compare within bounds, check gradients and slices.
+"""Test tools for operators: values within bounds, gradients, slices; and `make_test`, a test file.
 
-Failures raise `AssertionError` with the worst element; generated tests call these functions.
+Failures raise `AssertionError` with the worst element. A generated file calls these functions, for
+any operator, the reader's own included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.errors import InputError, ShapeError
 from ascend_lab.isa import sanitize
 from ascend_lab.ops.build import prepare, run
-from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to
+from ascend_lab.ops.formats import Values, format_of, is_float, numpy_type, round_to, widen
 from ascend_lab.ops.gradients import gradient
-from ascend_lab.ops.operator import Domain, Operator, widen
+from ascend_lab.ops.operator import OPERATORS, Domain, Example, Operator, resolve
 from ascend_lab.ops.shapes import Shape
-from ascend_lab.ops.slicing import SliceRules, combine, cut, take
+from ascend_lab.ops.slicing import Cut, Range, Reduction, combine, cut, take
 from ascend_lab.sim import simulate_kernel
 
 GRID = 2.0**-9
@@ -62,13 +64,15 @@ def draw(rng: np.random.Generator, domain: Domain, shape: Shape, dtype: str) -> 
     return round_to(np.rint(values / domain.step) * domain.step if domain.step else values, dtype)
 
 
+def _many(outputs: Any) -> tuple[Values, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
 def check_within(operator: Operator, got: Any, wanted: Any) -> None:
     """Raise unless every output is within the operator's tolerance of the reference's."""
-    results = got if isinstance(got, tuple) else (got,)
-    references = wanted if isinstance(wanted, tuple) else (wanted,)
-    for name, ours, theirs in zip(
-        operator.outputs * len(results), results, references, strict=False
-    ):
+    results, references = _many(got), _many(wanted)
+    names = operator.outputs * len(results)
+    for name, ours, theirs in zip(names, results, references, strict=False):
         dtype = format_of(theirs)
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
             raise AssertionError(
@@ -78,15 +82,12 @@ def check_within(operator: Operator, got: Any, wanted: Any) -> None:
         tolerance = operator.tolerances[dtype]
         left, right = (v.astype(np.float64) for v in (ours, theirs))
         with np.errstate(invalid="ignore"):
-            error = np.where(left == right, 0.0, np.abs(left - right))
-        error = np.where(np.isnan(left) & np.isnan(right), 0.0, error)
-        excess = error - tolerance.bound(right, dtype)
+            same = (left == right) | (np.isnan(left) & np.isnan(right))
+            excess = np.where(same, 0.0, np.abs(left - right)) - tolerance.bound(right, dtype)
         bad = ~(excess <= 0)
         if bad.any():
-            worst = np.unravel_index(
-                np.argmax(np.where(bad, np.nan_to_num(excess, nan=np.inf), -1)), bad.shape
-            )
-            at = tuple(int(i) for i in worst)
+            worst = np.argmax(np.where(bad, np.nan_to_num(excess, nan=np.inf), -1))
+            at = tuple(int(i) for i in np.unravel_index(worst, bad.shape))
             raise AssertionError(
                 f"{operator.name}: {name}{at} = {left[at]}, reference {right[at]} in {dtype}: "
                 f"off by more than {tolerance.ulps:g} ulps + {tolerance.atol:g} "
@@ -176,10 +177,6 @@ def _off_kinks(operator: Operator, arrays: Sequence[Values]) -> list[Values]:
     return out
 
 
-def _many(outputs: Any) -> tuple[Values, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
-
-
 # -- slices ---------------------------------------------------------------------------------------
 def check_slices(
     operator: Operator, shapes: Sequence[Shape], attrs: Any, dtype: str, seed: int = 0
@@ -197,83 +194,216 @@ def check_slices(
     cuts = 0
     for rule in rules.axes:
         size = whole[0].shape[rule.axis]
+
+        def part(piece: Range, axis: int = rule.axis) -> Cut | None:
+            try:
+                return cut(rules, shapes, attrs, axis, piece)
+            except ShapeError:
+                return None
+
         if not rule.splits:
-            _refuses(operator, rules, shapes, attrs, rule.axis, size)
+            if part((0, size)):
+                raise AssertionError(f"{operator.name}: axis {rule.axis} may not be split but was")
             continue
-        pieces = _pieces(rng, rules, shapes, attrs, rule.axis, size)
-        parts = []
-        for piece in pieces:
-            part = cut(rules, shapes, attrs, rule.axis, piece)
-            parts.append(_many(operator.reference(*take(arrays, part.ranges), **part.attrs)))
+        pieces = _pieces(rng, rule.grain, size, part)
+        found = [cut(rules, shapes, attrs, rule.axis, piece) for piece in pieces]
+        parts = [_many(operator.reference(*take(arrays, c.ranges), **c.attrs)) for c in found]
         for n, values in enumerate(whole):
             joined = np.concatenate([p[n] for p in parts], axis=rule.joins[n])
             _equal(operator, f"axis {rule.axis} in {pieces}", joined, values)
         cuts += len(pieces) > 1
-    return cuts + _check_reductions(operator, rules, arrays, attrs, whole[0], rng)
-
-
-def _refuses(
-    operator: Operator, rules: SliceRules, shapes: Any, attrs: Any, axis: int, size: int
-) -> None:
-    try:
-        cut(rules, shapes, attrs, axis, (0, size))
-    except ShapeError:
-        return
-    raise AssertionError(f"{operator.name}: axis {axis} is not splittable but was cut")
+    return cuts + sum(
+        _folds(operator, way, arrays, attrs, whole[0], rng) for way in rules.reductions
+    )
 
 
 def _pieces(
-    rng: np.random.Generator, rules: SliceRules, shapes: Any, attrs: Any, axis: int, size: int
-) -> list[tuple[int, int]]:
+    rng: np.random.Generator, grain: int, size: int, part: Callable[[Range], Cut | None]
+) -> list[Range]:
     """Return up to four random pieces in whole grains; a piece of padding only is joined up."""
-    grain = rules.axes[axis].grain
-    inner = np.arange(grain, size, grain)
-    chosen: list[int] = rng.permutation(inner)[:3].tolist()
-    bounds = [0, *sorted(chosen), size]
+    chosen: list[int] = rng.permutation(np.arange(grain, size, grain))[:3].tolist()
     kept = [0]
-    for low, high in pairwise(bounds):
-        try:
-            cut(rules, shapes, attrs, axis, (kept[-1], high))
-            cut(rules, shapes, attrs, axis, (high, size)) if high < size else None
+    for high in sorted(chosen):
+        if part((kept[-1], high)) and part((high, size)):
             kept.append(high)
-        except ShapeError:
-            if high == size:
-                kept = [*kept[:-1], size] if len(kept) > 1 else [0, size]
-        assert low < high
-    return list(pairwise(kept))
+    return list(pairwise((*kept, size)))
 
 
-def _check_reductions(
+def _folds(
     operator: Operator,
-    rules: SliceRules,
+    reduction: Reduction,
     arrays: Sequence[Values],
     attrs: Any,
     whole: Values,
     rng: np.random.Generator,
 ) -> int:
-    """Split each reduction axis in two and combine the partial outputs."""
-    cuts = 0
-    for reduction in rules.reductions:
-        size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
-        if size < 2:
-            continue
-        middle = int(rng.integers(1, size))
-        parts = []
-        for piece in ((0, middle), (middle, size)):
-            ranges: tuple[dict[int, tuple[int, int]], ...] = tuple({} for _ in arrays)
-            for index, axis in reduction.sources:
-                ranges[index][axis] = piece
-            values = operator.reference(*take(arrays, ranges), **attrs)
-            parts.append(widen(values) if values.dtype.kind in "iu" else values)
-        _equal(operator, f"reduction over {reduction.sources}", combine(reduction, parts), whole)
-        cuts += 1
-    return cuts
+    """Split a reduction axis in two and combine the partial outputs; return 1 if it was."""
+    size = arrays[reduction.sources[0][0]].shape[reduction.sources[0][1]]
+    if size < 2:
+        return 0
+    middle, parts = int(rng.integers(1, size)), []
+    for piece in ((0, middle), (middle, size)):
+        ranges: tuple[dict[int, Range], ...] = tuple({} for _ in arrays)
+        for index, axis in reduction.sources:
+            ranges[index][axis] = piece
+        values = operator.reference(*take(arrays, ranges), **attrs)
+        parts.append(widen(values) if values.dtype.kind in "iu" else values)
+    _equal(operator, f"reduction over {reduction.sources}", combine(reduction, parts), whole)
+    return 1
 
 
 def _equal(operator: Operator, what: str, got: Values, wanted: Values) -> None:
     """Raise unless two arrays agree: exactly, or to fp64 rounding."""
     if got.shape != wanted.shape:
         raise AssertionError(f"{operator.name}, {what}: {got.shape} joined, whole {wanted.shape}")
-    same = np.allclose(got.astype(np.float64), wanted.astype(np.float64), 1e-11, 1e-11, True)
-    if not same:
+    if not np.allclose(got.astype(np.float64), wanted.astype(np.float64), 1e-11, 1e-11, True):
         raise AssertionError(f"{operator.name}, {what}: joined pieces differ from the whole")
+
+
+# `make_test`: write the test file of any operator, the reader's own included.
+
+
+TEST_CHIPS = ("Ascend310", "Ascend910A", "Ascend910B2")
+EDGE_SIZES: tuple[Shape, ...] = (
+    (1,), (7,), (16,), (15,), (17,), (31,), (33,), (127,), (128,), (129,), (3, 5, 7), (2, 1, 33),
+)  # fmt: skip
+"""One element, primes, and one off the multiples 16 (lanes), 32 (bytes) and 128 (a repeat)."""
+
+_TEMPLATE = '''"""Tests of the operator {name}.
+
+{summary}
+
+Written by ascend_lab.ops.make_test from the operator's examples; add cases of your own below.
+"""
+
+import pytest
+
+from ascend_lab import ops
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import AscendLabError
+from ascend_lab.ops import verify
+{imports}
+OPERATOR = {lookup}
+SEED = {seed}
+
+# Input shapes and attributes: size 1, primes, one off multiples of 16, 32 and 128, empty if legal.
+CASES = {cases}
+
+# Number formats each chip computes, by the unit that does the work ({unit}).
+FORMATS = {formats}
+
+# How far a result may be off, in units in the last place and absolutely:
+{tolerances}
+
+BAD_CALLS = {bad}
+
+
+@pytest.mark.parametrize(("shapes", "attrs"), CASES)
+@pytest.mark.parametrize(("chip", "dtype"), FORMATS)
+def test_the_kernel_computes_what_the_reference_computes(chip, dtype, shapes, attrs):
+    verify.check_values(OPERATOR, shapes, attrs, dtype, load_chip(chip), SEED)
+
+
+@pytest.mark.parametrize(("shapes", "attrs"), {filled})
+@pytest.mark.parametrize(("chip", "dtype"), FORMATS)
+def test_the_program_is_sound_and_timed(chip, dtype, shapes, attrs):
+    verify.check_program(OPERATOR, shapes, attrs, dtype, load_chip(chip), SEED)
+
+
+@pytest.mark.parametrize(("shapes", "attrs"), CASES)
+def test_shapes_and_formats_are_as_inferred(shapes, attrs):
+    for dtype in {dtypes}:
+        arrays = verify.sample(OPERATOR, shapes, dtype, attrs, SEED)
+        found = OPERATOR.reference(*arrays, **attrs)
+        outputs = found if isinstance(found, tuple) else (found,)
+        assert tuple(o.shape for o in outputs) == OPERATOR.infer(*shapes, **attrs)
+{gradient}
+
+@pytest.mark.parametrize(("shapes", "attrs"), {filled})
+def test_pieces_computed_alone_join_to_the_whole(shapes, attrs):
+    verify.check_slices(OPERATOR, shapes, attrs, "{slice_dtype}", SEED)
+
+
+@pytest.mark.parametrize(("shapes", "dtypes", "attrs"), BAD_CALLS)
+def test_bad_calls_raise_before_any_work(shapes, dtypes, attrs):
+    with pytest.raises(AscendLabError, match="{name}"):
+        ops.check(OPERATOR, shapes, dtypes, load_chip("{chip}"), **attrs)
+'''
+_GRADIENT = """
+
+@pytest.mark.parametrize(("shapes", "attrs"), {cases})
+def test_gradients_equal_finite_differences(shapes, attrs):
+    assert verify.check_gradient(OPERATOR, shapes, attrs, SEED) > 0
+"""
+
+
+def make_test(
+    operator: Operator | str,
+    *,
+    imports: str = "",
+    lookup: str = "",
+    chips: tuple[str, ...] = TEST_CHIPS,
+    limit: int | None = None,
+    seed: int = 0,
+) -> str:
+    """Return a pytest file for an operator: values, shapes, gradient, slices, bad calls.
+
+    For an operator of your own give the line that makes it available, and the expression that
+    names it if it is not registered: `imports="from my_ops import SWISH"`, `lookup="SWISH"`.
+    `limit` keeps the first cases only. Raises `InputError` if the file could not find it.
+    """
+    op = resolve(operator)
+    if not lookup and op.name not in OPERATORS and not imports:
+        raise InputError(
+            f"{op.name}: a registered operator, or the import line of its module",
+            "neither",
+            'pass imports="from my_ops import NAME", lookup="NAME"',
+        )
+    every = tuple(Example((shape,) * len(op.inputs)) for shape in EDGE_SIZES)
+    examples = (op.examples or every)[:limit]
+    some_empty = any(0 in shape for e in examples for shape in e.shapes)
+    filled = "[case for case in CASES if all(0 not in shape for shape in case[0])]"
+    cases, first = filled if some_empty else "CASES", op.types.allowed[0]
+    bounds = [f"# {dtype}: {b.ulps:g} ulps + {b.atol:g} ({b.reason})"
+              for dtype, b in op.tolerances.items()]  # fmt: skip
+    return _TEMPLATE.format(
+        name=op.name,
+        summary=textwrap.fill(op.summary or "y = f(x)", 96),
+        imports=f"{imports}\n" if imports else "",
+        lookup=lookup or f'ops.get("{op.name}")',
+        seed=seed,
+        cases=_literal([(e.shapes, dict(e.attrs)) for e in examples]),
+        formats=_literal([(c, d) for c in chips for d in op.types.on_chip(load_chip(c))]),
+        unit=op.types.unit,
+        tolerances="\n".join(bounds),
+        bad=_literal(_bad_calls(op, examples[0], chips[0])),
+        dtypes=repr(op.types.allowed).replace("'", '"'),
+        gradient=_GRADIENT.format(cases=cases) if op.backward else "",
+        filled=cases,
+        slice_dtype="fp64" if is_float(first) else first,
+        chip=chips[0],
+    )
+
+
+def _literal(value: list[Any]) -> str:
+    """Return a list as source text, one item a line."""
+    lines = "".join(f"    {item!r},\n" for item in value)
+    return f"[\n{lines}]".replace("'", '"')
+
+
+def _bad_calls(operator: Operator, example: Example, chip: str) -> list[Any]:
+    """Return calls that must fail: an input too many, a wrong format, an unknown attribute, ..."""
+    shapes, attrs = example.shapes, dict(example.attrs)
+    main = operator.types.on_chip(load_chip(chip))[0]
+    dtypes = operator.input_types(len(shapes), main, **attrs)
+    others = [d for d in ("int8", "int32", "fp32", "fp16") if d not in operator.types.allowed]
+    calls: list[Any] = [
+        (shapes, ((*others, "fp64")[0], *dtypes[1:]), attrs),
+        (shapes, ("fp8", *dtypes[1:]), attrs),
+        (shapes, dtypes, {**attrs, "colour": 1}),
+        (((-1,), *shapes[1:]), dtypes, attrs),
+        ((), (), attrs),
+    ]
+    if not operator.variadic:
+        calls.append((shapes * 5, dtypes * 5, attrs))
+    return calls

@@ -1,7 +1,11 @@
-"""Recomputation: activations that are not kept but computed once more, before backward needs them.
+"""A training step as one graph: forward, backward in reverse order, update of the parameters.
 
-Memory for time: with segments of equal cost between the kept tensors, a chain of n layers keeps
-about sqrt(n) tensors for one more forward pass (Chen et al. 2016).
+    training_graph(forward) reads   data, targets, parameters, states
+                            writes  loss, new parameters, new states (or gradients)
+
+Reverse mode: each node's rule turns the gradients of its outputs into those of its inputs; where a
+tensor is read several times, they are added. Backward walks the forward nodes from the last to the
+first, so that each parameter's gradient is there as soon as it can be.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ from ascend_lab.train.step import (
 from ascend_lab.train.tape import Tape, gradients
 
 
+# -- recomputation: memory for time ---------------------------------------------------------------
+# With segments of equal cost between the kept tensors, a chain of n layers keeps about sqrt(n)
+# tensors for one more forward pass (Chen et al. 2016).
 def carried(graph: Graph, parameters: Sequence[str]) -> frozenset[str]:
     """Return the tensors through which gradients flow: floats that hang on a parameter."""
     found = set(parameters)
@@ -100,18 +107,7 @@ def dropped_tensors(
     return frozenset(found - set(graph.outputs))
 
 
-# A training step as one graph: forward, backward in reverse order, update of the parameters.
-#
-#     training_graph(forward) reads   data, targets, parameters, states
-#                             writes  loss, new parameters, new states (or gradients)
-#
-# Reverse mode: each node's rule turns the gradients of its outputs into those of its inputs;
-# where a
-# tensor is read several times, they are added. Backward walks the forward nodes from the last to
-# the
-# first, so that each parameter's gradient is there as soon as it can be.
-
-
+# -- the step -------------------------------------------------------------------------------------
 SEED = "loss.seed"
 """Name of the constant, or the start of it, from which backward starts: loss scale / rows."""
 
@@ -340,6 +336,3 @@ class _Step:
             initial=kept,
             loss_scale=scale,
         )
-
-
-__all__ = ["SEED", "TrainingGraph", "training_graph"]

@@ -122,16 +122,11 @@ def casts_apart(graph: Graph) -> Graph:
     return edit.finish()
 
 
-# The gradient of an image as a plain convolution, for weights that change from step to step.
-#
+# -- the gradient of an image as a plain convolution -----------------------------------------------
 # A transposed convolution's kernel has weights packed when it was compiled, one part per phase of
-# the
-# stride. With weights that are computed, it is a convolution with stride 1 of the gradient, zeros
-# between its pixels, with the weights turned upside down and inputs and outputs exchanged:
-#
+# the stride. With weights that are computed, it is a convolution with stride 1 of the gradient,
+# zeros between its pixels, with the weights turned upside down and inputs and outputs exchanged:
 #     dx = conv2d(stretched(grad), flipped(weight), pad = reach - 1 - pad)
-
-
 def as_convolutions(graph: Graph) -> Graph:
     """Return the graph with transposed convolutions of one group and computed weights rewritten."""
     edit = Draft(graph)
@@ -194,15 +189,10 @@ def _reshaped(edit: Draft, x: str, shape: Shape, name: str) -> str:
     return edit.insert("reshape", (x,), {"shape": shape}, name)
 
 
-# A training graph on a chip: the stages of any graph, without those that undo what training
-# wants.
-#
+# -- the road of a training graph ------------------------------------------------------------------
 # The number formats are already those of the step, so no conversion runs: it would make the fp32
 # masters fp16 too. Merging equal expressions would merge recomputed activations with the first
-# ones
-# and keep them in memory after all, so it is left out where something is recomputed.
-
-
+# ones and keep them in memory after all, so it is left out where something is recomputed.
 MERGING = "CommonSubexpressionEliminationPass"
 TRAINING = Road(
     dtype="", apart=(batch_norms_apart, as_convolutions, casts_apart), layouts=images_in_blocks

@@ -14,9 +14,8 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.errors import InputError
@@ -90,21 +89,6 @@ class StepProfile:
     def gradient_bytes(self) -> int:
         """Bytes of all gradients."""
         return sum(row.size_bytes for row in self.gradients)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data, ready for JSON; `from_dict` reads it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> StepProfile:
-        """Return a profile from what `as_dict` gave; raise `InputError` for other data."""
-        try:
-            rows = tuple(GradientRow(**row) for row in data["gradients"])
-            given = (dict(o, nodes=tuple(o["nodes"])) for o in data["operators"])
-            operators = tuple(OperatorRow(**o) for o in given)
-            return StepProfile(**{**data, "gradients": rows, "operators": operators})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError("a profile as as_dict() writes it", str(error), "check it") from error
 
     def to_csv(self) -> str:
         """Return the gradients as rows of name, ready_us, bytes, in backward order."""
@@ -261,12 +245,9 @@ def update_s(elements: int, chip: Chip, optimizer: str, dtype: str = "fp16") -> 
     return simulate_graph(compile_tasks(graph, chip, fuse(graph, chip, None).groups)).time_s
 
 
-# Networks of equal layers: profile three of them, and count the middle one as often as needed.
-#
+# -- networks of equal layers ----------------------------------------------------------------------
 # The layers of a transformer are equal, so are their kernels and, but for the first and the last,
 # what they find in L2. Profiling 3 instead of 24 takes an eighth of the time.
-
-
 SAMPLE = 3
 """Layers that are profiled: first, middle, last."""
 

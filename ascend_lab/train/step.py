@@ -22,6 +22,7 @@ from ascend_lab.graph import (
     evaluate,
     pruned,
 )
+from ascend_lab.graph.ir import operator_of
 from ascend_lab.graph.passes import convert
 from ascend_lab.graph.passes.formats import in_format
 from ascend_lab.ops.formats import is_float
@@ -83,26 +84,14 @@ def without(graph: Graph, names: set[str]) -> Graph:
     return replace(graph, inputs=inputs)
 
 
-# Which constants of a graph are parameters that training changes.
-#
+# -- which constants training changes --------------------------------------------------------------
 # A floating-point constant is a parameter if its data are `Seeded` (models of the zoo draw
-# weights
-# so, and nothing else), or if they are an array in a place where weights stand: an operand of a
-# matrix product or convolution, scale or bias of a norm, an embedding's table, or one number per
-# channel that is added or multiplied. Constants filled with one number (masks, scales),
-# statistics
-# of batch norms and arrays of several axes that are added (masks, fixed positions) are not.
-
-
+# weights so, and nothing else), or if they are an array in a place where weights stand (`weights`
+# of the operator), or one number per channel that is added or multiplied. Constants filled with
+# one number (masks, scales), statistics of batch norms and arrays of several axes that are added
+# (masks, fixed positions) are not.
 STATISTICS = (3, 4)
 """Inputs of a batch norm that are averages: mean and variance."""
-WEIGHTS = {
-    "matmul": (0, 1), "batch_matmul": (0, 1), "gemm": (0, 1, 2), "conv2d": (1, 2),
-    "conv_transpose2d": (1, 2), "depthwise_conv2d": (1,), "batch_norm": (1, 2),
-    "batch_norm_training": (1, 2), "layer_norm": (1, 2), "rms_norm": (1,), "embedding": (0,),
-    "gather": (0,),
-}  # fmt: skip
-"""Places of each operator's inputs where weights stand."""
 NORMS = ("batch_norm", "batch_norm_training")
 
 
@@ -121,7 +110,7 @@ def is_parameter(graph: Graph, name: str) -> bool:
 
 def _is_weight(constant: Constant, node: Node, place: int) -> bool:
     """Tell whether an array stands where weights do, or holds one number per channel."""
-    if place in WEIGHTS.get(node.op, ()):
+    if place in operator_of(node.op).weights:
         return True
     wide = [n for n in constant.type.shape if n != 1]
     return node.op in ("add", "mul") and len(wide) == 1
@@ -144,16 +133,11 @@ def trainable(graph: Graph, chosen: Sequence[str] | None = None) -> tuple[str, .
     return tuple(name for name in read if is_parameter(graph, name))
 
 
-# Mixed precision: a graph in a narrow format with wide masters, and the scale of its loss.
-#
+# -- mixed precision: narrow formats with wide masters, and the scale of the loss ------------------
 # The step computes in fp16 from copies of fp32 parameters, and updates the fp32 ones: a change
 # smaller than half the distance of neighbouring fp16 numbers would otherwise be lost. Gradients
-# that
-# fp16 would round to 0 survive because the loss is multiplied by a scale, and they are divided by
-# it
-# in fp32 (Micikevicius et al. 2018).
-
-
+# that fp16 would round to 0 survive because the loss is multiplied by a scale, and they are
+# divided by it in fp32 (Micikevicius et al. 2018).
 FORMATS = ("fp16", "bf16", "fp32")
 LARGEST_SCALE = 2.0**24
 """The scale never grows beyond: 1 / scale must stay exact in fp32 and the loss finite."""
@@ -233,9 +217,7 @@ def found_inf(values: Mapping[str, Any]) -> bool:
     return any(not np.isfinite(np.asarray(v, np.float64)).all() for v in values.values())
 
 
-# The last phase of a step: gradients become fp32 and unscaled, parameters and states new.
-
-
+# -- update: gradients become fp32 and unscaled, parameters and states new -------------------------
 STATES = {"sgd": ("velocity",), "adam": ("mean", "square")}
 """What each optimiser remembers about a parameter."""
 _OPERATORS = {"sgd": "sgd_momentum", "adam": "adam"}
@@ -314,9 +296,7 @@ def running(net: Tape, name: str, batch: str) -> str:
     return made.name
 
 
-# Running a training graph step by step on arrays, as a loop of training would.
-
-
+# -- running a step on arrays, as a loop of training would -----------------------------------------
 Values = NDArray[Any]
 
 

@@ -1,10 +1,19 @@
-"""Seconds of communication by size, evaluated at a few sizes only."""
+"""A data-parallel step on two lanes: compute, and the exchange of gradients in buckets.
+
+    compute:        forward | backward                | update
+    communication:            bucket 0 | bucket 1 | ...
+
+A bucket starts when its last gradient is written and the bucket before has arrived; the update
+starts when all have. Compute and communication do not slow each other here.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import InputError
@@ -12,45 +21,6 @@ from ascend_lab.train.profile import GradientRow, StepProfile
 
 Cost = Callable[[float], float]
 """Bytes to seconds."""
-SMALLEST_BYTES, STEP = 1024.0, 4.0
-
-
-@dataclass(frozen=True)
-class Interpolated:
-    """A cost known at 1 KiB times powers of 4, straight between them; found when first needed.
-
-    Exact where the cost is alpha + n beta between neighbours; the time of an algorithm chosen anew
-    at every size is overstated between, by less than the algorithms differ.
-    """
-
-    exact: Cost
-    known: dict[int, float] = field(default_factory=dict)
-
-    def __call__(self, size_bytes: float) -> float:
-        """Return the seconds; 0 for nothing."""
-        if size_bytes <= 0:
-            return 0.0
-        place = math.log(size_bytes / SMALLEST_BYTES, STEP)
-        low = max(0, math.floor(place))
-        least, most = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
-        start, end = self._at(low), self._at(low + 1)
-        return max(0.0, start + (end - start) * (size_bytes - least) / (most - least))
-
-    def _at(self, k: int) -> float:
-        if k not in self.known:
-            self.known[k] = self.exact(SMALLEST_BYTES * STEP**k)
-        return self.known[k]
-
-
-# A data-parallel step on two lanes: compute, and the exchange of gradients in buckets.
-#
-#     compute:        forward | backward                | update
-#     communication:            bucket 0 | bucket 1 | ...
-#
-# A bucket starts when its last gradient is written and the bucket before has arrived; the update
-# starts when all have. Compute and communication do not slow each other here.
-
-
 Segments = tuple[tuple[int, int], ...]
 """(first, last) gradient of each bucket, both included, counted from 0 in backward order."""
 BUCKET_BYTES, FIRST_BYTES = 25 * 2**20, 2**20
@@ -141,27 +111,51 @@ def bucketed(
     rows: Sequence[GradientRow], limit_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BYTES
 ) -> Segments:
     """Return buckets that are closed when they hold `limit_bytes` (the first: `first_bytes`)."""
+    return closed([0, *accumulate(row.size_bytes for row in rows)], limit_bytes, first_bytes)
+
+
+def closed(sums_bytes: Sequence[float], limit_bytes: float, first_bytes: float) -> Segments:
+    """Return the buckets of gradients whose bytes add up to these sums, 0 in front."""
     found: list[tuple[int, int]] = []
-    start = held = 0
-    for i, row in enumerate(rows):
-        held += row.size_bytes
-        if held >= (limit_bytes if found else first_bytes) or i == len(rows) - 1:
-            found.append((start, i))
-            start, held = i + 1, 0
+    start, limit, count = 0, first_bytes, len(sums_bytes) - 1
+    while start < count:
+        last = bisect_left(sums_bytes, sums_bytes[start] + limit, start) - 1
+        found.append((start, min(max(last, start), count - 1)))
+        start, limit = found[-1][1] + 1, limit_bytes
     return tuple(found)
 
 
-def single(rows: Sequence[GradientRow]) -> Segments:
-    """Return one bucket with everything."""
-    return ((0, len(rows) - 1),) if rows else ()
-
-
-def separate(rows: Sequence[GradientRow]) -> Segments:
-    """Return a bucket for each gradient."""
-    return tuple((i, i) for i in range(len(rows)))
-
-
 # -- many devices ---------------------------------------------------------------------------------
+SMALLEST_BYTES, STEP = 1024.0, 4.0
+
+
+@dataclass(frozen=True)
+class Interpolated:
+    """A cost known at 1 KiB times powers of 4, straight between them; found when first needed.
+
+    Exact where the cost is alpha + n beta between neighbours; the time of an algorithm chosen anew
+    at every size is overstated between, by less than the algorithms differ.
+    """
+
+    exact: Cost
+    known: dict[int, float] = field(default_factory=dict)
+
+    def __call__(self, size_bytes: float) -> float:
+        """Return the seconds; 0 for nothing."""
+        if size_bytes <= 0:
+            return 0.0
+        place = math.log(size_bytes / SMALLEST_BYTES, STEP)
+        low = max(0, math.floor(place))
+        least, most = (SMALLEST_BYTES * STEP**k for k in (low, low + 1))
+        start, end = self._at(low), self._at(low + 1)
+        return max(0.0, start + (end - start) * (size_bytes - least) / (most - least))
+
+    def _at(self, k: int) -> float:
+        if k not in self.known:
+            self.known[k] = self.exact(SMALLEST_BYTES * STEP**k)
+        return self.known[k]
+
+
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
     """A step on some devices, each with the same batch; efficiency = step of one / step."""
@@ -198,29 +192,3 @@ def scaling_curve(
         share = profile.step_s / step.step_s
         found.append(ScalingPoint(count, step.step_s, share, step.exposed_s, step.hidden_share))
     return tuple(found)
-
-
-def slowed(profile: StepProfile, factor: float) -> StepProfile:
-    """Return the profile of a device that computes `factor` times slower."""
-    if not factor > 0:
-        raise InputError("a factor above 0", str(factor), "1 is as quick")
-    return replace(
-        profile,
-        forward_s=profile.forward_s * factor,
-        backward_s=profile.backward_s * factor,
-        update_s=profile.update_s * factor,
-        gradients=tuple(replace(g, ready_s=g.ready_s * factor) for g in profile.gradients),
-        operators=tuple(replace(o, time_s=o.time_s * factor) for o in profile.operators),
-    )
-
-
-def straggler_timeline(
-    profile: StepProfile,
-    cost: Cost,
-    factors: Sequence[float],
-    segments: Sequence[tuple[int, int]] | None = None,
-) -> StepTimeline:
-    """Return the step of devices that are `factors` slower: synchronous, it is the slowest's."""
-    if not len(factors):
-        raise InputError("a factor for each device", "none", "1 is as quick as profiled")
-    return step_timeline(slowed(profile, max(factors)), cost, segments)

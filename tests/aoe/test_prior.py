@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import bank_cases
 import engine_cases as cases
@@ -18,7 +17,6 @@ from ascend_lab.aoe.vector.prior import DECISIONS, Decision, decisions_of, examp
 from ascend_lab.cli import tune_flags as cli_aoe_flags
 from ascend_lab.graph import compile_graph
 from ascend_lab.graph.lower import choice_of
-from bench import tuners as bench_prior
 
 BUDGET = Settings(budget=30, seed=1)
 IMPROVES = cases.vector((64, 300), "relu")
@@ -162,13 +160,6 @@ def test_it_is_off_unless_asked_for(tuned):
     assert trials(BUDGET) == trials(BUDGET, lesson) == found.trace.trials
     on = trials(asked, lesson)
     assert on == trials(asked, lesson) != found.trace.trials and len(on) == len(found.trace.trials)
-
-
-def test_without_a_lesson_the_bench_sees_no_difference():
-    operator = cases.only(cases.vector((9, 30, 40), "reduce_sum"))
-    row = bench_prior._row("sum", operator, [], 1)
-    assert row.plain == row.guided and len(row.plain) == len(bench_prior.MARKS)
-    assert row.plain[0] > 1 and all(a >= b >= 1 for a, b in pairwise(row.plain))
 
 
 def test_the_command_has_a_switch():

@@ -27,6 +27,10 @@ def slowed(topology: Topology, device: int, factor: float) -> Topology:
     return replace(topology, links=tuple(links))
 
 
+RANKS = (*range(1, 9), 11, 16, 17)
+"""Powers of two, one beside them, primes."""
+
+
 def divisors(p: int) -> list[int]:
     return [d for d in range(1, p + 1) if p % d == 0]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from collective_cases import CASES, FLAT, slowed
+from collective_cases import CASES, FLAT, RANKS, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,7 @@ def both(op: str, name: str, p: int, size_bytes: float, maker: object) -> tuple[
 
 @pytest.mark.parametrize(("op", "name"), FLAT)
 def test_equal_to_the_closed_form_on_a_full_mesh(op: str, name: str) -> None:
-    for p in range(1, 18):
+    for p in RANKS:
         for size_bytes in (0.0, 1.0, 1e6):
             for full in [name, "chain*7"] if name == "chain" else [name]:
                 assert np.isclose(*both(op, full, p, size_bytes, full_mesh), rtol=1e-9, atol=0)
@@ -40,7 +40,7 @@ def test_equal_to_the_closed_form_on_a_full_mesh(op: str, name: str) -> None:
 
 @pytest.mark.parametrize(("op", "name"), FLAT)
 def test_on_a_star_messages_that_share_a_cable_queue(op: str, name: str) -> None:
-    for p in range(3, 18):
+    for p in RANKS[2:]:
         measured, formula = both(op, name, p, 1e6, star)
         if name in QUEUED:
             assert measured > formula * 1.001

@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from collective_cases import CASES, FLAT, LEVELLED, check, divisors, inputs, rows
+from collective_cases import CASES, FLAT, LEVELLED, RANKS, check, divisors, inputs, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import execute, make
 from ascend_lab.cluster.algorithms import CASTS, GATHERS
 from ascend_lab.errors import ClusterError
-
-RANKS = range(1, 18)
 
 
 @pytest.mark.parametrize(("op", "name"), FLAT)

@@ -21,7 +21,7 @@ def rate(topology: Topology, a: str, b: str) -> float:
 
 
 @pytest.mark.parametrize("kind", list(TOPOLOGIES))
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 8, 13, 64])
+@pytest.mark.parametrize("count", [1, 5, 64])
 def test_every_preset_joins_all_its_devices(kind: str, count: int) -> None:
     limit = TOPOLOGIES[kind].limit
     topology = load_topology(f"{kind}:{count}" if limit else kind)

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.patches import Circle, Rectangle
 
-from ascend_lab.cluster import Link, Topology, full_mesh, load_topology
+from ascend_lab.cluster import Link, Topology, load_topology
 from ascend_lab.lab.figures import fig_topology
 from ascend_lab.lab.figures.style import LabFigure
 
@@ -64,10 +64,8 @@ MANY = Topology(
         (LONELY, 0),
         (ONE_WAY, 1),
         (MANY, 2 * 8),
-        (full_mesh(1, 0.0, 0.0), 0),
         (load_topology("ring:64"), 11),
         (load_topology("star:1024"), 12),
-        (full_mesh(3, 1e-6, 1e-10).without((0, 1), (1, 0)), 2),
         (load_topology("910a-roce:1"), 3),
     ],
     ids=lambda value: getattr(value, "name", None),

@@ -1,4 +1,4 @@
-"""Two lanes: buckets wait for gradients and each other; many devices; slow ones."""
+"""Two lanes: buckets wait for gradients and each other; many devices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import star
-from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.errors import InputError
 from ascend_lab.train.profile import GradientRow, StepProfile
 from ascend_lab.train.timeline import (
     Interpolated,
     all_reduce_cost,
     bucketed,
     scaling_curve,
-    separate,
-    single,
-    slowed,
     step_timeline,
-    straggler_timeline,
 )
 
 ROWS = tuple(GradientRow(f"g{i}", 0.001 * (i + 1), 10**6 * (i + 1)) for i in range(4))
@@ -33,14 +29,14 @@ def cost(size_bytes: float) -> float:
 
 
 def test_one_bucket_is_a_tail() -> None:
-    found = step_timeline(STEP, cost, single(ROWS))
+    found = step_timeline(STEP, cost, ((0, len(ROWS) - 1),))
     assert found.tail_s == pytest.approx(cost(10**7)) == found.exposed_s
     assert found.step_s == pytest.approx(0.007 + cost(10**7))
     assert found.hidden_share == pytest.approx(0.0)
 
 
 def test_separate_buckets_by_hand() -> None:
-    found = step_timeline(STEP, cost, separate(ROWS))
+    found = step_timeline(STEP, cost, [(i, i) for i in range(len(ROWS))])
     # ready 3, 4, 5, 6 ms after the start of the step; 1.1, 2.1, 3.1, 4.1 ms long
     spans = [
         (round(s.start_s * 1e3, 6), round(s.end_s * 1e3, 6)) for s in found.lane("communication")
@@ -76,7 +72,7 @@ def test_segments_that_leave_gaps(segments: list[tuple[int, int]]) -> None:
 def test_buckets_close_when_they_are_full() -> None:
     assert bucketed(ROWS, 5 * 10**6, 10**6) == ((0, 0), (1, 2), (3, 3))
     assert bucketed(ROWS) == ((0, 1), (2, 3))
-    assert bucketed(()) == single(()) == ()
+    assert bucketed(()) == ()
 
 
 def test_nothing_to_exchange_is_the_step_alone() -> None:
@@ -115,14 +111,3 @@ def test_straight_lines_are_interpolated_exactly(size: float) -> None:
     assert found(size) == pytest.approx(line(size))
     found(size)
     assert len(calls) == 3 and found(0) == 0.0
-
-
-def test_a_slow_device_slows_all() -> None:
-    alone = straggler_timeline(STEP, cost, [1.0] * 8)
-    mixed = straggler_timeline(STEP, cost, [1.0] * 7 + [1.5])
-    assert mixed.step_s > alone.step_s == step_timeline(STEP, cost).step_s
-    assert mixed.step_s == step_timeline(slowed(STEP, 1.5), cost).step_s
-    assert slowed(STEP, 2.0).step_s == 2 * STEP.step_s
-    for bad in ([], [0.0]):
-        with pytest.raises(AscendLabError):
-            straggler_timeline(STEP, cost, bad)

@@ -27,7 +27,7 @@ that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_d
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,9 +50,9 @@ from ascend_lab.aoe.gradient.splits import (
     table_of,
 )
 from ascend_lab.errors import InputError
+from ascend_lab.train.timeline import BUCKET_BYTES, FIRST_BYTES, closed
 
 MIB = 2**20
-DDP_CAP_BYTES, DDP_FIRST_BYTES = 25 * MIB, MIB
 DDP_PER_OCTAVE = 16
 HCCL_FIRST = 0.9654
 """Share of the bytes in the first of HCCL's two default segments (ResNet-50's best)."""
@@ -84,18 +84,13 @@ def by_cap(table: Table, cap_bytes: float, first_bytes: float | None = None) -> 
 
     `first_bytes`: another size for the first bucket.
     """
-    sums, lasts, begin = table.sums_bytes.tolist(), list[int](), 0
-    limit = cap_bytes if first_bytes is None else first_bytes
-    while begin < table.count:
-        last = bisect_left(sums, sums[begin] + limit, begin) - 1
-        lasts.append(min(max(last, begin), table.count - 1))
-        begin, limit = lasts[-1] + 1, cap_bytes
-    return split_at(lasts)
+    first = cap_bytes if first_bytes is None else first_bytes
+    return closed(table.sums_bytes.tolist(), cap_bytes, first)
 
 
 def ddp_25mb(table: Table, cost: Cost) -> Split:
     """Return the buckets of DDP as it comes: 25 MiB, but 1 MiB for the first."""
-    return by_cap(table, DDP_CAP_BYTES, DDP_FIRST_BYTES)
+    return by_cap(table, BUCKET_BYTES, FIRST_BYTES)
 
 
 def best_cap(table: Table, price: Price, per_octave: int = 2) -> tuple[float, Split, float]:

@@ -199,10 +199,6 @@ class Context:
         """Return input i as a value of the graph, cast to a number format if one is named."""
         return self.cast(self.value(self.tensor(i)), dtype)
 
-    def optional(self, i: int, dtype: str = "") -> Value | None:
-        """Return input i as a value of the graph, None if it is left out."""
-        return self.input(i, dtype) if self.has(i) else None
-
     def alike(self, *which: int) -> list[Value]:
         """Return inputs (default: all) in one number format: booleans may differ in theirs."""
         values = [self.input(i) for i in which or range(len(self.inputs))]

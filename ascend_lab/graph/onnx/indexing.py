@@ -1,4 +1,4 @@
-"""Places of largest elements, masks by place, and picks by values known before the graph runs."""
+"""Places of largest elements, and reads and writes at places: known or computed."""
 
 from __future__ import annotations
 
@@ -81,14 +81,10 @@ def _picked(ctx: Context, x: Value, places: np.ndarray, axis: int) -> Value:
     return ctx.emit("gather", x, ctx.table(places, "int32", "places"), axis=axis)
 
 
-# Reads and writes at computed places: an element, or a slice, for each index tuple.
-#
+# -- reads and writes at computed places ----------------------------------------------------------
 # Places become numbers of rows: the tensor is reshaped so that what an index names is one row.
 # Negative indices count from the end.
-
-
 _TYPES = (ANY, INTEGERS, ANY)
-_REDUCTION = {"reduction": "none"}
 _MOST = 2**22
 
 
@@ -136,8 +132,7 @@ def _scatter_elements(ctx: Context) -> Value:
     places = _elements(ctx, x.shape, axis)
     if updates.shape != places.shape:
         ctx.unsupported(f"updates {places.shape}", str(updates.shape))
-    flat = (v.type.elements for v in (x, places, updates))
-    rows = [ctx.reshape(v, (n,)) for v, n in zip((x, places, updates), flat, strict=True)]
+    rows = [ctx.reshape(v, (v.type.elements,)) for v in (x, places, updates)]
     return ctx.reshape(ctx.emit(_way(ctx), *rows), x.shape)
 
 
@@ -169,23 +164,17 @@ def _rows(ctx: Context, shape: Shape, batch: int = 0) -> tuple[Value, Shape]:
     return rows, shape[batch + depth :]
 
 
-@converter("GatherND", types=_TYPES, since=11)
-def _gather_nd(ctx: Context) -> Value:
+@converter("GatherND", "ScatterND", types=_TYPES, since=11)
+def _slices(ctx: Context) -> Value:
     x = ctx.input(0)
-    rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims"))
-    count = x.type.elements // max(math.prod(rest), 1)
-    return ctx.emit("gather", ctx.reshape(x, (count, *rest)), rows, axis=0)
-
-
-@converter("ScatterND", types=_TYPES, since=11)
-def _scatter_nd(ctx: Context) -> Value:
-    x, updates = ctx.input(0), ctx.input(2)
-    rows, rest = _rows(ctx, x.shape)
+    rows, rest = _rows(ctx, x.shape, ctx.attr("batch_dims") or 0)
+    table = ctx.reshape(x, (x.type.elements // max(math.prod(rest), 1), *rest))
+    if ctx.op == "GatherND":
+        return ctx.emit("gather", table, rows, axis=0)
+    updates = ctx.input(2)
     if updates.shape != (*rows.shape, *rest):
         ctx.unsupported(f"updates {(*rows.shape, *rest)}", str(updates.shape))
-    count = x.type.elements // max(math.prod(rest), 1)
-    table_ = ctx.reshape(x, (count, *rest))
-    return ctx.reshape(ctx.emit(_way(ctx), table_, rows, updates), x.shape)
+    return ctx.reshape(ctx.emit(_way(ctx), table, rows, updates), x.shape)
 
 
 @converter("TopK", types=((*NUMBERS, "int8", "uint8"), ("int64",)), since=10)
@@ -200,22 +189,20 @@ def _top_k(ctx: Context) -> tuple[Result, ...]:
     n = x.shape[axis]
     if not 0 < k <= n or x.type.elements * n > _MOST:
         ctx.unsupported(f"k from 1 to {n}, at most {_MOST} comparisons", f"k {k} of {x.shape}")
-    turned = ctx.emit("transpose", x, perm=(*(i for i in range(rank) if i != axis), axis))
-    lead = turned.shape[:-1]
-    column, row = (ctx.reshape(turned, (*lead, *s)) for s in ((n, 1), (1, n)))
+    order = (*(i for i in range(rank) if i != axis), axis)
+    turned = ctx.emit("transpose", x, perm=order)
+    column, row = (ctx.reshape(turned, (*turned.shape[:-1], *s)) for s in ((n, 1), (1, n)))
     before = ctx.emit("less" if ctx.attr("largest") == 0 else "greater", row, column)
-    tied = ctx.emit("equal", row, column)
     lower = ctx.table(np.tril(np.ones((n, n)), -1), "int32", "lower")
-    tied = ctx.emit("mul", ctx.cast(tied, "int32"), lower)
-    order = ctx.emit(
-        "reduce_sum", ctx.emit("add", ctx.cast(before, "int32"), tied), axis=-1, keepdims=True
-    )
-    hits = ctx.emit("equal", order, ctx.counting(k, 0, 1))
+    tied = ctx.emit("mul", ctx.cast(ctx.emit("equal", row, column), "int32"), lower)
+    ahead = ctx.emit("add", ctx.cast(before, "int32"), tied)
+    ranks = ctx.emit("reduce_sum", ahead, axis=-1, keepdims=True)
+    hits = ctx.emit("equal", ranks, ctx.counting(k, 0, 1))
     values = ctx.choose(hits, column, ctx.table(0, x.type.dtype, "none"))
     places = ctx.emit("mul", hits, ctx.reshape(ctx.counting(n, 0, 1), (n, 1)))
-    back = tuple(np.argsort((*(i for i in range(rank) if i != axis), axis)))
-    outs = [
+    back = tuple(np.argsort(order))
+    values, places = (
         ctx.emit("transpose", ctx.emit("reduce_sum", v, axis=-2), perm=back)
         for v in (values, places)
-    ]
-    return outs[0], ctx.typed(outs[1], "int64")
+    )
+    return values, ctx.typed(places, "int64")

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 
-Source = "str | Path | bytes | ModelProto"
 NEWEST_IR = 14
 """The newest version of the file format that is read."""
 
@@ -96,9 +95,7 @@ def opset_of(model: ModelProto) -> int:
     return int(version)
 
 
-# The shape of a model before any work: names written once, nothing missing, no cycle.
-
-
+# -- before any work: names written once, nothing missing, no cycle --------------------------------
 def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[NodeProto]:
     """Return the nodes in an order in which each reads what is there.
 
@@ -118,34 +115,31 @@ def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[Nod
 
 def _names(graph: GraphProto) -> set[str]:
     """Return the names there are before the first node; raise `GraphError` for repeats."""
-    entries = [entry.name for entry in graph.input]
-    weights = [tensor.name for tensor in graph.initializer]
+    entries, weights, outs = (
+        [one.name for one in part] for part in (graph.input, graph.initializer, graph.output)
+    )
     for what, names in (("graph input", entries), ("initialiser", weights)):
         if len(set(names)) < len(names) or "" in names:
             twice = Counter(names).most_common(1)[0][0] if "" not in names else ""
             raise GraphError(f"{what} names, each once", repr(twice), "rename one")
-    ready = {*entries, *weights}
-    written = set(ready)
+    written = {*entries, *weights}
     for node in graph.node:
         for name in filter(None, node.output):
             if name in written:
                 raise GraphError(f"node {title(node)}: a new name", f"{name} twice", "rename one")
             written.add(name)
     for node in graph.node:
-        for name in filter(None, node.input):
-            if name not in written:
-                raise GraphError(
-                    f"node {title(node)} ({node.op_type}): input {name}",
-                    "nothing writes it: no initialiser, no graph input, no node",
-                    "export the model with its weights",
-                )
-    for entry in graph.output:
-        if entry.name not in written:
-            raise GraphError(f"output {entry.name}", "nothing writes it", "check the name")
-    outs = [entry.name for entry in graph.output]
+        if missing := [name for name in node.input if name and name not in written]:
+            raise GraphError(
+                f"node {title(node)} ({node.op_type}): input {missing[0]}",
+                "nothing writes it: no initialiser, no graph input, no node",
+                "export the model with its weights",
+            )
+    if missing := [name for name in outs if name not in written]:
+        raise GraphError(f"output {missing[0]}", "nothing writes it", "check the name")
     if len(set(outs)) < len(outs):
         raise InputError("each output name once", ", ".join(outs)[:80], "drop the repeat")
-    return ready
+    return {*entries, *weights}
 
 
 def _check_text(graph: GraphProto) -> None:
@@ -178,9 +172,7 @@ def _ordered(graph: GraphProto, ready: set[str]) -> Sequence[NodeProto]:
         raise GraphError("a model without cycles", text, "cut one edge") from None
 
 
-# Graph inputs: their types, symbolic sizes pinned, values given instead of them.
-
-
+# -- inputs: their types, symbolic sizes pinned, values given instead of them ----------------------
 Sizes = tuple[int | str, ...] | None
 """Sizes of an input: numbers, names of symbolic ones ("" for unknown); None: rank unknown."""
 NO_NAME = re.compile(
@@ -306,11 +298,10 @@ def fixed_batch(found: Mapping[str, Sizes]) -> int:
 
 
 def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -> Shape:
-    text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
-    filled = None if sizes is None else tuple(bound.get(s, -1) if isinstance(s, str) else s
-                                              for s in sizes)  # fmt: skip
-    opened = sizes is None or any(isinstance(s, str) and s not in bound for s in sizes)
-    if filled is None or opened:
+    """Return sizes with numbers for symbols; raise `UnsupportedError` where one stays open."""
+    filled = [bound.get(s, s) if isinstance(s, str) else s for s in sizes or ()]
+    if sizes is None or any(isinstance(s, str) for s in filled):
+        text = "unknown rank" if sizes is None else str(list(sizes)).replace("''", "?")
         given = (1, 3, 224, 224) if sizes is None else sizes
         likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
         example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
@@ -320,8 +311,9 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
             text.replace("'", ""),
             f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}",
         )
-    check_size(f"input {name}", filled, limits)
-    return filled
+    shape = tuple(int(s) for s in filled)
+    check_size(f"input {name}", shape, limits)
+    return shape
 
 
 def pinned_tensor(name: str, elem: str, sizes: Sizes, given: Any) -> Tensor:

@@ -168,7 +168,9 @@ def _pad(ctx: Context) -> Result:
         return _extended(ctx, x, widths, ctx.attr("mode"))
     if not any(map(any, widths)):
         return x if x.name != ctx.input(0).name else ctx.tensor(0)
-    return ctx.emit("pad", x, pads=widths, value=_number(ctx, value))
+    kind = NUMPY[ctx.elem(0)]  # the value as the tensor's type holds it
+    wide = np.float32 if kind.kind in "fV" else np.int64
+    return ctx.emit("pad", x, pads=widths, value=np.array(value, kind).astype(wide).item())
 
 
 def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: Any) -> Result:
@@ -186,12 +188,6 @@ def _extended(ctx: Context, x: Value, widths: Sequence[tuple[int, int]], mode: A
             order = ctx.known(np.pad(np.arange(size), (before, after), mode=mode), "int32")
             out = ctx.emit("gather", out, ctx.value(order), axis=axis)
     return ctx.tensor(0) if out.name == ctx.input(0).name else out
-
-
-def _number(ctx: Context, value: Any) -> Any:
-    """Return a padding value as the tensor's type holds it."""
-    kind = NUMPY[ctx.elem(0)]
-    return np.array(value, kind).astype(np.float32 if kind.kind in "fV" else np.int64).item()
 
 
 @converter("DepthToSpace", "SpaceToDepth")

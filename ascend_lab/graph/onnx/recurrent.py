@@ -1,7 +1,8 @@
-"""Recurrent layers, unrolled: every step of the sequence becomes nodes of its own.
+"""Layers with a state, unrolled: every step of the sequence becomes nodes of its own.
 
-With x the step's input and h the state before it, gates are x W^T + h R^T + biases; their order in
-the weights is the standard's: LSTM i o f c, GRU z r h.
+RNN, GRU, LSTM: with x the step's input and h the state before it, gates are x W^T + h R^T + biases;
+their order in the weights is the standard's: LSTM i o f c, GRU z r h. Linear attention: a state of
+keys times values, which forgets, learns and is read by queries.
 """
 
 from __future__ import annotations
@@ -9,25 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import Result, converter
 from ascend_lab.graph.onnx.tensors import FLOATS
 
-_ATTRS = {
-    "activation_alpha": (),
-    "activation_beta": (),
-    "activations": (),
-    "clip": 0.0,
-    "direction": "forward",
-    "hidden_size": 0,
-    "layout": 0,
-}
 _TYPES = (FLOATS, FLOATS, FLOATS, FLOATS, ("int32",), FLOATS, FLOATS, FLOATS)
-_FUNCTIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}
-_MOST_STEPS = 512
+_FUNCTIONS = ("sigmoid", "tanh", "relu")
+_MOST_STEPS, _MOST_TOKENS = 512, 256
 States = tuple[Value, ...]
 
 
@@ -38,32 +29,27 @@ class _Layer:
     ctx: Context
     hidden: int
     functions: tuple[str, ...]
-    weights: Value
-    recurrence: Value
+    weights: tuple[Value, Value]
+    """Of the input and of the state before."""
     biases: tuple[Value, Value] | None
     peepholes: Value | None
 
-    def project(self, x: Value, weights: Value, begin: int, end: int) -> Value:
-        """Return x times the transposed rows of gates begin to end."""
-        rows = self.ctx.part(weights, 0, begin * self.hidden, end * self.hidden)
-        return self.ctx.emit("matmul", x, rows, trans_b=True)
+    def gate(self, values: Value, begin: int, end: int, axis: int = 1) -> Value:
+        """Return the part of gates begin to end."""
+        return self.ctx.part(values, axis, begin * self.hidden, end * self.hidden)
 
-    def bias(self, which: int, begin: int, end: int, total: Value) -> Value:
-        """Add the input's (0) or the state's (1) bias of gates begin to end."""
+    def project(self, which: int, x: Value, begin: int, end: int) -> Value:
+        """Return what the input (0) or the state (1) adds to gates begin to end."""
+        rows = self.gate(self.weights[which], begin, end, 0)
+        total = self.ctx.emit("matmul", x, rows, trans_b=True)
         if self.biases is None:
             return total
-        piece = self.ctx.part(self.biases[which], 0, begin * self.hidden, end * self.hidden)
-        return self.ctx.emit("add", total, piece)
+        return self.ctx.emit("add", total, self.gate(self.biases[which], begin, end, 0))
 
     def gates(self, x: Value, h: Value, begin: int, end: int) -> Value:
         """Return the pre-activations of gates begin to end."""
-        total = self.bias(0, begin, end, self.project(x, self.weights, begin, end))
-        own = self.bias(1, begin, end, self.project(h, self.recurrence, begin, end))
+        total, own = self.project(0, x, begin, end), self.project(1, h, begin, end)
         return self.ctx.emit("add", total, own)
-
-    def gate(self, gates: Value, i: int) -> Value:
-        """Return one gate of several."""
-        return self.ctx.part(gates, 1, i * self.hidden, (i + 1) * self.hidden)
 
     def active(self, which: int, x: Value) -> Value:
         """Return an activation function's values, its argument limited if the layer clips."""
@@ -75,11 +61,8 @@ class _Layer:
         """Add the cell's share of gate i, if the layer lets gates see the cell."""
         if self.peepholes is None:
             return total
-        piece = self.ctx.part(self.peepholes, 0, i * self.hidden, (i + 1) * self.hidden)
-        return self.ctx.emit("add", total, self.ctx.emit("mul", piece, c))
-
-
-Cell = Callable[[_Layer, Value, States], States]
+        share = self.ctx.emit("mul", self.gate(self.peepholes, i, i + 1, 0), c)
+        return self.ctx.emit("add", total, share)
 
 
 def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
@@ -89,14 +72,12 @@ def _rnn_cell(layer: _Layer, x: Value, states: States) -> States:
 def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
     ctx, (h,) = layer.ctx, states
     both = layer.gates(x, h, 0, 2)
-    update, reset = (layer.active(0, layer.gate(both, i)) for i in range(2))
-    fresh = layer.bias(0, 2, 3, layer.project(x, layer.weights, 2, 3))
+    update, reset = (layer.active(0, layer.gate(both, i, i + 1)) for i in range(2))
+    fresh = layer.project(0, x, 2, 3)
     if ctx.attr("linear_before_reset"):
-        own = layer.bias(1, 2, 3, layer.project(h, layer.recurrence, 2, 3))
-        own = ctx.emit("mul", reset, own)
+        own = ctx.emit("mul", reset, layer.project(1, h, 2, 3))
     else:
-        kept = ctx.emit("mul", reset, h)
-        own = layer.bias(1, 2, 3, layer.project(kept, layer.recurrence, 2, 3))
+        own = layer.project(1, ctx.emit("mul", reset, h), 2, 3)
     fresh = layer.active(1, ctx.emit("add", fresh, own))
     moved = ctx.emit("mul", update, ctx.emit("sub", h, fresh))  # (1 - z) fresh + z h
     return (ctx.emit("add", fresh, moved),)
@@ -105,7 +86,7 @@ def _gru_cell(layer: _Layer, x: Value, states: States) -> States:
 def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     ctx, (h, c) = layer.ctx, states
     gates = layer.gates(x, h, 0, 4)
-    enter, leave, forget, fresh = (layer.gate(gates, i) for i in range(4))
+    enter, leave, forget, fresh = (layer.gate(gates, i, i + 1) for i in range(4))
     enter = layer.active(0, layer.peep(0, enter, c))
     forget = layer.active(0, layer.peep(2, forget, c))
     entering = ctx.emit("mul", enter, layer.active(1, fresh))
@@ -114,35 +95,29 @@ def _lstm_cell(layer: _Layer, x: Value, states: States) -> States:
     return ctx.emit("mul", leave, ctx.emit(layer.functions[2], c)), c
 
 
-@converter("RNN", types=_TYPES, since=7)
-def _rnn(ctx: Context) -> tuple[Value, ...]:
-    return _unrolled(ctx, _rnn_cell, 1, 1, ("tanh",))
+Cell = Callable[[_Layer, Value, States], States]
+_CELLS: dict[str, tuple[Cell, int, int, tuple[str, ...]]] = {
+    "RNN": (_rnn_cell, 1, 1, ("tanh",)),
+    "GRU": (_gru_cell, 3, 1, ("sigmoid", "tanh")),
+    "LSTM": (_lstm_cell, 4, 2, ("sigmoid", "tanh", "tanh")),
+}
+"""Step, gates, states and default functions of each kind."""
 
 
-@converter("GRU", types=_TYPES, since=7)
-def _gru(ctx: Context) -> tuple[Value, ...]:
-    return _unrolled(ctx, _gru_cell, 3, 1, ("sigmoid", "tanh"))
-
-
-@converter("LSTM", types=_TYPES, since=7)
-def _lstm(ctx: Context) -> tuple[Value, ...]:
+@converter("RNN", "GRU", "LSTM", types=_TYPES, since=7)
+def _unrolled(ctx: Context) -> tuple[Value, ...]:
+    """Return all hidden states and the last states, in the layout asked for."""
+    cell, gates, states, default = _CELLS[ctx.op]
     if ctx.attr("input_forget"):
         ctx.unsupported("input_forget = 0", "1")
-    return _unrolled(ctx, _lstm_cell, 4, 2, ("sigmoid", "tanh", "tanh"))
-
-
-def _unrolled(
-    ctx: Context, cell: Cell, gates: int, states: int, default: tuple[str, ...]
-) -> tuple[Value, ...]:
-    """Return all hidden states and the last states, in the layout asked for."""
-    x = ctx.input(0)
-    if ctx.attr("layout"):
-        x = ctx.emit("transpose", x, perm=(1, 0, 2))
+    turned, x = bool(ctx.attr("layout")), ctx.input(0)
+    x = ctx.emit("transpose", x, perm=(1, 0, 2)) if turned else x
     steps, batch, _ = x.shape
     directions, rows, _ = ctx.shape(1)
     hidden = rows // gates
-    ways = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}
-    order = ways.get(ctx.attr("direction"), ())
+    order = {"forward": (1,), "reverse": (-1,), "bidirectional": (1, -1)}.get(
+        ctx.attr("direction"), ()
+    )
     if len(order) != directions or not 0 < steps <= _MOST_STEPS:
         ctx.unsupported(f"1 to {_MOST_STEPS} steps in a known direction", f"{steps} steps")
     if ctx.has(4) and set(ctx.ints(4)) != {steps}:
@@ -160,10 +135,10 @@ def _unrolled(
         lasts.append([ctx.reshape(s, (1, batch, hidden)) for s in now])
     every = _joined(ctx, outs, 1)
     final = [_joined(ctx, [last[i] for last in lasts], 0) for i in range(states)]
-    if not ctx.attr("layout"):
+    if not turned:
         return every, *final
-    turned = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
-    return ctx.emit("transpose", every, perm=(2, 0, 1, 3)), *turned
+    final = [ctx.emit("transpose", v, perm=(1, 0, 2)) for v in final]
+    return ctx.emit("transpose", every, perm=(2, 0, 1, 3)), *final
 
 
 def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
@@ -173,27 +148,26 @@ def _joined(ctx: Context, values: list[Value], axis: int) -> Value:
 def _functions(ctx: Context, default: tuple[str, ...]) -> tuple[str, ...]:
     """Return the library's names of the activation functions."""
     given = ctx.attr("activations")[: len(default)]  # an RNN's default is of two directions
-    names = [str(name).lower() for name in given or default]
+    names = tuple(str(name).lower() for name in given or default)
     if set(names) - set(_FUNCTIONS) or ctx.attr("activation_alpha") or len(names) != len(default):
         ctx.unsupported(f"activations {', '.join(_FUNCTIONS)}", ", ".join(names))
-    return tuple(_FUNCTIONS[name] for name in names)
+    return names
 
 
 def _layer(ctx: Context, d: int, hidden: int, functions: tuple[str, ...]) -> _Layer:
     """Return the weights of one direction."""
-    biases = peepholes = None
+    biases = None
     if ctx.has(3):
-        both = _own(ctx, 3, d)
+        both = _own(ctx, ctx.input(3), d)
         half = both.shape[0] // 2
         biases = ctx.part(both, 0, 0, half), ctx.part(both, 0, half, 2 * half)
-    if ctx.has(7):
-        peepholes = _own(ctx, 7, d)
-    return _Layer(ctx, hidden, functions, _own(ctx, 1, d), _own(ctx, 2, d), biases, peepholes)
+    peepholes = _own(ctx, ctx.input(7), d) if ctx.has(7) else None
+    weights = _own(ctx, ctx.input(1), d), _own(ctx, ctx.input(2), d)
+    return _Layer(ctx, hidden, functions, weights, biases, peepholes)
 
 
-def _own(ctx: Context, i: int, d: int) -> Value:
+def _own(ctx: Context, value: Value, d: int) -> Value:
     """Return the part of an input that belongs to direction d."""
-    value = ctx.input(i)
     return ctx.reshape(ctx.part(value, 0, d, d + 1), value.shape[1:])
 
 
@@ -205,43 +179,47 @@ def _initial(ctx: Context, i: int, d: int, shape: tuple[int, int]) -> Value:
     given = ctx.input(i)
     if ctx.attr("layout"):
         given = ctx.emit("transpose", given, perm=(1, 0, 2))
-    return ctx.reshape(ctx.part(given, 0, d, d + 1), shape)
+    return _own(ctx, given, d)
 
 
-# Layers that carry a state from call to call: causal convolutions and linear attention.
-
-
-_MOST_TOKENS = 256
-_RULES = ("linear", "gated", "delta", "gated_delta")
-
-
+# -- linear attention -----------------------------------------------------------------------------
 @converter("LinearAttention", types=(FLOATS,), since=27)
 def _linear_attention(ctx: Context) -> Sequence[Result]:
-    """Step by step: the state forgets, learns k v^T and is read by q; in fp32."""
+    """Step by step in fp32: S = e^g S + k^T v, with a beta + k^T (beta (v - k e^g S)); q S."""
     rule, heads, readers = (ctx.attr(k) for k in ("update_rule", "kv_num_heads", "q_num_heads"))
     n, steps, width = ctx.shape(0)
-    if rule not in _RULES or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
+    known = rule in ("linear", "gated", "delta", "gated_delta")
+    if not known or heads < 1 or readers % heads or not 0 < steps <= _MOST_TOKENS:
         ctx.unsupported(f"a known rule over 1 to {_MOST_TOKENS} steps", f"{rule}, {steps} steps")
     if ("gated" in rule) != ctx.has(4) or ("delta" in rule) != ctx.has(5):
         ctx.unsupported("decay for gated rules, beta for delta rules", rule)
     q, k, v = (_steps(ctx, i, h) for i, h in ((0, readers), (1, heads), (2, heads)))
+    decay, beta = (_steps(ctx, i, 0) if ctx.has(i) else None for i in (4, 5))
     scale = ctx.attr("scale") or 1 / math.sqrt(width // readers)
-    state = ctx.optional(3, "fp32")
-    if state is None:
+    if ctx.has(3):
+        state = ctx.input(3, "fp32")
+    else:
         zero = ctx.table(0, "fp32", "zero")
         state = ctx.emit("expand", zero, shape=(n, heads, k.shape[-1], v.shape[-1]))
-    gates = {name: _steps(ctx, i, 0) for name, i in (("decay", 4), ("beta", 5)) if ctx.has(i)}
     outs = []
     for step in range(steps):
         key, value = (_row(ctx, x, step) for x in (k, v))
-        state = _updated(ctx, state, key, value, {g: _row(ctx, x, step) for g, x in gates.items()})
+        if decay is not None:
+            gate = _row(ctx, decay, step)
+            kept = ctx.reshape(ctx.emit("exp", gate), (n, heads, gate.shape[-1], 1))
+            state = ctx.emit("mul", state, kept)
+        if beta is not None:
+            rest = ctx.emit("sub", value, ctx.emit("batch_matmul", key, state))
+            value = ctx.emit("mul", rest, _row(ctx, beta, step))
+        learned = ctx.emit("batch_matmul", key, value, trans_a=True)
+        state = ctx.emit("add", state, learned)
         query = ctx.reshape(_row(ctx, q, step), (n, heads, readers // heads, k.shape[-1]))
         read = ctx.emit("muls", ctx.emit("batch_matmul", query, state), number=scale)
         outs.append(ctx.reshape(read, (n, 1, readers * v.shape[-1])))
-    every = outs[0] if steps == 1 else ctx.emit("concat", *outs, axis=1)
-    kind = ctx.elem(3) if ctx.has(3) else ctx.elem(0)
-    last = ctx.cast(state, ctx.input(3 if ctx.has(3) else 0).type.dtype)
-    return ctx.cast(every, ctx.input(0).type.dtype), ctx.typed(last, kind)
+    like = 3 if ctx.has(3) else 0
+    last = ctx.cast(state, ctx.input(like).type.dtype)
+    every = ctx.cast(_joined(ctx, outs, 1), ctx.input(0).type.dtype)
+    return every, ctx.typed(last, ctx.elem(like))
 
 
 def _steps(ctx: Context, i: int, heads: int) -> Value:
@@ -258,15 +236,3 @@ def _row(ctx: Context, x: Value, step: int) -> Value:
     """Return one step (n, heads, 1, d)."""
     n, _, heads, d = x.shape
     return ctx.reshape(ctx.part(x, 1, step, step + 1), (n, heads, 1, d))
-
-
-def _updated(ctx: Context, state: Value, k: Value, v: Value, gates: dict[str, Any]) -> Value:
-    """Return the state after one step: e^g S + k^T (beta (v - k e^g S)), or + k^T v."""
-    if "decay" in gates:
-        n, heads, _, d = gates["decay"].shape
-        kept = ctx.reshape(ctx.emit("exp", gates["decay"]), (n, heads, d, 1))
-        state = ctx.emit("mul", state, kept)
-    if "beta" in gates:
-        known = ctx.emit("batch_matmul", k, state)
-        v = ctx.emit("mul", ctx.emit("sub", v, known), gates["beta"])
-    return ctx.emit("add", state, ctx.emit("batch_matmul", k, v, trans_a=True))

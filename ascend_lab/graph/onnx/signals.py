@@ -1,4 +1,4 @@
-"""Resizing of images: every axis on its own, as a pick of rows or a product with a fixed matrix."""
+"""Resizing and Fourier transforms: each axis as a pick of rows or a product with a fixed matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.context import Context
-from ascend_lab.graph.onnx.converter import converter
+from ascend_lab.graph.onnx.converter import NEWEST_OPSET, converter, signature
 from ascend_lab.graph.onnx.tensors import ANY, FLOATS, INTEGERS, Values, check_size
 
 CROP = "tf_crop_and_resize"
@@ -65,50 +65,33 @@ _NEAREST: dict[str, Callable[[Values], Values]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
-_ATTRS: dict[str, Any] = {
-    "antialias": 0,
-    "axes": (),
-    "coordinate_transformation_mode": "half_pixel",
-    "cubic_coeff_a": -0.75,
-    "exclude_outside": 0,
-    "extrapolation_value": 0.0,
-    "keep_aspect_ratio_policy": "stretch",
-    "mode": "nearest",
-    "nearest_mode": "round_prefer_floor",
-}
 
 
 @converter("Resize", types=(ANY, FLOATS, FLOATS, ("int64",)), since=10)
-def _resize(ctx: Context) -> Value:
-    """Resize by scales or to sizes; opset 10 enlarges only, as Upsample did."""
-    if ctx.opset < 11:
-        return _enlarged(ctx, ctx.const(1).tolist())
-    return _resized(ctx, _axes(ctx), {**_ATTRS, **ctx.attrs})
-
-
 @converter("Upsample", types=(ANY, FLOATS), since=7)
-def _upsample(ctx: Context) -> Value:
-    return _enlarged(ctx, ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales"))
-
-
-def _enlarged(ctx: Context, scales: list[float]) -> Value:
-    """Resize by the rule before opset 11: coordinates divided by the scale, rounded down."""
-    if len(scales) != len(ctx.shape(0)) or min(scales, default=1) < 1:
+def _resize(ctx: Context) -> Value:
+    """Resize by scales or to sizes; before opset 11 enlarge, coordinates rounded down."""
+    newest = signature("Resize", NEWEST_OPSET)
+    attrs = {**(newest.defaults if newest else {}), **ctx.attrs}
+    if ctx.op == "Resize" and ctx.opset >= 11:
+        return _resized(ctx, _axes(ctx, attrs), attrs)
+    shape, scales = ctx.shape(0), ctx.const(1).tolist() if ctx.has(1) else ctx.attr("scales")
+    if len(scales) != len(shape) or min(scales, default=1) < 1:
         ctx.unsupported("a scale of at least 1 for each axis", str(scales))
-    changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(ctx.shape(0), scales, strict=True))}
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return _resized(ctx, changes, {**_ATTRS, **how, "mode": ctx.attr("mode")})
+    changes = {i: _scaled(n, s) for i, (n, s) in enumerate(zip(shape, scales, strict=True))}
+    attrs |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resized(ctx, changes, attrs)
 
 
 def _scaled(size: int, scale: float, **more: float) -> _Axis:
     return _Axis(size, math.floor(np.float32(size) * np.float32(scale)), float(scale), **more)
 
 
-def _axes(ctx: Context) -> dict[int, _Axis]:
+def _axes(ctx: Context, attrs: dict[str, Any]) -> dict[int, _Axis]:
     """Return the axes to change, from `scales` or `sizes`."""
     shape, rank = ctx.shape(0), len(ctx.shape(0))
-    axes = [ctx.axis(a, rank) for a in ctx.attr("axes") or range(rank)]
-    crop = ctx.attr("coordinate_transformation_mode") == CROP
+    axes = [ctx.axis(a, rank) for a in attrs["axes"] or range(rank)]
+    crop = attrs["coordinate_transformation_mode"] == CROP
     roi = ctx.const(1).astype(float).tolist() if crop and ctx.has(1) else []
     if crop and len(roi) != 2 * len(axes):
         ctx.unsupported(f"{2 * len(axes)} numbers in roi", str(len(roi)))
@@ -118,14 +101,14 @@ def _axes(ctx: Context) -> dict[int, _Axis]:
         if len(scales) != len(axes) or min(scales) <= 0:
             ctx.unsupported("a positive scale for each axis", str(scales))
         return {a: _scaled(shape[a], s, **e) for a, s, e in zip(axes, scales, ends, strict=True)}
-    outs, numbers = _from_sizes(ctx, [shape[a] for a in axes])
+    outs, numbers = _from_sizes(ctx, [shape[a] for a in axes], attrs["keep_aspect_ratio_policy"])
     parts = zip(axes, outs, numbers, ends, strict=True)
     return {a: _Axis(shape[a], n, s, **e) for a, n, s, e in parts}
 
 
-def _from_sizes(ctx: Context, shape: list[int]) -> tuple[list[int], list[float]]:
+def _from_sizes(ctx: Context, shape: list[int], policy: str) -> tuple[list[int], list[float]]:
     """Return sizes and scales: as asked for, or of one scale that keeps the proportions."""
-    sizes, policy = list(ctx.ints(3)), ctx.attr("keep_aspect_ratio_policy") or "stretch"
+    sizes = list(ctx.ints(3))
     if len(sizes) != len(shape) or min(*sizes, *shape) < 1:
         ctx.unsupported("a size of at least 1 for each axis", f"{sizes} for {shape}")
     scales = [n / size for n, size in zip(sizes, shape, strict=True)]
@@ -217,9 +200,6 @@ def _cubic(t: Values, a: float) -> Values:
     far = ((t - 5) * t + 8) * t * a - 4 * a
     result: Values = np.where(t <= 1, near, np.where(t < 2, far, 0.0))
     return result
-
-
-# Signals: Fourier transforms as products with a fixed matrix, windows, norms of pieces.
 
 
 _MOST = 2048

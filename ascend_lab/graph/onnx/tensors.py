@@ -29,32 +29,18 @@ Values = NDArray[Any]
 Shape = tuple[int, ...]
 
 ELEMENTS: dict[int, tuple[str, Any]] = {
-    1: ("float32", np.float32),
-    2: ("uint8", np.uint8),
-    3: ("int8", np.int8),
-    4: ("uint16", np.uint16),
-    5: ("int16", np.int16),
-    6: ("int32", np.int32),
-    7: ("int64", np.int64),
-    9: ("bool", np.bool_),
-    10: ("float16", np.float16),
-    11: ("double", np.float64),
-    12: ("uint32", np.uint32),
-    13: ("uint64", np.uint64),
+    1: ("float32", np.float32), 2: ("uint8", np.uint8), 3: ("int8", np.int8),
+    4: ("uint16", np.uint16), 5: ("int16", np.int16), 6: ("int32", np.int32),
+    7: ("int64", np.int64), 9: ("bool", np.bool_), 10: ("float16", np.float16),
+    11: ("double", np.float64), 12: ("uint32", np.uint32), 13: ("uint64", np.uint64),
     16: ("bfloat16", ml_dtypes.bfloat16),
-}
+}  # fmt: skip
 """Element type and NumPy type by their number in `TensorProto.DataType`."""
 NUMPY: dict[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in ELEMENTS.values()}
 FORMATS = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "int64": "int32",
-    "int32": "int32",
-    "int8": "int8",
-    "uint8": "uint8",
-    "bool": "int32",
-}
+    "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int64": "int32", "int32": "int32",
+    "int8": "int8", "uint8": "uint8", "bool": "int32",
+}  # fmt: skip
 """Format in a graph; element types that are missing can be computed before it runs only."""
 FLOATS = ("float32", "float16", "bfloat16")
 NUMBERS = (*FLOATS, "int32", "int64")
@@ -126,19 +112,9 @@ def known(array: Any, elem: str | None = None) -> Tensor:
     return Tensor(name, values.shape, known=values)
 
 
-# The numbers in a model: initialisers and tensor attributes, checked now, read when asked for.
-#
-# External data are read from the folder of the model only: no absolute path, no way up, no link
-# out.
-
-
-_FIELDS = {
-    "float32": "float_data",
-    "double": "double_data",
-    "int64": "int64_data",
-    "uint32": "uint64_data",
-    "uint64": "uint64_data",
-}
+# -- stored tensors: checked now, read when asked for ---------------------------------------------
+_FIELDS = {"float32": "float_data", "double": "double_data", "int64": "int64_data"}
+_FIELDS |= {"uint32": "uint64_data", "uint64": "uint64_data"}
 """Field that holds numbers outside `raw_data`; all other types use `int32_data`."""
 EXTERNAL = 1
 
@@ -167,7 +143,13 @@ def tensor_of(proto: TensorProto, folder: Path | None, limits: Limits) -> Tensor
         raise InputError(
             f"{where}: {needed} bytes or numbers for {shape} of {elem}", str(got), "export again"
         )
-    return Tensor(elem, shape, known=lambda: _array(proto), name=proto.name)
+
+    def made() -> Values:
+        from onnx import numpy_helper
+
+        return numpy_helper.to_array(proto)
+
+    return Tensor(elem, shape, known=made, name=proto.name)
 
 
 def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
@@ -180,18 +162,14 @@ def check_size(where: str, shape: tuple[int, ...], limits: Limits) -> None:
         )
 
 
-def _array(proto: TensorProto) -> Values:
-    from onnx import numpy_helper
-
-    return numpy_helper.to_array(proto)
-
-
 class _External:
-    """A tensor in a file beside the model; the constructor checks, `read` maps the file."""
+    """A tensor in a file beside the model; the constructor checks, `read` maps the file.
+
+    Read is from the folder of the model only: no absolute path, no way up, no link out.
+    """
 
     def __init__(self, proto: TensorProto, folder: Path | None) -> None:
-        self.kind = NUMPY[ELEMENTS[proto.data_type][0]]
-        self.shape = tuple(proto.dims)
+        self.kind, self.shape = NUMPY[ELEMENTS[proto.data_type][0]], tuple(proto.dims)
         entries = {entry.key: entry.value for entry in proto.external_data}
         where = f"external data of {proto.name}"
         if folder is None:
@@ -211,11 +189,8 @@ class _External:
     def read(self) -> Values:
         if not self.size_bytes:
             return np.zeros(self.shape, self.kind)
-        count = math.prod(self.shape)
         try:
-            flat: Values = np.memmap(
-                self.path, np.uint8, "r", self.offset, (count * self.kind.itemsize,)
-            )
+            flat: Values = np.memmap(self.path, np.uint8, "r", self.offset, (self.size_bytes,))
         except (OSError, ValueError) as error:
             raise InputError(f"{self.path}: readable", str(error), "check the file") from None
         return np.frombuffer(flat, self.kind).reshape(self.shape)
@@ -229,13 +204,13 @@ def _number(where: str, text: str) -> int:
 
 def _inside(where: str, folder: Path, location: str) -> Path:
     """Return the file; raise `InputError` unless it lies in the model's folder, links resolved."""
-    relative = Path(location)
+    relative, needed = Path(location), f"{where}: a file in the model's folder"
     bad = not location or "\0" in location or relative.is_absolute() or ".." in relative.parts
     if bad or location[:1] == "\\" or ":" in location[:2]:
-        raise InputError(f"{where}: a file in the model's folder", repr(location)[:80], "move it")
+        raise InputError(needed, repr(location)[:80], "move it")
     path = (folder / relative).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise InputError(f"{where}: a file in the model's folder", f"a link to {path}", "copy it")
+        raise InputError(needed, f"a link to {path}", "copy it")
     if not path.is_file():
         raise InputError(f"{where}: a file {location} beside the model", "none", "copy it there")
     return path

@@ -8,61 +8,34 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.counts import macs, parameters
 from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.zoo import convolutional as c
+from ascend_lab.graph.zoo import transformers as t
+from ascend_lab.graph.zoo import vit as v
 
-_MODULES = {
-    "alexnet": "plain",
-    "vgg16": "plain",
-    "resnet18": "resnet",
-    "resnet50": "resnet",
-    "mobilenet_v1": "mobilenet",
-    "mobilenet_v2": "mobilenet",
-    "mobilenet_v3_large": "mobilenet",
-    "shufflenet_v2": "branching",
-    "squeezenet": "plain",
-    "efficientnet_b0": "mobilenet",
-    "inception_v1": "branching",
-    "densenet121": "branching",
-    "unet": "unet",
-    "bert_base": "bert",
-    "bert_large": "bert",
-    "gpt2_small": "gpt2",
-    "vit_b16": "vit",
-    "mobilevit_block": "vit",
-    "mobilevit_s": "vit",
-}
-
-
-def _lazy(name: str) -> Callable[..., Graph]:
-    """Return a builder that imports its module when it is called."""
-
-    def builder(*args: Any, **settings: Any) -> Graph:
-        graph: Graph = find(name)(*args, **settings)
-        return graph
-
-    builder.__name__ = builder.__qualname__ = name
-    builder.__doc__ = f"Build {name}; see `zoo.find({name!r})` for its arguments."
-    return builder
-
-
-ZOO: dict[str, Callable[..., Graph]] = {name: _lazy(name) for name in _MODULES}
+# fmt: off
+_BUILDERS: tuple[Callable[..., Graph], ...] = (
+    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.mobilenet_v1, c.mobilenet_v2,
+    c.mobilenet_v3_large, c.shufflenet_v2, c.squeezenet, c.efficientnet_b0, c.inception_v1,
+    c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small, v.vit_b16, v.mobilevit_block,
+    v.mobilevit_s,
+)
+# fmt: on
+ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
 
 def find(name: str) -> Callable[..., Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
-    if name not in _MODULES:
-        near = difflib.get_close_matches(name, _MODULES, 3, 0.5)
-        remedy = f"did you mean {' or '.join(near)}?" if near else ", ".join(_MODULES)
-        raise InputError(f"one of the {len(_MODULES)} models", repr(name), remedy)
-    module = import_module(f"ascend_lab.graph.zoo.{_MODULES[name]}")
-    found: Callable[..., Graph] = getattr(module, name)
-    return found
+    if name not in ZOO:
+        near = difflib.get_close_matches(name, ZOO, 3, 0.5)
+        remedy = f"did you mean {' or '.join(near)}?" if near else ", ".join(ZOO)
+        raise InputError(f"one of the {len(ZOO)} models", repr(name), remedy)
+    return ZOO[name]
 
 
 def build(name: str, *args: Any, **settings: Any) -> Graph:

@@ -10,12 +10,15 @@ otherwise double the variance.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Seeded, TensorType
+
+Layers = Callable[["Net", Value, int], Value]
+"""Layers of a network: from its images to logits of so many classes."""
 
 BRANCH = 0.25
 """Mean scale of the batch norm that ends a residual branch."""
@@ -38,17 +41,9 @@ class Net(GraphBuilder):
         return self.input("x", (batch, channels, size, size))
 
     def conv(
-        self,
-        x: Value,
-        features: int,
-        kernel: int | tuple[int, int] = 1,
-        *,
-        name: str,
-        stride: int = 1,
-        pad: Any = None,
-        groups: int = 1,
-        bias: bool = True,
-    ) -> Value:
+        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
+        stride: int = 1, pad: Any = None, groups: int = 1, bias: bool = True,
+    ) -> Value:  # fmt: skip
         """Append a convolution; `pad` None keeps the size at stride 1."""
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         pads = (height // 2, width // 2) if pad is None else pad
@@ -75,31 +70,16 @@ class Net(GraphBuilder):
         return out
 
     def conv_norm(
-        self,
-        x: Value,
-        features: int,
-        kernel: int | tuple[int, int] = 1,
-        *,
-        name: str,
-        act: str = "relu",
-        scale: float = 1.0,
-        epsilon: float = 1e-5,
-        **conv: Any,
-    ) -> Value:
+        self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu",
+        scale: float = 1.0, epsilon: float = 1e-5, **conv: Any,
+    ) -> Value:  # fmt: skip
         """Append convolution without bias, batch norm, activation."""
         y = self.conv(x, features, kernel, name=f"{name}.conv", bias=False, **conv)
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
         return self.act(y, act, name=f"{name}.{act}")
 
     def conv_act(
-        self,
-        x: Value,
-        features: int,
-        kernel: int | tuple[int, int] = 1,
-        *,
-        name: str,
-        act: str = "relu",
-        **conv: Any,
+        self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu", **conv: Any
     ) -> Value:
         """Append convolution with bias, activation."""
         return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
@@ -139,3 +119,31 @@ class Net(GraphBuilder):
         """Declare the outputs; return the verified graph."""
         self.output(*outputs)
         return self.build()
+
+
+def image_network(
+    *, size: int = 224, multiple: int = 1
+) -> Callable[[Layers], Callable[..., Graph]]:
+    """Return a decorator that makes a builder of the layers between images and logits.
+
+    The builder takes batch, size (a multiple of `multiple`), number format and classes.
+    """
+    usual = size
+
+    def keep(layers: Layers) -> Callable[..., Graph]:
+        name = layers.__name__
+
+        def builder(
+            batch: int = 1, *, size: int = usual, dtype: str = "fp32", classes: int = 1000
+        ) -> Graph:
+            if size % multiple:
+                wanted = f"{name}: a size divisible by {multiple}"
+                raise InputError(wanted, str(size), "pad the image")
+            net = Net(name, dtype)
+            return net.finish(layers(net, net.images(batch, 3, size), classes))
+
+        builder.__name__ = builder.__qualname__ = name
+        builder.__doc__ = layers.__doc__
+        return builder
+
+    return keep

@@ -7,9 +7,9 @@ from typing import Any
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import Net
-from ascend_lab.graph.zoo.mobilenet import Inverted, inverted
-from ascend_lab.graph.zoo.transformer import SPREAD, Size, check_size, encoder_block, norm
+from ascend_lab.graph.zoo.blocks import Net, image_network
+from ascend_lab.graph.zoo.convolutional import Inverted, inverted
+from ascend_lab.graph.zoo.transformers import SPREAD, Size, check_size, encoder_block, norm
 
 
 # -- ViT ------------------------------------------------------------------------------------------
@@ -115,14 +115,10 @@ def mobilevit_block(
     return net.finish(_block(net, net.images(batch, channels, size), width, layers, "mvit"))
 
 
-def mobilevit_s(
-    batch: int = 1, *, size: int = 256, dtype: str = "fp32", classes: int = 1000
-) -> Graph:
+@image_network(size=256, multiple=64)
+def mobilevit_s(net: Net, x: Value, classes: int) -> Value:
     """Return MobileViT-S: inverted residuals and three MobileViT blocks."""
-    if size % 64:
-        raise InputError("mobilevit_s: a size divisible by 64", str(size), "pad the image")
-    net = Net("mobilevit_s", dtype)
-    x = net.conv_norm(net.images(batch, 3, size), 16, 3, stride=2, act="silu", name="stem")
+    x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
     for i, (features, stride) in enumerate(((32, 1), (64, 2), (64, 1), (64, 1))):
         block = Inverted(4 * x.shape[1], features, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
@@ -130,4 +126,4 @@ def mobilevit_s(
         block = Inverted(4 * x.shape[1], features, stride=2, act="silu")
         x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
     x = net.conv_norm(x, 640, act="silu", name="last")
-    return net.finish(net.head(x, classes))
+    return net.head(x, classes)

@@ -1,4 +1,8 @@
-"""Checks of chapter 1: bracket and upgrade, masks and repeats, divergence, coalescing."""
+"""Checks of chapters 1 and 2.
+
+1: bracket and upgrade, masks and repeats, divergence, coalescing.
+2: a route for convolution data, a missing flag, the largest double buffer.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +90,7 @@ def _sectors(stride: int, offset: int) -> int:
     return int(units_touched(address, np.ones_like(address, bool), SECTOR_BYTES)[0])
 
 
-# Checks of chapter 2: a route for convolution data, a missing flag, the largest double buffer.
-
-
+# -- chapter 2 -------------------------------------------------------------------------------------
 TILE = 256
 """Elements of one tile in exercise 2.2."""
 

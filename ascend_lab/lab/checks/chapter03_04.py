@@ -1,6 +1,9 @@
-"""Checks of chapter 3: a tile that clears the ridges, bytes per level, L2 passes, alignment.
+"""Checks of chapters 3 and 4.
+
+3: a tile that clears the ridges, bytes per level, L2 passes, alignment.
 
 Tiles, bytes and passes are judged by what a real program counts, not by a formula.
+4: repair a deadlocked kernel, power in the (max, +) algebra.
 """
 
 from __future__ import annotations
@@ -129,9 +132,7 @@ def useful_share(side: int, dtype: str) -> float:
     return float(side**3 / (m1 * m0 * k1 * k0 * n1 * n0))
 
 
-# Checks of chapter 4: repair a deadlocked kernel, power in the (max, +) algebra.
-
-
+# -- chapter 4 -------------------------------------------------------------------------------------
 Matrix = NDArray[np.float64]
 Product = Callable[[Matrix, Matrix], Matrix]
 

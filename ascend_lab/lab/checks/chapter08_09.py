@@ -1,4 +1,8 @@
-"""Checks of chapter 8: the address generator of implicit im2col, Winograd, a stride folded away."""
+"""Checks of chapters 8 and 9.
+
+8: the address generator of implicit im2col, Winograd, a stride folded away.
+9: ND to FRACTAL_NZ and back, the address of a weight.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.kernels.convolution_ways import conv2d_reference, im2col_reference
+from ascend_lab.lab.kernels import conv2d_reference, im2col_reference
 from ascend_lab.layout import address, address_map, pack
 
 Values = NDArray[Any]
@@ -147,9 +151,7 @@ def _judge_fold(got: Any, case: ex.Case) -> str | None:
     return None
 
 
-# Checks of chapter 9: ND to FRACTAL_NZ and back, the address of a weight.
-
-
+# -- chapter 9 -------------------------------------------------------------------------------------
 TYPES = {"int8": np.int8, "fp16": np.float16, "fp32": np.float32}
 SIDES = (1, 7, 15, 16, 17, 30, 31, 32, 33, 50, 100)
 GARBAGE = 99

@@ -1,4 +1,8 @@
-"""Checks of chapter 13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph."""
+"""Checks of chapters 13 and 14.
+
+13: a Gemm of a model file as nodes, a rule of a verifier, a cut of a graph.
+14: rewrites that keep every bit, transposes, dead code, folded channels.
+"""
 
 from __future__ import annotations
 
@@ -132,9 +136,7 @@ def _draw_cut(rng: np.random.Generator) -> ex.Case:
     }
 
 
-# Checks of chapter 14: rewrites that keep every bit, transposes, dead code, folded channels.
-
-
+# -- chapter 14 ------------------------------------------------------------------------------------
 Values = NDArray[Any]
 Step = tuple[Any, ...]
 PERMS = tuple(itertools.permutations(range(3)))

@@ -1,4 +1,8 @@
-"""Checks of chapter 19: minimum-time backup, a pruning rule that is safe."""
+"""Checks of chapters 19 and 20.
+
+19: minimum-time backup, a pruning rule that is safe.
+20: repair, a crossover of legal tilings, a search that beats random.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
 from ascend_lab.kernels.gemm_schedule import GemmShape
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.lab.checks.process import Tell, Verdict
+from ascend_lab.lab.checks.wall import Tell, Verdict
 
 SHAPES = ((3, 200), (12, 512), (5, 96), (7, 112), (2, 600), (9, 80), (6, 1000), (4, 300))
 """Sizes of elementwise operators whose spaces the pruning rule is proved on."""
@@ -104,9 +108,7 @@ def _judge_kept(got: Sequence[Point], case: ex.Case) -> str | None:
     return None
 
 
-# Checks of chapter 20: repair, a crossover of legal tilings, a search that beats random.
-
-
+# -- chapter 20 ------------------------------------------------------------------------------------
 SEEDS = 30
 BUDGET = 150
 SIZES = (1, 2, 4, 8, 16, 32)

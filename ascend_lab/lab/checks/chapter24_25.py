@@ -1,4 +1,8 @@
-"""Checks of chapter 24: the end of a split, a merge rule, few buckets, a case that fools a rule."""
+"""Checks of chapters 24 and 25.
+
+24: the end of a split, a merge rule, few buckets, a case that fools a rule.
+25: credit of two techniques, operators that no longer matter, a batch.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +72,7 @@ def merged(ready: Sequence[float], sizes: Sequence[float], a: float, b: float) -
     return [last for _, last in split]
 
 
-# Checks of chapter 25: credit of two techniques, operators that no longer matter, a batch.
-
-
+# -- chapter 25 ------------------------------------------------------------------------------------
 Row = tuple[str, int, int, int]
 """An operator: name, how often it occurs, cycles, and cycles that no schedule beats."""
 

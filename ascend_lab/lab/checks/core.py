@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.lab.checks.process import CheckError, Run, Tell, Verdict
-from ascend_lab.lab.checks.wall import behind_wall
+from ascend_lab.lab.checks.wall import CheckError, Run, Tell, Verdict, behind_wall
 
 DEFAULT_CASES = 40
 DEFAULT_SEED = 7

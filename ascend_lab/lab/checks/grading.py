@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.lab.checks.core import CheckResult
-from ascend_lab.lab.checks.process import CheckError
+from ascend_lab.lab.checks.wall import CheckError
 
 STUB = "exercise-stub"
 SOLUTION = "exercise-solution"

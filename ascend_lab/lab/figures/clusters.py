@@ -246,9 +246,7 @@ def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
     )
 
 
-# Figures of collectives: who holds what after each round, and which algorithm wins where.
-
-
+# -- figures of collectives: who holds what after each round, and which algorithm wins where -------
 SHADES = LinearSegmentedColormap.from_list("held", ["#FFFFFF", st.BLUE])
 MOST_PANELS = 8
 FAMILIES = {

@@ -180,9 +180,7 @@ def fig_expression(
     return st.finish(fig, alt=alt)
 
 
-# The graph of an expression: tensors as boxes, full ones above, reduced ones below.
-
-
+# -- the graph of an expression: tensors as boxes, full ones above, reduced ones below -------------
 FORMAT_EDGE = {"fp16": (st.BLUE, "-"), "bf16": (st.BLUE, ":"), "fp32": (st.ORANGE, "-")}
 HALF_WIDTH, HALF_HEIGHT = 0.43, 0.22
 

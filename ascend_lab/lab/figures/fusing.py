@@ -114,9 +114,7 @@ def _copies(launch: Launch, pipe: str) -> dict[str, tuple[str, int]]:
     return found
 
 
-# Figures of the fusion chapter: bytes per level before and after, and what long chains gain.
-
-
+# -- the fusion chapter: bytes per level before and after, and what long chains gain ---------------
 MIB = 2**20
 BANDS = {"memory": (0.0, 0.5), "L2": (1.35, 1.85), "UB": (2.7, 3.2), "V": (4.05, 4.6)}
 GAPS = {"memory": (0.5, 1.35), "L2": (1.85, 2.7), "UB": (3.2, 4.05)}
@@ -327,9 +325,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
     return st.finish(fig, alt=f"Gain of fusing a chain of additions. {'; '.join(said)}.")
 
 
-# Which core makes which number: bands of operators that split along different axes.
-
-
+# -- which core makes which number: bands of operators that split along different axes -------------
 TITLES = {"h": "reduce", "u": "transpose", "y": "scatter", "fused": "one kernel"}
 
 

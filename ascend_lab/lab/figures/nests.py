@@ -193,9 +193,7 @@ def _draw_note(ax: Any, note: str, right: float, middle: float, size: float) -> 
         ax.text(right - 0.012, middle, note, **style)
 
 
-# One formula in three loop nests, scheduled with the primitives of the DSL; and some formulas.
-
-
+# -- one formula in three loop nests, scheduled with the primitives of the DSL; and some formulas --
 TILE_ROWS = 16
 """Rows of a tile: 16 numbers of 2 bytes are one 32-byte block, so results stay aligned."""
 

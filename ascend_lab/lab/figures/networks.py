@@ -227,9 +227,7 @@ def fig_batches(
     return fig_dispatch(times, there.launch_overhead_s, name=name)
 
 
-# Rewriting graphs: a model as an exporter spells it, and what each pass leaves of it.
-
-
+# -- rewriting graphs: a model as an exporter spells it, and what each pass leaves of it -----------
 EXPORTED = "exported block"
 MODELS = (EXPORTED, "resnet50", "mobilenet_v2", "densenet121", "bert_base", "mobilevit_block")
 ORDERS = {"default": DEFAULT, "backwards": DEFAULT[::-1]}

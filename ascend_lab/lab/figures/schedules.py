@@ -223,9 +223,7 @@ def gm_bytes(run: KernelTimeline) -> int:
     return sum(size for path, size in run.path_bytes.items() if "GM" in path)
 
 
-# Tails of split loops, and a schedule put together from five choices.
-
-
+# -- tails of split loops, and a schedule put together from five choices ---------------------------
 @st.styled
 def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
     """Draw the parts of a loop of n steps split by `factor`, with tails "cut" and "guard"."""

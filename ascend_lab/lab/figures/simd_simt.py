@@ -193,9 +193,7 @@ def fig_tops_per_watt() -> st.LabFigure:
     return st.finish(fig, alt=f"Peak TOPS per watt: {alt}.")
 
 
-# Figures of chapter 1 that look inside a machine: lanes, sectors, warps, a systolic array.
-
-
+# -- figures of chapter 1 that look inside a machine: lanes, sectors, warps, a systolic array ------
 WARP = 32
 SIDES: dict[str, dict[str, Any]] = {
     "all": {"facecolor": st.GREY, "hatch": ""},

@@ -1,7 +1,10 @@
-"""Explicit im2col: write the matrix of windows to GM, then multiply; to compare with load3d.
+"""Other ways to convolve: what it means in NumPy, im2col through memory, 1x1 as a product.
 
-The matrix lies in GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r, s) and one row per
-output pixel: FRACTAL_NZ. Every image row is read once into UB and leaves it once per kernel tap.
+The explicit matrix of windows lies in GM as the cube reads it, (K1, M1, 16, C0) with K1 = (C1, r,
+s) and one row per output pixel: FRACTAL_NZ. Every image row is read once into UB and leaves it once
+per kernel tap; that is to compare with load3d. The references are direct sums over kernel taps in
+the precision of their operands (fp64 included), whole numbers exactly; they share no code with the
+kernels they judge.
 """
 
 from __future__ import annotations
@@ -53,9 +56,8 @@ def explicit_conv(shape: ConvShape, chip: Chip) -> Kernel:
 def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
     """Write the im2col matrix `a` of `x` (N, C1, H, W, C0) to GM, on all vector cores."""
     if shape.groups > 1:
-        raise InputError(
-            "a convolution without groups", f"{shape.groups} groups", "use conv_launch"
-        )
+        wanted, got = "a convolution without groups", f"{shape.groups} groups"
+        raise InputError(wanted, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
     return plane_launch(name, image_sizes(shape, chip), lambda own: _program(shape, chip, own))
 
@@ -173,7 +175,7 @@ def unpack_explicit(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> ND
     return pixels.reshape(shape.n, *shape.out_hw, shape.k).transpose(0, 3, 1, 2)
 
 
-# A 1x1 convolution as a plain matrix product: the image already is the im2col matrix.
+# -- a 1x1 convolution as a product: the image is the im2col matrix ------------------------------
 
 
 def is_plain_product(shape: ConvShape) -> bool:
@@ -225,12 +227,7 @@ def unpack_pointwise(shape: ConvShape, tensors: Mapping[str, NDArray[Any]]) -> N
     return unpack_conv(shape, {"y": tensors["c"]})
 
 
-# What convolutions mean: NumPy references, in the precision of their operands (fp64 included).
-#
-# Direct sums over kernel taps, each a vectorised product over channels. Whole-number operands are
-# summed exactly, in int64. These functions share no code with the kernels they judge.
-
-
+# -- references -----------------------------------------------------------------------------------
 Values = NDArray[Any]
 
 

@@ -71,9 +71,8 @@ def group_indices(
 ) -> Groups:
     """Return the lists for `cores` cores. Raises `InputError` for bad indices and names."""
     if mode not in ("update", "add") or method not in ("owner", "sorted"):
-        raise InputError(
-            "mode update or add, method owner or sorted", f"{mode}, {method}", "choose one of each"
-        )
+        wanted, got = "mode update or add, method owner or sorted", f"{mode}, {method}"
+        raise InputError(wanted, got, "choose one of each")
     flat = check_indices(indices, rows)
     if method == "sorted" and mode == "add":
         return _by_count(flat, rows, cores)
@@ -142,13 +141,11 @@ def grouped_launch(
     """
     table = Table(rows, columns, picks, dtype)
     if columns % table.block:
-        raise ShapeError(
-            f"rows of whole blocks, multiples of {table.block} columns", str(columns), "pad them"
-        )
+        wanted, got = f"rows of whole blocks, multiples of {table.block} columns", str(columns)
+        raise ShapeError(wanted, got, "pad them")
     if mode == "add" and dtype not in ATOMIC_FORMATS:
-        raise TypeMismatchError(
-            f"an add in {', '.join(ATOMIC_FORMATS)}", dtype, "use scatter_launch, method owner"
-        )
+        wanted, got = f"an add in {', '.join(ATOMIC_FORMATS)}", dtype
+        raise TypeMismatchError(wanted, got, "use scatter_launch, method owner")
     parts = [Part(_program(chip, groups, mine, table, mode)) for mine in groups.cores]
     return Launch(f"scatter_{mode}_grouped", tuple(parts))
 

@@ -5,7 +5,7 @@ that were counted while executing. All cycles are those of a teaching model: num
 to real machines are in `facts.toml` with their sources.
 """
 
-from ascend_lab.lab.machines.facts import fact, preset, preset_names, tops_per_watt
+from ascend_lab.lab.machines.facts import fact, tops_per_watt
 from ascend_lab.lab.machines.lanes import Port, bank_ways, units_touched
 from ascend_lab.lab.machines.library import (
     Machine,
@@ -69,8 +69,6 @@ __all__ = [
     "masked_add",
     "occupancy",
     "plain_ops",
-    "preset",
-    "preset_names",
     "reference",
     "run",
     "run_vector",

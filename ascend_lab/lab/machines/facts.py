@@ -13,10 +13,6 @@ from importlib import resources
 from typing import Any, Literal, cast
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.lanes import Port
-from ascend_lab.lab.machines.matrix_units import Cube, Systolic
-from ascend_lab.lab.machines.simd import Scalar, Simd
-from ascend_lab.lab.machines.warps import Simt
 
 Trust = Literal["published", "derived", "assumed"]
 
@@ -120,60 +116,3 @@ def tops_per_watt() -> tuple[Efficiency, ...]:
             )
         )
     return tuple(rows)
-
-
-def preset_names() -> list[str]:
-    """Return the names that `preset` knows."""
-    return [*_TOYS, *_data()["preset"]]
-
-
-_TOYS: dict[str, type[Scalar | Simd | Simt | Systolic | Cube]] = {
-    "scalar": Scalar,
-    "simd": Simd,
-    "simt": Simt,
-    "systolic": Systolic,
-    "cube": Cube,
-}
-
-
-def preset(name: str) -> Scalar | Simd | Simt | Systolic | Cube:
-    """Return a machine by name: the toys, or a core of a real chip built from the data file.
-
-    A real core gets its share of the chip's memory rate: rate / (cores * clock).
-    """
-    if name in _TOYS:
-        return _TOYS[name]()
-    if name not in _data()["preset"]:
-        raise MachineError(
-            f"presets are {', '.join(preset_names())}", repr(name), "choose one of them"
-        )
-    entry = _data()["preset"][name]
-    machine = entry["machine"]
-    port = Port(bytes_per_cycle(machine), int(fact(machine, "memory_latency_cycles")))
-    if entry["kind"] == "simt":
-        return Simt(
-            name=name,
-            lanes=int(fact(machine, "fp32_lanes") / fact(machine, "cores")),
-            max_warps=int(fact(machine, "max_warps_per_core")),
-            registers=int(fact(machine, "register_file_bytes")) // 4,
-            shared_bytes=int(fact(machine, "shared_bytes")),
-            arith_cycles=int(fact(machine, "arith_cycles")),
-            shared_cycles=int(fact(machine, "shared_latency_cycles")),
-            port=port,
-        )
-    if entry["kind"] == "cube":
-        return Cube(name=name, local_bytes=int(fact(machine, "l1_bytes")), port=port)
-    return Simd(
-        name=name,
-        vector_bytes=int(fact(machine, "vector_bytes")),
-        cycles_per_repeat=int(fact(machine, "cycles_per_repeat")),
-        startup_cycles=int(fact(machine, "vector_startup_cycles")),
-        local_bytes=int(fact(machine, "ub_bytes")),
-        port=port,
-    )
-
-
-def bytes_per_cycle(machine: str) -> float:
-    """Return a core's share of the memory rate: rate / (cores * clock), in bytes per cycle."""
-    rate = fact(machine, "memory_rate_bytes_per_s")
-    return rate / (fact(machine, "cores") * fact(machine, "clock_hz"))

@@ -137,9 +137,7 @@ def reference(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]
     return {"y": inputs["y"] + x.dtype.type(depth) * slope * x}
 
 
-# `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program.
-
-
+# -- `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program ----
 Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
 Rule: TypeAlias = Callable[[Any, Any, Mapping[str, Array]], Run]
 

@@ -218,9 +218,7 @@ def _affine(instr: Load | Store) -> str:
     return scaled if instr.offset == 0 else f"{scaled}+{instr.offset}"
 
 
-# Check the inputs of a kernel before anything runs.
-
-
+# -- check the inputs of a kernel before anything runs ---------------------------------------------
 def check_inputs(kernel: Kernel, inputs: Mapping[str, Array]) -> None:
     """Raise `MachineError` unless every parameter and every array is there and long enough."""
     for name in kernel.params:
@@ -257,9 +255,7 @@ def number_format(kernel: Kernel, inputs: Mapping[str, Array]) -> np.dtype[Any]:
     return kinds.pop() if kinds else np.dtype(np.float32)
 
 
-# The outcome of a run: values, cycles, and cycles by cause.
-
-
+# -- the outcome of a run: values, cycles, and cycles by cause -------------------------------------
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """Cycles of compute, of moving bytes, and of waiting for a latency that nothing covers."""

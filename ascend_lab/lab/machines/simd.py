@@ -243,9 +243,7 @@ def instruction_count(n: int, lanes: int) -> int:
     return -(-full // MAX_REPEATS) + (tail > 0)
 
 
-# SIMD: one instruction, many elements. A vector unit with repeats and masks on a local buffer.
-
-
+# -- SIMD: one instruction, many elements. A vector unit with repeats and masks on a local buffer --
 @dataclass(frozen=True, slots=True)
 class Simd:
     """A vector unit over a local buffer of `local_bytes`, filled and emptied by copies.

@@ -182,9 +182,7 @@ def _then(first: Run, second: Run) -> Run:
     )
 
 
-# The tiled matmul of a GPU course: tiles in shared memory, one thread per result.
-
-
+# -- the tiled matmul of a GPU course: tiles in shared memory, one thread per result ---------------
 TILE = 16
 """Side of the tile of C that one block computes, and of the tiles of A and B it stages."""
 

@@ -147,7 +147,8 @@ class Cuttable:
 
     def held_elements(self, counts: Counts, side: str, index: int) -> float:
         """Return the elements of a tensor that one device holds."""
-        return math.prod(getattr(self, side)[index]) / self.parts(counts, side, index)
+        shape: Shape = getattr(self, side)[index]
+        return math.prod(shape) / self.parts(counts, side, index)
 
 
 def cuttable(graph: Graph, node: GraphNode) -> Cuttable:
@@ -299,24 +300,7 @@ def _edges(
 ) -> tuple[Edge, ...]:
     """Return an edge per tensor and operator that reads it, of two or more strategies each."""
     place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
-
-    @lru_cache(None)
-    def times_s(source: Layout, item_bytes: int) -> dict[object, float]:
-        paths = cheapest(source, price(item_bytes, cost))
-        return {map_: path.total for map_, path in paths.items()}
-
-    @lru_cache(None)
-    def table(
-        left: tuple[Layout, ...], right: tuple[Layout, ...], item_bytes: int, back: bool
-    ) -> tuple[int, ...]:
-        """Return nanoseconds from every left layout to every right one, and back if asked."""
-
-        def both_ways_s(a: Layout, b: Layout) -> float:
-            there = times_s(a, item_bytes)[b.tensor_map]
-            return there + (times_s(b, item_bytes)[a.tensor_map] if back else 0.0)
-
-        return tuple(round(NS * both_ways_s(a, b)) for a in left for b in right)
-
+    table = _tables(cost)
     found = []
     for v, op in enumerate(operators):
         for index, name in enumerate(op.node.inputs):
@@ -327,11 +311,36 @@ def _edges(
             right = [op.layout(c, halvings, "inputs", index) for c in shardings[v]]
             kept, whole = _cut_dimensions([*left, *right])
             item_bytes = DTYPE_BYTES[graph.types[name].dtype] * whole
-            sides = (tuple(_only(own, kept) for own in side) for side in (left, right))
-            costs = table(*sides, item_bytes, has_gradient(graph, op.node, index))
+            before, after = (tuple(_only(own, kept) for own in side) for side in (left, right))
+            costs = table(before, after, item_bytes, has_gradient(graph, op.node, index))
             if any(costs):
                 found.append(Edge(u, v, costs))
     return tuple(found)
+
+
+Table = Callable[[tuple[Layout, ...], tuple[Layout, ...], int, bool], tuple[int, ...]]
+"""(left, right, item bytes, back) -> nanoseconds from every left layout to every right one."""
+
+
+def _tables(cost: Cost) -> Table:
+    """Return the function that makes the table of an edge, there and back if asked."""
+
+    @lru_cache(None)
+    def times_s(source: Layout, item_bytes: int) -> dict[object, float]:
+        paths = cheapest(source, price(item_bytes, cost))
+        return {map_: path.total for map_, path in paths.items()}
+
+    @lru_cache(None)
+    def table(
+        left: tuple[Layout, ...], right: tuple[Layout, ...], item_bytes: int, back: bool
+    ) -> tuple[int, ...]:
+        def both_ways_s(a: Layout, b: Layout) -> float:
+            there = times_s(a, item_bytes)[b.tensor_map]
+            return there + (times_s(b, item_bytes)[a.tensor_map] if back else 0.0)
+
+        return tuple(round(NS * both_ways_s(a, b)) for a in left for b in right)
+
+    return table
 
 
 def _cut_dimensions(layouts: Sequence[Layout]) -> tuple[list[int], int]:

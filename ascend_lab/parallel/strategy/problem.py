@@ -100,9 +100,7 @@ def peak_usage(nodes: Sequence[Node], used: Sequence[int]) -> tuple[int, int]:
     return times[best], levels[best]
 
 
-# Read a strategy problem from JSON, plain or compressed, and check every number of it.
-
-
+# -- from JSON, plain or compressed, every number checked ------------------------------------------
 LARGEST = 2**63 - 1
 """The contest promises numbers of 64 bits."""
 

@@ -53,12 +53,12 @@ def greedy(problem: Problem) -> tuple[int, ...]:
 
 # -- recursive halving ----------------------------------------------------------------------------
 class Joint(NamedTuple):
-    """A tensor from output `port` of operator `source` to input `index` of operator `target`."""
+    """A tensor from output `port` of operator `source` to input `slot` of operator `target`."""
 
     source: int
     target: int
     port: int
-    index: int
+    slot: int
 
 
 @dataclass(slots=True)
@@ -130,10 +130,10 @@ def _published(operators: tuple[Cuttable, ...]) -> Weigh:
     place = {out: (v, i) for v, op in enumerate(operators) for i, out in enumerate(op.node.outputs)}
     near: list[list[Joint]] = [[] for _ in operators]
     for v, op in enumerate(operators):
-        for index, name in enumerate(op.node.inputs):
+        for slot, name in enumerate(op.node.inputs):
             if name in place:
                 source, port = place[name]
-                joint = Joint(source, v, port, index)
+                joint = Joint(source, v, port, slot)
                 near[source].append(joint)
                 near[v].append(joint)
 
@@ -143,9 +143,9 @@ def _published(operators: tuple[Cuttable, ...]) -> Weigh:
             if joint.source not in ways or joint.target not in ways:
                 continue
             left = _axis(operators[joint.source], ways[joint.source], "outputs", joint.port)
-            right = _axis(operators[joint.target], ways[joint.target], "inputs", joint.index)
+            right = _axis(operators[joint.target], ways[joint.target], "inputs", joint.slot)
             if left != right:
-                end = ("outputs", joint.port) if joint.source == v else ("inputs", joint.index)
+                end = ("outputs", joint.port) if joint.source == v else ("inputs", joint.slot)
                 total += REDISTRIBUTION * operators[v].held_elements(now.before[v], *end)
         return total
 

@@ -11,7 +11,7 @@ Rajbhandari et al., "ZeRO: memory optimizations toward training trillion paramet
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -41,8 +41,7 @@ class Sgd:
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
-        settings = {"lr": self.lr, "momentum": self.momentum}
-        new, *rest = ops.get("sgd_momentum").reference(weight, grad, *state, **settings)
+        new, *rest = ops.get("sgd_momentum").reference(weight, grad, *state, **asdict(self))
         return new, tuple(rest)
 
 
@@ -60,8 +59,7 @@ class Adam:
 
     def update(self, weight: Values, grad: Values, state: State, step: int) -> tuple[Values, State]:
         """Return weight and state after a step, counted from 1."""
-        settings = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "step": step}
-        new, *rest = ops.get("adam").reference(weight, grad, *state, **settings)
+        new, *rest = ops.get("adam").reference(weight, grad, *state, **asdict(self), step=step)
         return new, tuple(rest)
 
 

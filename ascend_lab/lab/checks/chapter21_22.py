@@ -1,0 +1,317 @@
+"""Checks of chapters 21 and 22.
+
+21: number of slices, rows of a halo, the cheapest chain, beating the tuner.
+22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.aoe.subgraph import Region, SlicePlan, prepared
+from ascend_lab.aoe.subgraph.tune import plan_time
+from ascend_lab.chip import load_chip
+from ascend_lab.cluster import Round, Schedule, execute
+from ascend_lab.errors import AscendLabError, ClusterError
+from ascend_lab.graph import Graph, GraphBuilder
+from ascend_lab.lab.checks import core as ex
+
+Costs = Mapping[tuple[int, int], float]
+"""Cost of units first .. stop-1 as one segment."""
+UNITS = 6
+EYES_CHIP = "Ascend310P3"
+
+
+def _fit(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> ex.Case:
+    given = rows, halo, row_bytes, weights, capacity
+    return dict(zip(("rows", "halo", "row_bytes", "weights", "capacity"), given, strict=True))
+
+
+def least_slices(rows: int, halo: int, row_bytes: int, weights: int, capacity: int) -> int:
+    """Return the number of slices by trying all."""
+    for n in range(1, rows + 1):
+        if weights + min(rows, -(-rows // n) + halo) * row_bytes <= capacity:
+            return n
+    return 0
+
+
+def chain_rows(layers: Sequence[tuple[int, int]], rows: int) -> list[int]:
+    """Return the rows each tensor of a chain needs, the input first."""
+    found = [rows]
+    for window, stride in reversed(layers):
+        found.insert(0, (found[0] - 1) * stride + window)
+    return found
+
+
+def every_chain(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to cut a chain: tuples of cut points with 0 and `count`."""
+    for size in range(count):
+        for inner in combinations(range(1, count), size):
+            yield (0, *inner, count)
+
+
+def chain_cost(cuts: Sequence[int], cost: Costs) -> float:
+    """Return the sum of the costs of the segments between cut points."""
+    return sum(cost[a, b] for a, b in pairwise(cuts))
+
+
+def _judge_chain(got: Any, case: ex.Case) -> str | None:
+    count, cost = case["count"], case["cost"]
+    if not isinstance(got, list | tuple) or not set(every_chain(count)) & {tuple(got)}:
+        return f"expected cut points from 0 to {count}, each larger than the one before"
+    best = min(chain_cost(cuts, cost) for cuts in every_chain(count))
+    found = chain_cost(got, cost)
+    return None if found == best else f"which costs {found:g}, expected a chain that costs {best:g}"
+
+
+def check_ex_21_4(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
+    """Check `fn()`: regions under which the chapter's network beats the tuner's plan.
+
+    The function returns a list of `Region`s of `eyes()`, prepared for the Ascend310P3.
+    """
+    graph, limit_s = _opponent()
+
+    def judge(got: Any, case: ex.Case) -> str | None:
+        if not isinstance(got, list | tuple) or not all(isinstance(r, Region) for r in got):
+            return "expected a list of regions"
+        try:
+            time_s = plan_time(graph, SlicePlan(tuple(got)), load_chip(EYES_CHIP))
+        except AscendLabError as error:
+            return f"expected regions that can be sliced: {error}"
+        told = f"{time_s * 1e6:.1f} µs, expected less than {limit_s * 1e6:.1f}"
+        return None if time_s < limit_s else f"which take {told}"
+
+    return ex.check_property("ex_21_4", fn, judge, lambda rng: {}, cases=1, seed=seed)
+
+
+def eyes() -> Graph:
+    """Return the chapter's network: four 3x3 convolutions of 16 channels on 7 images, a pooling."""
+    net = GraphBuilder("eyes", "fp16")
+    x, channels = net.input("x", (7, 3, 224, 224)), 3
+    for i in range(4):
+        drawn = np.random.default_rng(i).integers(-1, 2, (16, channels, 3, 3))
+        weight = net.constant(drawn.astype(np.float16))
+        x = net.conv2d(x, weight, pad=1, name=f"conv{i + 1}")
+        x, channels = net.clip(x, low=-3.0, high=3.0, name=f"clip{i + 1}"), 16
+    net.output(net.max_pool2d(x, kernel=4, stride=4, name="pool"))
+    return net.build()
+
+
+@lru_cache(maxsize=1)
+def _opponent() -> tuple[Graph, float]:
+    """Return the prepared network, and the seconds of the tuner's plan: 4 + 3 images."""
+    chip = load_chip(EYES_CHIP)
+    graph = prepared(eyes(), chip)
+    names = [node.name for node in graph.nodes]
+    plan = SlicePlan((Region(names[0], names[-1], "batch", (4, 3)),))
+    return graph, plan_time(graph, plan, chip)
+
+
+@ex.against(
+    least_slices,
+    edges=[
+        _fit(16, 0, 10, 0, 160),
+        _fit(16, 4, 10, 0, 159),
+        _fit(7, 0, 10, 5, 45),
+        _fit(8, 4, 10, 0, 40),
+        _fit(8, 0, 10, 5, 10),
+    ],
+)
+def check_ex_21_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(rows, halo, row_bytes, weights, capacity)`: the least number of slices that fits.
+
+    A slice of n has at most ceil(rows / n) rows and needs `halo` more, but never more than all;
+    `row_bytes` are alive for each row, beside the weights. 0 if single rows do not fit.
+    """
+    rows, row_bytes = int(rng.integers(1, 60)), int(rng.integers(1, 50))
+    weights = int(rng.integers(0, 200))
+    room = weights + int(rng.integers(0, 2 * rows * row_bytes))
+    return _fit(rows, int(rng.integers(0, 7)), row_bytes, weights, room)
+
+
+@ex.against(chain_rows, edges=ex.rows("layers rows", ([(1, 1)], 3), ([(3, 1), (4, 4)], 14)))
+def check_ex_21_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(layers, rows)`: rows of the input and of every result for `rows` of the last.
+
+    `layers` are pairs (window, stride), the first layer first; padding is not counted.
+    """
+    count = int(rng.integers(1, 6))
+    layers = [(int(rng.integers(1, 8)), int(rng.integers(1, 4))) for _ in range(count)]
+    return {"layers": layers, "rows": int(rng.integers(1, 30))}
+
+
+@ex.judged(
+    _judge_chain,
+    edges=ex.rows(
+        "count cost",
+        (1, {(0, 1): 4.0}),
+        (UNITS, {(i, j): float(100 - (j - i) ** 2) for i, j in combinations(range(UNITS + 1), 2)}),
+    ),
+    cases=60,
+)
+def check_ex_21_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(count, cost)`: cut points 0 .. count that add up to the least cost.
+
+    `cost[i, j]` is the cost of units i .. j-1 together; all 32 chains of six units are tried.
+    """
+    ends = combinations(range(UNITS + 1), 2)
+    return {"count": UNITS, "cost": {e: float(rng.integers(1, 60)) for e in ends}}
+
+
+# -- chapter 22 ------------------------------------------------------------------------------------
+def crossover_bytes(ranks: int, alpha_s: float, beta_s_per_byte: float) -> float:
+    """Return n where 2 (p-1) a + 2 (p-1)/p n b = lg p (a + n b), infinity if there is none."""
+    steps = math.log2(ranks)
+    saved = (steps - 2 * (ranks - 1) / ranks) * beta_s_per_byte
+    return (2 * (ranks - 1) - steps) * alpha_s / saved if saved > 0 else math.inf
+
+
+def check_ex_22_2(fn: Any, *, seed: int = ex.DEFAULT_SEED) -> ex.CheckResult:
+    """Check `fn(ranks)`: rounds of a reduce-scatter, lists of (source, target, block).
+
+    Right values, ranks - 1 rounds, and one block sent and received by each rank in each round.
+    """
+
+    def draw(rng: np.random.Generator) -> ex.Case:
+        return {"ranks": int(rng.integers(2, 12))}
+
+    def judge(got: Any, case: ex.Case) -> str | None:
+        return _judge_rounds(got, int(case["ranks"]), np.random.default_rng(seed))
+
+    return ex.check_property("ex_22_2", fn, judge, draw, edge_cases=[{"ranks": 2}], seed=seed)
+
+
+def _judge_rounds(got: Any, ranks: int, rng: np.random.Generator) -> str | None:
+    try:
+        steps = [[tuple(map(int, message)) for message in step] for step in got]
+        if len(steps) == ranks - 1:
+            rounds = tuple(_round(step) for step in steps)
+    except (TypeError, ValueError):
+        return "expected a list of rounds, each a list of (source, target, block)"
+    if len(steps) != ranks - 1:
+        return f"expected {ranks - 1} rounds, not {len(steps)}"
+    for number, step in enumerate(steps):
+        if any(sorted(m[i] for m in step) != list(range(ranks)) for i in (0, 1)):
+            return f"expected every rank to send one block and receive one in round {number}"
+        if any(not 0 <= block < ranks for _, _, block in step):
+            return f"expected blocks 0 to {ranks - 1}"
+    arrays = [rng.integers(-9, 10, 3 * ranks) for _ in range(ranks)]
+    try:
+        found = execute(Schedule("reduce_scatter", "yours", ranks, ranks, rounds), arrays)
+    except ClusterError as error:
+        return f"which fails: {error}"
+    wanted = np.sum(arrays, axis=0).reshape(ranks, 3)
+    for rank, (one, two) in enumerate(zip(found, wanted, strict=True)):
+        if not np.array_equal(one, two):
+            return f"with which rank {rank} ends with {ex.show(one)}, expected {ex.show(two)}"
+    return None
+
+
+def _round(step: Sequence[Sequence[int]]) -> Round:
+    sources, targets, blocks = zip(*step, strict=True)
+    return Round.of(sources, targets, [[b] for b in blocks], True)
+
+
+def chain_s(
+    chunks: int, ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float
+) -> float:
+    """Return the seconds of a broadcast along a chain."""
+    return (ranks - 2 + chunks) * (alpha_s + size_bytes * beta_s_per_byte / chunks)
+
+
+def best_chunks(ranks: int, size_bytes: float, alpha_s: float, beta_s_per_byte: float) -> int:
+    """Return the count of chunks of the least time, by search: the time falls, then rises."""
+    given = ranks, size_bytes, alpha_s, beta_s_per_byte
+    guess = math.sqrt(max(ranks - 2, 0) * size_bytes * beta_s_per_byte / alpha_s)
+    near = range(max(1, int(guess) - 2), int(guess) + 4)
+    return min(near, key=lambda k: chain_s(k, *given))
+
+
+def two_levels_s(
+    servers: int,
+    each: int,
+    size_bytes: float,
+    inner: tuple[float, float],
+    outer: tuple[float, float],
+) -> float:
+    """Return reduce-scatter inside + all-reduce of a share between servers + all-gather inside."""
+    inside = 2 * (each - 1) * (inner[0] + size_bytes / each * inner[1])
+    between = 2 * (servers - 1) * (outer[0] + size_bytes / each / servers * outer[1])
+    return inside + between
+
+
+@ex.against(
+    crossover_bytes,
+    edges=ex.rows("ranks alpha_s beta_s_per_byte", (2, 1e-6, 1e-10), (4, 1e-6, 1e-10)),
+    rel_tol=1e-9,
+)
+def check_ex_22_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ranks, alpha_s, beta_s_per_byte)`: bytes above which the ring is faster.
+
+    Against recursive doubling, for powers of two; infinite where that always wins.
+    """
+    return {
+        "ranks": 2 ** int(rng.integers(1, 9)),
+        "alpha_s": float(rng.uniform(1e-6, 1e-4)),
+        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
+    }
+
+
+def _judge_22_3(got: Any, case: ex.Case) -> str | None:
+    if not isinstance(got, int | np.integer) or got < 1:
+        return "expected a whole number (int) of at least 1"
+    best = best_chunks(**case)
+    least, time = chain_s(best, **case), chain_s(int(got), **case)
+    if time > least * (1 + 1e-9):
+        return f"which takes {1e6 * time:.4f} µs, expected {best} with {1e6 * least:.4f}"
+    return None
+
+
+@ex.judged(
+    _judge_22_3,
+    edges=ex.rows(
+        "ranks size_bytes alpha_s beta_s_per_byte", (2, 2**20, 1e-6, 1e-10), (9, 8, 1e-6, 1e-10)
+    ),
+)
+def check_ex_22_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(ranks, size_bytes, alpha_s, beta_s_per_byte)`: chunks of the fastest chain.
+
+    A broadcast along a chain of p ranks in k chunks takes (p - 2 + k) (a + n b / k). Any count
+    whose time is the least passes.
+    """
+    return {
+        "ranks": int(rng.integers(2, 40)),
+        "size_bytes": int(2 ** rng.uniform(8, 28)),
+        "alpha_s": float(rng.uniform(1e-6, 2e-5)),
+        "beta_s_per_byte": float(rng.uniform(1e-11, 1e-9)),
+    }
+
+
+EDGE_4 = {"size_bytes": 2**20, "inner": (1e-6, 1e-11), "outer": (1e-5, 1e-10)}
+
+
+@ex.against(
+    two_levels_s,
+    edges=[{"servers": 1, "each": 8, **EDGE_4}, {"servers": 16, "each": 1, **EDGE_4}],
+    rel_tol=1e-9,
+)
+def check_ex_22_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(servers, each, size_bytes, inner, outer)`: seconds of a two-level all-reduce.
+
+    `inner` and `outer` are (alpha_s, beta_s_per_byte); rings at both levels, one rail for each
+    device of a server.
+    """
+    pairs = rng.uniform((1e-6, 1e-11), (2e-5, 1e-9), (2, 2))
+    return {
+        "servers": int(rng.integers(1, 65)),
+        "each": int(rng.integers(1, 17)),
+        "size_bytes": int(2 ** rng.uniform(10, 30)),
+        "inner": tuple(map(float, pairs[0])),
+        "outer": tuple(map(float, pairs[1])),
+    }
