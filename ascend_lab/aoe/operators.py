@@ -6,14 +6,16 @@ there: the same state for every candidate, and for the default.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Task
@@ -75,6 +77,13 @@ class Tunable:
     def cycles_of(self, choice: Choice) -> int:
         """Return the cycles with a choice, launch included; raises what lowering raises."""
         return self.cycles(lower(self.piece, self.chip, choice).kernel)
+
+    def bounded(self, least: int, trials: Sequence[Trial], size: int | None) -> tuple[int, bool]:
+        """Return what no schedule beats, `least` or the best of all `size` points, and a proof."""
+        best = int(min([self.default_cycles, *(t.cost for t in trials)]))
+        if sum(t.cost < math.inf for t in trials) == size:
+            return best, True
+        return min(least, best), best <= least
 
 
 def warm_cycles(kernel: Kernel, chip: Chip, warm: Iterable[str]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ascend_lab.aoe.cube.job import CubeJob, CubeMeasure, ProductJob, prove
+from ascend_lab.aoe.cube.job import CubeJob, ProductJob, prove
 from ascend_lab.aoe.drive import Search, Trace, Trial, drive
 from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
@@ -182,24 +182,6 @@ def _search(name: str, job: Job, policy: Policy | None) -> Search:
     return replace(search, prior=policy.prior(job.space))
 
 
-class _Careful:
-    """The measure of a proof: what was tried is known, and what fails ends the proof."""
-
-    def __init__(self, measure: CubeMeasure, trials: Sequence[Trial], limit_s: float | None):
-        self.measure, self.limit_s = measure, limit_s
-        self.costs = {t.point: t.cost for t in trials if not t.note}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.measure, name)
-
-    def __call__(self, point: Point) -> float:
-        if point not in self.costs:
-            self.costs[point], note = attempt(self.measure, point, self.limit_s)
-            if note:
-                raise InputError("a kernel that can be timed", note)
-        return self.costs[point]
-
-
 def _proven(
     job: CubeJob,
     trace: Trace,
@@ -217,10 +199,19 @@ def _proven(
     end = ends[0].within(settings.deeper_s if settings.deeper else None)
     limit_s = None if math.isinf(end.end) else end.left_s
     one_s = [s for s in (settings.trial_limit_s, limit_s) if s is not None]
-    careful: Any = _Careful(job.measure, trace.trials, min(one_s, default=None))
+    costs = {t.point: t.cost for t in trace.trials if not t.note}
+
+    def timed(point: Point) -> float:
+        """Return the cycles of a point, known or measured; what fails ends the proof."""
+        if point not in costs:
+            costs[point], note = attempt(job.measure, point, min(one_s, default=None))
+            if note:
+                raise InputError("a kernel that can be timed", note)
+        return costs[point]
+
     try:
         with ends[1].cut():
-            proof = prove(job.space, careful, most=most, time_limit_s=limit_s,
+            proof = prove(job.space, job.measure, timed, most=most, time_limit_s=limit_s,
                           told=lambda done, of: told("proof", done, of))  # fmt: skip
     except KeyboardInterrupt:
         return replace(trace, end="interrupted"), bound, False

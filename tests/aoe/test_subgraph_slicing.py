@@ -7,8 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced
-from ascend_lab.aoe.subgraph.regions import AXES, HALOS, ORDERS, axis_number
-from ascend_lab.aoe.subgraph.slicing import ranges_of
+from ascend_lab.aoe.subgraph.slicing import AXES, HALOS, ORDERS, axis_number, ranges_of
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import AscendLabError, InputError, ShapeError
 from ascend_lab.graph import (

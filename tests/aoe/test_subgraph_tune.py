@@ -19,7 +19,6 @@ from ascend_lab.aoe.subgraph import (
 from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
 from ascend_lab.aoe.subgraph.tune import (
     PlanSpace,
-    PlanTime,
     bound_parts,
     compulsory_bytes,
     plan_time,
@@ -179,7 +178,7 @@ def test_the_space_of_plans_is_what_it_counts(tight):
     point = space.point([(0, 2, ("batch", (2, 2))), (2, 3, WHOLE)])
     assert point in points and set(space.near(point)) <= set(points)
     assert [r.parts for r in space.plan(point).regions] == [(2, 2)]
-    cost = PlanTime(space, graph, chip)
+    cost = space.time
     assert cost(space.whole()) == plan_time(graph, SlicePlan(), chip)
 
 

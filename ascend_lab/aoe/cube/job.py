@@ -26,7 +26,7 @@ from ascend_lab.aoe.cube.space import (
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable, base_name, warm_cycles
 from ascend_lab.aoe.space import Point, TableSpace, completed
-from ascend_lab.aoe.workers import Deadline
+from ascend_lab.aoe.workers import Deadline, Measure
 from ascend_lab.chip import Chip
 from ascend_lab.dsl.auto import share_of
 from ascend_lab.graph.lower import CONVOLUTIONS, Choice
@@ -238,9 +238,8 @@ class Proof:
 class _Search:
     """Branch and bound: rows by their bounds, closed forms in `order`, tighter ones in a heap."""
 
-    def __init__(self, space: CubeSpace, measure: CubeMeasure) -> None:
-        self.space, self.measure = space, measure
-        self.bounds = Bounds(measure, space.genes)
+    def __init__(self, space: CubeSpace, bounds: Bounds, timed: Measure) -> None:
+        self.space, self.bounds, self.timed = space, bounds, timed
         self.order = np.argsort(self.bounds.closed, kind="stable")
         self.sorted = self.bounds.closed[self.order]
         self.heap: list[tuple[float, int]] = []
@@ -262,7 +261,7 @@ class _Search:
             _, row = heapq.heappop(self.heap)
             point = self.space.point(row)
             self.trials += 1
-            self.best = min(self.best, (self.measure(point), point))
+            self.best = min(self.best, (self.timed(point), point))
             return
         stop = min(self.walked + self.chunk, int(np.searchsorted(self.sorted, self.best[0])))
         rows = self.order[self.walked : stop]
@@ -274,14 +273,19 @@ class _Search:
 def prove(
     space: CubeSpace,
     measure: CubeMeasure,
+    timed: Measure | None = None,
     *,
     most: int | None = None,
     time_limit_s: float | None = None,
     told: Callable[[int, int], None] = lambda trials, most: None,
 ) -> Proof:
-    """Return the best point of `most` kernels or of the time, and a bound; `told` hears of both."""
+    """Return the best point of `most` kernels or of the time, and a bound; `told` hears of them.
+
+    `timed` measures instead of `measure`, which bounds.
+    """
     deadline = Deadline.of(time_limit_s)
-    search, most = _Search(space, measure), most or space.size
+    search = _Search(space, Bounds(measure, space.genes), timed or measure)
+    most = most or space.size
     while min(search.least) < search.best[0] and search.trials < most:
         if search.trials and deadline.over:
             break
@@ -339,13 +343,10 @@ class ProductJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the cycles of the products at the cubes' peak, and whether all was timed."""
-        best = int(min([self.operator.default_cycles, *(t.cost for t in trials)]))
         chip, macs = self.operator.chip, self.batch * self.shape.ops // 2
         launch = round(chip.launch_overhead_s * chip.clock_hz)
         least = launch + -(-macs // (chip.macs_per_cycle(self.shape.dtype) * chip.core_count))
-        if sum(t.cost < math.inf for t in trials) == self.space.size:
-            return best, True
-        return min(least, best), best <= least
+        return self.operator.bounded(least, trials, self.space.size)
 
 
 def tiling_of(shape: GemmShape, point: Point) -> GemmSchedule:

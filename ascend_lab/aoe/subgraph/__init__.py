@@ -1,8 +1,7 @@
 """The subgraph tuner: operators in slices, so that what one leaves in L2 the next finds there."""
 
-from ascend_lab.aoe.subgraph.regions import Region, SlicePlan
 from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
-from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
 from ascend_lab.aoe.subgraph.tune import SubgraphResult, network_bound, plan_time, tune_subgraph
 
 __all__ = [

@@ -15,8 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ascend_lab.aoe.subgraph.regions import Region, SlicePlan
-from ascend_lab.aoe.subgraph.slicing import ranges_of, sliced
+from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph

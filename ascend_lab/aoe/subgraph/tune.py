@@ -19,7 +19,6 @@ from ascend_lab.aoe.drive import Trace, Trial, drive
 from ascend_lab.aoe.search import Annealing, exhaustive
 from ascend_lab.aoe.settings import Progress
 from ascend_lab.aoe.space import Point, random_completion
-from ascend_lab.aoe.subgraph.regions import ORDERS, Region, SlicePlan
 from ascend_lab.aoe.subgraph.segments import (
     WHOLE,
     Choice,
@@ -29,7 +28,7 @@ from ascend_lab.aoe.subgraph.segments import (
     compiled,
     prepared,
 )
-from ascend_lab.aoe.subgraph.slicing import sliced
+from ascend_lab.aoe.subgraph.slicing import ORDERS, Region, SlicePlan, sliced
 from ascend_lab.aoe.workers import Deadline, TimeUpError
 from ascend_lab.chip import DTYPE_BYTES, Chip, load_chip
 from ascend_lab.graph import Compiled, Graph, Node, simulate_graph
@@ -138,18 +137,9 @@ class PlanSpace:
                 regions.append(Region(own.first, own.last, axis, parts, order, halo))
         return SlicePlan(tuple(regions))
 
-
-@dataclass(frozen=True)
-class PlanTime:
-    """Seconds of the whole network under a plan; raises what slicing or lowering raises."""
-
-    space: PlanSpace
-    graph: Graph
-    chip: Chip
-
-    def __call__(self, point: Point) -> float:
-        """Return the time of a point."""
-        return plan_time(self.graph, self.space.plan(point), self.chip)
+    def time(self, point: Point) -> float:
+        """Return the seconds of the whole network; raises what slicing or lowering raises."""
+        return plan_time(self.segments.graph, self.plan(point), self.segments.chip)
 
 
 def plan_time(graph: Graph, plan: SlicePlan, chip: Chip) -> float:
@@ -245,15 +235,13 @@ def _searched(
     """Return the plans timed on the whole network, from the chain's on."""
     few = space.size is not None and space.size <= budget
     search = exhaustive if few else Annealing(max(budget, 2), *WALK)
-    measure = PlanTime(space, space.segments.graph, space.segments.chip)
     left = None if math.isinf(deadline.end) else deadline.left_s
 
     def on_trial(trial: Trial) -> None:
         told("plans", trial.number + 1, budget, f"{trial.cost:g} s")
 
-    return drive(
-        search, space, measure, budget, seed=seed, start=start, time_limit_s=left, on_trial=on_trial
-    )
+    return drive(search, space, space.time, budget, seed=seed, start=start, time_limit_s=left,
+                 on_trial=on_trial)  # fmt: skip
 
 
 def _table(segments: Segments, told: Progress) -> Ways:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,7 +94,4 @@ class VectorJob:
 
     def bound(self, trials: Sequence[Trial]) -> tuple[int, bool]:
         """Return the bound, and whether all of the space was timed."""
-        best = int(min([self.operator.default_cycles, *(t.cost for t in trials)]))
-        if sum(t.cost < math.inf for t in trials) == self.space.size:
-            return best, True
-        return min(self.least_cycles, best), best <= self.least_cycles
+        return self.operator.bounded(self.least_cycles, trials, self.space.size)

@@ -10,9 +10,8 @@ from itertools import accumulate, pairwise
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from ascend_lab.aoe.subgraph.regions import HALOS, Region
 from ascend_lab.aoe.subgraph.segments import even
-from ascend_lab.aoe.subgraph.slicing import ranges_of
+from ascend_lab.aoe.subgraph.slicing import HALOS, Region, ranges_of
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph
 from ascend_lab.graph.slice import part_of
