@@ -34,7 +34,6 @@ from ascend_lab.train.step import (
     trainable,
     update,
     without,
-    zeros,
 )
 from ascend_lab.train.tape import Tape, gradients
 
@@ -299,7 +298,7 @@ class _Step:
         for name in as_written(net, grads):
             if found is not None:
                 own = declare_states(net, name, net.kind(name), found)
-                self.initial.update({state: zeros(net, state) for state in own})
+                self.initial.update({state: Constant(net.kind(state), Fill(0.0)) for state in own})
                 new.update(update(net, name, grads[name], own, found, scale))
                 states += own
         for name, batch in self.statistics.items():

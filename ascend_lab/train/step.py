@@ -264,25 +264,14 @@ def declare_states(net: Tape, name: str, kind: TensorType, found: Optimiser) -> 
     return states
 
 
-def zeros(net: Tape, name: str) -> Constant:
-    """Return the value with which a state starts."""
-    return Constant(net.kind(name), Fill(0.0))
-
-
-def unscaled(net: Tape, grad: Value, dtype: str, loss_scale: float) -> Value:
-    """Return a gradient in a parameter's format, without the loss's scale."""
-    found: Value = net.scaled(net.in_format(grad, dtype), 1.0 / loss_scale)
-    return found
-
-
 def update(
     net: Tape, name: str, grad: Value, states: list[str], found: Optimiser, loss_scale: float
 ) -> dict[str, str]:
     """Append a parameter's update; return the new tensor of the parameter and of each state."""
     net.prefix = f"{name}.update"
     old = net.value(name)
-    grad = unscaled(net, grad, old.type.dtype, loss_scale)
-    given = (old, grad, *map(net.value, states))
+    whole = net.scaled(net.in_format(grad, old.type.dtype), 1.0 / loss_scale)
+    given = (old, whole, *map(net.value, states))
     made = net.add_node(found.operator.name, *given, **found.attrs)
     return {one: new.name for one, new in zip((name, *states), made, strict=True)}
 
