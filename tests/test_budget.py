@@ -19,28 +19,28 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11320,
+    "aoe": 11300,
     "chip": 635,
-    "cli": 3085,
-    "cluster": 2905,
+    "cli": 3020,
+    "cluster": 2955,
     "data": 25,
-    "dsl": 5935,
+    "dsl": 5910,
     "errors": 90,
-    "graph": 13840,
-    "isa": 2855,
-    "kernels": 7510,
+    "graph": 13795,
+    "isa": 2850,
+    "kernels": 7505,
     "lab": 18395,
     "layout": 970,
     "limits": 170,
-    "ops": 6610,
+    "ops": 6565,
     "output": 120,
-    "parallel": 4985,
-    "sim": 2450,
-    "train": 1820,
+    "parallel": 4975,
+    "sim": 2430,
+    "train": 1765,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 372
-IMPORT_LINES = 5445
+IMPORT_LINES = 5450
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -138,7 +138,7 @@ def test_wide_rows_are_cut_into_strips(chip_name, shape, base_m):
 def test_rows_too_long_for_l1_are_cut_and_not_refused():
     chip = load_chip("Toy")
     shape = ConvShape(1, 16, 8, 4096, 16, 7, 7, 1, 3)
-    launch = assert_conv(ConvShape(1, 16, 1, 4096, 16, 1, 7, 1, (0, 3)), chip)
+    launch = assert_conv(ConvShape(1, 16, 1, 1024, 16, 1, 7, 1, (0, 3)), chip)
     assert launch.core_count == chip.core_count
     schedule = conv_schedule(shape, chip)
     assert stage_bytes(shape, schedule) > chip.buffers["L1"]

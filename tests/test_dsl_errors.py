@@ -220,11 +220,7 @@ STEPS = {
         "cut",
     ),
     "bind twice": (bound_twice, "i_o"),
-    "bind to more cores than there are": (
-        lambda: te.lower(te.bind(start(), "y", "i")),
-        "8",
-        "2",
-    ),
+    "bind to more cores than there are": (lambda: te.lower(te.bind(start(), "y", "i")), "8", "2"),
     "bind of an attached stage": (
         lambda: te.bind(te.compute_at(start(), "total", "reshape", "i"), "total", "i"),
         "total",

@@ -361,23 +361,15 @@ def test_a_pointwise_product_takes_an_epilogue():
     np.testing.assert_array_equal(unpack_pointwise(shape, result), wanted)
 
 
-@pytest.mark.parametrize("chip_name", on("Toy", "Ascend910A"))
-@pytest.mark.parametrize("name", ["residual", "gelu"])
-def test_engines_agree(chip_name, name):
-    chip, epilogue = load_chip(chip_name), EPILOGUES[name]
+@pytest.mark.parametrize(
+    ("chip_name", "epilogue"),
+    [("Ascend910A", RESIDUAL), ("Ascend910A", SIGMOID_GELU), ("Ascend910B2", WIDE_RELU)],
+)
+def test_engines_agree(chip_name, epilogue):
+    chip = load_chip(chip_name)
     launches = [conv_launch(s, chip, None, dense_placement(s), epilogue) for s in SHAPES]
     launches.append(gemm_launch(GemmShape(70, 70, 90), chip, SMALL_TILES, epilogue))
     for launch in launches:
-        plain = simulate(launch, chip, engine="reference")
-        assert simulate(launch, chip).summary() == plain.summary()
-
-
-def test_engines_agree_on_the_bias_table():
-    chip = load_chip("Ascend910B2")
-    for launch in (
-        conv_launch(SHAPES[0], chip, epilogue=WIDE_RELU),
-        gemm_launch(GemmShape(70, 70, 90), chip, SMALL_TILES, WIDE_RELU),
-    ):
         plain = simulate(launch, chip, engine="reference")
         assert simulate(launch, chip).summary() == plain.summary()
 

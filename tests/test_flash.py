@@ -216,7 +216,7 @@ def test_flash_beats_three_kernels_on_long_sequences():
     assert three.cycles > 3 * flash.cycles
 
 
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3"])
+@pytest.mark.parametrize("chip", on("Ascend310", "Ascend310P3"))
 def test_flash_beats_three_kernels_on_the_other_chips(chip):
     shape = FlashShape(2, 1024, 1024, 64, 64, 0.125)
     flash, three = (f(shape, load_chip(chip)) for f in (flash_traffic, separate_traffic))

@@ -74,7 +74,7 @@ def test_kernels_use_the_addresses_of_views(monkeypatch):
     assert places["part1"] in touched and places["cut1"] in touched
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
     channels=st.sampled_from([1, 16, 20]),

@@ -132,8 +132,14 @@ def test_blocks_of_one_image_are_views_and_of_two_are_not(name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("fusion", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "fusion"),
+    [
+        (1, False),
+        (2, True),
+        *(pytest.param(*x, marks=pytest.mark.full) for x in ((1, True), (2, False))),
+    ],
+)
 def test_values_are_equal_bit_for_bit_and_survive_in_planned_memory(name, batch, fusion):
     graph = BLOCKS[name](batch)
     network, inputs = compiled(graph, fusion), whole_numbers(graph)

@@ -85,14 +85,6 @@ def test_published_shapes(name, shape, dtype, stored):
     assert address_map(name, shape, dtype).storage_shape == stored
 
 
-def test_nz_of_the_documentation_has_112_rows():
-    layout = address_map("FRACTAL_NZ", (8, 100, 30))
-    stored = pack(layout, values((8, 100, 30), "fp16")).reshape(8, 2, 112, 16)
-    expected = np.zeros((8, 112, 32), np.float16)
-    expected[:, :100, :30] = values((8, 100, 30), "fp16")
-    assert (stored == expected.reshape(8, 112, 2, 16).transpose(0, 2, 1, 3)).all()
-
-
 def test_accumulators_have_16_columns():
     assert address_map("FRACTAL_NZ", (40, 40), "fp32", c0=16).storage_shape == (3, 3, 16, 16)
 
@@ -116,18 +108,6 @@ def test_published_formulas(dtype, seed):
     zn = ((m // c0 * -(-w_ // 16) + k // 16) * 16 + k % 16) * c0 + m % c0
     for name, place in (("FRACTAL_NZ", nz), ("FRACTAL_ZZ", zz), ("FRACTAL_ZN", zn)):
         assert address(address_map(name, (h_, w_), dtype), (m, k)) == place
-
-
-def test_image_formulas_as_reshapes():
-    x = values((2, 20, 3, 5), "fp16")
-    wide = np.zeros((2, 32, 3, 5), np.float16)
-    wide[:, :20] = x
-    five = wide.reshape(2, 2, 16, 3, 5).transpose(0, 1, 3, 4, 2)
-    layout = address_map("NC1HWC0", x.shape)
-    assert (pack(layout, x) == five).all()
-    nhwc = address_map("NHWC", x.shape)
-    from_nhwc = wide.transpose(0, 2, 3, 1).reshape(2, 3, 5, 2, 16).transpose(0, 3, 1, 2, 4)
-    assert (convert(x.transpose(0, 2, 3, 1).copy(), nhwc, layout) == from_nhwc).all()
 
 
 # -- the map ----------------------------------------------------------------------------------

@@ -100,8 +100,15 @@ def test_the_arena_shows_a_plan_that_is_wrong():
     assert any(not np.array_equal(got[n].reshape(v.shape), v) for n, v in right.items())
 
 
-@pytest.mark.parametrize("model", ["resnet18", "bert_base"])
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@pytest.mark.parametrize(
+    ("model", "chip"),
+    [
+        ("resnet18", "Ascend310"),
+        ("bert_base", "Ascend910B2"),
+        pytest.param("resnet18", "Ascend910B2", marks=pytest.mark.full),
+        pytest.param("bert_base", "Ascend310", marks=pytest.mark.full),
+    ],
+)
 def test_plans_are_sound_and_never_below_the_peak(model, chip):
     network = compiled(chip=chip, graph=zoo.build(model))
     buffers = buffers_of(network)

@@ -225,9 +225,13 @@ MODELS = {
     "squeezenet": ({"size": 96}, 0.4),
     "unet": ({"size": 256, "width": 2}, 0.75),
 }
+QUICK = ("mobilenet_v2", "unet")
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.full) for n in MODELS],
+)
 def test_models_within_a_small_memory(name):
     arguments, share = MODELS[name]
     graph = zoo.build(name, **arguments)
@@ -384,6 +388,7 @@ def test_what_fits_only_when_fused_is_not_refused():
         simulate_within(front, CHIP, weight_bytes(front.laid_out))
 
 
+@pytest.mark.full
 def test_a_remote_sensing_image_on_the_smallest_chip():
     """10000 x 10000 pixels through the first block of ResNet-50: 8 GB do not hold its maps."""
     whole = zoo.build("resnet50", size=10_000)

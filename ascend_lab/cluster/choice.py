@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ascend_lab.cluster.collectives import ALGORITHMS, LEVELS, make, op_name, parse_name
-from ascend_lab.cluster.schedule import Schedule
 from ascend_lab.cluster.timing import CollectiveTime, Places, Prepared, placed, prepare, timed
 from ascend_lab.cluster.topology import Topology
 from ascend_lab.errors import ClusterError
@@ -41,20 +40,6 @@ def collective_time(
     """
     op, candidates = _candidates_of(op, topology, algorithm, placement, root)
     return timed(op, _quickest(candidates, size_bytes), size_bytes, root)
-
-
-def choose(
-    op: str,
-    topology: Topology,
-    size_bytes: float,
-    placement: Sequence[int] | None = None,
-    root: int = 0,
-) -> Schedule:
-    """Return the schedule of the algorithm that takes least time at this size."""
-    op, candidates = _candidates_of(op, topology, "auto", placement, root)
-    best = _quickest(candidates, size_bytes)
-    servers = servers_of(topology, best.places)
-    return make(op, best.algorithm, len(best.places), root=root, groups=servers)
 
 
 def compare(

@@ -1,4 +1,8 @@
-"""Operands of whole-tile instructions: a piece of memory and its step along every axis of a box."""
+"""Vector operations on whole boxes: operands as views, cut into instructions of 255 repeats.
+
+`apply` takes a box of any rank. A `View` is a piece of memory and its step along every axis of a
+box; the `Unit` has the scratch tiles and the loops of a kernel while it is written.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +120,6 @@ def block_steps(
     return (*outer, *((1,) * (len(sizes) - row))), rows * pitch
 
 
-# The vector unit while a kernel is written: scratch tiles and loops; an instruction's name.
-
-
 @dataclass(slots=True)
 class Unit:
     """The vector unit while a kernel is written: its builder, scratch tiles, names of loops."""
@@ -181,7 +182,7 @@ class Op:
     mode: str = ""
 
 
-# Whole-box vector operations: cut a box of any rank into instructions of at most 255 repeats.
+# -- instructions ---------------------------------------------------------------------------------
 
 
 def apply(unit: Unit, op: Op, dst: View, srcs: Sequence[View], sizes: Sequence[int]) -> None:

@@ -243,11 +243,7 @@ def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> s
 
 
 def matmul(
-    a: Tensor,
-    b: Tensor,
-    trans_a: bool = False,
-    trans_b: bool = False,
-    out_dtype: str | None = None,
+    a: Tensor, b: Tensor, trans_a: bool = False, trans_b: bool = False, out_dtype: str | None = None
 ) -> Tensor:
     """Return C[..., m, n] = sum over k of A[..., m, k] * B[..., k, n], added in fp32 or int32.
 

@@ -135,21 +135,6 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
         kind = graph.types[tensor]
         sizes = (*kind.shape[:2], rows.width(tensor), cols.width(tensor))
         draft.types[tensor] = replace(kind, shape=sizes)
-
-    def part(tensor: str, high: Range, wide: Range) -> str:
-        """Return the name of a part of a tensor of the tile, cut out once for all readers."""
-        (top, bottom), (left, right) = rows.own(tensor, high), cols.own(tensor, wide)
-        whole = draft.types[tensor]
-        begin, end = (0, 0, top, left), (*whole.shape[:2], bottom, right)
-        if (begin, end) == ((0, 0, 0, 0), whole.shape):
-            return tensor
-        new = f"{tensor}.{top}_{bottom}_{left}_{right}"
-        if new not in draft.types:
-            shape = tuple(b - a for a, b in zip(begin, end, strict=True))
-            node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
-            draft.put(node, replace(whole, shape=shape))
-        return new
-
     for node in graph.nodes:
         first = rows.parts[node.name]
         shapes = [
@@ -159,13 +144,32 @@ def tile_graph_of(graph: Graph, rows: Walk, cols: Walk, name: str) -> Graph:
         rules = operator_of(node.op).slice_rules(shapes, first.attrs)
         second = cut(rules, shapes, first.attrs, COLUMNS, cols.need[node.output])
         reads = tuple(
-            part(tensor, r[ROWS], c[COLUMNS]) if ROWS in r else tensor
+            _part(draft, tensor, rows.own(tensor, r[ROWS]), cols.own(tensor, c[COLUMNS]))
+            if ROWS in r
+            else tensor
             for tensor, r, c in zip(node.inputs, first.ranges, second.ranges, strict=True)
         )
         new = replace(node, inputs=reads, attrs=given_attrs(node.op, dict(second.attrs)))
         draft.put(new, *(draft.types[n] for n in node.outputs))
-    outs = tuple(part(n, rows.wanted[n], cols.wanted[n]) for n in graph.outputs)
+    outs = tuple(
+        _part(draft, n, rows.own(n, rows.wanted[n]), cols.own(n, cols.wanted[n]))
+        for n in graph.outputs
+    )
     used = {n for node in draft.nodes.values() for n in node.inputs} | set(outs)
     constants = {n: c for n, c in graph.constants.items() if n in used}
     nodes = tuple(draft.nodes.values())
     return Graph(name, graph.inputs, outs, nodes, draft.types, constants)
+
+
+def _part(draft: Draft, tensor: str, high: Range, wide: Range) -> str:
+    """Return the name of rows and columns of an image, cut out once for all readers."""
+    (top, bottom), (left, right), whole = high, wide, draft.types[tensor]
+    begin, end = (0, 0, top, left), (*whole.shape[:2], bottom, right)
+    if (begin, end) == ((0, 0, 0, 0), whole.shape):
+        return tensor
+    new = f"{tensor}.{top}_{bottom}_{left}_{right}"
+    if new not in draft.types:
+        shape = (*whole.shape[:2], bottom - top, right - left)
+        node = Node(new, "slice", (tensor,), (new,), {"begin": begin, "end": end})
+        draft.put(node, replace(whole, shape=shape))
+    return new

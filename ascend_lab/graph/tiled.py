@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from ascend_lab.chip import Chip
@@ -19,8 +18,9 @@ from ascend_lab.errors import CapacityError
 from ascend_lab.graph.compile import DEFAULT_ROAD, Front, Road, finish_stages
 from ascend_lab.graph.fusion import Count, Fused
 from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph.memory import peak_live_bytes
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
-from ascend_lab.graph.placement import constant_bytes, lifetimes
+from ascend_lab.graph.placement import buffers_of, constant_bytes
 from ascend_lab.graph.tasks import Compiled, compile_tasks
 from ascend_lab.graph.tiling import Box, Step, Tiled, tile_graph
 
@@ -82,17 +82,12 @@ def simulate_within(
     stages = finish_stages(front, chip, road)
     if problem and planned_bytes(stages.compiled) > limit:  # fusion may have saved what lacked
         raise problem
-    return simulate_graph(stages.compiled), stages.fused
+    return stages.timeline(), stages.fused
 
 
 def planned_bytes(compiled: Compiled) -> int:
     """Return the most bytes alive while a compiled network runs, constants included."""
-    change: Counter[int] = Counter()
-    for life in lifetimes(compiled):
-        change[life.first] += life.size_bytes
-        change[life.last + 1] -= life.size_bytes
-    live = accumulate(change[i] for i in range(len(compiled.tasks)))
-    return sum(constant_bytes(compiled).values()) + max(live, default=0)
+    return sum(constant_bytes(compiled).values()) + peak_live_bytes(buffers_of(compiled))
 
 
 def simulate_tiled(tiled: Tiled, chip: Chip, road: Road = DEFAULT_ROAD) -> TiledTimeline:

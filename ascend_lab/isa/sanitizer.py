@@ -118,8 +118,12 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
             report.add("event-overflow", message, instruction)
             continue
         if event is not None and event not in events:
+            for other in events:
+                apart = other.id + other.count <= event.id or event.id + event.count <= other.id
+                if (other.src, other.dst) == (event.src, event.dst) and not apart:
+                    message = f"{event} and {other} share an id: a wait may take the other's flag"
+                    report.add("illegal", message, instruction)
             events.append(event)
-            _check_shared_ids(events, instruction, report)
         try:
             check_instruction(chip, instruction)
         except AscendLabError as error:
@@ -129,18 +133,6 @@ def _check_static(program: Program, chip: Chip, report: _Report) -> None:
                 check_bounds(reach_of(instruction, region), ranges, instruction.op)
             except AscendLabError as error:
                 report.add("out-of-bounds", str(error), instruction)
-
-
-def _check_shared_ids(events: list[Event], instruction: Instruction, report: _Report) -> None:
-    *others, event = events
-    for other in others:
-        if (other.src, other.dst) == (event.src, event.dst) and _overlap(other, event):
-            message = f"{event} and {other} share an id: a wait may take the other's flag"
-            report.add("illegal", message, instruction)
-
-
-def _overlap(one: Event, two: Event) -> bool:
-    return one.id < two.id + two.count and two.id < one.id + one.count
 
 
 def _written(launch: Launch) -> set[str]:

@@ -15,9 +15,11 @@ where moreover a core has one tile of output channels, weights stay for all its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ascend_lab.chip import Chip
 from ascend_lab.isa import (
@@ -26,6 +28,7 @@ from ascend_lab.isa import (
     Launch,
     Part,
     Program,
+    Queue,
     Region,
     Tile,
     binding_of,
@@ -239,18 +242,25 @@ class _Writer:
             for start, size in segments(self.k, "n", n[1], tile_n):
                 yield n[0] + start, size
 
+        every = Affine(), at.c1
+
+        def load_weights(some: Span) -> Callable[[], None]:
+            return partial(self._stage_weights, at, some, every)
+
         with held_channels(self.finish, n, before, None) as channels:
             if self.job.schedule.order == "mn" or tiles[1] - tiles[0] == 1:
-                with self._held_weights(at, n, once and n[1] <= tile_n) as weights:
+                keep = once and n[1] <= tile_n
+                with self._kept(self.weights, load_weights(n) if keep else None) as weights:
                     for pixels in self._pixels(tiles, base):
-                        with self._held_rows(at, pixels, once) as rows:
+                        load = partial(self._stage_rows, at, pixels, every) if once else None
+                        with self._kept(self.rows, load) as rows:
                             for some in across():
                                 self._tile(at, pixels, some, _Held(weights, channels, rows))
                 return
             for some in across():
                 with (
                     held_channels(self.finish, some, before, channels) as own,
-                    self._held_weights(at, some, once) as weights,
+                    self._kept(self.weights, load_weights(some) if once else None) as weights,
                 ):
                     for pixels in self._pixels(tiles, base):
                         self._tile(at, pixels, some, _Held(weights, own))
@@ -307,59 +317,43 @@ class _Writer:
         sizes: tuple[int, Affine, int],
         bias: Region | None,
     ) -> None:
-        """Add the products of a stage, `sizes` (output blocks, first channel block, blocks)."""
-        k, c0, taps, (x, w), (n, c_at, c_size) = self.k, self.c0, self.shape.taps, sources, sizes
-        m = window.fractals
+        """Add the products of a stage, `sizes` (output blocks, first channel block, blocks).
+
+        load3d forms tiles of the im2col rows of the window.
+        """
+        k, shape, c0, (x, w), (n, c_at, c_size) = self.k, self.shape, self.c0, sources, sizes
+        m, rows, columns = window.fractals, window.rows, window.columns
         weights = Fractals(w, Affine(), n * self.area)
-        view = x.region(0, (c_size, window.rows.count, window.columns.count, c0))
-        for k_at, depth in segments(k, "k", c_size * taps, self.tile_k):
+        view = x.region(0, (c_size, rows.count, columns.count, c0))
+        windows: dict[str, Any] = {
+            "kernel": (shape.r, shape.s),
+            "stride": shape.strides,
+            "pad": (rows.before, rows.after, columns.before, columns.after),
+            "dilation": shape.dilations,
+            "m_start": window.m_start,
+        }
+        for k_at, depth in segments(k, "k", c_size * shape.taps, self.tile_k):
             to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
-            self._load3d(to, view, window, k_at * c0)
+            k.emit(load3d(k.chip, to, view, **windows, k_start=k_at * c0))
             self.left.enqueue()
             feed_b(k, self.right.alloc(), weights.down(k_at), n, depth)
             self.right.enqueue()
             a = self.left.dequeue().region(0, (m, depth, FRACTAL, c0))
             b = self.right.dequeue().region(0, (depth, n, FRACTAL, c0))
-            sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * taps + k_at
+            sums, done = c.region(0, (n, m, FRACTAL, FRACTAL)), c_at * shape.taps + k_at
             k.mmad(sums, a, b, accumulate=done, bias=bias)
             self.left.free()
             self.right.free()
 
-    def _load3d(self, dst: Region, image: Region, window: Window, k_start: Affine) -> None:
-        """Form columns k_start.. of the im2col rows of `window` in `dst`."""
-        shape, rows, columns = self.shape, window.rows, window.columns
-        load = load3d(
-            self.k.chip,
-            dst,
-            image,
-            kernel=(shape.r, shape.s),
-            stride=shape.strides,
-            pad=(rows.before, rows.after, columns.before, columns.after),
-            dilation=shape.dilations,
-            m_start=window.m_start,
-            k_start=k_start,
-        )
-        self.k.emit(load)
-
     @contextmanager
-    def _held_rows(self, bundle: _Bundle, at: _Pixels, hold: bool) -> Iterator[Tile | None]:
-        """Load the rows of all channel blocks once, for all tiles of output channels inside."""
-        if not hold:
+    def _kept(self, queue: Queue, stage: Callable[[], None] | None) -> Iterator[Tile | None]:
+        """Hold what `stage` loads for all tiles inside; without it they load their own."""
+        if stage is None:
             yield None
             return
-        self._stage_rows(bundle, at, (Affine(), bundle.c1))
-        yield self.rows.dequeue()
-        self.rows.free()
-
-    @contextmanager
-    def _held_weights(self, bundle: _Bundle, n: Span, hold: bool) -> Iterator[Tile | None]:
-        """Load all weights of a bundle once, for all pixel tiles inside."""
-        if not hold:
-            yield None
-            return
-        self._stage_weights(bundle, n, (Affine(), bundle.c1))
-        yield self.weights.dequeue()
-        self.weights.free()
+        stage()
+        yield queue.dequeue()
+        queue.free()
 
     def _stage_rows(self, bundle: _Bundle, at: _Pixels, channels: Span) -> None:
         """Bring a window of some channel blocks to L1."""

@@ -209,8 +209,9 @@ class Tilings:
 
     def schedule(self, index: int, dtype: str) -> GemmSchedule:
         """Return one candidate as a schedule in elements."""
-        values = [int(getattr(self, f.name)[index]) for f in fields(self)]
-        return GemmSchedule(*(v * u for v, u in zip(values, _units(dtype), strict=True)))
+        values = (int(getattr(self, f.name)[index]) for f in fields(self))
+        m, k, n, step, rows, cols = (v * u for v, u in zip(values, _units(dtype), strict=True))
+        return GemmSchedule(m, k, n, step, rows, cols)
 
 
 def _units(dtype: str) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ Every logical axis is cut into pieces; the pieces, permuted, are the axes of a r
 
 So the address is a sum of one term per logical axis, and everything else (bytes of padding, runs,
 conversions) follows from the pieces. A named layout is one line of text. `N C1 H W C0` reads:
-channels are cut into blocks, `C1` numbers the blocks, `C0` counts inside one, and the five axes
-are stored row-major in this order. Axes joined by `*` are stored as one axis of their product.
+channels are cut into blocks, `C1` numbers the blocks, `C0` counts inside one, and the five axes are
+stored row-major in this order. Axes joined by `*` are stored as one axis of their product.
 
 Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
 """

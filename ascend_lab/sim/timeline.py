@@ -8,6 +8,7 @@ A kernel of several phases tells the sums of its phases' timelines:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -204,11 +205,10 @@ class Timeline(Timed):
     @cached_property
     def stalls(self) -> dict[tuple[str, str], int]:
         """Cycles each pipe stood still, by (pipe, event waited for), most first."""
-        total: dict[tuple[str, str], int] = {}
+        total = Counter[tuple[str, str]]()
         for span in self.spans:
             if span.stall_cycles:
-                key = (span.pipe, span.cause)
-                total[key] = total.get(key, 0) + span.stall_cycles
+                total[span.pipe, span.cause] += span.stall_cycles
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
     @cached_property
@@ -230,16 +230,15 @@ class Timeline(Timed):
 
         Latency is the time between the end of an instruction and its result being visible.
         """
-        total: dict[str, int] = {}
-        before = 0
+        total, before = Counter[str](), 0
         for span in self.critical_path:
             ready = span.start + span.stall_cycles
-            total[span.pipe] = total.get(span.pipe, 0) + span.end - ready
+            total[span.pipe] += span.end - ready
             if ready > before:
-                total["latency"] = total.get("latency", 0) + ready - before
+                total["latency"] += ready - before
             before = span.end
         if self.cycles > before and not self.memory_slowdown > 1.0:
-            total["latency"] = total.get("latency", 0) + self.cycles - before
+            total["latency"] += self.cycles - before
         whole = max(sum(total.values()), 1)
         return {pipe: cycles / whole for pipe, cycles in total.items()}
 
@@ -344,11 +343,10 @@ class KernelTimeline(Timed):
 
 
 def _total(parts: Sequence[Mapping[Key, int]]) -> dict[Key, int]:
-    out: dict[Key, int] = {}
+    total = Counter[Key]()
     for part in parts:
-        for key, value in part.items():
-            out[key] = out.get(key, 0) + value
-    return out
+        total.update(part)
+    return dict(total)
 
 
 # -- export a timeline as Chrome trace JSON (opens in Perfetto and in MindStudio Insight) ----------

@@ -10,6 +10,7 @@ cost does not depend on trip counts.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -86,23 +87,15 @@ def unique_elements(dims: list[tuple[int, int]]) -> int:
     return span * pieces
 
 
-def _access_bytes(region: Region, inside: Mapping[str, int]) -> int:
-    dims = list(zip(region.sizes, region.strides, strict=True))
-    dims += [(inside[v], c) for v, c in region.offset.terms if v in inside]
-    return unique_elements(dims) * region.buffer.itemsize
-
-
 def _touched_bytes(instruction: Instruction, region: Region, inside: Mapping[str, int]) -> int:
     """Bytes of GM touched; rows picked at run time all differ, until none is left."""
-    if index_of(instruction) is None:
-        return _access_bytes(region, inside)
-    rows = (instruction.number("bound"), instruction.number("pitch"))
     dims = [*zip(region.sizes, region.strides, strict=True)]
     loops = [(inside[v], c) for v, c in region.offset.terms if v in inside]
-    all_rows = unique_elements([*dims, *loops, rows])
-    return (
-        min(all_rows, unique_elements(dims) * math.prod(inside.values())) * region.buffer.itemsize
-    )
+    if index_of(instruction) is None:
+        return unique_elements([*dims, *loops]) * region.buffer.itemsize
+    rows = (instruction.number("bound"), instruction.number("pitch"))
+    picked = unique_elements(dims) * math.prod(inside.values())
+    return min(unique_elements([*dims, *loops, rows]), picked) * region.buffer.itemsize
 
 
 def _gm_regions(instruction: Instruction) -> list[tuple[Region, bool]]:
@@ -156,16 +149,15 @@ def _misses(
     """
     if _size(whole) <= capacity:
         return whole[0]
-    total: Footprint = {}
-    streamed: list[Node] = []
+    total, streamed = Counter[str](), list[Node]()
     for node in nodes:
         one_pass = _footprint(node.body, params) if isinstance(node, Loop) else ({}, {})
         if not isinstance(node, Loop) or _size(one_pass) <= capacity:
             streamed.append(node)
             continue
         inner = _misses(node.body, params, capacity, one_pass)
-        _sum(total, {name: size * node.count for name, size in inner.items()})
-    _sum(total, _footprint(tuple(streamed), params)[0])
+        total.update({name: size * node.count for name, size in inner.items()})
+    total.update(_footprint(tuple(streamed), params)[0])
     return total
 
 
@@ -173,9 +165,7 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
     """Return the traffic of a launch, from its loops alone."""
     path_bytes, read = _moved(launch)
     capacity = chip.l2.size_bytes
-    missed: Footprint = {}
-    written: Footprint = {}
-    held: Footprint = {}
+    fetched_by_all, written, held = Counter[str](), Counter[str](), Counter[str]()
     passes: dict[str, float] = {}
     for part in launch.parts:
         params, body = _distinct(part.bindings), part.program.body
@@ -183,13 +173,13 @@ def analyse(launch: Launch, chip: Chip) -> Traffic:
         fetched = _misses(body, params, capacity, whole)
         for name, size in fetched.items():
             passes[name] = max(passes.get(name, 0.0), size / reads[name])
-        _sum(missed, fetched)
-        _sum(written, writes)
-        _sum(held, reads)
+        fetched_by_all.update(fetched)
+        written.update(writes)
+        held.update(reads)
     sizes = {b.name: b.size_bytes for b in launch.tensors}
-    touched = sum(min(held.get(n, 0) + written.get(n, 0), s) for n, s in sizes.items())
+    touched = sum(min(held[n] + written[n], s) for n, s in sizes.items())
     # Parts run side by side and share what they fetch: no tensor is read more often than by one.
-    missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in missed.items()}
+    missed = {n: min(m, math.ceil(sizes[n] * passes[n])) for n, m in fetched_by_all.items()}
     fetched = {n: min(m, read[n]) for n, m in missed.items() if read.get(n)}
     write_once = {n: min(w, sizes[n]) for n, w in written.items()}
     return Traffic(
@@ -217,8 +207,7 @@ def lowest_bytes(launch: Launch) -> dict[tuple[str, bool], int]:
 
 def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
     """Return bytes per path, and bytes read per GM tensor, of all cores."""
-    path_bytes: dict[tuple[str, str], int] = {}
-    read: Footprint = {}
+    path_bytes, read = Counter[tuple[str, str]](), Counter[str]()
     for part in launch.parts:
         for instruction, times in part.program.instructions():
             if instruction.dst is None or not instruction.srcs or instruction.op == "mmad":
@@ -229,16 +218,10 @@ def _moved(launch: Launch) -> tuple[dict[tuple[str, str], int], Footprint]:
             one_way = src.space == "L0C" or instruction.op == "load3d"
             moved = dst.size_bytes if one_way else min(src.size_bytes, dst.size_bytes)
             moved *= times * part.core_count
-            key = (src.space, dst.space)
-            path_bytes[key] = path_bytes.get(key, 0) + moved
+            path_bytes[src.space, dst.space] += moved
             if src.space == "GM":
-                read[src.buffer.name] = read.get(src.buffer.name, 0) + moved
-    return path_bytes, read
-
-
-def _sum(total: Footprint, extra: Footprint) -> None:
-    for name, size in extra.items():
-        total[name] = total.get(name, 0) + size
+                read[src.buffer.name] += moved
+    return dict(path_bytes), dict(read)
 
 
 def _distinct(bindings: tuple[tuple[tuple[str, int], ...], ...]) -> dict[str, int]:

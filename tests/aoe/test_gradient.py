@@ -24,13 +24,13 @@ from ascend_lab.aoe.gradient.splits import (
     all_splits,
     best_split,
     brute_force,
-    check_split,
     end_s,
     out_of_order,
     price_of,
     split_at,
     table_of,
 )
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import InputError
 
 limits = st.one_of(st.none(), st.integers(1, 5))
@@ -234,10 +234,10 @@ BAD = {
     "unordered": (lambda: Piecewise((2.0, 1.0), (1.0, 1.0)), "each above"),
     "table time": (lambda: Piecewise((1.0,), (-1.0,)), "times of at least 0"),
     "too many": (lambda: list(all_splits(40)), "to try all splits"),
-    "gap": (lambda: check_split([[0, 0], [2, 2]], 3), "buckets that cover"),
-    "short": (lambda: check_split([[0, 1]], 3), "buckets that cover"),
-    "none": (lambda: check_split([], 3), "buckets that cover"),
-    "backwards": (lambda: check_split([[0, 2], [3, 1], [2, 2]], 3), "at least one gradient"),
+    "gap": (lambda: checked([[0, 0], [2, 2]], 3), "that are gradients 0 to 2"),
+    "short": (lambda: checked([[0, 1]], 3), "that are gradients 0 to 2"),
+    "none": (lambda: checked([], 3), "that are gradients 0 to 2"),
+    "backwards": (lambda: checked([[0, 2], [3, 1], [2, 2]], 3), "gradients 0 to 2"),
 }
 
 

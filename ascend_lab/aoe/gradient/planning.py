@@ -35,13 +35,11 @@ from typing import Any
 import numpy as np
 
 from ascend_lab.aoe.gradient.splits import (
-    Cost,
     Gradient,
     Price,
     Split,
     Table,
     best_split,
-    check_split,
     end_s,
     lower_bound_s,
     price_of,
@@ -49,8 +47,8 @@ from ascend_lab.aoe.gradient.splits import (
     startup_s,
     table_of,
 )
+from ascend_lab.cluster.buckets import BUCKET_BYTES, FIRST_BYTES, Cost, checked, closed
 from ascend_lab.errors import InputError
-from ascend_lab.train.timeline import BUCKET_BYTES, FIRST_BYTES, closed
 
 MIB = 2**20
 DDP_PER_OCTAVE = 16
@@ -241,7 +239,7 @@ def plan(
 
 def end_of(segments: Sequence[Sequence[int]], rows: Sequence[Gradient], cost: Cost) -> float:
     """Return when the last bucket of any split has been sent, in seconds; `InputError`."""
-    return end_s(table_of(rows), price_of(cost), check_split(segments, len(rows)))
+    return end_s(table_of(rows), price_of(cost), checked(segments, len(rows)))
 
 
 def bound(rows: Sequence[Gradient], cost: Cost, *, max_bytes: float | None = None) -> float:

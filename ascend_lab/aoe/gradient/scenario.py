@@ -20,18 +20,17 @@ import numpy as np
 
 from ascend_lab.aoe.gradient.planning import BASELINES, baseline
 from ascend_lab.aoe.gradient.splits import (
-    Cost,
     Floats,
     Gradient,
     Split,
     Table,
     best_split,
-    check_split,
     price_of,
     split_at,
     startup_s,
     table_of,
 )
+from ascend_lab.cluster.buckets import Cost, checked
 from ascend_lab.errors import InputError
 
 NOTHING = 1e-12
@@ -80,7 +79,7 @@ def evaluate(
     With one stream, no slowdown and no noise this is the end that `plan` minimises.
     """
     table = table_of(rows)
-    return scorer(table, scenario)(check_split(segments, table.count))
+    return scorer(table, scenario)(checked(segments, table.count))
 
 
 def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:

@@ -22,16 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.cluster.buckets import Cost, Segments
 from ascend_lab.errors import InputError
 
-Bucket = tuple[int, int]
-"""First and last gradient of a bucket, both inclusive, counted from 0."""
-Split = tuple[Bucket, ...]
+Split = Segments
 Floats = NDArray[np.float64]
-Cost = Callable[[float], float]
-"""`size_bytes -> seconds`; a method `many(sizes) -> seconds` on arrays makes planning faster."""
 Price = Callable[[Floats], Floats]
-"""The same on arrays."""
+"""A cost on arrays; one that has a method `many(sizes) -> seconds` makes planning faster."""
 MOST_BYTES = 2**53
 """Sizes are counted exactly up to here."""
 LONGEST_S = 1e12
@@ -129,17 +126,6 @@ def split_at(lasts: Iterable[int]) -> Split:
     """Return the split whose buckets end at these gradients, in ascending order."""
     ends = list(lasts)
     return tuple(zip([0, *(end + 1 for end in ends[:-1])], ends, strict=True))
-
-
-def check_split(split: Sequence[Sequence[int]], count: int) -> Split:
-    """Return `split` as tuples if it covers gradients 0..count-1 in order; else `InputError`."""
-    made = tuple((int(first), int(last)) for first, last in split)
-    if not made or made != split_at([b for _, b in made]) or made[-1][1] != count - 1:
-        remedy = "buckets are (first, last), both inclusive, counted from 0"
-        raise InputError(f"buckets that cover 0..{count - 1} in order", str(made)[:80], remedy)
-    if any(first > last for first, last in made):
-        raise InputError("buckets of at least one gradient", str(made)[:80])
-    return made
 
 
 # -- what an all-reduce costs ---------------------------------------------------------------------
@@ -306,7 +292,7 @@ def _fewer(table: Table, price: Price, split: Split, end: float) -> Split:
     latest = np.full(len(split) + 1, end)  # when bucket k-1 must be sent, so that all is in time
     for k in range(len(split) - 1, 0, -1):
         latest[k] = latest[k + 1] - times[k]
-    made: list[Bucket] = []
+    made: list[tuple[int, int]] = []
     done = [0.0]
     for k, (first, last) in enumerate(split):
         ready = float(table.ready_s[last])

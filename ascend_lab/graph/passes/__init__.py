@@ -14,7 +14,7 @@ from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.passes import clean, formats, images, recognise, simplify
 from ascend_lab.graph.passes.formats import convert, measured_scales, quantise
-from ascend_lab.graph.passes.rewrite import Pass, derived, match, rewrites, settings, sweep
+from ascend_lab.graph.passes.rewrite import Pass, match, rewrites, sweep
 
 __all__ = [
     "DEFAULT",
@@ -22,9 +22,7 @@ __all__ = [
     "Draft",
     "Pass",
     "Report",
-    "Step",
     "convert",
-    "derived",
     "get_pass",
     "match",
     "measured_scales",
@@ -32,7 +30,6 @@ __all__ = [
     "register_pass",
     "rewrites",
     "run_passes",
-    "settings",
     "sweep",
 ]
 

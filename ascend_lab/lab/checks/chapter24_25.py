@@ -15,7 +15,8 @@ import numpy as np
 
 from ascend_lab.aoe.gradient import AlphaBeta, Gradient, plan
 from ascend_lab.aoe.gradient.planning import mg_wfbp
-from ascend_lab.aoe.gradient.splits import all_splits, check_split, end_s, split_at, table_of
+from ascend_lab.aoe.gradient.splits import all_splits, end_s, split_at, table_of
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import AscendLabError
 from ascend_lab.lab.checks import core as ex
 
@@ -125,7 +126,7 @@ def _judge_24_3(got: Any, case: ex.Case) -> str | None:
     given = case["ready"], case["sizes"], case["a"], case["b"]
     try:
         lasts = [int(last) for last in got]
-        check_split(split_at(lasts), len(case["ready"]))
+        checked(split_at(lasts), len(case["ready"]))
     except (TypeError, ValueError, IndexError, AscendLabError):
         return "expected the last gradient of every bucket, in ascending order"
     if len(lasts) > case["most"]:

@@ -13,8 +13,9 @@ from matplotlib.patches import Patch
 
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
-from ascend_lab.aoe.gradient.splits import Split, check_split, table_of
+from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.chip import load_chip
+from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
 from ascend_lab.graph.network import NetworkTimeline
@@ -242,7 +243,7 @@ def fig_buckets(
     ax.text(1e3 * backward / 2, 0, "backward", ha="center", va="center", fontsize=8)
     said = []
     for row, (name, given) in enumerate(splits.items(), 1):
-        split = check_split(given, len(rows))
+        split = checked(given, len(rows))
         for i, (start, time_s) in enumerate(lanes_of(split, rows, cost)):
             ax.barh(
                 row,

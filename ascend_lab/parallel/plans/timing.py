@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ascend_lab.cluster import Round, Schedule, Topology, collective_time, make, together
+from ascend_lab.cluster.buckets import Interpolated
 from ascend_lab.cluster.choice import servers_of
 from ascend_lab.cluster.timing import Prepared, pattern_of, prepare
 from ascend_lab.parallel.plans.pipeline import PipelineTime, orders, peak_held, run_pipeline
@@ -31,7 +32,6 @@ from ascend_lab.parallel.plans.plan import (
     split_units,
     stage_memory,
 )
-from ascend_lab.train.timeline import Interpolated
 
 Groups = tuple[tuple[int, ...], ...]
 

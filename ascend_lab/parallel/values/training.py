@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ascend_lab.cluster.buckets import Segments
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.pipeline import BACKWARD, FORWARD, Task, orders
 from ascend_lab.parallel.plans.plan import Plan
@@ -17,7 +18,6 @@ from ascend_lab.parallel.values.weights import (
     Cuts,
     Optimizer,
     Replicas,
-    Segments,
     Sharded,
     flatten,
     unflatten,

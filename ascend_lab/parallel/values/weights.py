@@ -16,14 +16,13 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ascend_lab import ops
+from ascend_lab.cluster.buckets import Segments, checked
 from ascend_lab.errors import ClusterError
 from ascend_lab.parallel.plans.plan import Plan
 from ascend_lab.parallel.values.group import Group, Ranked, Traffic, Values, grid, part, parts
 from ascend_lab.parallel.values.layers import Piece, Shard
 from ascend_lab.parallel.values.tape import Tape, Var
 
-Segments = tuple[tuple[int, int], ...]
-"""(first, last), both included, of the gradients in backward order."""
 State = tuple[Values, ...]
 
 
@@ -119,14 +118,10 @@ class Cuts:
         return found
 
     def buckets(self, count: int) -> Segments:
-        """Return the segments of `count` gradients; `ClusterError` unless they cover them."""
+        """Return the segments of `count` gradients; `InputError` unless they cover them."""
         if self.segments is None:
             return tuple((i, i) for i in range(count))
-        covered = [i for first, last in self.segments for i in range(first, last + 1)]
-        if covered != list(range(count)):
-            what = f"segments that cover gradients 0 to {count - 1} once and in order"
-            raise ClusterError(what, str(self.segments), "see names in backward order")
-        return self.segments
+        return checked(self.segments, count)
 
 
 # -- flat vectors ---------------------------------------------------------------------------------
