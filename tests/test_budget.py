@@ -19,28 +19,28 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11300,
+    "aoe": 11305,
     "chip": 635,
-    "cli": 3020,
+    "cli": 2985,
     "cluster": 2955,
     "data": 25,
     "dsl": 5910,
     "errors": 90,
-    "graph": 13795,
+    "graph": 13775,
     "isa": 2850,
-    "kernels": 7505,
-    "lab": 18395,
-    "layout": 970,
+    "kernels": 7510,
+    "lab": 18470,
+    "layout": 960,
     "limits": 170,
-    "ops": 6565,
+    "ops": 6540,
     "output": 120,
-    "parallel": 4975,
+    "parallel": 5090,
     "sim": 2430,
-    "train": 1765,
+    "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 372
-IMPORT_LINES = 5450
+IMPORT_LINES = 5475
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -44,7 +44,7 @@ class Genetic:
     are the `population` best points, each the best of `tournament` drawn from these; a share
     `crossover` of the `children` has two of them. `caution` weighs the model's doubt: the points of
     a generation are those of least mean - k * deviation, k from 0 to twice the caution. The module
-    `bench_search` says on which spaces the numbers were chosen.
+    `bench/search.py` says on which spaces the numbers were chosen.
     """
 
     first: int = 16
