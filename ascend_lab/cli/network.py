@@ -119,11 +119,8 @@ def _check_size(graph: Graph) -> None:
         types = (*graph.in_types(node), *graph.out_types(node))
         wide = sum(t.elements for t in types) * 8
         if wide > WORKING_BYTES:
-            raise UnsupportedError(
-                f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64",
-                f"{wide / 2**30:.1f} GiB",
-                "use smaller inputs",
-            )
+            needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"
+            raise UnsupportedError(needed, f"{wide / 2**30:.1f} GiB", "use smaller inputs")
 
 
 def in_type(values: Any, kind: str) -> Any:

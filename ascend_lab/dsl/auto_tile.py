@@ -126,11 +126,9 @@ def _cuts_blocks(s: Schedule, phase: Phase, widths: Widths) -> bool:
 def _apart(s: Schedule, phase: Phase) -> Schedule:
     """Where not even one row fits: folds become phases, elementwise values are computed again."""
     if not phase.tiles and not phase.outputs:
-        raise ScheduleError(
-            f"a tile of {phase.root} that fits in UB",
-            f"{s.chip.buffers['UB']} bytes on {s.chip.name}",
-            "reshape the tensor so that an axis can be split",
-        )
+        needed = f"a tile of {phase.root} that fits in UB"
+        got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
+        raise ScheduleError(needed, got, "reshape the tensor so that an axis can be split")
     again = [n for n in phase.tiles if not s.state.stage(n).fold]
     for name in again:
         s = inline(s, name)

@@ -110,11 +110,9 @@ def _fold_of(output: Tensor, chip: Chip) -> tuple[Schedule, str, Phase]:
     s, phases = fuse_stages(create_schedule(output, chip))
     folds = [x.name for x in s.state.stages if isinstance(x, Stage) and x.fold]
     if len(folds) != 1 or len(phases) != 1:
-        raise ScheduleError(
-            f"{output.label}: one fold and elementwise operations, in one phase",
-            f"{len(folds)} folds, {len(phases)} phases",
-            "schedule it by hand with rfactor",
-        )
+        needed = f"{output.label}: one fold and elementwise operations, in one phase"
+        got = f"{len(folds)} folds, {len(phases)} phases"
+        raise ScheduleError(needed, got, "schedule it by hand with rfactor")
     return s, folds[0], phases[0]
 
 
@@ -125,11 +123,9 @@ def _scheduled(s: Schedule, phase: Phase, cores: int) -> Schedule:
     rows = row_axes(trial.state, phase)
     best = largest(trial, phase, rows)
     if best is None:
-        raise ScheduleError(
-            f"{phase.root}: a tile that fits in UB",
-            f"{s.chip.buffers['UB']} bytes on {s.chip.name}",
-            "reshape the tensor so that an axis can be cut",
-        )
+        needed = f"{phase.root}: a tile that fits in UB"
+        got = f"{s.chip.buffers['UB']} bytes on {s.chip.name}"
+        raise ScheduleError(needed, got, "reshape the tensor so that an axis can be cut")
     return replace(arrange(trial, phase, rows, *best), chip=s.chip)
 
 
@@ -146,11 +142,8 @@ def _factored(s: Schedule, fold: str, parts: int) -> tuple[Schedule, str]:
     stage = s.state.stage(fold)
     axis = max(stage.reduce, key=lambda a: a.extent)
     if axis.extent % parts:
-        raise ScheduleError(
-            f"{fold}: a number of parts that divides {axis.extent}",
-            str(parts),
-            "use fewer cores, or pad the axis",
-        )
+        needed = f"{fold}: a number of parts that divides {axis.extent}"
+        raise ScheduleError(needed, str(parts), "use fewer cores, or pad the axis")
     before = {x.name for x in s.state.stages}
     s = split(s, fold, axis.name, axis.extent // parts)
     s = rfactor(s, fold, f"{axis.name}_o")
@@ -202,11 +195,8 @@ def _pieces(output: Tensor, chip: Chip, parts: int) -> tuple[Launch, Buffer, tup
     total = target if direct else replace(target, name=f"{target.name}_total")
     block = BLOCK_BYTES // target.itemsize
     if chip.combined and target.elements % block:
-        raise ScheduleError(
-            f"a result of whole 32-byte blocks ({block} elements) on {chip.name}",
-            f"{target.elements} elements",
-            "pad it, or use two_pass",
-        )
+        needed = f"a result of whole 32-byte blocks ({block} elements) on {chip.name}"
+        raise ScheduleError(needed, f"{target.elements} elements", "pad it, or use two_pass")
     rest = () if direct else tuple(renamed(x, {target.name: total.name}) for x in one.phases[1:])
     return first, total, rest
 

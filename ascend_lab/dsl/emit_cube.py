@@ -94,18 +94,14 @@ def _load_l0(tiles: Tiles, stage: Stage, ranges: Sequence[Range]) -> None:
 def _multiply(tiles: Tiles, stage: Stage, box: Box, folds: list[Affine]) -> None:
     """One mmad; it adds to C except in the first step of all loops over k."""
     if stage.scope != "L0C" or not stage.tensorized:
-        raise ScheduleError(
-            f"{stage.name}: a sum of products in L0C, tensorized",
-            f"one in {stage.scope}",
-            "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it",
-        )
+        got = f"one in {stage.scope}"
+        remedy = "cache_write it to L0C, cache_read its operands to L1, L0A and L0B, tensorize it"
+        raise ScheduleError(f"{stage.name}: a sum of products in L0C, tensorized", got, remedy)
     for read, scope in zip(stage.reads, ("L0A", "L0B"), strict=True):
         if tiles.state.find(read.source).scope != scope:
-            raise ScheduleError(
-                f"{stage.name}: operand {read.source} in {scope}",
-                tiles.state.find(read.source).scope,
-                f'cache_read it to "L1", then to "{scope}"',
-            )
+            needed = f"{stage.name}: operand {read.source} in {scope}"
+            got = tiles.state.find(read.source).scope
+            raise ScheduleError(needed, got, f'cache_read it to "L1", then to "{scope}"')
     c0 = c0_of(stage.reads[0].dtype)
     matrix, own = matrix_of(stage, "C"), tiles.held[stage.name]
     ranges = [box[a.name] for a in stage.axes]

@@ -123,11 +123,8 @@ def _fold_rows(
 ) -> None:
     """Combine the slices of src one after another into dst."""
     if folds and 1 not in src.strides[len(folds) :] and max(kept, default=1) > 1:
-        raise ScheduleError(
-            "a fold with contiguous elements along a kept axis, or along the folded one",
-            f"steps {src.strides}",
-            "transpose the tensor first",
-        )
+        needed = "a fold with contiguous elements along a kept axis, or along the folded one"
+        raise ScheduleError(needed, f"steps {src.strides}", "transpose the tensor first")
     op = Op(COMBINE[fold])
     if not folds and not add:
         apply(unit, Op("vcopy"), dst, (src,), kept)

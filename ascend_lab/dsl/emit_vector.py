@@ -217,11 +217,9 @@ def _expand(unit: Unit, view: View, dims: Dims) -> View:
     if step == 1 or size == 1:
         return view
     if step:
-        raise ScheduleError(
-            "vector operands of neighbouring elements",
-            f"elements {step} apart",
-            "transpose the tensor first, or vectorise another axis",
-        )
+        needed = "vector operands of neighbouring elements"
+        got = f"elements {step} apart"
+        raise ScheduleError(needed, got, "transpose the tensor first, or vectorise another axis")
     outer = [d for d in range(len(dims) - 1) if view.strides[d]]
     sizes = [dims[d][0] for d in outer]
     c0 = c0_of(view.dtype)
@@ -239,11 +237,8 @@ def _spread(unit: Unit, dst: View, src: View, sizes: Sequence[int]) -> None:
     c0 = c0_of(src.dtype)
     dims = coalesce(sizes, (dst, src)) or [(1, (c0, 1))]
     if dims[-1][1][1] != 1:
-        raise ScheduleError(
-            "neighbouring elements to repeat along the lanes",
-            f"steps {src.strides}",
-            "copy them to a tile of their own",
-        )
+        needed = "neighbouring elements to repeat along the lanes"
+        raise ScheduleError(needed, f"steps {src.strides}", "copy them to a tile of their own")
     *outer, count = (n for n, _ in dims)
     for to, what in unit.over(outer, with_dims((dst, src), dims)):
         for at, part in unit.parts(count, min(count, 8 * unit.builder.chip.max_repeat)):

@@ -56,11 +56,9 @@ class Fold:
 
     def _refuse(self, other: object) -> Fold:
         """Refuse arithmetic: a fold is the whole of a formula."""
-        raise ShapeError(
-            f"te.{self.kind}(...) as the whole formula",
-            "arithmetic around it",
-            "make the fold a tensor of its own and compute with that",
-        )
+        needed = f"te.{self.kind}(...) as the whole formula"
+        got = "arithmetic around it"
+        raise ShapeError(needed, got, "make the fold a tensor of its own and compute with that")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
@@ -72,11 +70,8 @@ def compute(
     sizes = check_shape(shape, name or hint)
     names = list(inspect.signature(formula).parameters)
     if len(names) != len(sizes):
-        raise ShapeError(
-            f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}",
-            str(len(names)),
-            "give one parameter per dimension",
-        )
+        needed = f"{name or hint}: a formula of {len(sizes)} indices for shape {sizes}"
+        raise ShapeError(needed, str(len(names)), "give one parameter per dimension")
     return computed(sizes, names, formula(*(var(n) for n in names)), name, hint)
 
 
@@ -106,18 +101,12 @@ def _check_bounds(body: Compute, what: str) -> None:
         for number, (index, size) in enumerate(zip(element.index, shape, strict=True)):
             for name, _ in index.terms:
                 if name not in ranges:
-                    raise ShapeError(
-                        f"{what}: indices of its own axes {', '.join(ranges)}",
-                        name,
-                        "fold over it with te.sum(..., axis=...)",
-                    )
+                    needed = f"{what}: indices of its own axes {', '.join(ranges)}"
+                    raise ShapeError(needed, name, "fold over it with te.sum(..., axis=...)")
             low, high = index.bounds(ranges)
             if low < 0 or high >= size:
-                raise ShapeError(
-                    f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}",
-                    f"{low}..{high}",
-                    "shrink the axis or pad the tensor",
-                )
+                needed = f"{what}: index {number} of {element.tensor.label} within 0..{size - 1}"
+                raise ShapeError(needed, f"{low}..{high}", "shrink the axis or pad the tensor")
 
 
 def _fold(kind: str) -> Callable[[Expr, Axis | Sequence[Axis]], Fold]:

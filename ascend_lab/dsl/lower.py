@@ -69,11 +69,8 @@ def _phase(state: State, root: str, chip: Chip, tensors: dict[str, int]) -> Laun
     cube = any(s.is_cube for s in map(state.stage, members(state, root)))
     there = chip.core_count * (1 if cube else chip.vector_cores_per_core)
     if used > there:
-        raise ScheduleError(
-            f"{root}: bound loops of at most {there} steps, one per core of {chip.name}",
-            str(used),
-            "split with a larger factor before bind",
-        )
+        needed = f"{root}: bound loops of at most {there} steps, one per core of {chip.name}"
+        raise ScheduleError(needed, str(used), "split with a larger factor before bind")
     parts = []
     for chosen in product(*shares):
         nest, box = Nest(state, root, chip, tensors), whole(stage)
@@ -92,11 +89,8 @@ def _shares(stage: Stage, leaf: Leaf) -> list[tuple[int, int, int]]:
     extent = next(a.extent for a in stage.axes if a.name == leaf.root)
     for coarser in stage.loops:
         if coarser.root == leaf.root and coarser.width > leaf.width:
-            raise ScheduleError(
-                f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}",
-                f"{coarser.name} is outside",
-                "bind that one",
-            )
+            needed = f"bind {stage.name}.{leaf.name}: the outermost part of {leaf.root}"
+            raise ScheduleError(needed, f"{coarser.name} is outside", "bind that one")
     full, rest = divmod(extent, leaf.width)
     return [(0, full, leaf.width)] * bool(full) + [(full, 1, rest)] * bool(rest)
 

@@ -45,11 +45,9 @@ def reshape(a: Tensor, shape: Sequence[int]) -> Tensor:
         wanted = tuple(a.elements // max(rest, 1) if n == -1 else n for n in wanted)
     target = check_shape(wanted, "reshape")
     if math.prod(target) != a.elements:
-        raise ShapeError(
-            f"reshape: {a.elements} elements for {a.label} {a.shape}",
-            f"{math.prod(target)} for {target}",
-            "keep the number of elements",
-        )
+        needed = f"reshape: {a.elements} elements for {a.label} {a.shape}"
+        got = f"{math.prod(target)} for {target}"
+        raise ShapeError(needed, got, "keep the number of elements")
     if target == a.shape:
         return a
     names = axis_names(len(target))
@@ -91,11 +89,9 @@ def slice(  # noqa: A001 - the published name
     rank = len(a.shape)
     steps = (1,) * rank if step is None else tuple(step)
     if not len(begin) == len(end) == len(steps) == rank or min(steps) < 1:
-        raise ShapeError(
-            f"slice: begin, end and step >= 1 for each of {rank} axes",
-            f"{tuple(begin)}, {tuple(end)}, {steps}",
-            "give one number per axis",
-        )
+        needed = f"slice: begin, end and step >= 1 for each of {rank} axes"
+        got = f"{tuple(begin)}, {tuple(end)}, {steps}"
+        raise ShapeError(needed, got, "give one number per axis")
     starts, sizes = [], []
     for b, e, s, n in zip(begin, end, steps, a.shape, strict=True):
         low, high = (b + n if b < 0 else b), (e + n if e < 0 else min(e, n))
@@ -171,11 +167,9 @@ def scatter(a: Tensor, indices: Tensor, updates: Tensor, mode: str = "update") -
     if mode not in ("update", "add"):
         raise TypeMismatchError("scatter: mode update or add", repr(mode), "choose one")
     if len(indices.shape) != 1 or updates.shape != (indices.shape[0], *a.shape[1:]):
-        raise ShapeError(
-            f"scatter: indices (count,) and updates (count, *{a.shape[1:]})",
-            f"{indices.shape} and {updates.shape}",
-            "one row of updates per index",
-        )
+        needed = f"scatter: indices (count,) and updates (count, *{a.shape[1:]})"
+        got = f"{indices.shape} and {updates.shape}"
+        raise ShapeError(needed, got, "one row of updates per index")
     if updates.dtype != a.dtype:
         raise TypeMismatchError(
             "scatter: one number format", f"{a.dtype} and {updates.dtype}", "cast one"

@@ -36,11 +36,9 @@ def _map(hint: str, tensors: Sequence[Tensor], formula: Callable[..., Expr]) -> 
                 f"{hint}: tensors", repr(tensor), "use vadds, vmuls for numbers"
             )
         if tensor.shape != first.shape:
-            raise ShapeError(
-                f"{hint}: operands of one shape",
-                f"{first.label} {first.shape} and {tensor.label} {tensor.shape}",
-                "broadcast them to one shape first",
-            )
+            needed = f"{hint}: operands of one shape"
+            got = f"{first.label} {first.shape} and {tensor.label} {tensor.shape}"
+            raise ShapeError(needed, got, "broadcast them to one shape first")
     names = axis_names(len(first.shape))
     index = tuple(map(var, names))
     return computed(first.shape, names, formula(*(t[index] for t in tensors)), "", hint)
@@ -146,11 +144,9 @@ def broadcast_shapes(a: Sequence[int], b: Sequence[int]) -> Shape:
     right = (1,) * (rank - len(b)) + tuple(b)
     for x, y in zip(left, right, strict=True):
         if x != y and 1 not in (x, y):
-            raise ShapeError(
-                "shapes that broadcast: equal sizes, or 1, from the right",
-                f"{tuple(a)} and {tuple(b)}",
-                f"{x} and {y} do not go together",
-            )
+            needed = "shapes that broadcast: equal sizes, or 1, from the right"
+            got = f"{tuple(a)} and {tuple(b)}"
+            raise ShapeError(needed, got, f"{x} and {y} do not go together")
     return tuple(max(x, y) if 0 not in (x, y) else 0 for x, y in zip(left, right, strict=True))
 
 
@@ -229,11 +225,8 @@ SUMS = {"fp16": "fp32", "bf16": "fp32", "int8": "int32"}
 
 def _out_dtype(operation: str, a: Tensor, b: Tensor, out_dtype: str | None) -> str:
     if a.dtype != b.dtype or a.dtype not in SUMS:
-        raise TypeMismatchError(
-            f"{operation}: operands of one cube format ({', '.join(SUMS)})",
-            f"{a.dtype} and {b.dtype}",
-            "cast them",
-        )
+        needed = f"{operation}: operands of one cube format ({', '.join(SUMS)})"
+        raise TypeMismatchError(needed, f"{a.dtype} and {b.dtype}", "cast them")
     out = out_dtype or (a.dtype if a.dtype != "int8" else "int32")
     if out not in (SUMS[a.dtype], a.dtype if a.dtype != "int8" else "fp16"):
         raise TypeMismatchError(
@@ -311,18 +304,12 @@ def conv2d(
 ) -> Tensor:
     """Return the convolution of x (n, c, h, w) with weights (k, c / groups, r, s)."""
     if len(x.shape) != 4 or len(weight.shape) != 4:
-        raise ShapeError(
-            "conv2d: x (n, c, h, w), weight (k, c/groups, r, s)",
-            f"{x.shape} and {weight.shape}",
-            "reshape them",
-        )
+        got = f"{x.shape} and {weight.shape}"
+        raise ShapeError("conv2d: x (n, c, h, w), weight (k, c/groups, r, s)", got, "reshape them")
     (n, c, h, w), (k, cg, r, s) = x.shape, weight.shape
     if groups < 1 or c % groups or k % groups or cg * groups != c:
-        raise ShapeError(
-            f"conv2d: {groups} groups that divide {c} and {k} channels, weights over c/groups",
-            f"weights over {cg}",
-            "check groups",
-        )
+        needed = f"conv2d: {groups} groups that divide {c} and {k} channels, weights over c/groups"
+        raise ShapeError(needed, f"weights over {cg}", "check groups")
     (sh, sw), (dh, dw) = _pair(stride, "stride"), _pair(dilation, "dilation")
     top, bottom, left, right = pads = pads_of(pad)
     oh, ow = window_out(h, top, bottom, r, sh, dh), window_out(w, left, right, s, sw, dw)

@@ -33,11 +33,8 @@ def split(state: State, stage: str, axis: str, factor: int, *, tail: str = "cut"
             f"split: a factor from 1 to {leaf.extent} for {stage}.{axis}", str(factor), "shrink it"
         )
     if tail == "guard" and leaf.reduce:
-        raise ScheduleError(
-            f'split: tail "cut" for the fold axis {axis}',
-            "guard would fold some elements twice",
-            'use tail="cut"',
-        )
+        got = "guard would fold some elements twice"
+        raise ScheduleError(f'split: tail "cut" for the fold axis {axis}', got, 'use tail="cut"')
     count, width = -(-leaf.extent // factor), leaf.width * factor
     outer = Leaf(f"{axis}_o", leaf.root, count, width, leaf.reduce, tail)
     inner = replace(leaf, name=f"{axis}_i", extent=factor)
@@ -62,11 +59,9 @@ def reorder(state: State, stage: str, *axes: str) -> State:
     for place, leaf in enumerate(loops):
         finer = (x for x in loops[:place] if x.root == leaf.root and x.width < leaf.width)
         for wrong in finer:
-            raise ScheduleError(
-                f"reorder {stage}: {leaf.name} outside {wrong.name}",
-                "the parts of one axis the other way round",
-                "keep outer parts outside",
-            )
+            needed = f"reorder {stage}: {leaf.name} outside {wrong.name}"
+            got = "the parts of one axis the other way round"
+            raise ScheduleError(needed, got, "keep outer parts outside")
     new = replace(s, loops=loops)
     check_nest(state, new)
     return state.put(new)
@@ -91,11 +86,8 @@ def fuse(state: State, stage: str, first: str, second: str) -> State:
     a, b = s.loop(first), s.loop(second)
     at = s.position(first)
     if s.position(second) != at + 1 or a.reduce != b.reduce:
-        raise ScheduleError(
-            f"fuse: {second} right inside {first}, both data or both fold loops",
-            ", ".join(x.name for x in s.loops),
-            "reorder first",
-        )
+        needed = f"fuse: {second} right inside {first}, both data or both fold loops"
+        raise ScheduleError(needed, ", ".join(x.name for x in s.loops), "reorder first")
     if a.root != first or b.root != second or a.width != 1 or b.width != 1:
         raise ScheduleError("fuse: two whole axes", f"{first}, {second}", "fuse before you split")
     _check_free(state, s, a)
@@ -170,25 +162,18 @@ def bind(state: State, stage: str, axis: str) -> State:
     s = state.stage(stage)
     leaf = s.loop(axis)
     if leaf.reduce:
-        raise ScheduleError(
-            f"bind {stage}: a data loop",
-            f"{axis}, which is folded: every core would hold a part of the sum",
-            "make the parts a tensor with rfactor, and fold it in a second step",
-        )
+        got = f"{axis}, which is folded: every core would hold a part of the sum"
+        remedy = "make the parts a tensor with rfactor, and fold it in a second step"
+        raise ScheduleError(f"bind {stage}: a data loop", got, remedy)
     if axis in s.bound:
         raise ScheduleError(f"bind {stage}: a loop not bound yet", axis, "bind each loop once")
     if s.attach is not None:
-        raise ScheduleError(
-            "bind: a stage with a nest of its own",
-            f"{stage} is attached",
-            "bind the stage it is attached to",
-        )
+        needed = "bind: a stage with a nest of its own"
+        raise ScheduleError(needed, f"{stage} is attached", "bind the stage it is attached to")
     if leaf.tail == "guard" and leaf.width > 1:
-        raise ScheduleError(
-            f'bind {stage}.{axis}: a loop split with tail="cut"',
-            "guard: two cores would write the elements they share",
-            'use tail="cut"',
-        )
+        needed = f'bind {stage}.{axis}: a loop split with tail="cut"'
+        got = "guard: two cores would write the elements they share"
+        raise ScheduleError(needed, got, 'use tail="cut"')
     new = replace(s, bound=(*s.bound, axis))
     check_nest(state, new)
     return state.put(new)
@@ -227,11 +212,8 @@ def tensorize(state: State, stage: str, axis: str) -> State:
     for name, unit in units.items():
         size = max((x.extent * x.width for x in inner if x.root == name), default=1)
         if size % unit:
-            raise ScheduleError(
-                f"tensorize {stage}: {name} in multiples of {unit} inside {axis}",
-                str(size),
-                f"split {name} by a multiple of {unit}",
-            )
+            needed = f"tensorize {stage}: {name} in multiples of {unit} inside {axis}"
+            raise ScheduleError(needed, str(size), f"split {name} by a multiple of {unit}")
     if any(x.root not in units for x in inner):
         raise ScheduleError(
             f"tensorize {stage}: only m, n and k inside {axis}", "a batch", "reorder"
@@ -255,11 +237,8 @@ def rfactor(state: State, stage: str, axis: str) -> State:
         raise ScheduleError(f"rfactor {stage}: a loop of a fold", axis, "split a fold axis first")
     parts = [x for x in s.loops if x.root == leaf.root]
     if leaf.width == 1 or whole.extent % leaf.width or len(parts) != 2:
-        raise ScheduleError(
-            f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}",
-            f"parts of {leaf.width}",
-            "choose a factor that divides it",
-        )
+        needed = f"rfactor {stage}: {leaf.root} split once, by a divisor of {whole.extent}"
+        raise ScheduleError(needed, f"parts of {leaf.width}", "choose a factor that divides it")
     taken = {a.name for a in (*s.axes, *s.reduce)}
     label = next(n for n in ("p", *(f"p{d}" for d in range(2, 99))) if n not in taken)
     part, rest = Axis(label, whole.extent // leaf.width), Axis(whole.name, leaf.width, True)
@@ -299,19 +278,14 @@ def check_nest(state: State, s: Stage) -> None:
     for place, leaf in enumerate(s.loops):
         outside = s.loops[:place]
         if leaf.name in s.bound and any(x.name not in s.bound for x in outside):
-            raise ScheduleError(
-                f"{s.name}: loops bound to cores outermost",
-                f"{leaf.name} inside",
-                "reorder it first",
-            )
+            needed = f"{s.name}: loops bound to cores outermost"
+            raise ScheduleError(needed, f"{leaf.name} inside", "reorder it first")
     for place, leaf in enumerate(s.loops):
         folds = [x for x in s.loops[:place] if x.reduce]
         if s.fold and leaf.tail == "guard" and leaf.width > 1 and folds:
-            raise ScheduleError(
-                f"{s.name}: guarded loop {leaf.name} outside the fold loops",
-                f"{folds[0].name} outside it: shared elements would be folded twice",
-                'use tail="cut", or reorder',
-            )
+            needed = f"{s.name}: guarded loop {leaf.name} outside the fold loops"
+            got = f"{folds[0].name} outside it: shared elements would be folded twice"
+            raise ScheduleError(needed, got, 'use tail="cut", or reorder')
     if s.vector_at:
         used = {guest.attach[1] for guest in state.guests(s.name) if guest.attach}
         for leaf in s.loops[s.position(s.vector_at) :]:

@@ -25,19 +25,14 @@ def cache_read(state: State, tensor: str, scope: str, *readers: str) -> State:
     origins = {"L0A": ("L1",), "L0B": ("L1",), "UB": ("GM", "L0C")}.get(scope, ("GM",))
     there = entry.scope
     if there not in origins or (there == "GM" and entry.attach):
-        raise ScheduleError(
-            f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}",
-            f"one in {there}" if there != "GM" else "one computed inside another nest",
-            "cache what it is made from",
-        )
+        needed = f"cache_read {tensor} into {scope}: a tensor in {' or '.join(origins)}"
+        got = f"one in {there}" if there != "GM" else "one computed inside another nest"
+        raise ScheduleError(needed, got, "cache what it is made from")
     found = [r for r in state.readers(tensor) if not readers or r.name in readers]
     loops = [r for r in found if isinstance(r, Stage)]
     if not found or len(loops) < len(found):
-        raise ScheduleError(
-            f"cache_read {tensor}: stages with loops that read it",
-            ", ".join(r.name for r in found) or "none",
-            "name its readers",
-        )
+        needed = f"cache_read {tensor}: stages with loops that read it"
+        raise ScheduleError(needed, ", ".join(r.name for r in found) or "none", "name its readers")
     name = state.new_name(f"{tensor}_{scope.lower()}")
     for reader in loops:
         state = state.put(redirect(reader, tensor, name))
@@ -119,17 +114,12 @@ def compute_at(state: State, stage: str, consumer: str, axis: str) -> State:
             f"compute_at: a consumer of {stage}", f"{consumer}, which {stage} needs", "swap them"
         )
     if outside and not s.output:
-        raise ScheduleError(
-            f"compute_at: all readers of {stage} inside {consumer}",
-            f"{', '.join(outside)} outside",
-            "attach or inline them first",
-        )
+        needed = f"compute_at: all readers of {stage} inside {consumer}"
+        raise ScheduleError(needed, f"{', '.join(outside)} outside", "attach or inline them first")
     if s.output and (s.shape != c.shape or c.scope != "GM"):
-        raise ScheduleError(
-            f"compute_at: an output in the nest of another one of shape {s.shape}",
-            f"{consumer} of shape {c.shape} in {c.scope}",
-            "keep them apart",
-        )
+        needed = f"compute_at: an output in the nest of another one of shape {s.shape}"
+        got = f"{consumer} of shape {c.shape} in {c.scope}"
+        raise ScheduleError(needed, got, "keep them apart")
     if s.bound:
         raise ScheduleError(f"compute_at: {stage} not bound to cores", str(s.bound), "bind later")
     scope = "UB" if s.scope == "GM" and not s.output else s.scope
@@ -174,11 +164,9 @@ def inline(state: State, stage: str) -> State:
         if read.source != stage:
             return read
         if read.view and not len(read.index) == len(s.axes) == 1:
-            raise ScheduleError(
-                f"inline {stage}: an index per axis of {s.shape}",
-                f"{read} under shape {read.view}",
-                "keep it in GM, or fuse its axes first",
-            )
+            needed = f"inline {stage}: an index per axis of {s.shape}"
+            got = f"{read} under shape {read.view}"
+            raise ScheduleError(needed, got, "keep it in GM, or fuse its axes first")
         names = [a.name for a in s.axes]
         return apply_index(body, dict(zip(names, read.index, strict=True)))
 
@@ -225,9 +213,6 @@ def storage_align(state: State, stage: str, factor: int) -> State:
     if s.scope != "UB":
         raise ScheduleError(f"storage_align {stage}: a tile in UB", s.scope, "cache it first")
     if not isinstance(factor, int) or factor < 1 or factor % c0_of(s.dtype):
-        raise ScheduleError(
-            f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}",
-            str(factor),
-            "rows begin at 32-byte blocks",
-        )
+        needed = f"storage_align {stage}: a multiple of {c0_of(s.dtype)} elements of {s.dtype}"
+        raise ScheduleError(needed, str(factor), "rows begin at 32-byte blocks")
     return state.put(replace(s, align=factor))

@@ -113,11 +113,9 @@ def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Held]
     for entry in schedule.state.inputs:
         given = np.asarray(arrays.get(entry.name, ()))
         if given.size != np.prod(entry.shape):
-            raise InputError(
-                f"an array {entry.name} of shape {entry.shape}",
-                f"shape {given.shape}" if entry.name in arrays else "none",
-                "pass one array per input",
-            )
+            needed = f"an array {entry.name} of shape {entry.shape}"
+            got = f"shape {given.shape}" if entry.name in arrays else "none"
+            raise InputError(needed, got, "pass one array per input")
         values = given.astype(numpy_type(entry.dtype)).reshape(entry.shape)
         if entry.name in fractal:
             edge = [(0, -n % FRACTAL_STEP) for n in values.shape[-2:]]

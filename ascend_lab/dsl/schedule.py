@@ -57,11 +57,9 @@ class Step:
             call = BoundArguments(own, flat.bind(*self.arguments).arguments)
             return change(state, *call.args, **call.kwargs)
         except (TypeError, ValueError, AttributeError) as error:
-            raise ScheduleError(
-                f"{self.primitive}({', '.join(own.parameters)})",
-                f"{self} ({error})",
-                "give each argument its kind",
-            ) from error
+            needed = f"{self.primitive}({', '.join(own.parameters)})"
+            got = f"{self} ({error})"
+            raise ScheduleError(needed, got, "give each argument its kind") from error
 
     def __str__(self) -> str:
         """Print as the call that made it."""

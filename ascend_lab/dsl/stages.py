@@ -151,11 +151,9 @@ class State:
         for stage in self.stages:
             if stage.name == name:
                 if isinstance(stage, Fixed):
-                    raise ScheduleError(
-                        f"{name}: a stage with loops",
-                        f"the hand-written kernel {stage.kind}",
-                        "schedule the stages around it",
-                    )
+                    needed = f"{name}: a stage with loops"
+                    got = f"the hand-written kernel {stage.kind}"
+                    raise ScheduleError(needed, got, "schedule the stages around it")
                 return stage
         known = ", ".join(s.name for s in self.stages)
         hint = "use cache_read to move it" if any(i.name == name for i in self.inputs) else "check"

@@ -72,11 +72,8 @@ class Expr:
 
     def __lt__(self, other: object) -> bool:
         """Refuse: elements have no values while a formula is written."""
-        raise TypeMismatchError(
-            "a formula without comparisons by < and >",
-            str(self),
-            "use te.maximum, te.minimum, or te.vcmp and te.select on whole tensors",
-        )
+        remedy = "use te.maximum, te.minimum, or te.vcmp and te.select on whole tensors"
+        raise TypeMismatchError("a formula without comparisons by < and >", str(self), remedy)
 
     __gt__ = __le__ = __ge__ = __lt__
 
@@ -144,11 +141,9 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
     """Return left op right; a number on the right becomes the scalar form of the operation."""
     if isinstance(right, Expr):
         if left.dtype != right.dtype:
-            raise TypeMismatchError(
-                f"{op}: operands of one number format",
-                f"{left.dtype} and {right.dtype}",
-                "cast one with cast_to",
-            )
+            needed = f"{op}: operands of one number format"
+            got = f"{left.dtype} and {right.dtype}"
+            raise TypeMismatchError(needed, got, "cast one with cast_to")
         _check_float(op, left)
         return Call(op, (left, right), left.dtype)
     number = float(right)
@@ -160,11 +155,8 @@ def binary(op: str, left: Expr, right: Expr | float) -> Call:
         op, number = "vmul", 1.0 / number
     low, high = WHOLE.get(left.dtype, (-math.inf, math.inf))
     if left.dtype in WHOLE and not (low <= number <= high and number == int(number)):
-        raise TypeMismatchError(
-            f"{op}: a whole number from {low} to {high} for {left.dtype}",
-            f"{number:g}",
-            "cast to a float format first",
-        )
+        needed = f"{op}: a whole number from {low} to {high} for {left.dtype}"
+        raise TypeMismatchError(needed, f"{number:g}", "cast to a float format first")
     return Call(scalar[op], (left,), left.dtype, number)
 
 
@@ -278,11 +270,8 @@ class Tensor:
         """Return the element at an index of axes, affine expressions and numbers."""
         given = index if isinstance(index, tuple) else (index,)
         if len(given) != len(self.shape):
-            raise ShapeError(
-                f"{self.label}: {len(self.shape)} indices for shape {self.shape}",
-                str(len(given)),
-                "give one index per dimension",
-            )
+            needed = f"{self.label}: {len(self.shape)} indices for shape {self.shape}"
+            raise ShapeError(needed, str(len(given)), "give one index per dimension")
         index = (getattr(i, "affine", i) for i in given)
         return Load(self, tuple(i if isinstance(i, Affine) else Affine(int(i)) for i in index))
 

@@ -74,11 +74,9 @@ def checked_inputs(graph: Graph, inputs: Mapping[str, Any]) -> dict[str, Values]
     missing = [name for name in graph.inputs if name not in inputs]
     extra = [name for name in inputs if name not in graph.inputs]
     if missing or extra:
-        raise InputError(
-            f"{graph.name}: inputs {', '.join(graph.inputs)}",
-            f"missing {missing}" if missing else f"unknown {extra}",
-            "pass every input by name",
-        )
+        needed = f"{graph.name}: inputs {', '.join(graph.inputs)}"
+        got = f"missing {missing}" if missing else f"unknown {extra}"
+        raise InputError(needed, got, "pass every input by name")
     return {name: as_type(name, inputs[name], graph.types[name]) for name in graph.inputs}
 
 

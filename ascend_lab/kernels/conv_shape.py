@@ -71,11 +71,9 @@ class ConvShape:
         steps = (*self.strides, *self.dilations)
         short = min(self.pads) < 0 and not self.crop
         if min(*sizes, *steps) < 1 or short or max(*sizes, *steps, *self.pads) > 1 << 20:
-            raise InputError(
-                "sizes, stride and dilation from 1 to 1048576, padding of at least 0",
-                f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}",
-                "check the order N C H W K R S",
-            )
+            needed = "sizes, stride and dilation from 1 to 1048576, padding of at least 0"
+            got = f"{sizes}, stride {self.stride}, dilation {self.dilation}, padding {self.pad}"
+            raise InputError(needed, got, "check the order N C H W K R S")
 
     @property
     def strides(self) -> Pair:

@@ -92,11 +92,9 @@ def depthwise_launch(
     `PathError` for an epilogue that `supported_after` refuses.
     """
     if not shape.groups == shape.c == shape.k or (shape.dtype, shape.out_dtype) != ("fp16",) * 2:
-        raise InputError(
-            "fp16 and as many groups as input and output channels",
-            f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels",
-            "use conv_launch",
-        )
+        needed = "fp16 and as many groups as input and output channels"
+        got = f"{shape.dtype}, {shape.groups} groups, {shape.c} and {shape.k} channels"
+        raise InputError(needed, got, "use conv_launch")
     if reason := supported_after(epilogue) if epilogue else "":
         wanted = f"an epilogue of a depthwise kernel on {chip.name}"
         raise PathError(wanted, reason, "run the steps as a kernel of their own")

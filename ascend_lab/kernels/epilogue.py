@@ -75,11 +75,9 @@ class Epilogue:
             wanted = "operands of kind channel or tile, each with a name of its own"
             raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
         if not self.steps or formats:
-            raise InputError(
-                f"a step at least, and numbers in {', '.join(FORMATS)}",
-                f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}",
-                "convert with vconv",
-            )
+            needed = f"a step at least, and numbers in {', '.join(FORMATS)}"
+            got = f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}"
+            raise InputError(needed, got, "convert with vconv")
         for index, step in enumerate(self.steps):
             self._check_step(index, step, names)
 

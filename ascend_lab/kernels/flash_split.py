@@ -115,11 +115,9 @@ def cube_block(shape: FlashShape, chip: Chip) -> int:
     for side in (8, 4, 2, 1):
         if side * max(wide, side) <= room:
             return side
-    raise CapacityError(
-        f"blocks of 16 rows and width {wide * FRACTAL} twice in L0",
-        f"room for width {room * FRACTAL} on {chip.name}",
-        "use the operator attention",
-    )
+    needed = f"blocks of 16 rows and width {wide * FRACTAL} twice in L0"
+    got = f"room for width {room * FRACTAL} on {chip.name}"
+    raise CapacityError(needed, got, "use the operator attention")
 
 
 # -- phases ---------------------------------------------------------------------------------------

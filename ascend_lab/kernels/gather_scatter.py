@@ -41,11 +41,9 @@ def check_indices(indices: NDArray[Any], bound: int, name: str = "index") -> NDA
     bad = np.flatnonzero((flat < 0) | (flat >= bound))
     if bad.size:
         place = int(bad[0])
-        raise InputError(
-            f"{name}: every index in 0..{bound - 1}",
-            f"{int(flat[place])} at position {place}",
-            "indices are not counted from the end",
-        )
+        needed = f"{name}: every index in 0..{bound - 1}"
+        got = f"{int(flat[place])} at position {place}"
+        raise InputError(needed, got, "indices are not counted from the end")
     return flat.astype(np.int32)
 
 

@@ -87,11 +87,8 @@ def _pieces(
     axis = axis_of(shapes[0], axis)
     others = [(*s[:axis], *s[axis + 1 :]) for s in shapes]
     if len({len(s) for s in shapes}) > 1 or len(set(others)) > 1:
-        raise ShapeError(
-            f"shapes equal on all axes but {axis}",
-            ", ".join(str(tuple(s)) for s in shapes),
-            "reshape or pad them first",
-        )
+        got = ", ".join(str(tuple(s)) for s in shapes)
+        raise ShapeError(f"shapes equal on all axes but {axis}", got, "reshape or pad them first")
     total = (*shapes[0][:axis], sum(s[axis] for s in shapes), *shapes[0][axis + 1 :])
     strides, start, moves = row_major(total), 0, []
     for i, shape in enumerate(shapes):

@@ -67,11 +67,9 @@ def check_pair(source: AddressMap, target: AddressMap) -> None:
             "name the axes of the array: NCHW for images, ND for matrices",
         )
     if (source.shape, source.dtype) != (target.shape, target.dtype):
-        raise LayoutError(
-            f"a target of shape {source.shape} in {source.dtype}",
-            f"{target.shape} in {target.dtype}",
-            "both maps describe one array; cast before or after",
-        )
+        needed = f"a target of shape {source.shape} in {source.dtype}"
+        got = f"{target.shape} in {target.dtype}"
+        raise LayoutError(needed, got, "both maps describe one array; cast before or after")
 
 
 def copy_boxes(source: AddressMap, target: AddressMap) -> tuple[Box, ...]:
@@ -201,11 +199,9 @@ def pack(layout: AddressMap, array: Values) -> Values:
     """
     _check_item(layout, array)
     if array.shape != layout.shape:
-        raise LayoutError(
-            f"{layout.format}: an array of the logical shape {layout.shape}",
-            str(array.shape),
-            f"bring its axes into the order {' '.join(layout.axes)}",
-        )
+        needed = f"{layout.format}: an array of the logical shape {layout.shape}"
+        got = str(array.shape)
+        raise LayoutError(needed, got, f"bring its axes into the order {' '.join(layout.axes)}")
     if layout.padded_shape != layout.shape:
         wide = np.zeros(layout.padded_shape, array.dtype)
         wide[tuple(slice(n) for n in layout.shape)] = array

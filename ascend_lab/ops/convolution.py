@@ -77,11 +77,8 @@ def _shape(x: Shape, weight: Shape, *bias: Shape, **attrs: Any) -> Shape:
     groups = attrs["groups"]
     check_groups(x[1], weight[0], groups)
     if weight[1] * groups != x[1]:
-        raise ShapeError(
-            f"weights over {x[1] // groups} channels: {x[1]} of x {x} in {groups} groups",
-            f"{weight[1]} in weight {weight}",
-            "change groups or the weights",
-        )
+        needed = f"weights over {x[1] // groups} channels: {x[1]} of x {x} in {groups} groups"
+        raise ShapeError(needed, f"{weight[1]} in weight {weight}", "change groups or the weights")
     check_bias(bias, weight[0])
     size, kernel = (x[2], x[3]), (weight[2], weight[3])
     return (x[0], weight[0], *out_size("conv2d", size, kernel, *geometry(**attrs)))

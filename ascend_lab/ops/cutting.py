@@ -37,11 +37,9 @@ def _steps(x: Shape, begin: Any, end: Any, step: Any) -> list[tuple[int, int, in
     """Return (first, size, step) per axis; negative bounds count back, bounds beyond are cut."""
     steps = (1,) * len(x) if step is None else tuple(step)
     if not len(begin) == len(end) == len(steps) == len(x):
-        raise ShapeError(
-            f"begin, end and step for each of the {len(x)} axes of {x}",
-            f"{tuple(begin)}, {tuple(end)}, {steps}",
-            "give one number per axis",
-        )
+        needed = f"begin, end and step for each of the {len(x)} axes of {x}"
+        got = f"{tuple(begin)}, {tuple(end)}, {steps}"
+        raise ShapeError(needed, got, "give one number per axis")
     if not all(map(is_whole, steps)) or min(steps, default=1) < 1:
         raise ShapeError("whole steps of at least 1", shown(steps), "gather reverses an axis")
     out = []
@@ -124,11 +122,8 @@ define(
 # -- pad ------------------------------------------------------------------------------------------
 def _padded(x: Shape, *, pads: Any, value: float) -> Shape:
     if len(pads) != len(x) or any(len(p) != 2 or min(p) < 0 for p in pads):
-        raise ShapeError(
-            f"pads: (before, after) >= 0 for each of the {len(x)} axes of {x}",
-            str(tuple(pads)),
-            "use slice to cut",
-        )
+        needed = f"pads: (before, after) >= 0 for each of the {len(x)} axes of {x}"
+        raise ShapeError(needed, str(tuple(pads)), "use slice to cut")
     return tuple(n + sum(p) for n, p in zip(x, pads, strict=True))
 
 
@@ -234,11 +229,8 @@ def _split_sizes(x: Shape, sizes: Any, axis: int) -> tuple[int, ...]:
     if is_whole(sizes):
         sizes = (x[at] // sizes,) * sizes if 0 < sizes <= x[at] else ()
     if min(sizes, default=0) < 1 or sum(sizes) != x[at]:
-        raise ShapeError(
-            f"sizes >= 1 that add up to {x[at]}, axis {at} of {x}",
-            str(sizes),
-            "give the sizes, or a number that divides the axis",
-        )
+        needed = f"sizes >= 1 that add up to {x[at]}, axis {at} of {x}"
+        raise ShapeError(needed, str(sizes), "give the sizes, or a number that divides the axis")
     return tuple(sizes)
 
 

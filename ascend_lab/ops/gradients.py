@@ -130,11 +130,8 @@ class Site:
     def g(self) -> Any:
         """The gradient of the first output."""
         if self.grads[0] is None:
-            raise UnsupportedError(
-                f"a gradient of the first output of {self.name}",
-                "of others only",
-                "use the first output in the loss",
-            )
+            needed = f"a gradient of the first output of {self.name}"
+            raise UnsupportedError(needed, "of others only", "use the first output in the loss")
         return self._seen(self.grads[0])
 
     def kind(self, place: int = 0) -> Any:

@@ -168,11 +168,8 @@ define(
 # -- scatter: of equal indices the last update wins, or all are added ------------------------------
 def _scatter_shape(x: Shape, indices: Shape, updates: Shape) -> Shape:
     if not x or updates != (*indices, *x[1:]):
-        raise ShapeError(
-            f"updates of shape {(*indices, *x[1:])}: one row of x {x} per index",
-            str(updates),
-            "reshape the updates",
-        )
+        needed = f"updates of shape {(*indices, *x[1:])}: one row of x {x} per index"
+        raise ShapeError(needed, str(updates), "reshape the updates")
     return x
 
 

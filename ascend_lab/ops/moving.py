@@ -87,18 +87,13 @@ def _target(x: Shape, *, shape: Any) -> Shape:
     if -1 in sizes:
         rest = -elements(tuple(sizes))
         if rest == 0 or elements(x) % rest:
-            raise ShapeError(
-                f"shape: sizes that divide the {elements(x)} elements of {x}",
-                str(tuple(shape)),
-                "choose others",
-            )
+            needed = f"shape: sizes that divide the {elements(x)} elements of {x}"
+            raise ShapeError(needed, str(tuple(shape)), "choose others")
         sizes[sizes.index(-1)] = elements(x) // rest
     if elements(tuple(sizes)) != elements(x):
-        raise ShapeError(
-            f"shape: {elements(x)} elements, as in {x}",
-            f"{elements(tuple(sizes))} in {tuple(sizes)}",
-            "keep the number of elements",
-        )
+        needed = f"shape: {elements(x)} elements, as in {x}"
+        got = f"{elements(tuple(sizes))} in {tuple(sizes)}"
+        raise ShapeError(needed, got, "keep the number of elements")
     return tuple(sizes)
 
 

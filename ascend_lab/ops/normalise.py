@@ -117,11 +117,8 @@ def _norm_shape(x: Shape, *scales: Shape, axis: int, epsilon: float) -> Shape:
     wanted = tuple(x[a] for a in _tail_axes(x, axis))
     for scale in scales:
         if scale != wanted:
-            raise ShapeError(
-                f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on",
-                str(scale),
-                "reshape them or change axis",
-            )
+            needed = f"scale and bias of shape {wanted}, the axes of x {x} from {axis} on"
+            raise ShapeError(needed, str(scale), "reshape them or change axis")
     return x
 
 

@@ -203,11 +203,8 @@ class Operator:
         if not most - self.optional <= count <= most:
             few = f"{most - self.optional} to " if self.optional else ""
             more = " or more" if self.variadic else ""
-            raise InputError(
-                f"{self.name}: {few}{most}{more} inputs ({', '.join(self.inputs)})",
-                str(count),
-                "pass every tensor, attributes by name",
-            )
+            needed = f"{self.name}: {few}{most}{more} inputs ({', '.join(self.inputs)})"
+            raise InputError(needed, str(count), "pass every tensor, attributes by name")
         return self.inputs[:count]
 
     def settings(self, attrs: Attrs) -> dict[str, Any]:
@@ -215,11 +212,8 @@ class Operator:
         for key, value in attrs.items():
             if key not in self.attrs:
                 near = difflib.get_close_matches(key, self.attrs, 1)
-                raise InputError(
-                    f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}",
-                    key,
-                    f"did you mean {near[0]}?" if near else "drop it",
-                )
+                needed = f"{self.name}: attributes {', '.join(self.attrs) or '(none)'}"
+                raise InputError(needed, key, f"did you mean {near[0]}?" if near else "drop it")
             where = f"{self.name}: attribute {key}"
             check_attribute(where, value, self.attrs[key], self.ranges.get(key))
         full = {**self.attrs, **attrs}
@@ -316,11 +310,8 @@ class Operator:
         """Raise a typed error before any work: inputs, attributes, shapes, formats, chip."""
         self.names(len(shapes))
         if len(shapes) != len(dtypes):
-            raise InputError(
-                f"{self.name}: a number format for each of {len(shapes)} inputs",
-                str(len(dtypes)),
-                "pass as many dtypes as shapes",
-            )
+            needed = f"{self.name}: a number format for each of {len(shapes)} inputs"
+            raise InputError(needed, str(len(dtypes)), "pass as many dtypes as shapes")
         for dtype in set(dtypes) - DTYPE_BYTES.keys():
             known = ", ".join(DTYPE_BYTES)
             raise TypeMismatchError(f"{self.name}: one of {known}", str(dtype), "cast it")

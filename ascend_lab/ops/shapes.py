@@ -83,11 +83,8 @@ def check_shape(where: str, shape: Any) -> Shape:
     if not whole or any(n < 0 for n in dims):
         raise ShapeError(f"{where}: whole sizes of at least 0", str(shape), "check the shape")
     if elements(dims) > MAX_ELEMENTS:
-        raise ShapeError(
-            f"{where}: at most {MAX_ELEMENTS} elements",
-            f"{elements(dims)} in {dims}",
-            "split the tensor",
-        )
+        got = f"{elements(dims)} in {dims}"
+        raise ShapeError(f"{where}: at most {MAX_ELEMENTS} elements", got, "split the tensor")
     return dims
 
 
@@ -116,11 +113,8 @@ def axis_of(where: str, axis: Any, shape: Shape) -> int:
     """Return an axis counted from 0; raise `ShapeError` if the shape has no such axis."""
     rank = len(shape)
     if not is_whole(axis) or not -rank <= axis < rank:
-        raise ShapeError(
-            f"{where}: an axis from {-rank} to {rank - 1} of shape {shape}",
-            repr(axis),
-            "count from 0, or back from -1",
-        )
+        needed = f"{where}: an axis from {-rank} to {rank - 1} of shape {shape}"
+        raise ShapeError(needed, repr(axis), "count from 0, or back from -1")
     return int(axis) % rank
 
 
@@ -159,11 +153,9 @@ def window_count(where: str, size: int, kernel: int, stride: int, pads: Sequence
     """Return (size + pads - kernel) // stride + 1; raise `ShapeError` if no window fits."""
     room = size + sum(pads)
     if kernel > room:
-        raise ShapeError(
-            f"{where}: a window no larger than the padded input ({size} + {sum(pads)})",
-            f"{kernel} (dilation included)",
-            "add padding or use a smaller kernel",
-        )
+        needed = f"{where}: a window no larger than the padded input ({size} + {sum(pads)})"
+        got = f"{kernel} (dilation included)"
+        raise ShapeError(needed, got, "add padding or use a smaller kernel")
     return (room - kernel) // stride + 1
 
 

@@ -130,11 +130,9 @@ def cut(
     """
     rule = rules.axes[axis]
     if not rule.splits:
-        raise ShapeError(
-            f"an output axis of a {rules.pattern} operator that may be split",
-            f"axis {axis}: {rule.kind} ({rule.reason})",
-            "split another axis, or combine partial results",
-        )
+        needed = f"an output axis of a {rules.pattern} operator that may be split"
+        got = f"axis {axis}: {rule.kind} ({rule.reason})"
+        raise ShapeError(needed, got, "split another axis, or combine partial results")
     low, high = piece
     if low % rule.grain or high % rule.grain or low >= high:
         raise ShapeError(
@@ -148,11 +146,9 @@ def cut(
         if source.window.inverse:  # outputs no input reaches are zero: any neighbour will do
             first, last = min(first, size - 1), max(last, 1)
         if last <= 0 or first >= size:
-            raise ShapeError(
-                f"a piece that reads some of the {size} entries of axis {source.axis}",
-                f"{piece}, which reads {first} .. {last - 1}: only padding",
-                "use larger pieces",
-            )
+            needed = f"a piece that reads some of the {size} entries of axis {source.axis}"
+            got = f"{piece}, which reads {first} .. {last - 1}: only padding"
+            raise ShapeError(needed, got, "use larger pieces")
         ranges[source.input][source.axis] = max(first, 0), min(last, size)
     changed = rules.adjust(axis, piece, ranges) if rules.adjust else {}
     return Cut(ranges, {**attrs, **changed})

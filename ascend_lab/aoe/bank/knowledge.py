@@ -298,11 +298,9 @@ def _usable(folder: Path, variable: str) -> Path:
     except OSError as error:
         wrong = str(error.strerror)
     if wrong:
-        raise InputError(
-            f"{variable} as an existing folder to read, write and enter",
-            f"{str(folder)!r}: {wrong}",
-            f"make that folder, change its permissions, or unset {variable}",
-        )
+        got = f"{str(folder)!r}: {wrong}"
+        remedy = f"make that folder, change its permissions, or unset {variable}"
+        raise InputError(f"{variable} as an existing folder to read, write and enter", got, remedy)
     return folder
 
 

@@ -125,17 +125,11 @@ def find(node: NodeProto, opset: int) -> Converter:
         )
     says = signature(node.op_type, opset)
     if opset < found.since or says is None:
-        raise UnsupportedError(
-            f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}",
-            f"opset {opset}",
-            "convert the model to a newer opset",
-        )
+        needed = f"{where} ({node.op_type}): operators of version {found.since} to {NEWEST_OPSET}"
+        raise UnsupportedError(needed, f"opset {opset}", "convert the model to a newer opset")
     if not says.least <= len(node.input) <= says.most:
-        raise UnsupportedError(
-            f"{where} ({node.op_type}): {says.least} to {says.most} inputs",
-            str(len(node.input)),
-            "",
-        )
+        needed = f"{where} ({node.op_type}): {says.least} to {says.most} inputs"
+        raise UnsupportedError(needed, str(len(node.input)), "")
     return found
 
 

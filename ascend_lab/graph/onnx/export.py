@@ -91,21 +91,15 @@ def _check_size(graph: Graph, fill_nodes: bool) -> None:
         if not (fill_nodes and isinstance(c.data, Fill))
     )
     if total > MAX_BYTES:
-        raise UnsupportedError(
-            f"{graph.name}: at most {MAX_BYTES:,} bytes of constants in an ONNX file",
-            f"{total:,}",
-            "use a narrower format, or fill_nodes=True",
-        )
+        needed = f"{graph.name}: at most {MAX_BYTES:,} bytes of constants in an ONNX file"
+        raise UnsupportedError(needed, f"{total:,}", "use a narrower format, or fill_nodes=True")
 
 
 def _export_node(writer: Writer, graph: Graph, node: Node) -> None:
     rule = RULES.get(node.op)
     if rule is None:
-        raise UnsupportedError(
-            f"node {node.name}: an operator with an ONNX form",
-            node.op,
-            "add a rule to graph.onnx.export_writer.RULES",
-        )
+        needed = f"node {node.name}: an operator with an ONNX form"
+        raise UnsupportedError(needed, node.op, "add a rule to graph.onnx.export_writer.RULES")
     settings = operator_of(node.op).settings(node.attrs)
     types = graph.in_types(node), graph.out_types(node)
     writer.begin(node.name)

@@ -130,11 +130,9 @@ def _names(graph: GraphProto) -> set[str]:
             written.add(name)
     for node in graph.node:
         if missing := [name for name in node.input if name and name not in written]:
-            raise GraphError(
-                f"node {title(node)} ({node.op_type}): input {missing[0]}",
-                "nothing writes it: no initialiser, no graph input, no node",
-                "export the model with its weights",
-            )
+            needed = f"node {title(node)} ({node.op_type}): input {missing[0]}"
+            got = "nothing writes it: no initialiser, no graph input, no node"
+            raise GraphError(needed, got, "export the model with its weights")
     if missing := [name for name in outs if name not in written]:
         raise GraphError(f"output {missing[0]}", "nothing writes it", "check the name")
     if len(set(outs)) < len(outs):
@@ -306,11 +304,9 @@ def _closed(name: str, sizes: Sizes, bound: Mapping[str, int], limits: Limits) -
         likely = (1, 3, 224, 224) if len(given) == 4 else (1,) * len(given)
         example = tuple(s if isinstance(s, int) else n for s, n in zip(given, likely, strict=True))
         first_only = sizes is not None and not any(isinstance(s, str) for s in sizes[1:])
-        raise UnsupportedError(
-            f"input {name}: sizes that are numbers",
-            text.replace("'", ""),
-            f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}",
-        )
+        got = text.replace("'", "")
+        remedy = f"pin them: shapes={{{name!r}: {example}}}{' or batch=1' * first_only}"
+        raise UnsupportedError(f"input {name}: sizes that are numbers", got, remedy)
     shape = tuple(int(s) for s in filled)
     check_size(f"input {name}", shape, limits)
     return shape

@@ -180,11 +180,9 @@ class _External:
         length = _number(where, entries.get("length", str(self.size_bytes)))
         there = self.path.stat().st_size
         if length != self.size_bytes or self.offset + length > there:
-            raise InputError(
-                f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}",
-                f"length {length} in a file of {there}",
-                "copy the whole data file beside the model",
-            )
+            needed = f"{where}: {self.size_bytes} bytes from {self.offset} on in {self.path.name}"
+            got = f"length {length} in a file of {there}"
+            raise InputError(needed, got, "copy the whole data file beside the model")
 
     def read(self) -> Values:
         if not self.size_bytes:

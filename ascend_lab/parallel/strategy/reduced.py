@@ -142,11 +142,9 @@ def _rows(problem: Problem) -> list[tuple[tuple[int, ...], int]]:
         most = sum(max(problem.nodes[v].usages) for v in live)
         room = limit - sum(min(problem.nodes[v].usages) for v in live)
         if room < 0:
-            raise ClusterError(
-                f"strategies within the usage limit of {limit} at time {time}",
-                f"at least {limit - room}, whatever is chosen",
-                "raise the limit",
-            )
+            needed = f"strategies within the usage limit of {limit} at time {time}"
+            got = f"at least {limit - room}, whatever is chosen"
+            raise ClusterError(needed, got, "raise the limit")
         if most > limit:
             varying = (v for v in live if len(set(problem.nodes[v].usages)) > 1)
             found[tuple(sorted(varying))] = room
