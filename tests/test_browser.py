@@ -34,7 +34,7 @@ BOOK = Path(os.environ.get("ASCEND_LAB_BOOK", ROOT / "_build" / "html"))
 PAGES = sorted(
     path.relative_to(BOOK).as_posix()
     for path in BOOK.rglob("*.html")
-    if "_static" not in path.parts and "_sources" not in path.parts
+    if not {"_static", "_sources", "_modules"} & set(path.parts)
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 FLAGS = [
