@@ -1,4 +1,4 @@
-"""Operators that move the borders of a tensor: slice cuts them off, pad adds to them."""
+"""Operators that cut and join tensors: slice, pad, concat, split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training graph is: the graph of a step, and what its names mean."""
+"""The graph of a training step: what its names mean, its precision, the update, and running it."""
 
 from __future__ import annotations
 
