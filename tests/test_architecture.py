@@ -29,6 +29,10 @@ ORDER = (
     "train",
     "parallel",
     "aoe",
+    "compress",
+    "media",
+    "runtime",
+    "serving",
 )
 """A package imports only from itself and from those to its left; the rest may import anything."""
 TOP = ("lab", "cli")
