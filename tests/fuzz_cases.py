@@ -31,7 +31,7 @@ from ascend_lab.limits import count, decimal, whole
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
-OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+OUTPUTS = ("json", "trace", "outputs", "fusion_result", "output", "records")
 
 NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
            str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
@@ -91,7 +91,12 @@ GOOD: dict[str, tuple[str, ...]] = {
     "precision_mode": ("force_fp16", "allow_fp32_to_bf16"),
     "executor": ("serial",),
     "operand": ("bank.jsonl", "bank.db", "0"),
-    **dict.fromkeys(OUTPUTS, ("new.json", "old.json")),
+    **dict.fromkeys((*OUTPUTS[:4], "records"), ("new.json", "old.json")),
+    "values": ("x.npy",),
+    "calibration": ("x.npz",),
+    "config": ("amct.cfg",),
+    "quantize output": ("new.onnx",),
+    **dict.fromkeys(("calibrate method", "quantize method"), ("kl", "ifmr", "minmax", "hfmg")),
     "json": ("new.json", "old.json", "-"),
 }  # fmt: skip
 """Good values by verb and argument, or by argument alone."""
@@ -134,6 +139,8 @@ def files() -> dict[str, bytes]:
     """Return what lies in the folder before each command."""
     arrays = io.BytesIO()
     np.savez(arrays, x=np.ones((1, 16), np.float32))
+    values = io.BytesIO()
+    np.save(values, np.linspace(-1, 2, 64, dtype=np.float32))
     words = io.BytesIO()
     with zipfile.ZipFile(words, "w") as archive:
         archive.writestr("x.npy", "no array")
@@ -150,6 +157,8 @@ def files() -> dict[str, bytes]:
         "words.csv": b"a,b\n1\n\xc2\xb2,x,y\n",
         "words.npz": words.getvalue(),
         "x.npz": arrays.getvalue(),
+        "x.npy": values.getvalue(),
+        "amct.cfg": b"common_config { hfmg_quantize { num_of_bins: 1024 } }",
         "model.onnx": relu_model(1),
         "open.onnx": relu_model("n"),
         "half.onnx": relu_model(1)[:90],

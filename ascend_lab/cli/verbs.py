@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, models, network, solve
+from ascend_lab.cli import cluster, compress, models, network, solve
 from ascend_lab.cli.common import (
     CHIP,
     JSON,
@@ -294,6 +294,7 @@ VERBS = (
     ),
     *network.VERBS,
     *models.VERBS,
+    *compress.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
 )  # fmt: skip
