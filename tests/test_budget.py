@@ -32,6 +32,7 @@ LINES = {
     "lab": 18470,
     "layout": 955,
     "limits": 170,
+    "media": 760,
     "ops": 6490,
     "output": 120,
     "parallel": 5090,

@@ -167,6 +167,23 @@ def load_arrays(path: str) -> Arrays:
     return found
 
 
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    try:
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
+        with file.open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
+
+
 _DAMAGED = (
     OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
     zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
