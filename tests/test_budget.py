@@ -21,12 +21,12 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3050,
+    "cli": 3390,
     "cluster": 2955,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 13750,
+    "graph": 15100,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
@@ -40,8 +40,8 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 380
-IMPORT_LINES = 5560
+FILES = 395
+IMPORT_LINES = 5690
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

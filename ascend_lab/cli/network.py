@@ -19,6 +19,7 @@ from ascend_lab.cli.common import (
     BATCH,
     CHIP,
     JSON,
+    MODEL,
     SHAPES,
     TUNED,
     Verb,
@@ -311,7 +312,7 @@ VERBS = (
     Verb(
         "run", "compute an ONNX model's outputs", _run,
         (
-            flag("model", metavar="MODEL.onnx"),
+            MODEL,
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
             SHAPES, BATCH,
@@ -324,7 +325,7 @@ VERBS = (
     Verb(
         "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
         (
-            flag("model", metavar="MODEL.onnx"),
+            MODEL,
             CHIP, SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
             flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
