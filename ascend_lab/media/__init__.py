@@ -4,7 +4,7 @@ from ascend_lab.media.aipp import Aipp, aipp, aipp_each, check
 from ascend_lab.media.colour import Csc, convert, csc_of
 from ascend_lab.media.config import AippOp, parse_config, read_config
 from ascend_lab.media.dynamic import block_bytes, pack_block, unpack_block
-from ascend_lab.media.insert import fitted
+from ascend_lab.media.insert import fitted, insert_aipp
 from ascend_lab.media.resize import resize
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "convert",
     "csc_of",
     "fitted",
+    "insert_aipp",
     "pack_block",
     "parse_config",
     "read_config",
