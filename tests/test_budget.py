@@ -21,7 +21,7 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 2980,
+    "cli": 3215,
     "cluster": 2955,
     "data": 25,
     "dsl": 5785,
@@ -35,6 +35,7 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
+    "runtime": 1300,
     "sim": 2430,
     "train": 1750,
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ascend_lab.graph.onnx import Imported
 
 
-OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+OUTPUTS = ("json", "trace", "outputs", "fusion_result", "output", "check_report")
 """Arguments that name a file to write; only JSON can be printed, with -."""
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
@@ -210,13 +210,19 @@ def import_with(
 ) -> Imported:
     """Return the model imported; inputs that steer shapes are pinned to the values given.
 
-    The arrays given also say the sizes that the model and the caller leave open.
+    The arrays given also say the sizes that the model and the caller leave open. Of an offline
+    model it is the gear for these sizes.
     """
     from ascend_lab.graph.onnx import NeedsConstant, import_model
+    from ascend_lab.runtime.container import is_offline
 
     arrays = dict(given or {})
     pinned: dict[str, Any] = {}
     sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
+    if is_offline(model):
+        from ascend_lab.runtime import load_offline
+
+        return load_offline(model).gear(sizes, batch).imported
     while True:
         try:
             return import_model(model, shapes=sizes, batch=batch, pinned=pinned)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, network, solve
+from ascend_lab.cli import cluster, network, offline, solve
 from ascend_lab.cli.common import (
     CHIP,
     JSON,
@@ -293,6 +293,7 @@ VERBS = (
         },
     ),
     *network.VERBS,
+    *offline.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
 )  # fmt: skip
