@@ -233,7 +233,7 @@ def test_the_precheck_names_every_node_at_fault(capsys, folder):
     assert checked(capsys, folder, {1: "Relux", 5: "axes"}) == {"relu": [1], "softmax": [2]}
     save(folder / MODEL)
     model = onnx.load(MODEL)
-    model.graph.node[1].input[0] = "nothing"
+    model.graph.node[0].input[0] = "y"
     onnx.save(model, MODEL)
     refused(capsys, "compile", MODEL, "--chip", "Toy", "--mode", "3")
 

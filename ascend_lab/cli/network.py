@@ -19,6 +19,7 @@ import numpy as np
 from ascend_lab.cli.common import (
     BATCH,
     JSON,
+    MODEL,
     SHAPES,
     TUNED,
     Verb,
@@ -188,6 +189,23 @@ def load_arrays(path: str) -> Arrays:
     return found
 
 
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    try:
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
+        with file.open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
+
+
 _DAMAGED = (
     OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
     zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
@@ -330,7 +348,7 @@ VERBS = (
     Verb(
         "run", "compute an ONNX model's outputs", _run,
         (
-            flag("model", metavar="MODEL.onnx"),
+            MODEL,
             flag("--inputs", metavar="F.npz", help="arrays by input name (default: random)"),
             flag("--outputs", metavar="G.npz", help="write the outputs by name"),
             SHAPES, BATCH,
@@ -343,7 +361,7 @@ VERBS = (
     Verb(
         "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
         (
-            flag("model", metavar="MODEL.onnx"),
+            MODEL,
             flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
             SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),

@@ -9,7 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascend_lab.cli.common import JSON, Flag, Verb, emit, flag, import_with, refuse_idle, with_cores
+from ascend_lab.cli.common import (
+    JSON,
+    MODEL,
+    Flag,
+    Verb,
+    emit,
+    flag,
+    import_with,
+    refuse_idle,
+    with_cores,
+)
 from ascend_lab.cli.network import table, unknown_names
 from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
@@ -163,7 +173,7 @@ VERBS = (
     Verb(
         "compile", "compile an ONNX model into one file that runs without it", _compile,
         (
-            flag("model", metavar="MODEL.onnx"),
+            MODEL,
             flag("--chip", "--soc_version", required=True,
                  help="a preset name or your own .toml file"),
             flag("--output", metavar="F.alm", help="the file to write"),

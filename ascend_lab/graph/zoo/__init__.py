@@ -7,6 +7,7 @@ and parameter counts are the published ones, the weights are not: no file is rea
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo import convolutional as c
 from ascend_lab.graph.zoo import transformers as t
 from ascend_lab.graph.zoo import vit as v
+from ascend_lab.graph.zoo.sources import source_of
 
 # fmt: off
 _BUILDERS: tuple[Callable[..., Graph], ...] = (
@@ -29,13 +31,22 @@ ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
 
+def _letters(name: str) -> str:
+    """Return a name without what people disagree on: case, marks, x0.5 or 0.5x."""
+    return re.sub(r"[\W_]|x(?=\d)|(?<=\d)x", "", re.sub(r"\W", "_", name.lower()))
+
+
+_SPELLED = {_letters(name): name for name in ZOO}
+
+
 def find(name: str) -> Callable[..., Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
-    if name not in ZOO:
-        near = difflib.get_close_matches(name, ZOO, 3, 0.5)
-        remedy = f"did you mean {' or '.join(near)}?" if near else ", ".join(ZOO)
-        raise InputError(f"one of the {len(ZOO)} models", repr(name), remedy)
-    return ZOO[name]
+    known = name if name in ZOO else _SPELLED.get(_letters(name), "")
+    if not known:
+        near = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"e.g. {', '.join([*ZOO][:12])}"
+        raise InputError(f"one of the {len(ZOO)} models", repr(name[:80]), remedy)
+    return ZOO[known]
 
 
 def build(name: str, *args: Any, **settings: Any) -> Graph:
@@ -53,4 +64,29 @@ def build(name: str, *args: Any, **settings: Any) -> Graph:
         raise InputError(f"{name}: arguments among {wanted}", str(error), "rename it") from error
 
 
-__all__ = ["ZOO", "build", "find", "macs", "parameters"]
+def counts_of(
+    name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
+) -> dict[str, Any]:
+    """Return a model's name, parameters, multiply-accumulates, first input's shape and source.
+
+    `width` scales the channels and `size` says the pixels, of families that have them; raises
+    `InputError` for others.
+    """
+    builder = find(name)
+    settings: dict[str, Any] = {"batch": batch}
+    for key, value, kind in (("width", width, "float"), ("size", size, "int")):
+        if value is not None:
+            if builder.__annotations__.get(key) != kind:
+                raise InputError(f"a model with a {key} to choose", builder.__name__, "drop it")
+            settings[key] = value
+    graph = builder(**settings)
+    return {
+        "name": builder.__name__,
+        "parameters": parameters(graph),
+        "macs": macs(graph),
+        "input_shape": list(graph.types[graph.inputs[0]].shape),
+        "source": source_of(builder.__name__),
+    }
+
+
+__all__ = ["ZOO", "build", "counts_of", "find", "macs", "parameters"]
