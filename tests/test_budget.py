@@ -21,7 +21,7 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3300,
+    "cli": 3535,
     "cluster": 2955,
     "data": 25,
     "dsl": 5785,
@@ -36,6 +36,7 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
+    "runtime": 1300,
     "sim": 2430,
     "train": 1750,
 }
