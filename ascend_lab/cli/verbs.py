@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, models, network, solve
+from ascend_lab.cli import cluster, models, network, serving, solve
 from ascend_lab.cli.common import (
     CHIP,
     JSON,
@@ -296,4 +296,5 @@ VERBS = (
     *models.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
+    *serving.VERBS,
 )  # fmt: skip
