@@ -37,12 +37,13 @@ LINES = {
     "output": 120,
     "parallel": 5090,
     "runtime": 1300,
+    "serving": 1600,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 392
-IMPORT_LINES = 5680
+FILES = 396
+IMPORT_LINES = 5700
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
