@@ -78,6 +78,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "strategy file": ("strategy.json",),
     "gradient-plan file": ("gradients.csv", "trace.json"),
     "fit-collective file": ("table.csv",),
+    "serve-sim config": ("server.toml",),
     "device": ("a",),
     "op": ("allreduce", "all_to_all", "broadcast", "reduce_scatter"),
     "algorithm": ("auto", "ring"),
@@ -165,6 +166,10 @@ def files() -> dict[str, bytes]:
         "cluster.toml": (
             b'name = "a\\u001b[31m\\nb"\ndevices = ["a", "b"]\nservers = [["a"], ["b"]]\n'
             b'[[links]]\nfrom = "a"\nto = "b"\nalpha_us = 2\ngbytes_per_s = 12.5\n'
+        ),
+        "server.toml": (
+            b'[service]\nlaw = "erlang"\nmean_s = 1\nshape = 2\n[arrivals]\nlaw = "closed"\n'
+            b"clients = 3\n[run]\nrequests = 100\n"
         ),
         "kernel.py": (ROOT / "notebooks/my_kernel.py").read_bytes(),
         "op.json": b'{"op": "relu", "shapes": [[4, 16]]}',

@@ -21,7 +21,7 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3300,
+    "cli": 3535,
     "cluster": 2955,
     "data": 25,
     "dsl": 5785,
@@ -36,12 +36,14 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
+    "runtime": 1300,
+    "serving": 1600,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 394
-IMPORT_LINES = 5720
+FILES = 398
+IMPORT_LINES = 5740
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -1,6 +1,6 @@
 """Media: from a camera's bytes to a network's input, and what that costs."""
 
-from ascend_lab.media.aipp import Aipp, aipp, aipp_each, check
+from ascend_lab.media.aipp import Aipp, aipp, aipp_each, check, crop, normalise, pad
 from ascend_lab.media.cards import (
     UNITS,
     Answer,
@@ -43,13 +43,16 @@ __all__ = [
     "check",
     "convert",
     "copy_station",
+    "crop",
     "crop_box",
     "csc_of",
     "fitted",
     "insert_aipp",
     "jpegd_picture",
     "network_station",
+    "normalise",
     "pack_block",
+    "pad",
     "parse_config",
     "play",
     "read_config",
