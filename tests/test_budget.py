@@ -33,7 +33,7 @@ LINES = {
     "lab": 18470,
     "layout": 955,
     "limits": 170,
-    "media": 1130,
+    "media": 1245,
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
@@ -43,7 +43,7 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 397
+FILES = 398
 IMPORT_LINES = 5745
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
