@@ -35,7 +35,7 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
-    "serving": 1600,
+    "serving": 2400,
     "sim": 2430,
     "train": 1750,
 }
