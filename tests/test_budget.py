@@ -38,7 +38,7 @@ LINES = {
     "output": 120,
     "parallel": 5090,
     "runtime": 1300,
-    "serving": 1600,
+    "serving": 2400,
     "sim": 2430,
     "train": 1750,
 }
