@@ -24,7 +24,7 @@ class ConvShape:
     (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
     form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
     i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
-    pad cuts rows or columns off. Raises `InputError` with the numbers for what is no convolution.
+    pad cuts rows or columns off; `pad_value` stands around the image. Raises `InputError` with the numbers for what is no convolution.
     """
 
     n: int
@@ -41,6 +41,7 @@ class ConvShape:
     dilation: int | Pair = 1
     groups: int = 1
     crop: bool = False
+    pad_value: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""

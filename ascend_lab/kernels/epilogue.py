@@ -26,6 +26,8 @@ ONE_BY_ONE = tuple(
 """Operations an epilogue may use: each lane of the result depends on that lane only."""
 FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
+PAIR = 2 * FRACTAL
+"""Channels of a block in int8: two fractals side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,31 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Deq:
+    """How int32 sums leave L0C: round(relu((sums + bias) scale)) + offset, in a format.
+
+    `scale` and `bias` ("": none) name operands with a number per channel, fp32 and int32; what
+    is no byte is neither rounded nor moved.
+    """
+
+    scale: str
+    bias: str = ""
+    relu: bool = False
+    offset: int = 0
+    dtype: str = "int8"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Operands it reads."""
+        return (self.scale, self.bias) if self.bias else (self.scale,)
+
+
+@dataclass(frozen=True, slots=True)
 class Epilogue:
     """Operands, steps (the last one is stored) and the stored format.
+
+    With `deq` the steps see dequantised sums; a result in int8 is stored in blocks of 32 channels,
+    and so are all its tiles.
 
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
@@ -65,21 +90,45 @@ class Epilogue:
     operands: tuple[Operand, ...]
     steps: tuple[Step, ...]
     out_dtype: str
+    deq: Deq | None = None
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
+        if self.deq:
+            self._check_deq(self.deq)
         names = [SUMS, *(o.name for o in self.operands)]
         kinds = {o.kind for o in self.operands}
-        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(FORMATS)
+        known = (*FORMATS, "int8") if self.deq else FORMATS
+        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(known)
         if len(set(names)) < len(names) or kinds - {"channel", "tile"}:
             wanted = "operands of kind channel or tile, each with a name of its own"
             raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
-        if not self.steps or formats:
+        if not (self.steps or self.deq) or formats:
             needed = f"a step at least, and numbers in {', '.join(FORMATS)}"
             got = f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}"
             raise InputError(needed, got, "convert with vconv")
         for index, step in enumerate(self.steps):
             self._check_step(index, step, names)
+
+    def _check_deq(self, deq: Deq) -> None:
+        kinds = {o.name: (o.kind, o.dtype) for o in self.operands}
+        wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
+        if any(kinds.get(name) != wanted[name] for name in deq.names):
+            raise InputError("a scale in fp32, a bias in int32, per channel", str(kinds), "add it")
+        others = {(o.kind, o.dtype) for o in self.operands if o.name not in deq.names}
+        bytes_only = others <= {("tile", "int8")} if self.width == PAIR else True
+        if not bytes_only or (self.width == FRACTAL and ("tile", "int8") in others):
+            needed = f"tiles in blocks of {self.width} channels beside {self.out_dtype}"
+            raise InputError(needed, str(sorted(others)), "run the steps as a kernel of their own")
+
+    @property
+    def width(self) -> int:
+        """Channels of a stored block."""
+        return PAIR if self.out_dtype == "int8" else FRACTAL
+
+    def unit(self, operand: Operand) -> int:
+        """Return the elements of UB that hold a block of an operand per channel."""
+        return FRACTAL if self.deq and operand.name in self.deq.names else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
         if step.op not in ONE_BY_ONE or len(step.sources) != (2 if step.op in BINARY else 1):
@@ -116,7 +165,8 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
 
     Raises `TypeMismatchError` where the sources of a step differ, or the result is not stored.
     """
-    formats: dict[str | int, str] = {SUMS: sums, **{o.name: o.dtype for o in epilogue.operands}}
+    arrival = epilogue.deq.dtype if epilogue.deq else sums
+    formats: dict[str | int, str] = {SUMS: arrival, **{o.name: o.dtype for o in epilogue.operands}}
     for index, step in enumerate(epilogue.steps):
         kinds = {formats[source] for source in step.sources}
         if len(kinds) > 1:
@@ -126,7 +176,7 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
                 "convert one with vconv, or pass the operand in the other",
             )
         formats[index] = step.dtype or kinds.pop()
-    last = formats[len(epilogue.steps) - 1]
+    last = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
     if last != epilogue.out_dtype:
         wanted, got = f"a last step in {epilogue.out_dtype}", last
         raise TypeMismatchError(wanted, got, "add a vconv step at the end")
@@ -183,6 +233,8 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
         return f"{chip.name} has no bf16"
     if chip.combined:
         return ""
+    if epilogue.deq:
+        return "the fix pipe has one scale for all channels"
     fix = fix_of(epilogue)
     if isinstance(fix, str):
         return fix
@@ -236,10 +288,10 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
 
     Where all steps that read the sums narrow them to one format, the copy out of L0C does it.
     """
-    formats = [sums, *step_formats(epilogue, sums)]
+    formats = [epilogue.deq.dtype if epilogue.deq else sums, *step_formats(epilogue, sums)]
     numbers = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
     read = [tuple(numbers.get(s, s) for s in step.sources) for step in epilogue.steps]
-    on_the_way = _narrowed(epilogue, read, formats)
+    on_the_way = [] if epilogue.deq else _narrowed(epilogue, read, formats)
     if on_the_way:
         formats[0] = formats[on_the_way[0]]
         read = [tuple(0 if s in on_the_way else s for s in sources) for sources in read]
@@ -302,7 +354,8 @@ class Demand:
 
     `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
     per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
-    element, `stored_bytes` to memory; vector instructions per piece.
+    element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
+    `columns` fractals of channels.
     """
 
     tile_bytes: int
@@ -311,6 +364,7 @@ class Demand:
     loaded_bytes: int
     stored_bytes: int
     instructions: int
+    columns: int = 1
 
 
 def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
@@ -326,7 +380,11 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
     loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
     kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
     arrival = DTYPE_BYTES[plan.tiles[plan.start]]
+    if epilogue.deq:
+        arrival = max(arrival, 2)
     cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
+    if epilogue.deq and epilogue.deq.bias:
+        cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
     for step in plan.steps:
         formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
         widest = max(DTYPE_BYTES[dtype] for dtype in formats)
@@ -334,11 +392,12 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         cycles += cost.slope_cycles * widest / chip.vector_bytes_per_repeat
     return Demand(
         2 * stored + kept + 2 * loaded,
-        sum(pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in channels),
+        sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
         cycles,
         loaded,
         stored,
-        len(plan.steps),
+        len(plan.steps) + bool(epilogue.deq),
+        epilogue.width // FRACTAL,
     )
 
 
@@ -364,7 +423,7 @@ def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
     """
     if demand is None:
         return np.arange(len(t.m))
-    places = np.flatnonzero(_fits(demand, chip, t.m, t.n))
+    places = np.flatnonzero(_fits(demand, chip, t.m, t.n) & (t.n % demand.columns == 0))
     if len(t.m) and not len(places):
         space = "UB" if chip.combined else "BT"
         raise CapacityError(
