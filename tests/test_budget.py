@@ -21,26 +21,29 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 2980,
+    "cli": 3535,
     "cluster": 2955,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 13750,
+    "graph": 15100,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
     "layout": 955,
     "limits": 170,
+    "media": 1130,
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
+    "runtime": 1300,
+    "serving": 1600,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 372
-IMPORT_LINES = 5475
+FILES = 396
+IMPORT_LINES = 5700
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

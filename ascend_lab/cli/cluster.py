@@ -263,7 +263,8 @@ def _topology(text: str, devices: int) -> Topology:
 def _model(arguments: argparse.Namespace, chip: Chip) -> GraphModel:
     from ascend_lab.parallel.plans.model import GraphModel, model_of
 
-    name, optimizer, dtype = arguments.model, arguments.optimizer, arguments.dtype
+    optimizer, dtype = arguments.optimizer, arguments.dtype
+    name = arguments.model.removeprefix("zoo:")
     if not name.endswith(".onnx"):
         refuse_idle(arguments, "with an .onnx file", "--input-shape")
         return model_of(name, chip, optimizer=optimizer, dtype=dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ascend_lab.graph.onnx import Imported
 
 
-OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "check_report", "figure")
 """Arguments that name a file to write; only JSON can be printed, with -."""
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
@@ -83,6 +83,7 @@ def flag(
 
 JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
 TRACE = flag("--trace", metavar="F", help="write a Chrome trace of the slowest core")
+MODEL = flag("model", metavar="MODEL", help="an .onnx file, or zoo:NAME")
 CHIP = flag("--chip", required=True, help="a preset name or your own .toml file")
 SHAPES = flag(
     "--input-shape",
@@ -208,23 +209,20 @@ def shapes_of(arguments: argparse.Namespace) -> dict[str, tuple[int, ...]]:
 def import_with(
     model: str, given: Mapping[str, Any] | None, shapes: Mapping[str, Any], batch: int | None
 ) -> Imported:
-    """Return the model imported; inputs that steer shapes are pinned to the values given.
+    """Return a file's or the zoo's model; inputs that steer shapes are pinned to the values given.
 
-    The arrays given also say the sizes that the model and the caller leave open.
+    The arrays given also say the sizes that the model and the caller leave open. Of an offline
+    model it is the gear for these sizes.
     """
-    from ascend_lab.graph.onnx import NeedsConstant, import_model
+    from ascend_lab.graph.models import load_model
+    from ascend_lab.runtime.container import is_offline
 
-    arrays = dict(given or {})
-    pinned: dict[str, Any] = {}
-    sizes = {**{name: array.shape for name, array in arrays.items()}, **shapes}
-    while True:
-        try:
-            return import_model(model, shapes=sizes, batch=batch, pinned=pinned)
-        except NeedsConstant as error:
-            new = {name: arrays[name] for name in error.names if name in arrays}
-            if not new.keys() - pinned.keys():
-                raise
-            pinned |= new
+    if is_offline(model):
+        from ascend_lab.runtime import load_offline
+
+        sizes = {name: array.shape for name, array in (given or {}).items()}
+        return load_offline(model).gear({**sizes, **shapes}, batch).imported
+    return load_model(model, given=given, shapes=shapes, batch=batch)
 
 
 _ARGUMENT = re.compile(

@@ -45,13 +45,13 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
         graphs = single_operators(file)
         return [Source(file.stem, [_ready(graph) for graph in graphs])]
     if arguments.model:
-        return [_model(Path(arguments.model), shapes, batches)]
+        return [_model(arguments.model, shapes, batches)]
     folder = Path(arguments.model_path)
     files = sorted(p for p in folder.glob("*.onnx") if p.is_file())
     if not files:
         got = f"none in {folder}" if folder.is_dir() else f"{folder}, which is no folder"
         raise InputError("--model_path with .onnx files", got, "check the path")
-    return [_model(file, shapes, batches) for file in files]
+    return [_model(str(file), shapes, batches) for file in files]
 
 
 def _ready(graph: Graph) -> Network:
@@ -78,20 +78,21 @@ def _batches(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _model(file: Path, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[int]) -> Source:
+def _model(model: str, shapes: Mapping[str, tuple[int, ...]], batches: Sequence[int]) -> Source:
+    from ascend_lab.graph.models import model_name
+
+    name = model_name(model)
     if not batches:
-        return Source(file.stem, [Network(file.stem, partial(_load, file, shapes, None))])
-    names = {batch: f"{file.stem}_batch{batch}" for batch in batches}
-    return Source(
-        file.stem, [Network(n, partial(_load, file, shapes, b)) for b, n in names.items()]
-    )
+        return Source(name, [Network(name, partial(_load, model, shapes, None))])
+    names = {batch: f"{name}_batch{batch}" for batch in batches}
+    return Source(name, [Network(n, partial(_load, model, shapes, b)) for b, n in names.items()])
 
 
-def _load(file: Path, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
+def _load(model: str, shapes: Mapping[str, tuple[int, ...]], batch: int | None) -> Graph:
     if batch is None and any(-1 in shape for shape in shapes.values()):
         raise InputError("--dynamic_batch_size for a batch of -1", "none", "give it")
     sizes = {n: tuple(batch if k == -1 else k for k in s) for n, s in shapes.items()}
-    return import_with(str(file), None, sizes, batch).graph
+    return import_with(model, None, sizes, batch).graph
 
 
 def wanted_of(

@@ -7,43 +7,65 @@ and parameter counts are the published ones, the weights are not: no file is rea
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.counts import macs, parameters
+from ascend_lab.graph.counts import macs, parameters, published_macs
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo import convolutional as c
+from ascend_lab.graph.zoo import formers, mobile, shuffled
 from ascend_lab.graph.zoo import transformers as t
 from ascend_lab.graph.zoo import vit as v
+from ascend_lab.graph.zoo.sources import source_of
 
-# fmt: off
 _BUILDERS: tuple[Callable[..., Graph], ...] = (
-    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.mobilenet_v1, c.mobilenet_v2,
-    c.mobilenet_v3_large, c.shufflenet_v2, c.squeezenet, c.efficientnet_b0, c.inception_v1,
-    c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small, v.vit_b16, v.mobilevit_block,
-    v.mobilevit_s,
-)
-# fmt: on
+    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *shuffled.BUILDERS,
+    *c.SQUEEZENETS, c.inception_v1, c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small,
+    v.vit_b16, v.mobilevit_block, *v.MOBILEVITS, *formers.BUILDERS,
+)  # fmt: skip
 ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
 
+def _letters(name: str) -> str:
+    """Return a name without what people disagree on: case, marks, x0.5 or 0.5x."""
+    return re.sub(r"[\W_]|x(?=\d)|(?<=\d)x", "", re.sub(r"\W", "_", name.lower()))
+
+
+_SPELLED = {_letters(name): name for name in ZOO}
+
+
 def find(name: str) -> Callable[..., Graph]:
     """Return a model's builder function; raise `InputError` with near names for an unknown one."""
-    if name not in ZOO:
-        near = difflib.get_close_matches(name, ZOO, 3, 0.5)
-        remedy = f"did you mean {' or '.join(near)}?" if near else ", ".join(ZOO)
-        raise InputError(f"one of the {len(ZOO)} models", repr(name), remedy)
-    return ZOO[name]
+    known = name if name in ZOO else _SPELLED.get(_letters(name), "")
+    if not known:
+        near = difflib.get_close_matches(name.lower(), ZOO, 3, 0.5)
+        remedy = f"did you mean {' or '.join(near)}?" if near else f"e.g. {', '.join([*ZOO][:12])}"
+        raise InputError(f"one of the {len(ZOO)} models", repr(name[:80]), remedy)
+    return ZOO[known]
+
+
+def _wanted(name: str) -> tuple[Callable[..., Graph], dict[str, Any]]:
+    """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
+    plain = name.lower().replace(".", "_")
+    found = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
+    if found and _letters(name) not in _SPELLED:
+        builder = ZOO.get(_SPELLED.get(_letters(found[1]), ""))
+        if builder is not None and builder.__annotations__.get("width") == "float":
+            return builder, {"width": float(f"{found[2]}.{found[3]}")}
+    return find(name), {}
 
 
 def build(name: str, *args: Any, **settings: Any) -> Graph:
     """Return a model by name, arguments as its builder takes them.
 
-    Raises `InputError` for an unknown model or argument.
+    A name may end with the width: mobilenet_v2_0_75. Raises `InputError` for an unknown model or
+    argument.
     """
-    builder = find(name)
+    builder, sizes = _wanted(name)
+    settings = sizes | settings
     try:
         return builder(*args, **settings)
     except TypeError as error:
@@ -53,4 +75,29 @@ def build(name: str, *args: Any, **settings: Any) -> Graph:
         raise InputError(f"{name}: arguments among {wanted}", str(error), "rename it") from error
 
 
-__all__ = ["ZOO", "build", "find", "macs", "parameters"]
+def counts_of(
+    name: str, *, batch: int = 1, width: float | None = None, size: int | None = None
+) -> dict[str, Any]:
+    """Return a model's name, parameters, multiply-accumulates, first input's shape and source.
+
+    `width` scales the channels and `size` says the pixels, of families that have them; raises
+    `InputError` for others.
+    """
+    builder, sizes = _wanted(name)
+    settings: dict[str, Any] = {"batch": batch, **sizes}
+    for key, value, kind in (("width", width, "float"), ("size", size, "int")):
+        if value is not None:
+            if builder.__annotations__.get(key) != kind:
+                raise InputError(f"a model with a {key} to choose", builder.__name__, "drop it")
+            settings[key] = value
+    graph = builder(**settings)
+    return {
+        "name": builder.__name__,
+        "parameters": parameters(graph),
+        "macs": published_macs(graph),
+        "input_shape": list(graph.types[graph.inputs[0]].shape),
+        "source": source_of(builder.__name__),
+    }
+
+
+__all__ = ["ZOO", "build", "counts_of", "find", "macs", "parameters"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import symtable
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -179,10 +180,16 @@ def _calls(source: str, name: str) -> Iterator[ast.Call]:
 
 
 def _reads(source: str) -> set[str]:
-    """Return the names a cell may read from cells above (a local name too many does no harm)."""
-    nodes = list(ast.walk(ast.parse(source)))
-    read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    updated = {n.target for n in nodes if isinstance(n, ast.AugAssign)}
+    """Return the names a cell reads that may come from cells above: globals, not locals."""
+    read: set[str] = set()
+    tables = [symtable.symtable(source, "<cell>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        here = table.get_type() == "module"
+        found = (s for s in table.get_symbols() if s.is_referenced() and (here or s.is_global()))
+        read |= {symbol.get_name() for symbol in found}
+    updated = {n.target for n in ast.walk(ast.parse(source)) if isinstance(n, ast.AugAssign)}
     read |= {target.id for target in updated if isinstance(target, ast.Name)}
     return read - set(vars(builtins))
 

@@ -57,11 +57,6 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def real_machines() -> list[str]:
-    """Return the names of the real machines of the data file."""
-    return list(_data()["machine"])
-
-
 def facts_of(machine: str) -> Mapping[str, MachineFact]:
     """Return every number of one real machine, by key."""
     table = _data()["machine"]

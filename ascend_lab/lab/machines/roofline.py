@@ -83,11 +83,6 @@ def binding_level(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> t
     return name, roofs[name]
 
 
-def roof_share(dot: Dot, peak_ops_per_s: float, levels: Sequence[Level]) -> float:
-    """Return how much of its lowest roof a program reaches, 0 to 1 if model and program agree."""
-    return dot.ops_per_s / binding_level(dot, peak_ops_per_s, levels)[1]
-
-
 def _positive(who: str, what: str, value: float) -> None:
     if not 0 < value < math.inf:
         raise MachineError(f"{who} needs {what} above 0", str(value), "check it")
