@@ -81,7 +81,7 @@ def _check_shapes(op: str, dst: Region, src: Region) -> None:
         raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
 
 
-# -- moves: data_copy, fixpipe, load2d, load3d, vdeq -------------------------------------------------
+# -- moves: data_copy, fixpipe, load2d, load3d, vdeq ----------------------------------------------
 def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_shapes("data_copy", dst, src)
     if (src.space, dst.space) != ("L0C", "UB"):

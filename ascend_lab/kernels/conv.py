@@ -56,7 +56,7 @@ from ascend_lab.kernels.default_schedules import (
     takes_strips,
     window_sides,
 )
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, chip_left, demand_of
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Sizes,
@@ -65,6 +65,7 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
+from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import (
     Fractals,

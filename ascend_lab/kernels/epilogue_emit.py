@@ -7,21 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
-from ascend_lab.kernels.epilogue import (
-    Deq,
-    Epilogue,
-    Fix,
-    Operand,
-    Placed,
-    Plan,
-    channel_blocks,
-    check_epilogue,
-    demand_of,
-    fix_of,
-    pattern,
-    plan_of,
-)
+from ascend_lab.kernels.epilogue import Deq, Epilogue, Fix, Operand, check_epilogue, fix_of, pattern
+from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, plan_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 

@@ -31,7 +31,7 @@ from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRule
 
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
-LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
+LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38, "int8": -128.0}
 """What padding holds when the largest element is sought: no value is smaller."""
 
 
@@ -102,11 +102,11 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
     return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
 
 
-def _largest(x: te.Tensor, *windows: Any) -> te.Tensor:
+def _largest(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
     """Compare bytes as fp16, which the vector unit can."""
     if x.dtype != "int8":
-        return _pooled(x, *windows, "max")
-    return te.cast_to(_pooled(te.cast_to(x, "fp16"), *windows, "max"), "int8")
+        return _pooled(x, size, step, pads, "max")
+    return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
 
 
 def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
@@ -141,11 +141,12 @@ def _image(call: Call) -> te.Tensor:
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads), x = geometry(**call.attrs), _image(call)
-    x = te.cast_to(x, "fp16") if x.dtype == "int8" else x
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
+    if x.dtype == "int8":  # rows first: fewer bytes to convert
+        rows = _windows(te.cast_to(image, "fp16"), (size[0], 1), (step[0], 1), te.max)
+        values, size, step = rows, (1, size[1]), (1, step[1])
     y = narrow(_windows(values, size, step, te.max), x.dtype)
-    y = te.cast_to(y, call.dtypes[0]) if call.dtypes[0] == "int8" else y
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
 

@@ -103,7 +103,9 @@ def _requantise(
 
 
 def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: int) -> te.Tensor:
-    other = _dequantise(q, scale=scale, offset=offset, dtype="fp32" if x.dtype != "fp16" else "fp16")
+    other = _dequantise(
+        q, scale=scale, offset=offset, dtype="fp32" if x.dtype != "fp16" else "fp16"
+    )
     if x.dtype == "bf16":
         return te.cast_to(te.vadd(*stretch(te.cast_to(x, "fp32"), other)), "bf16")
     return te.vadd(*stretch(x, other))
@@ -120,9 +122,7 @@ def _floats(x: Values, others: tuple[Values, ...], scale: float, offset: int) ->
     return result
 
 
-def _requantised(
-    x: Values, *others: Values, scale: float, offset: int, relu: bool
-) -> Values:
+def _requantised(x: Values, *others: Values, scale: float, offset: int, relu: bool) -> Values:
     y = _floats(x, others, scale, 0)
     return _rounded(np.maximum(y, 0) if relu else y, 1.0, offset)
 

@@ -31,9 +31,9 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
+from ascend_lab.kernels.conv_shape import bundles_of
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
-from ascend_lab.kernels.conv_shape import bundles_of
 from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, up
 from ascend_lab.kernels.packing import bundle_weights

@@ -107,8 +107,9 @@ def whole_epilogue(piece: Piece, layout: str) -> tuple[Epilogue, TensorType]:
         raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
     known[node.output] = sums
     found = expressions(rest, known, main)[piece.graph.outputs[-1]]
-    relu, offset = settings.get("relu", False), settings["offset"]
-    return epilogue_of(found, sums, operands, Deq(*others, relu=relu, offset=offset, dtype=dtype)), main
+    settings = {"relu": settings.get("relu", False), "offset": settings["offset"], "dtype": dtype}
+    deq = Deq(others[0], others[1] if len(others) > 1 else "", **settings)
+    return epilogue_of(found, sums, operands, deq), main
 
 
 def operands_of(

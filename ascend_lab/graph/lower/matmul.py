@@ -78,8 +78,10 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
         own = name.partition(".")[0]
         if own in piece.constants:
             if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
-                kind = in_pairs(kind, bool(node.attr("trans_b", False)))
-            forms[name] = partial(packed_with_zeros, TensorType(kind.shape, kind.dtype, layout))
+                whole = in_pairs(kind, bool(node.attr("trans_b", False)))
+            else:
+                whole = kind
+            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
         elif kind.layout != layout:
             raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
     if is_turned(node, types):

@@ -149,7 +149,8 @@ def _bias(draft: Draft, node: Node) -> Constant | None:
 
     def floats(whole: Values, *scales: Values) -> Values:
         wide = (whole.astype(np.float64) - a["offset"]) * a["scale"]
-        return wide * scales[0].astype(np.float64).reshape(-1) if scales else wide
+        full: Values = wide * scales[0].astype(np.float64).reshape(-1) if scales else wide
+        return full
 
     kind = replace(draft.type(name), dtype="fp32")
     return derived(kind, floats, *[g for g in given if g])
@@ -157,7 +158,8 @@ def _bias(draft: Draft, node: Node) -> Constant | None:
 
 def _scales(step: float, shape: tuple[int, ...], scales: Values) -> Values:
     flat = scales.astype(np.float64).reshape(-1) * step
-    return np.broadcast_to(flat, (math.prod(shape),)).reshape(shape)
+    full: Values = np.broadcast_to(flat, (math.prod(shape),)).reshape(shape)
+    return full
 
 
 def _whole_bias(
@@ -165,7 +167,7 @@ def _whole_bias(
     *bias: Values,
 ) -> Values:  # fmt: skip
     """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
-    total = -x.offset * weight.astype(np.int64).sum(axes).reshape(-1)
+    total: Values = -x.offset * weight.astype(np.int64).sum(axes).reshape(-1)
     if bias:
         step = scales.astype(np.float64).reshape(-1) * x.scale
         total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step).astype(np.int64)
