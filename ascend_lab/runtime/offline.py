@@ -199,10 +199,14 @@ def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
 
 def _times(times: NetworkTimeline, lines: Sequence[str]) -> list[Values]:
     """Return what `ascend-lab simulate` says, and each task's seconds on its engine."""
-    tasks = [[op.name, ENGINES[isinstance(op.timeline, CpuTimeline)], op.time_s]
-             for op in times.operators]  # fmt: skip
-    return _json({"summary": times.summary(), "table": lines, "tasks": tasks,
+    return _json({"summary": times.summary(), "table": lines, "tasks": engine_rows(times),
                   "events": network_events(times)})  # fmt: skip
+
+
+def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
+    """Return name, engine and seconds of every kernel, launch included."""
+    return [[op.name, ENGINES[isinstance(op.timeline, CpuTimeline)], op.time_s]
+            for op in times.operators]  # fmt: skip
 
 
 def _memory(compiled: Compiled) -> list[Values]:
