@@ -10,28 +10,25 @@ their default only. Source: CANN, AIPP, config_file_template; GE, insert_op.prot
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ascend_lab.compress.prototext import read_text
 from ascend_lab.errors import InputError
-from ascend_lab.limits import TOML_BYTES, number_of, read_file, shown, whole_of
+from ascend_lab.limits import TOML_BYTES, read_file
 from ascend_lab.media.aipp import FORMATS, Aipp
 from ascend_lab.media.colour import Csc, csc_of
 
-_TOKEN = re.compile(r"#[^\n]*|\"[^\"\n]*\"|'[^'\n]*'|[A-Za-z_]\w*|[-+]?[\d.][\w.+-]*|\S")
 _AXES, _SIDES = ("w", "h"), ("top", "bottom", "left", "right")
 _MATRIX = [[f"matrix_r{row}c{column}" for column in range(3)] for row in range(3)]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: the kind of its value, its default, least and largest, the mode it is for."""
+    """A key: what its value is, its default, least and largest, the mode it is for."""
 
-    kind: str
+    kind: type | tuple[str, ...]
     default: Any
     low: float = 0
     high: float = 0
@@ -40,31 +37,31 @@ class Key:
 
 def _keys() -> dict[str, Key]:
     switches = ("csc_switch", "rbuv_swap_switch", "ax_swap_switch", "crop", "padding")
-    found = {name: Key("switch", False) for name in switches}
+    found = {name: Key(bool, False) for name in switches}
     reserved = ("resize", "single_line_mode", "support_rotation")
-    found |= {name: Key("switch", False, mode="reserved") for name in reserved}
-    found |= {"aipp_mode": Key("static dynamic", None, mode=""),
-              "related_input_rank": Key("whole", 0, 0, 2**16, ""),
-              "related_input_name": Key("text", "", mode="reserved"),
-              "max_src_image_size": Key("whole", 0, 0, 2**32 - 1, "dynamic"),
-              "input_format": Key(" ".join(FORMATS), None),
-              "cpadding_value": Key("number", 0.0, -65504, 65504, "reserved"),
-              "rotation_angle": Key("whole", 0, 0, 3, "reserved"),
-              "raw_rgbir_to_f16_n": Key("whole", 8, 0, 31, "reserved"),
-              "padding_value": Key("number", 0.0, -65504, 65504)}  # fmt: skip
+    found |= {name: Key(bool, False, mode="reserved") for name in reserved}
+    found |= {"aipp_mode": Key(("static", "dynamic"), None, mode=""),
+              "related_input_rank": Key(int, 0, 0, 2**16, ""),
+              "related_input_name": Key(str, "", mode="reserved"),
+              "max_src_image_size": Key(int, 0, 0, 2**32 - 1, "dynamic"),
+              "input_format": Key(tuple(FORMATS), None),
+              "cpadding_value": Key(float, 0.0, -65504, 65504, "reserved"),
+              "rotation_angle": Key(int, 0, 0, 3, "reserved"),
+              "raw_rgbir_to_f16_n": Key(int, 8, 0, 31, "reserved"),
+              "padding_value": Key(float, 0.0, -65504, 65504)}  # fmt: skip
     for axis in _AXES:
-        found[f"src_image_size_{axis}"] = Key("whole", 0, 0, 4096)
-        found[f"load_start_pos_{axis}"] = Key("whole", 0, 0, 4095)
-        found[f"crop_size_{axis}"] = Key("whole", 0, 0, 4096)
-        found[f"resize_output_{axis}"] = Key("whole", 0, 0, 4096, "reserved")
-    found |= {f"{side}_padding_size": Key("whole", 0, 0, 32) for side in _SIDES}
-    found |= {key: Key("whole", None, -(2**15), 2**15 - 1) for row in _MATRIX for key in row}
+        found[f"src_image_size_{axis}"] = Key(int, 0, 0, 4096)
+        found[f"load_start_pos_{axis}"] = Key(int, 0, 0, 4095)
+        found[f"crop_size_{axis}"] = Key(int, 0, 0, 4096)
+        found[f"resize_output_{axis}"] = Key(int, 0, 0, 4096, "reserved")
+    found |= {f"{side}_padding_size": Key(int, 0, 0, 32) for side in _SIDES}
+    found |= {key: Key(int, None, -(2**15), 2**15 - 1) for row in _MATRIX for key in row}
     for i, bias in enumerate((16, 128, 128)):
-        found |= {f"{side}_bias_{i}": Key("whole", bias, 0, 255) for side in ("input", "output")}
+        found |= {f"{side}_bias_{i}": Key(int, bias, 0, 255) for side in ("input", "output")}
     for i in range(4):
-        found[f"mean_chn_{i}"] = Key("whole", 0, 0, 255)
-        found[f"min_chn_{i}"] = Key("number", 0.0, 0, 255)
-        found[f"var_reci_chn_{i}"] = Key("number", 1.0, -65504, 65504)
+        found[f"mean_chn_{i}"] = Key(int, 0, 0, 255)
+        found[f"min_chn_{i}"] = Key(float, 0.0, 0, 255)
+        found[f"var_reci_chn_{i}"] = Key(float, 1.0, -65504, 65504)
     return found
 
 
@@ -96,16 +93,8 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
 
 def parse_config(text: str) -> tuple[AippOp, ...]:
     """Return the operations of a text, in order; raises `InputError` naming the key at fault."""
-    tokens = [t for t in _TOKEN.findall(text) if not t.startswith("#")]
-    stream, found = iter(tokens), []
-    for token in stream:
-        if token != "aipp_op":
-            raise InputError("aipp_op { ... }", shown(token), "an AIPP file holds nothing else")
-        if (brace := next(stream, "")) == ":":
-            brace = next(stream, "")
-        if brace != "{":
-            raise InputError("aipp_op {", f"{shown(brace)} behind aipp_op", "open a brace")
-        found.append(_operation(_values(stream)))
+    table = {"aipp_op": [{name: key.kind for name, key in KEYS.items()}]}
+    found = [_operation(given) for given in read_text(text, table, "AIPP").get("aipp_op", ())]
     ranks = [op.rank for op in found]
     if not found:
         raise InputError("an aipp_op { ... }", "none", "write one for each input")
@@ -115,50 +104,15 @@ def parse_config(text: str) -> tuple[AippOp, ...]:
     return tuple(found)
 
 
-def _values(stream: Iterator[str]) -> dict[str, Any]:
-    """Return the values given by key, up to the closing brace."""
-    found: dict[str, Any] = {}
-    for name in stream:
-        if name == "}":
-            return found
-        if name in (",", ";") and found:
-            continue
-        if name not in KEYS:
-            near = difflib.get_close_matches(name, KEYS, 1)
-            remedy = f"did you mean {near[0]}?" if near else "see the published template"
-            raise InputError("a key of aipp_op", shown(name), remedy)
-        if name in found:
-            raise InputError(f"{name} once", "it twice", "drop one")
-        if (colon := next(stream, "")) != ":":
-            raise InputError(f"{name}: VALUE", f"{shown(colon)} behind {name}", "put a colon")
-        found[name] = _value(name, KEYS[name], next(stream, ""))
-    raise InputError("a closing brace", "the end of the file", "close aipp_op")
-
-
-def _value(name: str, key: Key, text: str) -> Any:
-    value: Any = None
-    if key.kind == "switch":
-        value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-        needed = "true or false"
-    elif key.kind == "text":
-        value, needed = (text[1:-1] if text[:1] in "'\"" and text else None), "a text in quotes"
-    elif key.kind in ("whole", "number"):
-        value = whole_of(text) if key.kind == "whole" else number_of(text)
-        value = value if value is not None and key.low <= value <= key.high else None
-        needed = f"a {'whole ' * (key.kind == 'whole')}number from {key.low:g} to {key.high:g}"
-    else:
-        value, needed = (text if text in key.kind.split() else None), f"one of {key.kind}"
-    if value is None:
-        raise InputError(f"{name}: {needed}", shown(text), "mend the configuration")
-    return value
-
-
 def _operation(given: dict[str, Any]) -> AippOp:
     mode = given.get("aipp_mode")
     if mode is None:
         raise InputError("aipp_mode: static or dynamic", "none", "every aipp_op says it")
     for name, value in given.items():
         key = KEYS[name]
+        if key.kind in (int, float) and not key.low <= value <= key.high:
+            needed = f"{name}: a number from {key.low:g} to {key.high:g}"
+            raise InputError(needed, f"{value:g}", "mend the configuration")
         if key.mode == "reserved" and value != key.default:
             raise InputError(f"{name}: {key.default}", str(value), "the documents reserve it")
         if key.mode in ("static", "dynamic") and key.mode != mode and value != key.default:
