@@ -37,7 +37,7 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
-    "runtime": 1300,
+    "runtime": 2360,
     "serving": 2400,
     "sim": 2430,
     "train": 1750,
