@@ -68,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from ascend_lab.graph import evaluate
 
         values = evaluate(graph, inputs)
+    from ascend_lab.graph.onnx.tensors import in_type
+
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
@@ -145,15 +147,6 @@ def _check_size(graph: Graph) -> None:
         if wide > WORKING_BYTES:
             needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"
             raise UnsupportedError(needed, f"{wide / 2**30:.1f} GiB", "use smaller inputs")
-
-
-def in_type(values: Any, kind: str) -> Any:
-    """Return an array in the ONNX element type of an output."""
-    from ascend_lab.graph.onnx.tensors import NUMPY
-
-    if kind == "bool":
-        return np.asarray(values) != 0
-    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
 
 
 def _summary(array: Any) -> dict[str, Any]:
