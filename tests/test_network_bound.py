@@ -55,7 +55,7 @@ def test_the_zoo_is_above_its_bound(name, batch, chip):
 
 
 @pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(graph=whole_graphs() | smooth_graphs())
 def test_random_graphs_are_above_their_bound(chip, graph):
     chip = replace(load_chip(chip), launch_overhead_s=0.0)  # nothing hides what is too high
@@ -239,6 +239,6 @@ def test_simulate_prints_bound_and_ledger(capsys):
     lines = capsys.readouterr().out.splitlines()
     table = lines[lines.index("where the time goes:") + 1 : -1]
     assert lines[-1].startswith("total ")
-    printed = {line[2:12].strip(): float(line.split("us")[0].split()[-1]) for line in table}
+    printed = {line[2:11].strip(): float(line.split("us")[0].split()[-1]) for line in table}
     assert sum(printed.values()) == pytest.approx(data["time_s"] * 1e6, abs=0.05)
     assert printed["bound"] == pytest.approx(data["bound_s"] * 1e6, abs=0.005)

@@ -296,6 +296,7 @@ def unknown_names(switches: Switches) -> list[str]:
 
 def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
     """Return the operators as lines of a table, where the time goes, and the totals."""
+    from ascend_lab.graph.ledger import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip
@@ -310,7 +311,7 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
         lines += [_line(op, total_s, count) for op, count in times.repeated()]
     else:
         lines += [_line(op, total_s) for op in times.operators]
-    lines += _causes(ledger)
+    lines += ledger_table(ledger)
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
         f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
@@ -321,18 +322,6 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     if times.on_ai_cpu:
         lines.append(_ai_cpu(times))
     return lines
-
-
-def _causes(found: Mapping[str, float]) -> list[str]:
-    """Return the terms of a ledger that are not nothing, a line each: time, share, what it is."""
-    from ascend_lab.graph.ledger import TERMS
-
-    total_s = sum(found.values()) or 1.0
-    rows = [(name, time_s) for name, time_s in found.items() if time_s * 1e6 >= 0.005]
-    return ["where the time goes:"] + [
-        f"  {name:10} {time_s * 1e6:10.2f} us {time_s / total_s:6.1%}  {TERMS[name]}"
-        for name, time_s in rows
-    ]
 
 
 def _ai_cpu(times: NetworkTimeline) -> str:

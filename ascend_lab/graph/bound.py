@@ -203,8 +203,8 @@ class _Work:
         """
         out = self.graph.types[node.output]
         if node.op in PRODUCTS:
-            rows = self.graph.types[node.inputs[0]].shape
-            return out.elements * _up(rows[-2 if node.attr("trans_a", False) else -1], depth)
+            first = self.graph.types[node.inputs[0]].shape
+            return out.elements * _up(first[-2 if node.attr("trans_a", False) else -1], depth)
         if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
             return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))

@@ -19,15 +19,15 @@ from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.sim.timeline import Timeline
 
 TERMS: Mapping[str, str] = {
-    "bound": "seconds that no schedule, fusion or slicing goes below, one launch among them",
-    "launches": "the host starts every kernel but the first",
-    "cube": "products beyond those of the bound: zeros that pad, halos; or hidden by it",
-    "cube fill": "the slowest core's cube works longer than an even share: heads, idle cores",
-    "memory": "bytes between device memory and L2 beyond the bound's: spills, second reads",
-    "vector": "the vector unit works, and neither cube nor memory hides it",
-    "copies": "a pipe that copies works, and nothing above hides it",
-    "AI CPU": "operators without a kernel, their launches included",
-    "waits": "what is left: latencies, flags, barriers, pipes that take turns",
+    "bound": "what no schedule or slicing goes below, one launch of it",
+    "launches": "the host starts kernels, but for the first",
+    "cube": "products with zeros that pad, or in halos, or hidden by the bound",
+    "cube fill": "the slowest cube beyond an even share: heads, idle cores",
+    "memory": "device memory beyond the bound's bytes: spills, second reads",
+    "vector": "vector work that neither cube nor memory hides",
+    "copies": "copies between buffers that nothing above hides",
+    "AI CPU": "operators without a kernel, and their launches",
+    "waits": "all that is left: latencies, flags, barriers, turns",
 }
 """The terms in order, and what each is."""
 FIRST = {"cube": ("cube", "cube fill"), "memory": ("memory",), "vector": ("vector",)}
@@ -75,6 +75,19 @@ def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
         "kernels": len(times.operators) - len(times.on_ai_cpu),
         "launches": len(times.operators),
     }
+
+
+def ledger_table(*ledgers: Mapping[str, float]) -> list[str]:
+    """Return the terms as lines: of each ledger microseconds and share, and what the term is."""
+    totals = [sum(found.values()) or 1.0 for found in ledgers]
+    lines = ["where the time goes:"]
+    for name, meaning in TERMS.items():
+        parts = [found[name] for found in ledgers]
+        if max(parts) >= 5e-9:
+            pairs = zip(parts, totals, strict=True)
+            columns = (f"{s * 1e6:10.2f} us {s / total:6.1%}" for s, total in pairs)
+            lines.append(f"  {name:9} {' '.join(columns)}  {meaning}")
+    return lines
 
 
 def _cut(phase: Timeline, order: tuple[str, ...], cycles: Counter[str]) -> None:
