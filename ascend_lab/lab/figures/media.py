@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from ascend_lab.lab.figures import style as st
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
@@ -87,6 +88,7 @@ def fig_cards(
         left.text(answer.by_station[name], i, f" {answer.by_station[name]}", va="center")
     left.set_yticks(range(len(names)), names)
     left.set_xlim(0, answer.cards * 1.2)
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_xlabel("cards that it asks for")
     counts = range(max(1, answer.cards - 2), answer.cards + 5)
     late = {
