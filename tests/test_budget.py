@@ -26,7 +26,7 @@ LINES = {
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 15100,
+    "graph": 15400,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
