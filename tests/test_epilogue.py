@@ -34,21 +34,12 @@ from ascend_lab.kernels import (
 )
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import supported_after
-from ascend_lab.kernels.epilogue import (
-    Epilogue,
-    Fix,
-    Operand,
-    Step,
-    demand_of,
-    fix_of,
-    plan_of,
-    supported,
-)
+from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
+from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
     pack_pointwise,
     pointwise_launch,
-    unpack_pointwise,
 )
 from ascend_lab.sim import execute, simulate
 
@@ -358,7 +349,7 @@ def test_a_pointwise_product_takes_an_epilogue():
     result = execute(pointwise_launch(shape, chip, None, RESIDUAL), tensors, chip)
     sums = conv2d_reference(x, weight, (1, 1), (0,) * 4).astype(np.float32)
     wanted = values(RESIDUAL, sums, {"bias": extra["bias"][:, None, None], "old": extra["old"]})
-    np.testing.assert_array_equal(unpack_pointwise(shape, result), wanted)
+    np.testing.assert_array_equal(unpack_conv(shape, {"y": result["c"]}), wanted)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import cross_core
-from ascend_lab.dsl import cross_core as memory_adds
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.kernels import cross_core_folds
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 WAYS: Mapping[str, tuple[str, str, str]] = {
@@ -49,8 +47,7 @@ def row_sums(rows: int, columns: int) -> te.Tensor:
 
 def fold_time(chip: Chip, shape: Shape, way: str, cores: int) -> KernelTimeline:
     """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
-    module = cross_core if hasattr(cross_core, way) else memory_adds
-    made = getattr(module, way)(row_sums(*shape), chip, cores)
+    made = getattr(cross_core_folds, way)(row_sums(*shape), chip, cores)
     return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
@@ -67,9 +64,9 @@ def fig_many_cores(
     whole 32-byte blocks. The grey teeth are `balance` of blocks of results.
     """
     chip = chip or load_chip("Ascend910A")
-    most = cross_core.vector_cores(chip)
+    most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
-    panels = [axes] if len(shapes) == 1 else list(axes)
+    panels = st.panels(axes)
     said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
     panels[0].set_ylabel("efficiency")
     panels[0].set_ylim(0, 1.09)
@@ -131,9 +128,8 @@ def fig_fold_crossover(
     ax.axhline(floor_cycles, color=st.GREY, lw=1)
     note = {"fontsize": 8, "color": st.INK, "ha": "right", "va": "bottom"}
     ax.text(rows[-1], floor_cycles * 1.04, "memory needs this", **note)
-    ax.set_xscale("log", base=2)
+    st.doubling(ax, rows)
     ax.set_yscale("log", base=2)
-    ax.set_xticks(rows, [f"{r:,}" for r in rows])
     top = max(map(max, cycles.values()))
     ticks = [1000 * 2**k for k in range(20) if floor_cycles * 0.7 < 1000 * 2**k < 1.5 * top]
     ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
@@ -218,11 +214,10 @@ def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
         place = (0, start) if axis == "rows" else (start, 0)
         width, height = (1.0, size) if axis == "rows" else (size, 1.0)
         face = st.SKY if core % 2 else st.BLUE
-        ax.add_patch(Rectangle(place, width, height, facecolor=face, edgecolor="white", lw=0.5))
+        st.box(ax, place[0], place[1], width, height, facecolor=face, edgecolor="white", lw=0.5)
         if size > 0.06:
             at = (place[0] + width / 2, place[1] + height / 2)
-            ink = st.INK if core % 2 else "white"
-            ax.text(*at, str(core), ha="center", va="center", color=ink, fontsize=8)
+            st.put(ax, *at, str(core), color=st.INK if core % 2 else "white")
         start += size
     ax.set(xlim=(-0.02, 1.02), ylim=(1.02, -0.02), aspect="equal")
     ax.axis("off")
