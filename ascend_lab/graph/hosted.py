@@ -12,7 +12,6 @@ on the device, as for networks without such nodes; what is constant lies on both
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
-from ascend_lab.graph.compile import compile_graph
+from ascend_lab.graph.ai_cpu import CpuTimeline
+from ascend_lab.graph.compile import FORMATS, compile_graph
 from ascend_lab.graph.engines import CORE, CPU, HOST, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
@@ -43,7 +43,6 @@ from ascend_lab.graph.onnx.host import (
 )
 from ascend_lab.graph.onnx.model_file import Parts, whole_parts
 from ascend_lab.graph.onnx.tensors import NUMPY, Limits
-from ascend_lab.sim import KernelTimeline
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -51,51 +50,6 @@ if TYPE_CHECKING:
     from ascend_lab.graph.tasks import Compiled
 
 COPY, INPUTS, OUTPUTS = "copy", "graph inputs", "graph outputs"
-
-
-@dataclass(frozen=True, slots=True)
-class OutsideTimeline(KernelTimeline):
-    """Time of a node on the AI CPU or the host, or of a copy, in cycles of the NPU's clock."""
-
-    engine: str
-    busy_s: float
-    overhead_s: float
-    moved_bytes: int
-
-    @property
-    def cycles(self) -> int:
-        """Cycles of moving the bytes."""
-        return math.ceil(self.busy_s * self.chip.clock_hz)
-
-    @property
-    def launch_cycles(self) -> int:
-        """Cycles until it starts."""
-        return round(self.overhead_s * self.chip.clock_hz)
-
-    @property
-    def core_count(self) -> int:
-        """None of the NPU's cores works."""
-        return 0
-
-    @property
-    def busy_cycles(self) -> Mapping[str, int]:
-        """Cycles the engine works."""
-        return {self.engine: self.cycles}
-
-    @property
-    def path_bytes(self) -> Mapping[tuple[str, str], int]:
-        """Bytes read and written together."""
-        return {("GM" if self.engine != HOST else HOST, self.engine): self.moved_bytes}
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the device's memory: the host has its own."""
-        return 0 if self.engine == HOST else self.moved_bytes
-
-    @property
-    def bound_by(self) -> str:
-        """Return "launch" or the engine."""
-        return "launch" if self.launch_cycles > self.cycles else self.engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +117,7 @@ class Hosted:
             for node in part.nodes:
                 operators += self._copies(works[title(node)], copied)
                 if part.compiled is None:
-                    operators.append(self._outside(node))
+                    operators.append(self._node(node, works[title(node)]))
             if part.compiled is not None:
                 operators += simulate_graph(part.compiled).operators
         operators += self._copies(works[OUTPUTS], copied)
@@ -173,16 +127,13 @@ class Hosted:
         """Return the times as a network's, and in its totals what ran where, and why."""
         times = self.timeline()
         data = times.summary()
-        outside = [op for op in times.operators if isinstance(op.timeline, OutsideTimeline)]
         rule = self.problem.cheapest_engine()
-        for engine, key in ((CPU, "ai_cpu"), (HOST, "host"), (COPY, "copy")):
-            found = [op for op in outside if op.timeline.engine == engine]
-            names = [*data["totals"].get(f"{key}_operators", ()), *(op.name for op in found)]
-            seconds = data["totals"].get(f"{key}_time_s", 0.0) + sum(op.time_s for op in found)
-            data["totals"] |= {f"{key}_operators": names, f"{key}_time_s": seconds}
-        share = data["totals"]["ai_cpu_time_s"] / times.time_s if times.operators else 0.0
-        data["totals"] |= {"kernels": data["totals"]["kernels"] - len(outside),
-                           "ai_cpu_share": share}  # fmt: skip
+        outside = [(op, op.timeline.busy_cycles) for op in times.operators]
+        for engine, key in ((HOST, "host"), (COPY, "copy")):
+            found = [op for op, busy in outside if engine in busy]
+            data["totals"]["kernels"] -= len(found)
+            data["totals"] |= {f"{key}_operators": [op.name for op in found],
+                               f"{key}_time_s": sum(op.time_s for op in found)}  # fmt: skip
         data["placement"] = {
             "engines": self.off_core,
             "reasons": {name: self.reasons[name] for name in self.off_core if name in self.reasons},
@@ -218,21 +169,23 @@ class Hosted:
         return [self._copy(tensor, to_host) for tensor in new]
 
     def _copy(self, tensor: str, to_host: bool) -> OperatorTime:
-        size, busy_s = size_bytes(self.values[tensor]), self.problem.copy_s[tensor]
-        over_s = self.host.copy_overhead_s
-        where = "to the host" if to_host else "to the device"
-        timeline = OutsideTimeline(tensor, self.chip, (), COPY, busy_s - over_s, over_s, size)
-        return OperatorTime(tensor, f"{COPY} {where}", timeline)
+        title = f"{COPY} to the {'host' if to_host else 'device'}"
+        over_s, size = self.host.copy_overhead_s, size_bytes(self.values[tensor])
+        seconds = (over_s, self.problem.copy_s[tensor] - over_s)
+        return self._outside(tensor, title, COPY, size, seconds)
 
-    def _outside(self, node: NodeProto) -> OperatorTime:
-        name = title(node)
-        engine = self.placement.engines[name]
+    def _node(self, node: NodeProto, work: Work) -> OperatorTime:
+        engine = self.placement.engines[work.name]
         over_s = self.host.overhead_s if engine == HOST else self.chip.ai_cpu_overhead_s
-        busy_s = {w.name: w for w in self.problem.works}[name].seconds[engine] - over_s
-        timeline = OutsideTimeline(
-            name, self.chip, (), engine, busy_s, over_s, moved_bytes(node, self.values)
-        )
-        return OperatorTime(name, f"{node.op_type} on the {engine}", timeline)
+        seconds, size = (over_s, work.seconds[engine] - over_s), moved_bytes(node, self.values)
+        return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
+
+    def _outside(
+        self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
+    ) -> OperatorTime:
+        missed = 0 if engine == HOST else size
+        moved = (size, 0, 0, missed, 0.0)
+        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, engine, seconds))
 
 
 def place_model(
@@ -252,6 +205,8 @@ def place_model(
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
     limits = Limits()
+    if dtype not in FORMATS:
+        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
     parts = whole_parts(source, limits)
     feed = dict(given or {}) or random_feed(parts, shapes or {}, batch, limits, seed)
     if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
@@ -373,6 +328,9 @@ class _Placer:
                 if pinned.keys() >= set(error.names):
                     raise
                 pinned |= {name: self.values[name] for name in error.names}
+        if pinned and not imported.graph.nodes:
+            needed = f"{title(nodes[0])}: a result that sizes alone decide"
+            raise UnsupportedError(needed, "one that values decide")
         return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
 
     def _later(self, nodes: tuple[NodeProto, ...]) -> list[str]:
