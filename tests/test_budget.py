@@ -37,15 +37,15 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
-    "runtime": 1300,
+    "runtime": 2360,
     "serving": 2400,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 410
-IMPORT_LINES = 5950
-ROAD = 113
+FILES = 415
+IMPORT_LINES = 6000
+ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
