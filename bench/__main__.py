@@ -17,8 +17,8 @@ from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
-from bench.runtime import runtime_figures
 from bench.media import media_figures
+from bench.runtime import runtime_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,

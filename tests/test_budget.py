@@ -27,7 +27,7 @@ LINES = {
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 15100,
+    "graph": 15605,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
@@ -45,7 +45,7 @@ LINES = {
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 407
 IMPORT_LINES = 5915
-ROAD = 113
+ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

@@ -222,7 +222,9 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph.bound import bound_of
     from ascend_lab.graph.compile import Road, front_stages
+    from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
     from ascend_lab.graph.switches import Switches, read_switches
 
@@ -246,7 +248,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
+    found = account(times, bound_of(front.rewritten, chip))
+    lines = table(times, len(graph.nodes), found["ledger"])
+    emit(arguments.json, {**times.summary(), **found}, lines)
     return 0
 
 
@@ -284,8 +288,9 @@ def unknown_names(switches: Switches) -> list[str]:
     return sorted({name for _, name in switches.named} - known)
 
 
-def table(times: NetworkTimeline, nodes: int) -> list[str]:
-    """Return the operators as lines of a table, and the totals."""
+def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
+    """Return the operators as lines of a table, where the time goes, and the totals."""
+    from ascend_lab.graph.ledger import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip
@@ -300,6 +305,7 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
         lines += [_line(op, total_s, count) for op, count in times.repeated()]
     else:
         lines += [_line(op, total_s) for op in times.operators]
+    lines += ledger_table(ledger)
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
         f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
