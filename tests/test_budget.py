@@ -43,8 +43,8 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 407
-IMPORT_LINES = 5915
+FILES = 409
+IMPORT_LINES = 5925
 ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
