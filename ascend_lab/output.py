@@ -23,7 +23,9 @@ _PATTERN = ".ascend_lab-*.tmp"
 _REMEDIES = {errno.ENOSPC: "free some space", errno.ENOENT: "make its folder first"}
 
 
-def write_whole(path: str | Path, data: bytes | str, *, only_files: bool = False) -> None:
+def write_whole(
+    path: str | Path, data: bytes | memoryview | str, *, only_files: bool = False
+) -> None:
     """Write `data` (text as UTF-8) to `path`; if that fails, what was there stays as it was.
 
     A link is followed and stays one; a device, a pipe and what /dev/stdout and its like name are
@@ -77,7 +79,7 @@ def _status(path: Path, follow: bool) -> os.stat_result | None:
         return None
 
 
-def _append(path: str | Path, raw: bytes, own: re.Match[str] | None) -> None:
+def _append(path: str | Path, raw: bytes | memoryview, own: re.Match[str] | None) -> None:
     """Write to what takes data as it comes; a pipe that nobody reads is an error, no wait."""
     if own:
         if sys.stdout:
@@ -90,7 +92,7 @@ def _append(path: str | Path, raw: bytes, own: re.Match[str] | None) -> None:
         out.write(raw)
 
 
-def _replace(file: Path, raw: bytes, found: os.stat_result | None) -> None:
+def _replace(file: Path, raw: bytes | memoryview, found: os.stat_result | None) -> None:
     """Write beside `file`, then put that in its place, with its permissions."""
     if found and not os.access(file, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

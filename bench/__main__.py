@@ -16,6 +16,7 @@ from bench import peers, tuners
 from bench.cluster import cluster_figures, strategy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
+from bench.media import media_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,
@@ -42,6 +43,7 @@ BENCHES = (
     cluster_figures,
     strategy_figures,
     gradient_figures,
+    media_figures,
     bench_import,
 )
 

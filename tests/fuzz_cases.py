@@ -31,7 +31,7 @@ from ascend_lab.limits import count, decimal, whole
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
-OUTPUTS = ("json", "trace", "outputs", "fusion_result")
+OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "records")
 
 NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
            str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
@@ -88,11 +88,18 @@ GOOD: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam", "sgd"),
     "job_type": ("2", "2", "2", "1", "1,2", "4"),
     "framework": ("5",),
-    "output": ("folder", "."),
+    "aoe output": ("folder", "."),
+    "aipp config": ("aipp.cfg",),
+    "image": ("frame.npy",),
     "precision_mode": ("force_fp16", "allow_fp32_to_bf16"),
     "executor": ("serial",),
     "operand": ("bank.jsonl", "bank.db", "0"),
-    **dict.fromkeys(OUTPUTS, ("new.json", "old.json")),
+    **dict.fromkeys((*OUTPUTS[:4], "records"), ("new.json", "old.json")),
+    "values": ("x.npy",),
+    "calibration": ("x.npz",),
+    "config": ("amct.cfg",),
+    "quantize output": ("new.onnx",),
+    **dict.fromkeys(("calibrate method", "quantize method"), ("kl", "ifmr", "minmax", "hfmg")),
     "json": ("new.json", "old.json", "-"),
 }  # fmt: skip
 """Good values by verb and argument, or by argument alone."""
@@ -135,6 +142,10 @@ def files() -> dict[str, bytes]:
     """Return what lies in the folder before each command."""
     arrays = io.BytesIO()
     np.savez(arrays, x=np.ones((1, 16), np.float32))
+    frame = io.BytesIO()
+    np.save(frame, np.arange(24, dtype=np.uint8))
+    values = io.BytesIO()
+    np.save(values, np.linspace(-1, 2, 64, dtype=np.float32))
     words = io.BytesIO()
     with zipfile.ZipFile(words, "w") as archive:
         archive.writestr("x.npy", "no array")
@@ -151,6 +162,11 @@ def files() -> dict[str, bytes]:
         "words.csv": b"a,b\n1\n\xc2\xb2,x,y\n",
         "words.npz": words.getvalue(),
         "x.npz": arrays.getvalue(),
+        "frame.npy": frame.getvalue(),
+        "aipp.cfg": b"aipp_op { aipp_mode: static input_format: RGB888_U8 "
+        b"src_image_size_w: 4 src_image_size_h: 2 }",
+        "x.npy": values.getvalue(),
+        "amct.cfg": b"common_config { hfmg_quantize { num_of_bins: 1024 } }",
         "model.onnx": relu_model(1),
         "open.onnx": relu_model("n"),
         "half.onnx": relu_model(1)[:90],
@@ -321,6 +337,7 @@ def _check_files(words: Sequence[str], code: int, contents: dict[str, bytes], fo
         own = name in named or (words[:3] == ["aoe", "bank", "export"] and name in words)
         assert own, f"{name} was changed"
         assert code in (0, 1), f"{name} was changed by a command that failed"
-        if not zipfile.is_zipfile(io.BytesIO(now)) and "export" not in words:
+        array = now.startswith(b"\x93NUMPY") or zipfile.is_zipfile(io.BytesIO(now))
+        if not array and "export" not in words:
             json.loads(now)
     assert (folder / "loop").readlink() == Path("loop") and not any(folder.glob(".ascend_lab-*"))

@@ -13,7 +13,7 @@ from ascend_lab.errors import InputError
 from ascend_lab.graph import compile_stages, simulate_graph
 from ascend_lab.graph.fusion import Count, fusion_rule, rules_restored
 from ascend_lab.graph.switches import parse_switches
-from ascend_lab.isa import parse_program
+from ascend_lab.isa import KernelBuilder, parse_program
 from ascend_lab.lab.checks import check_ex_10_1, check_ex_10_3, check_ex_10_4, check_ex_10_5
 from ascend_lab.lab.checks.chapter10 import (
     draw_network,
@@ -22,7 +22,6 @@ from ascend_lab.lab.checks.chapter10 import (
     mish_rule,
     network,
     proposals,
-    shifted_program,
     tanh_gradient,
 )
 from ascend_lab.lab.figures.fusing import (
@@ -214,6 +213,30 @@ def test_the_schedule_check_tells_what_is_wrong():
         result = check_ex_10_4(wrong)
         assert not result.passed
         assert message in str(result)
+
+
+def shifted_program(tiles, shift):
+    """Return the program exercise 10.5 asks for: the last tile first, on one core of the Toy."""
+    chip, shape = load_chip("Toy"), (8, 128)
+    k = KernelBuilder("shifted", chip)
+    x, b = k.tensor("x", "fp16", tiles * 1024 + shift), k.tensor("b", "fp16", tiles * 1024)
+    loads = [k.queue(f"{n}_ub", "UB", "fp16", 1024, src="MTE2", dst="V", depth=2) for n in "xb"]
+    out = k.queue("y_ub", "UB", "fp16", 1024, src="V", dst="MTE3", depth=2)
+    with k.loop("i", tiles) as i:
+        at = (tiles - 1 - i) * 1024
+        for queue, tensor in zip(loads, (x, b), strict=True):
+            k.copy(queue.alloc().region(), tensor.region(at, 1024))
+            queue.enqueue()
+        one, two = (queue.dequeue().region(0, shape) for queue in loads)
+        result = out.alloc().region(0, shape)
+        k.vector("vadd", result, one, two)
+        k.vector("vrelu", result, result)
+        for queue in loads:
+            queue.free()
+        out.enqueue()
+        k.copy(x.region(at + shift, 1024), out.dequeue().region())
+        out.free()
+    return k.finish()
 
 
 def test_the_in_place_check_tells_what_is_wrong():

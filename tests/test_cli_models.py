@@ -40,6 +40,10 @@ def test_zoo_lists_all_models_and_counts_one(capsys):
     assert code == 0
     assert "25,557,032" in out
     assert "arXiv 1512.03385" in out
+    wide = run_json(capsys, "zoo", "mobilenet_v1", "--width", "0.5", "--resolution", "128")
+    assert (wide["parameters"], wide["input_shape"]) == (1_331_592, [1, 3, 128, 128])
+    why = run_json(capsys, "zoo", "mobilenet_v3_small", "--chip", "Ascend310")
+    assert why["time_s"] > why["bound_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,10 @@ def test_zoo_lists_all_models_and_counts_one(capsys):
         (("zoo", "resnet50", "--width", "0.5"), "a width to choose"),
         (("zoo", "bert_base", "--resolution", "64"), "a size to choose"),
         (("zoo", "--width", "0.5"), "--width only with a model's name"),
+        (("zoo", "mobilenet_v2", "--width", "0"), "a width from 0.05 to 8.0"),
+        (("zoo", "mobilenet_v2", "--width", "nan"), "a number"),
+        (("zoo", "--chip", "Ascend310"), "a model's name with --chip"),
+        (("zoo", "mobilenet_v2", "--chip", "Ascend311"), "Ascend310"),
         (("zoo", "resnet50", "--resolution", "0"), "batch and size >= 1"),
         (("zoo", "resnet50", "--batch", "-1"), "batch and size >= 1"),
         (("zoo", "resnet50", "--batch", "nan"), "whole number"),

@@ -48,7 +48,6 @@ from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
     pack_pointwise,
     pointwise_launch,
-    unpack_pointwise,
 )
 from ascend_lab.sim import execute, simulate
 
@@ -358,7 +357,7 @@ def test_a_pointwise_product_takes_an_epilogue():
     result = execute(pointwise_launch(shape, chip, None, RESIDUAL), tensors, chip)
     sums = conv2d_reference(x, weight, (1, 1), (0,) * 4).astype(np.float32)
     wanted = values(RESIDUAL, sums, {"bias": extra["bias"][:, None, None], "old": extra["old"]})
-    np.testing.assert_array_equal(unpack_pointwise(shape, result), wanted)
+    np.testing.assert_array_equal(unpack_conv(shape, {"y": result["c"]}), wanted)
 
 
 @pytest.mark.parametrize(

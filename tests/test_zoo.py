@@ -78,8 +78,8 @@ def small(name: str, **more: object) -> Graph:
 
 
 def test_every_model_has_its_row() -> None:
-    assert set(PUBLISHED) == set(zoo.ZOO)
-    assert len(zoo.ZOO) >= 18
+    assert set(PUBLISHED) <= set(zoo.ZOO)  # the light ones: test_zoo_light.py
+    assert len(zoo.ZOO) >= 70
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

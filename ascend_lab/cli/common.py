@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from ascend_lab.graph.onnx import Imported
 
 
-OUTPUTS = ("json", "trace", "outputs", "fusion_result", "figure")
+OUTPUTS = (
+    "json",
+    "trace",
+    "output",
+    "outputs",
+    "fusion_result",
+    "check_report",
+    "figure",
+    "records",
+)
 """Arguments that name a file to write; only JSON can be printed, with -."""
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""
@@ -211,10 +220,17 @@ def import_with(
 ) -> Imported:
     """Return a file's or the zoo's model; inputs that steer shapes are pinned to the values given.
 
-    The arrays given also say the sizes that the model and the caller leave open.
+    The arrays given also say the sizes that the model and the caller leave open. Of an offline
+    model it is the gear for these sizes.
     """
     from ascend_lab.graph.models import load_model
+    from ascend_lab.runtime.container import is_offline
 
+    if is_offline(model):
+        from ascend_lab.runtime import load_offline
+
+        sizes = {name: array.shape for name, array in (given or {}).items()}
+        return load_offline(model).gear({**sizes, **shapes}, batch).imported
     return load_model(model, given=given, shapes=shapes, batch=batch)
 
 

@@ -6,12 +6,15 @@ import argparse
 from typing import Any
 
 from ascend_lab.cli.common import JSON, Verb, emit, flag, refuse_idle
+from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph import zoo
 
+    if arguments.chip is not None:
+        return _why(arguments)
     if arguments.name is None:
         refuse_idle(arguments, "with a model's name", "--width", "--resolution")
         rows = {name: zoo.counts_of(name, batch=arguments.batch) for name in zoo.ZOO}
@@ -34,6 +37,18 @@ def _zoo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _why(arguments: argparse.Namespace) -> int:
+    """Print why a model takes as long as it does on a chip."""
+    from ascend_lab.graph.zoo.why import why, why_lines
+
+    refuse_idle(arguments, "without --chip", "--width", "--resolution")
+    if arguments.name is None:
+        raise InputError("a model's name with --chip", "none", "e.g. zoo mobilenet_v2 --chip C")
+    rows = why([arguments.name.removeprefix("zoo:")], arguments.chip, batch=arguments.batch)
+    emit(arguments.json, rows[0], why_lines(rows))
+    return 0
+
+
 VERBS = (
     Verb(
         "zoo", "list the models that zoo:NAME gives, or one model's counts", _zoo,
@@ -42,6 +57,7 @@ VERBS = (
             flag("--batch", type=count, default=1, metavar="N", help="images or sequences (1)"),
             flag("--width", type=decimal, metavar="W", help="factor of the channels, e.g. 0.75"),
             flag("--resolution", type=count, metavar="P", help="pixels of an image's side"),
+            flag("--chip", help="say why the model is fast or slow on a chip"),
             JSON,
         ),
     ),

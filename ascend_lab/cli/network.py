@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import lzma
 import sys
 import tokenize
@@ -17,7 +18,6 @@ import numpy as np
 
 from ascend_lab.cli.common import (
     BATCH,
-    CHIP,
     JSON,
     MODEL,
     SHAPES,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ascend_lab.graph.fusion import Fused
     from ascend_lab.graph.ir import Graph
     from ascend_lab.graph.switches import Switches
+    from ascend_lab.runtime import OfflineModel
 
 
 Arrays = dict[str, Any]
@@ -91,12 +92,33 @@ def _run_compiled(arguments: argparse.Namespace, graph: Graph, inputs: Arrays) -
     """Return the outputs that the kernels compute, default or tuned ones."""
     from ascend_lab.graph import compile_graph, run_tasks
 
+    if _is_offline(arguments.model):
+        sizes = {name: graph.types[name].shape for name in graph.inputs}
+        return _offline(arguments).gear(sizes).run(inputs, kernels=True)
     compiled = compile_graph(graph, chip_with(arguments))
     if is_tuned(arguments):
         compiled = with_tuned(compiled, arguments)
     found = run_tasks(compiled, inputs)
     # rewrites and conversions give outputs other names, in the same order
     return {n: found[own] for n, own in zip(graph.outputs, compiled.graph.outputs, strict=True)}
+
+
+def _is_offline(model: str) -> bool:
+    from ascend_lab.runtime.container import is_offline
+
+    return is_offline(model)
+
+
+def _offline(arguments: argparse.Namespace) -> OfflineModel:
+    """Return a compiled model; raise `InputError` for a chip that it was not compiled for."""
+    from ascend_lab.chip import load_chip
+    from ascend_lab.runtime import load_offline
+
+    idle = ("--tuned", "--bank", "--aicore-num", "--dtype", "--fusion-switch", "--fusion-result",
+            "--no-fusion", "--memory-limit")  # fmt: skip
+    refuse_idle(arguments, "for a model that is not compiled yet", *idle)
+    chip = load_chip(arguments.chip) if "chip" in arguments.given else None
+    return load_offline(arguments.model, chip)
 
 
 def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
@@ -167,6 +189,23 @@ def load_arrays(path: str) -> Arrays:
     return found
 
 
+def load_array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of numbers"
+    try:
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        refuse_above(f"{path}: bytes", file.stat().st_size, ARRAY_BYTES, "use fewer")
+        with file.open("rb") as stream:
+            array = np.lib.format.read_array(stream, allow_pickle=False)
+    except _DAMAGED as error:
+        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
+    if array.dtype.kind not in "biuf":
+        raise InputError(what, f"{array.dtype} in {path}", "numpy.save writes one")
+    return array
+
+
 _DAMAGED = (
     OSError, ValueError, LookupError, EOFError, SyntaxError, TypeError, RuntimeError, MemoryError,
     zipfile.BadZipFile, tokenize.TokenError, zlib.error, lzma.LZMAError,
@@ -193,6 +232,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.network import write_network_trace
     from ascend_lab.graph.switches import Switches, read_switches
 
+    if _is_offline(arguments.model):
+        return _simulate_offline(arguments)
+    if arguments.chip is None:
+        raise InputError("--chip with a chip name or file", "none", "see `ascend-lab chips`")
     chip = chip_with(arguments)
     if arguments.memory_limit is not None and arguments.memory_limit < 1:
         raise InputError(
@@ -210,6 +253,16 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if arguments.fusion_result:
         write_whole(arguments.fusion_result, fused.result_json(front.matches))
     emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
+    return 0
+
+
+def _simulate_offline(arguments: argparse.Namespace) -> int:
+    """Print the times that a compiled model holds."""
+    times = _offline(arguments).gear(shapes_of(arguments), arguments.batch).times
+    if arguments.trace:
+        trace = {"traceEvents": times["events"], "displayTimeUnit": "ns"}
+        write_whole(arguments.trace, json.dumps(trace))
+    emit(arguments.json, times["summary"], times["table"])
     return 0
 
 
@@ -309,7 +362,8 @@ VERBS = (
         "simulate", "time an ONNX model on a chip, operator by operator", _simulate,
         (
             MODEL,
-            CHIP, SHAPES, BATCH,
+            flag("--chip", help="a preset name or your own .toml file; a compiled model has one"),
+            SHAPES, BATCH,
             flag("--dtype", default="fp16", help="fp16 (default), bf16 or int8"),
             flag("--fusion-switch", metavar="F", help="a fusion_switch.cfg file"),
             flag("--fusion-result", metavar="F", help="write fusion_result.json to F"),

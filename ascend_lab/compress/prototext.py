@@ -9,6 +9,7 @@ the key is refused.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,8 +19,8 @@ from ascend_lab.limits import number_of, shown, whole_of
 
 Table = Mapping[str, Any]
 Message = dict[str, Any]
-DEEPEST = 16
-"""Messages inside each other."""
+DEEPEST, FEW = 16, 8
+"""Messages inside each other; keys that a message about an unknown one can list."""
 _TOKEN = re.compile(
     r"""(?P<space>\s+|\#[^\n]*)|(?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')"""
     r"""|(?P<word>[-+.\w]+)|(?P<mark>[{}<>:;,\[\]])"""
@@ -88,7 +89,8 @@ class _Reader:
         while self.token and self.token != end:
             key = self.take()
             if key not in table:
-                raise self.error(f"one of the keys {', '.join(table)}", shown(key), "drop it")
+                near = difflib.get_close_matches(key, table, 1 if len(table) > FEW else FEW, 0.0)
+                raise self.error(f"a key such as {', '.join(near)}", shown(key), "drop it")
             kind = table[key]
             if isinstance(kind, str):
                 raise UnsupportedError(f"{self.where}: line {self.line}: no key {key}", kind)

@@ -26,7 +26,7 @@ from ascend_lab.layout import unpack
 from ascend_lab.sim import KernelTimeline
 from ascend_lab.sim.l2 import Access, DeviceMemory
 
-NAME = "AI CPU"
+NAME, LOADER = "AI CPU", "AIPP"
 CUBE = (*CONVOLUTIONS, *PRODUCTS, "conv_transpose2d", "conv2d_grad_weight", "flash_attention")
 """Operators of many multiplications a byte."""
 
@@ -39,6 +39,7 @@ class CpuKernel(Kernel):
     writes: tuple[Buffer, ...]
     factor_bytes: int
     reason: str
+    engine: str = NAME
 
     def __post_init__(self) -> None:
         """Have nothing to check: there are no phases."""
@@ -58,17 +59,21 @@ class CpuTimeline(KernelTimeline):
     factor_bytes: int
     missed_bytes: int
     hit_share: float
+    engine: str = NAME
 
     @property
     def cycles(self) -> int:
         """Cycles of moving the bytes."""
-        moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
-        return math.ceil(moved / self.chip.ai_cpu_rate_bytes_per_s * self.chip.clock_hz)
+        moved, rate = self.read_bytes, self.chip.device_memory.rate_bytes_per_s
+        if self.engine == NAME:
+            moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
+            rate = self.chip.ai_cpu_rate_bytes_per_s
+        return math.ceil(moved / rate * self.chip.clock_hz)
 
     @property
     def launch_cycles(self) -> int:
-        """Cycles until the AI CPU starts."""
-        return round(self.chip.ai_cpu_overhead_s * self.chip.clock_hz)
+        """Cycles until the AI CPU starts; the core's own loader has nothing to start."""
+        return round(self.chip.ai_cpu_overhead_s * self.chip.clock_hz) * (self.engine == NAME)
 
     @property
     def core_count(self) -> int:
@@ -78,12 +83,12 @@ class CpuTimeline(KernelTimeline):
     @property
     def busy_cycles(self) -> Mapping[str, int]:
         """Cycles it works, under its name as pipes have theirs."""
-        return {NAME: self.cycles}
+        return {self.engine: self.cycles}
 
     @property
     def path_bytes(self) -> Mapping[tuple[str, str], int]:
         """Bytes moved per (src, dst)."""
-        return {("GM", NAME): self.read_bytes, (NAME, "GM"): self.written_bytes}
+        return {("GM", self.engine): self.read_bytes, (self.engine, "GM"): self.written_bytes}
 
     @property
     def memory_bytes(self) -> int:
@@ -103,7 +108,7 @@ class CpuTimeline(KernelTimeline):
     @property
     def bound_by(self) -> str:
         """Return "launch" or the AI CPU."""
-        return "launch" if self.launch_cycles > self.cycles else NAME
+        return "launch" if self.launch_cycles > self.cycles else self.engine
 
 
 def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
@@ -113,10 +118,12 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
     chip whose file knows no AI CPU.
     """
     node, types = piece.graph.nodes[0], piece.graph.types
+    engine = LOADER if node.has("frames") else NAME
     foreign = any(kind.dtype == "bf16" for kind in types.values()) and "bf16" not in chip.cube
     fault = isinstance(why, GraphError) or len(piece.graph.nodes) > 1
     whole = node.op in (*CONVOLUTIONS, *PRODUCTS) and types[node.inputs[0]].dtype == "int32"
-    if fault or foreign or not chip.ai_cpu_rate_bytes_per_s or (node.op in CUBE and not whole):
+    missing = engine == NAME and not chip.ai_cpu_rate_bytes_per_s
+    if fault or foreign or missing or (node.op in CUBE and not whole):
         raise why
     reads, writes = (
         tuple(
@@ -134,7 +141,8 @@ def on_ai_cpu(piece: Piece, chip: Chip, why: AscendLabError) -> Lowered:
             depth = x.shape[-2 if node.attr("trans_a", False) else -1]
         each = DTYPE_BYTES[x.dtype] + DTYPE_BYTES[weight.dtype]
         factors = piece.output.elements * depth * each
-    return Lowered(CpuKernel(f"{node.op} on the {NAME}", (), reads, writes, factors, str(why)))
+    title = f"{node.op} on the {engine}"
+    return Lowered(CpuKernel(title, (), reads, writes, factors, str(why), engine))
 
 
 def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) -> CpuTimeline:
@@ -149,7 +157,8 @@ def time_cpu(kernel: CpuKernel, chip: Chip, memory: DeviceMemory | None = None) 
     from_memory = read - round(hit) + outcome.write_back_bytes
     share = hit / read if read else 0.0
     factors = kernel.factor_bytes
-    return CpuTimeline(kernel.name, chip, (), read, written, factors, from_memory, share)
+    moved = (read, written, factors, from_memory)
+    return CpuTimeline(kernel.name, chip, (), *moved, share, kernel.engine)
 
 
 def run_cpu(graph: Graph, node: Node, stored: Sequence[Values]) -> dict[str, Values]:

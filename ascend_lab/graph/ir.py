@@ -284,11 +284,13 @@ TRANS_DATA = Operator(
     allows_empty=True,
 )
 """The node between two layouts: it changes where elements lie, not what they are."""
+GRAPH_ONLY: dict[str, Operator] = {TRANS_DATA.name: TRANS_DATA}
+"""Operators that only compilers put into graphs; a room to the right may add its own."""
 
 
 def operator_of(op: str) -> Operator:
     """Return the operator a node names; raise `InputError` with near names for an unknown one."""
-    return TRANS_DATA if op == "trans_data" else get(op)
+    return GRAPH_ONLY[op] if op in GRAPH_ONLY else get(op)
 
 
 def infer(op: str, given: Sequence[TensorType], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:

@@ -117,6 +117,8 @@ class Assigner:
         narrow = node.has("channel sums") and DTYPE_BYTES[kinds[0].dtype] == 2
         if narrow or (node.has("pool gradient") and out == "fp16"):
             return ("NC1HWC0",) * count, "NC1HWC0"
+        if node.has("frames"):
+            return ("ND",) * count, "NC1HWC0"
         if node.op == "conv2d_grad_weight":
             groups = node.attr("groups", 1)
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:

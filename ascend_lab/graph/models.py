@@ -68,8 +68,7 @@ def _built(name: str, sizes: Mapping[str, tuple[int, ...]], batch: int | None) -
         for kind in graph.out_types(node):
             check_size(f"{name}, node {node.name}", kind.shape, Limits())
     for key, shape in sizes.items():
-        kind = graph.types.get(key) if key in graph.inputs else None
-        if kind is None or kind.shape != tuple(shape):
+        if key not in graph.inputs or graph.types[key].shape != tuple(shape):
             wanted = ", ".join(f"{n}{list(graph.types[n].shape)}" for n in graph.inputs)
             raise InputError(f"{name}: inputs {wanted}", f"{key}{list(shape)}", "mend the shape")
     return graph

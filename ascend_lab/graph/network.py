@@ -106,7 +106,8 @@ class NetworkTimeline:
     @property
     def on_ai_cpu(self) -> tuple[OperatorTime, ...]:
         """The operators that no kernel computes."""
-        return tuple(op for op in self.operators if isinstance(op.timeline, CpuTimeline))
+        found = ((op, op.timeline) for op in self.operators)
+        return tuple(op for op, t in found if isinstance(t, CpuTimeline) and t.engine == NAME)
 
     @property
     def ai_cpu_s(self) -> float:
@@ -158,7 +159,7 @@ def simulate_graph(
     for task, kernel, own in _kernels(compiled, memory, places):
         title = task.op
         if isinstance(kernel, CpuKernel):
-            title = f"{title} on the {NAME}"
+            title = f"{title} on the {kernel.engine}"
             timeline: KernelTimeline = time_cpu(kernel, compiled.chip, own)
         else:
             timeline = simulate_kernel(kernel, compiled.chip, own)

@@ -124,6 +124,7 @@ TRAITS = {
     "channel sums": "sums over images and pixels, one per channel",
     "image fold": "folds the pixels of each channel of an image",
     "in place": "its kernel changes an input",
+    "frames": "makes images of raw bytes on their way into the core: no kernel, no launch",
     "busy": "takes at least one vector operation per result, fused or not",
 }
 """What the traits of an operator mean."""

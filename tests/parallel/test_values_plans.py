@@ -202,3 +202,14 @@ def test_what_is_held_is_what_the_memory_model_says(stage: int, data: int, exper
         sizes = state_bytes(parameters, sharers, stage)
         wanted = [a + b / c for a, b, c in zip(wanted, sizes, (2, 2, 12), strict=True)]
     assert list(run.held.values()) == wanted
+
+
+def test_adam_forgets_the_mean_and_the_mean_square_each_at_its_own_rate() -> None:
+    adam, weight, mean, square = values.Adam(lr=0.1), np.ones(1), 0.0, 0.0
+    expected, state = 1.0, values.Adam().start(weight)
+    for step, grad in enumerate((2.0, -1.0, 0.5), 1):
+        weight, state = adam.update(weight, np.full(1, grad), state, step)
+        mean, square = 0.9 * mean + 0.1 * grad, 0.999 * square + 0.001 * grad**2
+        size = np.sqrt(square / (1 - 0.999**step)) + 1e-8
+        expected -= 0.1 * mean / (1 - 0.9**step) / size
+        assert weight == pytest.approx(expected, rel=1e-5)

@@ -12,21 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.graph.counts import macs, parameters
+from ascend_lab.graph.counts import macs, parameters, published_macs
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo import convolutional as c
+from ascend_lab.graph.zoo import formers, mobile, shuffled
 from ascend_lab.graph.zoo import transformers as t
 from ascend_lab.graph.zoo import vit as v
 from ascend_lab.graph.zoo.sources import source_of
 
-# fmt: off
 _BUILDERS: tuple[Callable[..., Graph], ...] = (
-    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.mobilenet_v1, c.mobilenet_v2,
-    c.mobilenet_v3_large, c.shufflenet_v2, c.squeezenet, c.efficientnet_b0, c.inception_v1,
-    c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small, v.vit_b16, v.mobilevit_block,
-    v.mobilevit_s,
-)
-# fmt: on
+    c.alexnet, c.vgg16, c.resnet18, c.resnet50, c.resnext50, *mobile.BUILDERS, *shuffled.BUILDERS,
+    *c.SQUEEZENETS, c.inception_v1, c.densenet121, c.unet, t.bert_base, t.bert_large, t.gpt2_small,
+    v.vit_b16, v.mobilevit_block, *v.MOBILEVITS, *formers.BUILDERS,
+)  # fmt: skip
 ZOO = {builder.__name__: builder for builder in _BUILDERS}
 """Every model's builder by name."""
 
@@ -49,12 +47,25 @@ def find(name: str) -> Callable[..., Graph]:
     return ZOO[known]
 
 
+def _wanted(name: str) -> tuple[Callable[..., Graph], dict[str, Any]]:
+    """Return a builder and the width that a name such as mobilenet_v2_0_75 ends with."""
+    plain = name.lower().replace(".", "_")
+    found = re.fullmatch(r"(.+?)_?x?(\d)_(\d+)x?", plain)
+    if found and _letters(name) not in _SPELLED:
+        builder = ZOO.get(_SPELLED.get(_letters(found[1]), ""))
+        if builder is not None and builder.__annotations__.get("width") == "float":
+            return builder, {"width": float(f"{found[2]}.{found[3]}")}
+    return find(name), {}
+
+
 def build(name: str, *args: Any, **settings: Any) -> Graph:
     """Return a model by name, arguments as its builder takes them.
 
-    Raises `InputError` for an unknown model or argument.
+    A name may end with the width: mobilenet_v2_0_75. Raises `InputError` for an unknown model or
+    argument.
     """
-    builder = find(name)
+    builder, sizes = _wanted(name)
+    settings = sizes | settings
     try:
         return builder(*args, **settings)
     except TypeError as error:
@@ -72,8 +83,8 @@ def counts_of(
     `width` scales the channels and `size` says the pixels, of families that have them; raises
     `InputError` for others.
     """
-    builder = find(name)
-    settings: dict[str, Any] = {"batch": batch}
+    builder, sizes = _wanted(name)
+    settings: dict[str, Any] = {"batch": batch, **sizes}
     for key, value, kind in (("width", width, "float"), ("size", size, "int")):
         if value is not None:
             if builder.__annotations__.get(key) != kind:
@@ -83,7 +94,7 @@ def counts_of(
     return {
         "name": builder.__name__,
         "parameters": parameters(graph),
-        "macs": macs(graph),
+        "macs": published_macs(graph),
         "input_shape": list(graph.types[graph.inputs[0]].shape),
         "source": source_of(builder.__name__),
     }

@@ -13,13 +13,18 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Seeded, TensorType
+from ascend_lab.ops.formats import numpy_type
 
-Layers = Callable[["Net", Value, int], Value]
-"""Layers of a network: from its images to logits of so many classes."""
+Layers = Callable[..., Value]
+"""Layers from a `Net`, its images and so many classes to logits; some also take a width."""
 
+NARROWEST, WIDEST = 0.05, 8.0
+"""Widths that a model is built with: factors of its channels."""
 BRANCH = 0.25
 """Mean scale of the batch norm that ends a residual branch."""
 
@@ -70,11 +75,12 @@ class Net(GraphBuilder):
         return out
 
     def conv_norm(
-        self, x: Value, features: int, kernel: int = 1, *, name: str, act: str = "relu",
-        scale: float = 1.0, epsilon: float = 1e-5, **conv: Any,
+        self, x: Value, features: int, kernel: int | tuple[int, int] = 1, *, name: str,
+        act: str = "relu", scale: float = 1.0, epsilon: float = 1e-5, bias: bool = False,
+        **conv: Any,
     ) -> Value:  # fmt: skip
-        """Append convolution without bias, batch norm, activation."""
-        y = self.conv(x, features, kernel, name=f"{name}.conv", bias=False, **conv)
+        """Append convolution (without bias unless told), batch norm, activation."""
+        y = self.conv(x, features, kernel, name=f"{name}.conv", bias=bias, **conv)
         y = self.norm(y, name=f"{name}.bn", scale=scale, epsilon=epsilon)
         return self.act(y, act, name=f"{name}.{act}")
 
@@ -84,11 +90,16 @@ class Net(GraphBuilder):
         """Append convolution with bias, activation."""
         return self.act(self.conv(x, features, kernel, name=name, **conv), act, name=f"{name}.act")
 
-    def dense(self, x: Value, features: int, *, name: str, scale: float | None = None) -> Value:
+    def dense(
+        self, x: Value, features: int, *, name: str, scale: float | None = None, bias: bool = True
+    ) -> Value:
         """Append a fully connected layer on (rows, inputs); weights lie (features, inputs)."""
         weight = self.weight((features, x.shape[1]), f"{name}.weight", scale=scale)
-        bias = self.seeded(f"{name}.bias", (features,), 0.02)
-        out: Value = self.gemm(x, weight, bias, trans_b=True, name=name)
+        if not bias:
+            plain: Value = self.matmul(x, weight, trans_b=True, name=name)
+            return plain
+        offset = self.seeded(f"{name}.bias", (features,), 0.02)
+        out: Value = self.gemm(x, weight, offset, trans_b=True, name=name)
         return out
 
     def pool_up(self, x: Value, kernel: int, stride: int, *, name: str) -> Value:
@@ -115,6 +126,31 @@ class Net(GraphBuilder):
         out: Value = self.mul(x, outer, name=f"{name}.mul")
         return out
 
+    def branch(self, start: Value, x: Value, *, name: str, shape: Sequence[int] = ()) -> Value:
+        """Append start + g x: a layer scale, g of `shape` (default: one for each channel)."""
+        gamma = self.seeded(f"{name}.gamma", shape or (1, x.shape[1], 1, 1), 0.02, BRANCH)
+        out: Value = self.add(start, self.mul(x, gamma, name=f"{name}.scale"), name=f"{name}.add")
+        return out
+
+    def channel_shuffle(self, x: Value, groups: int, *, name: str) -> Value:
+        """Append the shuffle of channels between groups: reshape, transpose, reshape."""
+        n, c, h, w = x.shape
+        x = self.reshape(x, shape=(n, groups, c // groups, h, w), name=f"{name}.groups")
+        x = self.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
+        out: Value = self.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
+        return out
+
+    def resized(self, x: Value, weights: NDArray[Any], *, name: str) -> Value:
+        """Append the product of each image's height and width with a matrix (out, size)."""
+        table = self.constant(weights.T.astype(numpy_type(self.dtype)), name=f"{name}.table")
+        for axis in ("width", "height"):
+            n, c, h, w = x.shape
+            rows = self.reshape(x, shape=(n * c * h, w), name=f"{name}.{axis}.rows")
+            rows = self.matmul(rows, table, name=f"{name}.{axis}")
+            x = self.reshape(rows, shape=(n, c, h, len(weights)), name=f"{name}.{axis}.image")
+            x = self.transpose(x, perm=(0, 1, 3, 2), name=f"{name}.{axis}.turned")
+        return x
+
     def finish(self, *outputs: Value) -> Graph:
         """Declare the outputs; return the verified graph."""
         self.output(*outputs)
@@ -122,28 +158,48 @@ class Net(GraphBuilder):
 
 
 def image_network(
-    *, size: int = 224, multiple: int = 1
+    *, size: int = 224, multiple: int = 1, scaled: bool = False, name: str = ""
 ) -> Callable[[Layers], Callable[..., Graph]]:
     """Return a decorator that makes a builder of the layers between images and logits.
 
-    The builder takes batch, size (a multiple of `multiple`), number format and classes.
+    The builder takes batch, size (a multiple of `multiple`), number format and classes; a `scaled`
+    one also the width, a factor of its channels. It is called as its layers, or `name`.
     """
     usual = size
 
     def keep(layers: Layers) -> Callable[..., Graph]:
-        name = layers.__name__
+        title: str = name or getattr(layers, "__name__", "")
 
-        def builder(
+        def make(batch: int, size: int, dtype: str, classes: int, **more: float) -> Graph:
+            if size % multiple:
+                wanted = f"{title}: a size divisible by {multiple}"
+                raise InputError(wanted, str(size), "pad the image")
+            net = Net(title, dtype)
+            return net.finish(layers(net, net.images(batch, 3, size), classes, **more))
+
+        def plain(
             batch: int = 1, *, size: int = usual, dtype: str = "fp32", classes: int = 1000
         ) -> Graph:
-            if size % multiple:
-                wanted = f"{name}: a size divisible by {multiple}"
-                raise InputError(wanted, str(size), "pad the image")
-            net = Net(name, dtype)
-            return net.finish(layers(net, net.images(batch, 3, size), classes))
+            return make(batch, size, dtype, classes)
 
-        builder.__name__ = builder.__qualname__ = name
-        builder.__doc__ = layers.__doc__
+        def wide(
+            batch: int = 1, *, size: int = usual, width: float = 1.0, dtype: str = "fp32",
+            classes: int = 1000,
+        ) -> Graph:  # fmt: skip
+            if not NARROWEST <= width <= WIDEST:
+                wanted = f"{title}: a width from {NARROWEST} to {WIDEST}"
+                raise InputError(wanted, str(width), "choose another")
+            return make(batch, size, dtype, classes, width=width)
+
+        builder: Callable[..., Graph] = wide if scaled else plain
+        builder.__name__ = builder.__qualname__ = title
+        builder.__doc__ = getattr(layers, "func", layers).__doc__
         return builder
 
     return keep
+
+
+def rounded(channels: float, divisor: int = 8, most_lost: float = 0.1) -> int:
+    """Return channels rounded to a multiple of `divisor`, losing at most a share (MobileNet V2)."""
+    near = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return near + divisor if near < (1 - most_lost) * channels else near

@@ -1,15 +1,13 @@
-"""Convolutional networks: chains, residual, branching, depthwise, and U-Net.
+"""Convolutional networks: chains, residual, branching, and U-Net.
 
-A depthwise convolution is a `conv2d` with as many groups as channels; which kernel computes it is
-for the compiler to choose. At sizes other than 224 the first fully connected layer of AlexNet and
-VGG takes what is there.
+At sizes other than 224 the first fully connected layer of AlexNet and VGG takes what is there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
@@ -58,17 +56,30 @@ def _fire(net: Net, x: Value, squeezed: int, expanded: int, name: str) -> Value:
     return out
 
 
-@image_network()
-def squeezenet(net: Net, x: Value, classes: int) -> Value:
-    """Return SqueezeNet 1.1 (Iandola et al. 2016; 1.1 is the authors' cheaper version)."""
-    x = net.conv_act(x, 64, 3, stride=2, pad=(0, 0), name="conv1")
-    rows = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
-    for i, (squeezed, expanded) in enumerate(rows, 2):
-        if i in (2, 4, 6):
+SQUEEZED = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
+
+
+def _squeezenet(
+    stem: tuple[int, int], pooled: tuple[int, ...], net: Net, x: Value, classes: int
+) -> Value:
+    """Return SqueezeNet (Iandola et al. 2016): kernel and features of the stem, where it pools."""
+    x = net.conv_act(x, stem[1], stem[0], stride=2, pad=(0, 0), name="conv1")
+    for i, (squeezed, expanded) in enumerate(SQUEEZED, 2):
+        if i in pooled:
             x = net.pool_up(x, 3, 2, name=f"pool{i}")
         x = _fire(net, x, squeezed, expanded, f"fire{i}")
     x = net.conv_act(x, classes, name="classifier")
     return net.flat(net.global_avg_pool(x, name="pool"))
+
+
+SQUEEZENETS = tuple(
+    image_network(name=name)(partial(_squeezenet, stem, pooled))
+    for name, stem, pooled in (
+        ("squeezenet", (3, 64), (2, 4, 6)),  # 1.1, the authors' cheaper version
+        ("squeezenet_1_0", (7, 96), (2, 5, 9)),
+        ("squeezenet_1_1", (3, 64), (2, 4, 6)),
+    )
+)
 
 
 # -- residual: ResNet-18 and ResNet-50 (He et al. 2016), as torchvision has them ------------------
@@ -87,10 +98,11 @@ def _basic(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
     return _joined(net, x, y, stride, name)
 
 
-def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
-    """1 x 1 down to `width`, 3 x 3, 1 x 1 up to 4 `width`, beside a shortcut."""
-    y = net.conv_norm(x, width, 1, name=f"{name}.1")
-    y = net.conv_norm(y, width, 3, stride=stride, name=f"{name}.2")
+def _bottleneck(net: Net, x: Value, width: int, stride: int, name: str, groups: int = 1) -> Value:
+    """1 x 1 to `width` (twice that in groups), 3 x 3, 1 x 1 to 4 `width`, beside a shortcut."""
+    inner = width if groups == 1 else 2 * width
+    y = net.conv_norm(x, inner, 1, name=f"{name}.1")
+    y = net.conv_norm(y, inner, 3, stride=stride, groups=groups, name=f"{name}.2")
     y = net.conv_norm(y, 4 * width, 1, act="", scale=BRANCH, name=f"{name}.3")
     return _joined(net, x, y, stride, name)
 
@@ -118,7 +130,13 @@ def resnet50(net: Net, x: Value, classes: int) -> Value:
     return _stages(net, x, classes, (3, 4, 6, 3), _bottleneck)
 
 
-# -- branches: GoogLeNet (Inception v1), DenseNet-121, ShuffleNet V2 ------------------------------
+@image_network()
+def resnext50(net: Net, x: Value, classes: int) -> Value:
+    """Return ResNeXt-50 32x4d: ResNet-50 with 32 groups of 4 channels in its 3 x 3 layers."""
+    return _stages(net, x, classes, (3, 4, 6, 3), partial(_bottleneck, groups=32))
+
+
+# -- branches: GoogLeNet (Inception v1), DenseNet-121 ------------------------------
 INCEPTION = {
     "3a": (64, 96, 128, 16, 32, 32), "3b": (128, 128, 192, 32, 96, 64),
     "4a": (192, 96, 208, 16, 48, 64), "4b": (160, 112, 224, 24, 64, 64),
@@ -193,152 +211,6 @@ def densenet121(net: Net, x: Value, classes: int) -> Value:
             x = net.avg_pool2d(x, kernel=2, name=f"transition{block - 1}.pool")
         x = _dense_block(net, x, depth, 32, f"block{block}")
     x = net.act(net.norm(x, name="last.bn"), "relu", name="last.relu")
-    return net.head(x, classes)
-
-
-# -- ShuffleNet -----------------------------------------------------------------------------------
-def _shuffle(net: Net, parts: list[Value], name: str) -> Value:
-    """Append concat and the channel shuffle of two groups: reshape, transpose, reshape."""
-    x = net.concat(*parts, axis=1, name=f"{name}.concat")
-    n, c, h, w = x.shape
-    x = net.reshape(x, shape=(n, 2, c // 2, h, w), name=f"{name}.groups")
-    x = net.transpose(x, perm=(0, 2, 1, 3, 4), name=f"{name}.turned")
-    out: Value = net.reshape(x, shape=(n, c, h, w), name=f"{name}.shuffled")
-    return out
-
-
-def _separable(net: Net, x: Value, width: int, stride: int, name: str) -> Value:
-    """Append a depthwise 3 x 3 without activation, then 1 x 1 to `width`."""
-    own = x.shape[1]
-    x = net.conv_norm(x, own, 3, stride=stride, groups=own, act="", name=f"{name}.depthwise")
-    return net.conv_norm(x, width, name=f"{name}.pointwise")
-
-
-def _unit(net: Net, x: Value, features: int, first: bool, name: str) -> Value:
-    """Append a unit: half the channels pass; in the first of a stage both halves shrink."""
-    width = features // 2
-    if first:
-        left, right = _separable(net, x, width, 2, f"{name}.left"), x
-    else:
-        left, right = net.split(x, sizes=2, axis=1, name=f"{name}.split")
-    right = net.conv_norm(right, width, name=f"{name}.reduce")
-    right = _separable(net, right, width, 2 if first else 1, f"{name}.right")
-    return _shuffle(net, [left, right], name)
-
-
-@image_network()
-def shufflenet_v2(net: Net, x: Value, classes: int) -> Value:
-    """Return ShuffleNet V2 x1.0 (Ma et al. 2018)."""
-    x = net.conv_norm(x, 24, 3, stride=2, name="stem")
-    x = net.max_pool2d(x, kernel=3, stride=2, pad=1, name="stem.pool")
-    for stage, (features, depth) in enumerate(((116, 4), (232, 8), (464, 4)), 2):
-        for i in range(depth):
-            x = _unit(net, x, features, i == 0, f"stage{stage}.{i}")
-    x = net.conv_norm(x, 1024, name="last")
-    return net.head(x, classes)
-
-
-# -- depthwise: MobileNet V1, V2, V3 (large), EfficientNet-B0 -------------------------------------
-V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2),
-      (1024, 1))  # fmt: skip
-"""Features and stride of each depthwise-separable layer."""
-V2 = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
-      (6, 320, 1, 1))  # fmt: skip
-"""Expansion, features, blocks, stride of the first."""
-V3_LARGE = (
-    (3, 16, 16, 0, "relu", 1), (3, 64, 24, 0, "relu", 2), (3, 72, 24, 0, "relu", 1),
-    (5, 72, 40, 24, "relu", 2), (5, 120, 40, 32, "relu", 1), (5, 120, 40, 32, "relu", 1),
-    (3, 240, 80, 0, "hard_swish", 2), (3, 200, 80, 0, "hard_swish", 1),
-    (3, 184, 80, 0, "hard_swish", 1), (3, 184, 80, 0, "hard_swish", 1),
-    (3, 480, 112, 120, "hard_swish", 1), (3, 672, 112, 168, "hard_swish", 1),
-    (5, 672, 160, 168, "hard_swish", 2), (5, 960, 160, 240, "hard_swish", 1),
-    (5, 960, 160, 240, "hard_swish", 1),
-)  # fmt: skip
-"""Kernel, expanded channels, features, channels of squeeze and excite, activation, stride."""
-B0 = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3),
-      (6, 5, 2, 192, 4), (6, 3, 1, 320, 1))  # fmt: skip
-"""Expansion, kernel, stride of the first, features, blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inverted:
-    """An inverted residual: 1 x 1 up to `expanded`, depthwise, 1 x 1 down to `features`."""
-
-    expanded: int
-    features: int
-    kernel: int = 3
-    stride: int = 1
-    act: str = "relu6"
-    squeezed: int = 0
-    squeeze_act: str = "relu"
-    gate: str = "hard_sigmoid"
-    epsilon: float = 1e-5
-
-
-def inverted(net: Net, x: Value, block: Inverted, name: str) -> Value:
-    """Append an inverted residual, with the sum where size and channels stay."""
-    start, channels, eps = x, x.shape[1], block.epsilon
-    if block.expanded != channels:
-        x = net.conv_norm(x, block.expanded, act=block.act, epsilon=eps, name=f"{name}.expand")
-    x = net.conv_norm(x, block.expanded, block.kernel, stride=block.stride, act=block.act,
-                      groups=block.expanded, epsilon=eps, name=f"{name}.depthwise")  # fmt: skip
-    if block.squeezed:
-        x = net.squeeze_excite(x, block.squeezed, name=f"{name}.se", act=block.squeeze_act,
-                               gate=block.gate)  # fmt: skip
-    stays = block.stride == 1 and channels == block.features
-    x = net.conv_norm(x, block.features, act="", scale=BRANCH if stays else 1.0, epsilon=eps,
-                      name=f"{name}.project")  # fmt: skip
-    out: Value = net.add(start, x, name=f"{name}.add") if stays else x
-    return out
-
-
-@image_network()
-def mobilenet_v1(net: Net, x: Value, classes: int) -> Value:
-    """Return MobileNet V1 (Howard et al. 2017), width 1.0."""
-    x = net.conv_norm(x, 32, 3, stride=2, name="stem")
-    for i, (features, stride) in enumerate(V1, 1):
-        width = x.shape[1]
-        x = net.conv_norm(x, width, 3, stride=stride, groups=width, name=f"layer{i}.depthwise")
-        x = net.conv_norm(x, features, name=f"layer{i}.pointwise")
-    return net.head(x, classes)
-
-
-@image_network()
-def mobilenet_v2(net: Net, x: Value, classes: int) -> Value:
-    """Return MobileNet V2 (Sandler et al. 2018), width 1.0."""
-    x = net.conv_norm(x, 32, 3, stride=2, act="relu6", name="stem")
-    for stage, (expansion, features, depth, first) in enumerate(V2, 1):
-        for i in range(depth):
-            block = Inverted(x.shape[1] * expansion, features, stride=first if i == 0 else 1)
-            x = inverted(net, x, block, f"stage{stage}.{i}")
-    x = net.conv_norm(x, 1280, act="relu6", name="last")
-    return net.head(x, classes)
-
-
-@image_network()
-def mobilenet_v3_large(net: Net, x: Value, classes: int) -> Value:
-    """Return MobileNet V3 large (Howard et al. 2019)."""
-    eps = 1e-3
-    x = net.conv_norm(x, 16, 3, stride=2, act="hard_swish", epsilon=eps, name="stem")
-    for i, (kernel, expanded, features, squeezed, act, stride) in enumerate(V3_LARGE, 1):
-        block = Inverted(expanded, features, kernel, stride, act, squeezed, epsilon=eps)
-        x = inverted(net, x, block, f"block{i}")
-    x = net.conv_norm(x, 960, act="hard_swish", epsilon=eps, name="last")
-    x = net.act(net.head(x, 1280, name="fc1"), "hard_swish", name="fc1.act")
-    return net.dense(x, classes, name="fc2")
-
-
-@image_network()
-def efficientnet_b0(net: Net, x: Value, classes: int) -> Value:
-    """Return EfficientNet-B0 (Tan & Le 2019); squeeze and excite to a quarter of the input."""
-    x = net.conv_norm(x, 32, 3, stride=2, act="silu", name="stem")
-    for stage, (expansion, kernel, first, features, depth) in enumerate(B0, 1):
-        for i in range(depth):
-            width = x.shape[1]
-            block = Inverted(width * expansion, features, kernel, first if i == 0 else 1, "silu",
-                             width // 4, "silu", "sigmoid")  # fmt: skip
-            x = inverted(net, x, block, f"stage{stage}.{i}")
-    x = net.conv_norm(x, 1280, act="silu", name="last")
     return net.head(x, classes)
 
 

@@ -1,14 +1,15 @@
-"""Vision transformers: ViT-B/16, the MobileViT block, and MobileViT-S, which is made of it."""
+"""Vision transformers: ViT-B/16, the MobileViT block, and MobileViT V1 and V2."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ascend_lab.errors import InputError
 from ascend_lab.graph.draft import Value
-from ascend_lab.graph.ir import Graph
-from ascend_lab.graph.zoo.blocks import Net, image_network
-from ascend_lab.graph.zoo.convolutional import Inverted, inverted
+from ascend_lab.graph.ir import Fill, Graph, TensorType
+from ascend_lab.graph.zoo.blocks import Net, image_network, rounded
+from ascend_lab.graph.zoo.mobile import Inverted, inverted
 from ascend_lab.graph.zoo.transformers import SPREAD, Size, check_size, encoder_block, norm
 
 
@@ -115,15 +116,107 @@ def mobilevit_block(
     return net.finish(_block(net, net.images(batch, channels, size), width, layers, "mvit"))
 
 
-@image_network(size=256, multiple=64)
-def mobilevit_s(net: Net, x: Value, classes: int) -> Value:
-    """Return MobileViT-S: inverted residuals and three MobileViT blocks."""
+VIT_SIZES = {
+    "xxs": (2, (16, 24, 48, 64, 80), (64, 80, 96), 320),
+    "xs": (4, (32, 48, 64, 80, 96), (96, 120, 144), 384),
+    "s": (4, (32, 64, 96, 128, 160), (144, 192, 240), 640),
+}
+"""Expansion, features of five stages, widths of the transformers, features of the last layer."""
+LAYERS = (2, 4, 3)
+
+
+def _mobilevit(
+    expansion: int, features: tuple[int, ...], widths: tuple[int, ...], last: int,
+    net: Net, x: Value, classes: int,
+) -> Value:  # fmt: skip
+    """Return MobileViT: inverted residuals and three MobileViT blocks."""
     x = net.conv_norm(x, 16, 3, stride=2, act="silu", name="stem")
-    for i, (features, stride) in enumerate(((32, 1), (64, 2), (64, 1), (64, 1))):
-        block = Inverted(4 * x.shape[1], features, stride=stride, act="silu")
+    one, two, *rest = features
+    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1), (two, 1))):
+        block = Inverted(expansion * x.shape[1], wide, stride=stride, act="silu")
         x = inverted(net, x, block, f"mv2.{i}")
-    for i, (features, width, layers) in enumerate(((96, 144, 2), (128, 192, 4), (160, 240, 3)), 3):
-        block = Inverted(4 * x.shape[1], features, stride=2, act="silu")
+    for i, (wide, width, layers) in enumerate(zip(rest, widths, LAYERS, strict=True), 3):
+        block = Inverted(expansion * x.shape[1], wide, stride=2, act="silu")
         x = _block(net, inverted(net, x, block, f"stage{i}.mv2"), width, layers, f"stage{i}.mvit")
-    x = net.conv_norm(x, 640, act="silu", name="last")
+    x = net.conv_norm(x, last, act="silu", name="last")
     return net.head(x, classes)
+
+
+# -- MobileViT V2: attention whose cost grows with the tokens, not with their square --------------
+def _image_norm(net: Net, x: Value, name: str) -> Value:
+    """Append a group norm of one group: over all of an image, scaled by channel."""
+    n, c = x.shape[:2]
+    rows = net.reshape(x, shape=(n, -1), name=f"{name}.rows")
+    one, zero = (
+        net.constant(Fill(number), TensorType(rows.shape[1:], net.dtype), f"{name}.{number:g}")
+        for number in (1.0, 0.0)
+    )
+    normal = net.reshape(net.layer_norm(rows, one, zero, name=f"{name}.norm"), shape=x.shape,
+                         name=f"{name}.image")  # fmt: skip
+    scale = net.seeded(f"{name}.scale", (c, 1, 1), 0.05, 1.0)
+    bias = net.seeded(f"{name}.bias", (c, 1, 1), 0.05)
+    out: Value = net.add(net.mul(normal, scale, name=f"{name}.mul"), bias, name=name)
+    return out
+
+
+def _linear_attention(net: Net, x: Value, name: str) -> Value:
+    """Append attention by one score a token: its shares weigh the keys to a single context."""
+    d = x.shape[1]
+    y = net.conv(x, 1 + 2 * d, name=f"{name}.qkv")
+    scores, keys, values = net.split(y, sizes=(1, d, d), axis=1, name=f"{name}.split")
+    shares = net.softmax(scores, axis=-1, name=f"{name}.softmax")
+    weighed = net.mul(keys, shares, name=f"{name}.weighed")
+    context = net.reduce_sum(weighed, axis=(3,), keepdims=True, name=f"{name}.context")
+    chosen = net.mul(net.relu(values, name=f"{name}.relu"), context, name=f"{name}.chosen")
+    return net.conv(chosen, d, name=f"{name}.out")
+
+
+def _block_v2(net: Net, x: Value, width: int, layers: int, name: str) -> Value:
+    """Append a depthwise layer and blocks of linear attention over the places of 2 x 2 patches."""
+    c = x.shape[1]
+    x = net.conv_norm(x, c, 3, groups=c, act="silu", name=f"{name}.local")
+    x = net.conv(x, width, bias=False, name=f"{name}.up")
+    n, d, h, w = shape = x.shape
+    x = _moved(net, x, (
+        ("reshape", {"shape": (n * d * h // PATCH, PATCH, w // PATCH, PATCH)}),
+        ("transpose", {"perm": (0, 2, 1, 3)}),
+        ("reshape", {"shape": (n, d, h * w // PATCH**2, PATCH**2)}),
+        ("transpose", {"perm": (0, 1, 3, 2)}),
+    ), f"{name}.unfold")  # fmt: skip
+    for i in range(layers):
+        y = _linear_attention(net, _image_norm(net, x, f"{name}.{i}.norm1"), f"{name}.{i}.attn")
+        x = net.add(x, y, name=f"{name}.{i}.add1")
+        y = _image_norm(net, x, f"{name}.{i}.norm2")
+        y = net.conv_act(y, 2 * d, act="silu", name=f"{name}.{i}.fc1")
+        x = net.add(x, net.conv(y, d, name=f"{name}.{i}.fc2"), name=f"{name}.{i}.add2")
+    x = _image_norm(net, x, f"{name}.norm")
+    x = _moved(net, x, (
+        ("transpose", {"perm": (0, 1, 3, 2)}),
+        ("reshape", {"shape": (n * d * h // PATCH, w // PATCH, PATCH, PATCH)}),
+        ("transpose", {"perm": (0, 2, 1, 3)}),
+        ("reshape", {"shape": shape}),
+    ), f"{name}.fold")  # fmt: skip
+    return net.conv_norm(x, c, act="", name=f"{name}.down")
+
+
+def _mobilevit_v2(net: Net, x: Value, classes: int, width: float = 1.0) -> Value:
+    """Return MobileViT V2 (Mehta & Rastegari 2022)."""
+    x = net.conv_norm(x, int(32 * width), 3, stride=2, act="silu", name="stem")
+    one, two, *rest = (int(c * width) for c in (64, 128, 256, 384, 512))
+    for i, (wide, stride) in enumerate(((one, 1), (two, 2), (two, 1))):
+        block = Inverted(rounded(2 * x.shape[1]), wide, stride=stride, act="silu")
+        x = inverted(net, x, block, f"mv2.{i}")
+    for i, (wide, layers) in enumerate(zip(rest, LAYERS, strict=True), 3):
+        block = Inverted(rounded(2 * x.shape[1]), wide, stride=2, act="silu")
+        x = inverted(net, x, block, f"stage{i}.mv2")
+        x = _block_v2(net, x, rounded(wide / 2), layers, f"stage{i}.mvit")
+    return net.head(x, classes)
+
+
+MOBILEVITS = (
+    *(
+        image_network(size=256, multiple=64, name=f"mobilevit_{name}")(partial(_mobilevit, *row))
+        for name, row in VIT_SIZES.items()
+    ),
+    image_network(size=256, multiple=64, scaled=True, name="mobilevit_v2")(_mobilevit_v2),
+)

@@ -13,7 +13,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.dsl import Schedule, Tensor
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Graph, GraphBuilder, Node
-from ascend_lab.isa import KernelBuilder, Program, sanitize
+from ascend_lab.isa import Program, sanitize
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
@@ -154,30 +154,6 @@ def _right_values(schedule: Schedule, count: int) -> bool:
 
 
 # -- in place --------------------------------------------------------------------------------------
-
-
-def shifted_program(tiles: int, shift: int) -> Program:
-    """Return the program exercise 10.5 asks for: the last tile first, on one core of the Toy."""
-    chip, shape = load_chip("Toy"), (TILE // 128, 128)
-    k = KernelBuilder("shifted", chip)
-    x, b = k.tensor("x", "fp16", tiles * TILE + shift), k.tensor("b", "fp16", tiles * TILE)
-    loads = [k.queue(f"{n}_ub", "UB", "fp16", TILE, src="MTE2", dst="V", depth=2) for n in "xb"]
-    out = k.queue("y_ub", "UB", "fp16", TILE, src="V", dst="MTE3", depth=2)
-    with k.loop("i", tiles) as i:
-        at = (tiles - 1 - i) * TILE
-        for queue, tensor in zip(loads, (x, b), strict=True):
-            k.copy(queue.alloc().region(), tensor.region(at, TILE))
-            queue.enqueue()
-        one, two = (queue.dequeue().region(0, shape) for queue in loads)
-        result = out.alloc().region(0, shape)
-        k.vector("vadd", result, one, two)
-        k.vector("vrelu", result, result)
-        for queue in loads:
-            queue.free()
-        out.enqueue()
-        k.copy(x.region(at + shift, TILE), out.dequeue().region())
-        out.free()
-    return k.finish()
 
 
 def _judge_shifted(got: Any, case: ex.Case) -> str | None:

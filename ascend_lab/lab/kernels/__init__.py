@@ -2,7 +2,6 @@
 
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
-    conv_transpose2d_reference,
     explicit_conv,
     im2col_launch,
     im2col_reference,
@@ -11,15 +10,12 @@ from ascend_lab.lab.kernels.convolution_ways import (
     pack_pointwise,
     pointwise_launch,
     unpack_explicit,
-    unpack_pointwise,
-    winograd_f2x2_3x3_reference,
 )
 from ascend_lab.lab.kernels.fused_turns import relu_transpose_kernel, turn_scatter_launch
 from ascend_lab.lab.kernels.grouped_scatter import group_indices, grouped_launch
 
 __all__ = [
     "conv2d_reference",
-    "conv_transpose2d_reference",
     "explicit_conv",
     "group_indices",
     "grouped_launch",
@@ -32,6 +28,4 @@ __all__ = [
     "relu_transpose_kernel",
     "turn_scatter_launch",
     "unpack_explicit",
-    "unpack_pointwise",
-    "winograd_f2x2_3x3_reference",
 ]

@@ -5,13 +5,6 @@ ranks and counts what they send.
 """
 
 from ascend_lab.parallel.plans.plan import Plan
-from ascend_lab.parallel.values.asynchronous import (
-    AsyncRun,
-    delayed_descent,
-    stable_rate,
-    train_asynchronous,
-    train_synchronous,
-)
 from ascend_lab.parallel.values.group import Group, Traffic
 from ascend_lab.parallel.values.layers import Batch, Model, Net, Piece, Shard
 from ascend_lab.parallel.values.models import experts_transformer, sentences, transformer
@@ -29,7 +22,6 @@ from ascend_lab.parallel.values.weights import Adam, Sgd
 
 __all__ = [
     "Adam",
-    "AsyncRun",
     "Batch",
     "Group",
     "MixedRun",
@@ -43,16 +35,12 @@ __all__ = [
     "Tape",
     "Traffic",
     "Var",
-    "delayed_descent",
     "experts_transformer",
     "loss_and_gradients",
     "sentences",
-    "stable_rate",
     "train",
-    "train_asynchronous",
     "train_mixed",
     "train_single",
-    "train_synchronous",
     "transformer",
     "vanishing",
 ]

@@ -1,0 +1,75 @@
+"""Why a light network is fast or slow here: its products and bytes, its launches, its cube's fill.
+
+    bound = max(2 MACs / peak of the cubes, bytes that must move / rate of device memory)
+
+A network of few products can still be slow: every kernel is a launch, a depthwise layer fills a
+sixteenth of the cube, and many small tensors move more bytes than they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ascend_lab.chip import Chip, load_chip
+from ascend_lab.graph.compile import compile_graph
+from ascend_lab.graph.counts import published_macs, weight_bytes
+from ascend_lab.graph.network import simulate_graph
+
+
+def why(
+    names: Iterable[str], chip: Chip | str, *, batch: int = 1, dtype: str = "fp16"
+) -> list[dict[str, Any]]:
+    """Return a row for each model: what it counts, its time, and the time it could not go below.
+
+    `cube_fill` is products / what the cubes could do in the time, `padded` the products the cubes
+    do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `build`
+    and `compile_graph`.
+    """
+    from ascend_lab.graph.zoo import build
+
+    on = load_chip(chip) if isinstance(chip, str) else chip
+    rows = []
+    for name in names:
+        graph = build(name, batch=batch)
+        compiled = compile_graph(graph, on, dtype=dtype)
+        times, macs = simulate_graph(compiled), published_macs(graph)
+        must = weight_bytes(compiled.graph) + sum(
+            compiled.graph.types[n].size_bytes for n in (*graph.inputs, *compiled.graph.outputs)
+        )
+        peak, rate = on.peak_ops_per_s(dtype) / 2, on.device_memory.rate_bytes_per_s
+        bound_s = max(macs / peak, must / rate)
+        busy = [op for op in times.operators if not op.timeline.macs]
+        rows.append({
+            "name": graph.name,
+            "macs": macs,
+            "time_s": times.time_s,
+            "bound_s": bound_s,
+            "over_bound": times.time_s / bound_s,
+            "memory_bytes": times.memory_bytes,
+            "launches": len(times.operators),
+            "launch_share": sum(o.timeline.launch_cycles for o in times.operators)
+            / on.clock_hz / times.time_s,
+            "vector_share": sum(op.time_s for op in busy) / times.time_s,
+            "cube_fill": macs / (peak * times.time_s),
+            "padded": times.macs / macs if macs else 0.0,
+        })  # fmt: skip
+    return rows
+
+
+def why_lines(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the rows of `why` as a table."""
+    lines = [
+        (
+            f"{'model':<26}{'GMAC':>7}{'time us':>10}{'bound':>9}{'MB':>8}{'launches':>9}"
+            f"{'of time':>8}{'no cube':>8}{'fill':>7}{'padded':>7}"
+        )
+    ]
+    lines += [
+        f"{row['name']:<26}{row['macs'] / 1e9:>7.3f}{row['time_s'] * 1e6:>10.1f}"
+        f"{row['bound_s'] * 1e6:>9.1f}{row['memory_bytes'] / 1e6:>8.1f}{row['launches']:>9}"
+        f"{row['launch_share']:>8.0%}{row['vector_share']:>8.0%}{row['cube_fill']:>7.1%}"
+        f"{row['padded']:>7.1f}"
+        for row in rows
+    ]
+    return lines

@@ -1,0 +1,249 @@
+"""AIPP: what happens to a camera's bytes on their way into a network, bit by bit.
+
+    static    swap > crop > colours > (x - mean - min) var_reci > padding
+    dynamic   the same, with a resize behind the crop; parameters per image, see `dynamic`
+
+A frame is flat uint8, as cameras and decoders give it; the result is (n, c, h, w) in fp16, or in
+uint8 for a network that starts quantised (nothing is normalised then). Chroma of YUV420SP is used
+for four pixels as it is. Parameters are fp16; each result is rounded once. Of four bytes a pixel
+the first three behind `ax_swap` count, and the fourth only where a network asks for four channels.
+
+Source: CANN, AIPP, config_file_template and crop_padding_config; GE, insert_op.proto, aipp_op.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import InputError
+from ascend_lab.media.colour import Csc, Image, convert
+from ascend_lab.media.resize import resize
+
+FORMATS = {"YUV420SP_U8": 1.5, "XRGB8888_U8": 4.0, "RGB888_U8": 3.0, "YUV400_U8": 1.0}
+"""Bytes of a pixel by input format; their numbers 1 to 4 in a parameter block count from here."""
+PLANES = {"YUV420SP_U8": 3, "XRGB8888_U8": 4, "RGB888_U8": 3, "YUV400_U8": 1}
+WIDEST, TALLEST, MOST_PADDING = 4096, 4096, 32
+NARROW_CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A")
+NARROW = 1080
+"""Widest padded result on these (Atlas inference and training products)."""
+FREE_START = "Ascend950"
+"""Chips of this name crop YUV420SP at odd places, too."""
+Four = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Aipp:
+    """What is done to each frame of `width` x `height`: everything but the frames.
+
+    `crop` is (left, top, width, height), its size (0, 0) where the network's input says it;
+    `padding` (top, bottom, left, right) pixels of `padding_value`, in units of the result.
+    """
+
+    input_format: str
+    width: int
+    height: int
+    csc: Csc | None = None
+    rbuv_swap: bool = False
+    ax_swap: bool = False
+    crop: tuple[int, int, int, int] | None = None
+    scaled: tuple[int, int] | None = None
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    padding_value: float = 0.0
+    mean: tuple[int, int, int, int] = (0, 0, 0, 0)
+    least: Four = (0.0, 0.0, 0.0, 0.0)
+    var_reci: Four = (1.0, 1.0, 1.0, 1.0)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame."""
+        return int(self.width * self.height * FORMATS[self.input_format])
+
+    @property
+    def channels(self) -> int:
+        """Channels of the result unless a network asks for less (or for the fourth)."""
+        return min(PLANES[self.input_format], 3)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the result."""
+        width, height = self.scaled or (self.crop[2:] if self.crop else (self.width, self.height))
+        top, bottom, left, right = self.padding
+        return width + left + right, height + top + bottom
+
+
+def check(settings: Aipp, chip: Chip | None = None) -> Aipp:
+    """Return the settings if they keep the published limits, those of a chip if one is given.
+
+    Raises `InputError` naming the key of the configuration file that does not.
+    """
+    s, yuv = settings, settings.input_format == "YUV420SP_U8"
+    if s.input_format not in FORMATS:
+        raise InputError(f"input_format: one of {', '.join(FORMATS)}", s.input_format)
+    _within("src_image_size_w", s.width, 2, WIDEST)
+    _within("src_image_size_h", s.height, 1, TALLEST)
+    if yuv:
+        _even("src_image_size_w", s.width)
+        _even("src_image_size_h", s.height)
+    if s.csc and s.input_format == "YUV400_U8":
+        raise InputError("csc_switch: false for YUV400_U8", "true", "grey has no colours")
+    if s.crop:
+        _check_crop(s.crop, (s.width, s.height), yuv and not _named(chip, FREE_START))
+    if s.scaled:
+        _check_scaled(s.scaled, s.crop[2:] if s.crop else (s.width, s.height))
+    for name, size in zip(("top", "bottom", "left", "right"), s.padding, strict=True):
+        _within(f"{name}_padding_size", size, 0, MOST_PADDING)
+    if any(s.padding):
+        most = NARROW if chip is not None and chip.name in NARROW_CHIPS else WIDEST
+        where = f" on {chip.name}" if chip else ""
+        if s.size[0] > most:
+            needed = f"a padded width of at most {most}{where}"
+            raise InputError(needed, str(s.size[0]), "pad or crop less")
+    for i in range(4):
+        _within(f"mean_chn_{i}", s.mean[i], 0, 255)
+        _within(f"min_chn_{i}", s.least[i], 0, 255)
+        _within(f"var_reci_chn_{i}", s.var_reci[i], -65504, 65504)
+    _within("padding_value", s.padding_value, -65504, 65504)
+    return s
+
+
+def _named(chip: Chip | None, start: str) -> bool:
+    return chip is not None and chip.name.startswith(start)
+
+
+def _within(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also for nan
+        raise InputError(f"{key} from {low} to {high}", str(value), "mend the configuration")
+
+
+def _even(key: str, value: int) -> None:
+    if value % 2:
+        raise InputError(f"{key}: an even number for YUV420SP_U8", str(value), "chroma is halved")
+
+
+def _check_crop(crop: tuple[int, int, int, int], source: tuple[int, int], even: bool) -> None:
+    for axis, start, size, whole in zip("wh", crop[:2], crop[2:], source, strict=True):
+        key = f"load_start_pos_{axis}"
+        _within(key, start, 0, 4095)
+        if even:
+            _even(key, start)
+        _within(f"crop_size_{axis}", size, 1, WIDEST)
+        if start + size > whole:
+            needed = f"{key} + crop_size_{axis} of at most src_image_size_{axis}, {whole},"
+            raise InputError(needed, f"{start} + {size}", "crop inside the image")
+
+
+def _check_scaled(scaled: tuple[int, int], source: tuple[int, int]) -> None:
+    for axis, out, size, most in zip("wh", scaled, source, (1920, 4096), strict=True):
+        _within(f"scf output size {axis}", out, 16, most)
+        if not size <= out * 16 or not out <= size * 16:
+            needed = f"scf output size {axis} within a factor of 16 of the input"
+            raise InputError(needed, f"{size} -> {out}", "resize in steps")
+
+
+# -- pixels ---------------------------------------------------------------------------------------
+def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 0) -> Image:
+    """Return what AIPP makes of uint8 frames, one after another in any shape: (n, c, h, w).
+
+    `dtype` is fp16 or uint8, `channels` those a network takes (0: all there are). Raises
+    `InputError` for bytes that are no whole frames, and as `check`.
+    """
+    s, frames = check(settings), np.asarray(frames)
+    if dtype not in ("fp16", "uint8"):
+        raise InputError("fp16 or uint8 for AIPP's result", dtype, "choose one")
+    if frames.dtype != np.uint8 or frames.size == 0 or frames.size % s.frame_bytes:
+        needed = f"uint8 frames of {s.frame_bytes:,} bytes ({s.input_format}, {s.width} x "
+        got = f"{frames.size:,} of {frames.dtype}"
+        raise InputError(f"{needed}{s.height})", got, "check src_image_size and input_format")
+    image = _swapped(_planes(frames.reshape(-1, s.frame_bytes), s), s)
+    if s.crop:
+        image = crop(image, *s.crop)
+    if s.scaled:
+        image = resize(image, *s.scaled)
+    if s.csc:
+        image = convert(image, _effective(s.csc, s.input_format))
+    wanted = channels or s.channels
+    if wanted > image.shape[1]:
+        what = f"at most {image.shape[1]} channels from {s.input_format}"
+        raise InputError(what, str(wanted), "change the network's input")
+    image = image[:, :wanted]
+    if dtype == "fp16":
+        image = normalise(image, *(part[:wanted] for part in (s.mean, s.least, s.var_reci)))
+    elif any(s.padding):
+        _within("padding_value of uint8", s.padding_value, 0, 255)
+    return pad(image, s.padding, s.padding_value)
+
+
+def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Image:
+    """Return the same for frames with settings of their own, as dynamic AIPP has them."""
+    flat = np.asarray(frames).reshape(-1)
+    total = sum(s.frame_bytes for s in each)
+    if not each or flat.size != total:
+        raise InputError(f"{len(each)} frames of {total:,} bytes in all", f"{flat.size:,}")
+    if len({s.size for s in each}) > 1:
+        sizes = ", ".join(sorted({f"{s.size[0]} x {s.size[1]}" for s in each}))
+        raise InputError("one size of result for all images of a batch", sizes, "resize or pad")
+    parts = np.split(flat, np.cumsum([s.frame_bytes for s in each])[:-1])
+    found = [aipp(part, s, dtype=dtype) for part, s in zip(parts, each, strict=True)]
+    return np.concatenate(found)
+
+
+def _planes(frames: Image, s: Aipp) -> Image:
+    """Return frames as images (n, planes, h, w), chroma as large as luma."""
+    count, pixels = len(frames), s.width * s.height
+    if s.input_format != "YUV420SP_U8":
+        packed = frames.reshape(count, s.height, s.width, PLANES[s.input_format])
+        return packed.transpose(0, 3, 1, 2)
+    luma = frames[:, :pixels].reshape(count, 1, s.height, s.width)
+    pairs = frames[:, pixels:].reshape(count, s.height // 2, s.width // 2, 2)
+    chroma = pairs.transpose(0, 3, 1, 2).repeat(2, axis=2).repeat(2, axis=3)
+    return np.concatenate([luma, chroma], axis=1)
+
+
+def _swapped(image: Image, s: Aipp) -> Image:
+    """Return the channels in the order the settings ask for: X to the end, then R/B or U/V."""
+    order = list(range(image.shape[1]))
+    if s.ax_swap and s.input_format == "XRGB8888_U8":
+        order = order[1:] + order[:1]
+    if s.rbuv_swap and len(order) > 1:
+        one, two = (1, 2) if s.input_format == "YUV420SP_U8" else (0, 2)
+        order[one], order[two] = order[two], order[one]
+    return image[:, order]
+
+
+def _effective(csc: Csc, input_format: str) -> Csc:
+    """Return a conversion without the bias its direction does not use."""
+    if input_format == "YUV420SP_U8":
+        return Csc(csc.matrix, in_bias=csc.in_bias)
+    return Csc(csc.matrix, out_bias=csc.out_bias)
+
+
+def crop(image: Image, left: int, top: int, width: int, height: int) -> Image:
+    """Return a part of an image (..., h, w)."""
+    return image[..., top : top + height, left : left + width]
+
+
+def normalise(
+    image: Image, mean: Sequence[float], least: Sequence[float], var_reci: Sequence[float]
+) -> Image:
+    """Return (x - mean - least) var_reci of an image (n, c, h, w) in fp16, rounded once.
+
+    The numbers, one a channel, are fp16 themselves.
+    """
+    m, low, scale = (
+        np.array(part, np.float16).astype(np.float64).reshape(-1, 1, 1)
+        for part in (mean, least, var_reci)
+    )
+    with np.errstate(over="ignore"):
+        found: Image = ((image - m - low) * scale).astype(np.float16)
+    return found
+
+
+def pad(image: Image, sides: tuple[int, int, int, int], value: float = 0.0) -> Image:
+    """Return an image (..., h, w) with pixels of `value` at top, bottom, left and right."""
+    top, bottom, left, right = sides
+    around = [(0, 0)] * (image.ndim - 2) + [(top, bottom), (left, right)]
+    return np.pad(image, around, constant_values=np.float64(value).astype(image.dtype))

@@ -1,0 +1,226 @@
+"""AIPP inside a graph: an operator in front of the first layer, so that the network takes frames.
+
+    frames: uint8[n, bytes] -> aipp -> what read the input before
+
+On the chip AIPP stands on the way into the core: it is no kernel, needs no launch, and what it
+makes lies in NC1HWC0 blocks at once. The model counts the bytes of the frames, at the rate of
+device memory, and lets the first layer read fp16 blocks from L2: slower than the real thing, which
+hands them over inside the core.
+
+Small channels: a first convolution fills 3 of 16 lanes of the cube's depth. AIPP may lay four
+neighbouring pixels side by side instead, 4 x 4 lanes, and the convolution steps four taps at once:
+
+    y_j = sum_t x_(s j + t) w_t = sum_q sum_d x'_(s j + 4 q, d) w_(4 q + d)
+
+Source: CANN, AIPP, how_to_enable_aipp; ATC, --insert_op_conf and --enable_small_channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, verify
+from ascend_lab.graph.ir import GRAPH_ONLY
+from ascend_lab.media.aipp import Aipp, aipp, aipp_each, check
+from ascend_lab.media.colour import Csc, Image
+from ascend_lab.media.config import AippOp
+from ascend_lab.media.dynamic import block_bytes, unpack_block
+from ascend_lab.ops.convolution import geometry
+from ascend_lab.ops.formats import TypeRule, exact
+from ascend_lab.ops.operator import REQUIRED, Operator
+from ascend_lab.ops.slicing import axis_rules
+
+BLOCK = "ascend_dynamic_aipp_data"
+"""What the input for parameters of dynamic AIPP is called, as in the vendor's models."""
+TAPS = 4
+"""Pixels side by side in the lanes of one, each with room for four channels."""
+
+
+def plain(settings: Aipp) -> tuple[Any, ...]:
+    """Return settings as numbers and texts in tuples, as an operator's attribute holds them."""
+    return astuple(settings)
+
+
+def restored(found: Sequence[Any]) -> Aipp:
+    """Return the settings that `plain` wrote, also where tuples became lists in a file."""
+    values = [_tuples(value) for value in found]
+    if values[3] is not None:
+        values[3] = Csc(*values[3])
+    return Aipp(*values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+# -- the operator ---------------------------------------------------------------------------------
+def _result(
+    frames: Image, block: Image | None = None, *, shape: Any, dtype: str, settings: Any, left: int
+) -> Image:
+    """Return the image (n, c, h, w) in fp16 or uint8; from `left` = 0 on in small channels."""
+    raw, dtype = np.asarray(frames, np.uint8), "uint8" if dtype == "uint8" else "fp16"
+    if block is not None:
+        each = unpack_block(np.asarray(block, np.uint8).tobytes())
+        image = aipp_each(raw.reshape(-1)[: sum(s.frame_bytes for s in each)], each, dtype=dtype)
+    else:
+        channels = 0 if left >= 0 else shape[1]
+        image = aipp(raw, restored(settings), dtype=dtype, channels=channels)
+    if left >= 0:
+        image = side_by_side(image, left, shape[3])
+    if image.shape != tuple(shape):
+        raise InputError(f"frames that become {tuple(shape)}", str(image.shape), "mend the block")
+    return image
+
+
+def side_by_side(image: Image, left: int, width: int) -> Image:
+    """Return an image (n, c, h, w) with `TAPS` neighbours in the channels: (n, 16, h, width).
+
+    Lane 4 d + c of pixel p is channel c of pixel p + d - left, 0 outside the image.
+    """
+    n, c, h, w = image.shape
+    wide = np.zeros((n, TAPS, h, max(left + w, width + TAPS)), image.dtype)
+    wide[:, :c, :, left : left + w] = image
+    return np.concatenate([wide[..., d : d + width] for d in range(TAPS)], axis=1)
+
+
+GRAPH_ONLY["aipp"] = Operator(
+    "aipp", ("frames", "block"), _result,
+    summary="raw frames as an image, on the way into the core",
+    attrs={"shape": REQUIRED, "dtype": "fp16", "settings": None, "left": -1},
+    optional=1, ranges={"left": (-1, 255)},
+    shape_rule=lambda *given, shape, **rest: tuple(shape),
+    types=TypeRule(("uint8",), result=lambda main, attrs: str(attrs["dtype"])),
+    slicing=lambda shapes, *, shape, **rest: axis_rules("Transpose", ["frames are whole"] * 4),
+    traits=("frames",), tolerances=exact(),
+)  # fmt: skip
+
+
+# -- insertion ------------------------------------------------------------------------------------
+def insert_aipp(
+    graph: Graph,
+    operations: Sequence[AippOp],
+    chip: Chip | None = None,
+    *,
+    small_channel: bool = False,
+) -> Graph:
+    """Return the graph with AIPP in front of some inputs, which become uint8[n, frame bytes].
+
+    A dynamic operation takes uint8[max_bytes] and one more input, its parameter block. With
+    `small_channel` the first convolution behind each static one reads 4 x 4 lanes. Raises
+    `InputError` for an input that is missing, no image or of another size, and as `check`.
+    """
+    ranks = [(op, _image_at(graph, op.rank)) for op in operations]
+    for op, name in ranks:
+        graph = _inserted(graph, op, name, chip)
+        if small_channel:
+            if op.settings is None:
+                raise InputError("static AIPP with small channels", "dynamic", "leave one out")
+            graph = _in_small_channels(graph, name)
+    return graph
+
+
+def _image_at(graph: Graph, rank: int) -> str:
+    if rank >= len(graph.inputs):
+        needed = f"related_input_rank below {len(graph.inputs)}, the inputs of {graph.name}"
+        raise InputError(needed, str(rank), "number inputs from 0")
+    name = graph.inputs[rank]
+    kind = graph.types[name]
+    if len(kind.shape) != 4 or kind.dtype not in ("fp32", "fp16", "bf16", "uint8"):
+        raise InputError(f"input {name} as an image (n, c, h, w)", str(kind), "name another rank")
+    return name
+
+
+def _inserted(graph: Graph, op: AippOp, name: str, chip: Chip | None) -> Graph:
+    kind, types = graph.types[name], dict(graph.types)
+    extra: tuple[str, ...] = ()
+    n, channels, height, width = kind.shape
+    attrs: dict[str, Any] = {"shape": kind.shape, "dtype": kind.dtype}
+    if op.settings is not None:
+        settings = check(fitted(op.settings, width, height), chip)
+        fourth = settings.input_format.startswith("X") and not settings.csc
+        able = {settings.channels, 1 if settings.csc else 4 if fourth else settings.channels}
+        if channels not in able:
+            needed = f"{' or '.join(map(str, sorted(able)))} channels from {settings.input_format}"
+            raise InputError(needed, f"{channels} of input {name}", "choose another format")
+        attrs["settings"] = plain(settings)
+        types[name] = TensorType((n, settings.frame_bytes), "uint8")
+    else:
+        block = next(b for b in (BLOCK, *(f"{BLOCK}_{i}" for i in range(99))) if b not in types)
+        extra, types[name] = (block,), TensorType((op.max_bytes,), "uint8")
+        types[block] = TensorType((block_bytes(n),), "uint8")
+    made = Draft(graph).new_name(f"{name}_aipp")
+    types[made] = kind
+    head = Node(made, "aipp", (name, *extra), (made,), attrs)
+
+    def after(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(made if given == name else given for given in names)
+
+    nodes = (head, *(replace(node, inputs=after(node.inputs)) for node in graph.nodes))
+    ends = after(graph.outputs)
+    inputs = (*graph.inputs, *extra)
+    return verify(replace(graph, inputs=inputs, outputs=ends, nodes=nodes, types=types))
+
+
+def fitted(settings: Aipp, width: int, height: int) -> Aipp:
+    """Return settings whose sizes left open are those of a network's input.
+
+    Raises `InputError` where the result has another size than the network takes.
+    """
+    s, padded = settings, any(settings.padding)
+    if not s.crop and not padded:
+        s = replace(s, width=s.width or width, height=s.height or height)
+    elif s.crop and not padded:
+        left, top, *size = s.crop
+        s = replace(s, crop=(left, top, size[0] or width, size[1] or height))
+    if s.size != (width, height):
+        needed = f"{width} x {height} pixels, as the network takes them,"
+        raise InputError(needed, f"{s.size[0]} x {s.size[1]}", "crop or pad to that size")
+    return s
+
+
+# -- small channels -------------------------------------------------------------------------------
+def _in_small_channels(graph: Graph, name: str) -> Graph:
+    """Return the graph whose first convolution behind an input reads four pixels at a time."""
+    draft = Draft(graph)
+    (head,) = graph.readers[name]
+    readers = graph.readers[head.output]
+    conv = readers[0] if len(readers) == 1 and readers[0].op == "conv2d" else None
+    weight = graph.constants.get(conv.inputs[1]) if conv else None
+    if conv is None or weight is None:
+        needed = f"one convolution of constant weights behind {name}"
+        raise UnsupportedError(needed, ", ".join(r.op for r in readers) or "none", _PLAIN)
+    step, pads, spread = geometry(*(conv.attr(k, d) for k, d in _CONV.items()))
+    k, c, rows, columns = weight.type.shape
+    if c > TAPS or spread[1] != 1 or conv.attr("groups", 1) != 1:
+        got = f"{c} channels, dilation {spread[1]}, groups {conv.attr('groups', 1)}"
+        raise UnsupportedError(f"{conv.name}: up to {TAPS} channels, close together", got, _PLAIN)
+    turns = -(-columns // TAPS)
+    positions = (graph.types[conv.output].shape[3] - 1) * step[1] + TAPS * (turns - 1) + 1
+    shape = (*head.attrs["shape"][:1], TAPS**2, head.attrs["shape"][2], positions)
+    new = draft.insert("aipp", head.inputs, {**head.attrs, "shape": shape, "left": pads[1][0]})
+    kind = TensorType((k, TAPS**2, rows, turns), weight.type.dtype)
+    taps = draft.add(Constant(kind, partial(_four_taps, weight, turns)), f"{conv.inputs[1]}_taps")
+    how = {**conv.attrs, "stride": step, "pad": (pads[0], (0, 0)), "dilation": (spread[0], TAPS)}
+    draft.become(conv, "conv2d", (new, taps, *conv.inputs[2:]), how)
+    return draft.finish()
+
+
+_CONV = {"stride": 1, "pad": 0, "dilation": 1}
+_PLAIN = "leave small channels off"
+
+
+def _four_taps(weight: Constant, turns: int) -> Image:
+    """Return weights (k, c, r, s) as (k, 16, r, ceil(s / 4)): four columns in the channels."""
+    given = weight.array()
+    k, c, rows, columns = given.shape
+    wide = np.zeros((k, TAPS, rows, turns * TAPS), given.dtype)
+    wide[:, :c, :, :columns] = given
+    lanes = wide.reshape(k, TAPS, rows, turns, TAPS).transpose(0, 4, 1, 2, 3)
+    return np.ascontiguousarray(lanes).reshape(k, TAPS**2, rows, turns)

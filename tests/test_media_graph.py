@@ -1,0 +1,152 @@
+"""AIPP in front of a network: the same values as AIPP and then the network, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import (
+    Graph,
+    GraphBuilder,
+    compile_graph,
+    evaluate,
+    from_text,
+    run_compiled,
+    simulate_graph,
+    zoo,
+)
+from ascend_lab.media import Aipp, AippOp, aipp, csc_of, insert_aipp, pack_block
+from ascend_lab.media.insert import plain, restored
+
+RNG = np.random.default_rng(2)
+NORMAL = {"mean": (104, 117, 123, 0), "var_reci": (0.0171, 0.0175, 0.0174, 1.0)}
+NV12 = Aipp("YUV420SP_U8", 30, 20, csc_of("601 narrow", "RGB"), crop=(4, 2, 20, 16), **NORMAL)  # type: ignore[arg-type]
+
+
+def small(n: int = 1, c: int = 3, size: tuple[int, int] = (16, 20), **conv: Any) -> Graph:
+    """Return relu(conv2d) of an image whose weights are seeded."""
+    b = GraphBuilder("small")
+    x = b.input("x", (n, c, *size))
+    kernel = conv.pop("kernel", (3, 3))
+    weight = b.constant(RNG.standard_normal((8, c, *kernel)).astype(np.float32), name="w")
+    b.output(b.relu(b.conv2d(x, weight, **conv)))
+    return b.build()
+
+
+def frames(op: Aipp, n: int = 1) -> Any:
+    return RNG.integers(0, 256, (n, op.frame_bytes)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("small_channel", [False, True])
+def test_values_are_those_of_aipp_and_the_network(small_channel: bool) -> None:
+    graph = small(2, kernel=(7, 5), stride=2, pad=((3, 3), (2, 1)))
+    raw = frames(NV12, 2)
+    apart = evaluate(graph, {"x": aipp(raw, NV12)})
+    fed = insert_aipp(graph, [AippOp(0, NV12)], small_channel=small_channel)
+    assert str(fed.types["x"]) == "uint8[2, 900]" and fed.inputs == ("x",)
+    (found,), (wanted,) = evaluate(fed, {"x": raw}).values(), apart.values()
+    assert np.array_equal(found, wanted)
+    again = from_text(str(fed), {n: c.array() for n, c in fed.constants.items()})
+    assert str(again) == str(fed)
+    for chip in ("Toy", "Ascend910B2"):
+        with_fp16 = run_compiled(graph, {"x": aipp(raw, NV12)}, chip)
+        (alone,), (run,) = with_fp16.values(), run_compiled(fed, {"x": raw}, chip).values()
+        assert np.abs(run.astype(float) - alone).max() <= np.abs(alone).max() * 2**-10
+        assert small_channel or np.array_equal(run, alone)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_small_channels_change_no_value(data: st.DataObject) -> None:
+    draw = data.draw
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 9)))
+    pad = ((draw(st.integers(0, 2)), 0), (draw(st.integers(0, 3)), draw(st.integers(0, 3))))
+    stride, down = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.integers(1, 2))
+    c = draw(st.integers(1, 3))
+    graph = small(c=c, kernel=kernel, pad=pad, stride=stride, dilation=(down, 1))
+    op = Aipp("YUV400_U8" if c == 1 else "XRGB8888_U8", 20, 16, var_reci=(0.25, 1.0, 2.0, 1.0))
+    if c == 2:
+        return
+    raw = frames(op)
+    plain_ = evaluate(insert_aipp(graph, [AippOp(0, op)]), {"x": raw})
+    packed = evaluate(insert_aipp(graph, [AippOp(0, op)], small_channel=True), {"x": raw})
+    for one, other in zip(plain_.values(), packed.values(), strict=True):
+        assert np.allclose(one, other, rtol=1e-6, atol=1e-4)
+
+
+def test_dynamic_frames_bring_their_block() -> None:
+    graph = small(2)
+    fed = insert_aipp(graph, [AippOp(0, None, max_bytes=4000)])
+    assert fed.inputs == ("x", "ascend_dynamic_aipp_data")
+    assert [str(fed.types[n]) for n in fed.inputs] == ["uint8[4000]", "uint8[256]"]
+    each = [Aipp("RGB888_U8", 32, 20, crop=(0, 0, 20, 16)), Aipp("RGB888_U8", 32, 20)]
+    each[1] = replace(each[1], crop=(2, 2, 25, 18), scaled=(20, 16), mean=(9, 0, 0, 0))
+    raw = np.zeros(4000, np.uint8)
+    raw[: 2 * 1920] = RNG.integers(0, 256, 2 * 1920)
+    block = np.frombuffer(pack_block(each), np.uint8)
+    image = np.concatenate([aipp(raw[:1920], each[0]), aipp(raw[1920:3840], each[1])])
+    (wanted,) = evaluate(graph, {"x": image}).values()
+    (found,) = evaluate(fed, {"x": raw, fed.inputs[1]: block}).values()
+    assert np.array_equal(found, wanted)
+    late = np.frombuffer(pack_block([replace(s, crop=(0, 0, 18, 16), scaled=None) for s in each]),
+                         np.uint8)  # fmt: skip
+    with pytest.raises(Exception, match="frames that become"):
+        evaluate(fed, {"x": raw, fed.inputs[1]: late})
+
+
+def test_sizes_come_from_the_network() -> None:
+    fed = insert_aipp(small(), [AippOp(0, Aipp("RGB888_U8", 0, 0))])
+    assert str(fed.types["x"]) == f"uint8[1, {20 * 16 * 3}]"
+    (node,) = (n for n in fed.nodes if n.op == "aipp")
+    kept = restored(node.attrs["settings"])
+    assert kept.size == (20, 16) and plain(kept) == node.attrs["settings"]
+    listed = [list(v) if isinstance(v, tuple) else v for v in plain(NV12)]
+    assert restored(listed) == NV12
+
+
+@pytest.mark.parametrize(
+    ("op", "small_channel", "said"),
+    [
+        (AippOp(1, NV12), False, "related_input_rank below 1"),
+        (AippOp(0, Aipp("RGB888_U8", 32, 32)), False, "20 x 16 pixels"),
+        (AippOp(0, Aipp("YUV400_U8", 20, 16)), False, "1 channels from YUV400_U8; got 3"),
+        (AippOp(0, None, 100), True, "static AIPP with small channels"),
+    ],
+)
+def test_what_does_not_fit_is_said(op: AippOp, small_channel: bool, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        insert_aipp(small(), [op], small_channel=small_channel)
+
+
+def test_small_channels_need_a_convolution() -> None:
+    b = GraphBuilder("g")
+    b.output(b.relu(b.input("x", (1, 3, 16, 20))))
+    with pytest.raises(UnsupportedError, match=r"one convolution.*got relu"):
+        insert_aipp(b.build(), [AippOp(0, NV12)], small_channel=True)
+    with pytest.raises(UnsupportedError, match="dilation 2"):
+        insert_aipp(small(dilation=2), [AippOp(0, NV12)], small_channel=True)
+
+
+def test_the_cost_no_launch_no_conversion_less_cube_work() -> None:
+    chip, graph = load_chip("Ascend310"), zoo.build("resnet18")
+    op = AippOp(0, Aipp("RGB888_U8", 0, 0, **NORMAL))  # type: ignore[arg-type]
+    times = [
+        simulate_graph(compile_graph(g, chip))
+        for g in (graph, insert_aipp(graph, [op]), insert_aipp(graph, [op], small_channel=True))
+    ]
+    without, plain_, packed = times
+    head = plain_.operators[0]
+    frame = 224 * 224 * 3
+    assert head.type == "aipp on the AIPP" and head.timeline.launch_cycles == 0
+    assert head.time_s == pytest.approx(frame / chip.device_memory.rate_bytes_per_s, rel=1e-3)
+    assert not plain_.on_ai_cpu and plain_.time_s < without.time_s
+    assert without.operators[0].type == "trans_data"
+    assert plain_.operators[1].timeline.macs > 3 * packed.operators[1].timeline.macs
+    assert packed.time_s < plain_.time_s

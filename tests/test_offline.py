@@ -1,0 +1,272 @@
+"""Offline models: the same numbers as from ONNX, without it, and no damaged byte ever loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.cli import ascend_lab as main
+from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, zoo
+from ascend_lab.graph.onnx import import_model, save_onnx
+from ascend_lab.isa import Kernel
+from ascend_lab.runtime import compile_offline, load_offline, unpack_parts
+from ascend_lab.runtime.container import checksum, pack_parts
+from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
+
+MODEL = "model.onnx"
+
+
+def save(path: Path, batch: str | int = 1) -> None:
+    """Write a network with convolution, pooling, softmax, an int64 cast and a constant output."""
+    rng = np.random.default_rng(0)
+    make = onnx.helper
+    tensors = [
+        onnx.numpy_helper.from_array(rng.standard_normal(shape, np.float32), name)
+        for name, shape in (("w", (16, 3, 3, 3)), ("b", (16,)), ("v", (16, 100)), ("k", (70,)))
+    ]
+    nodes = [
+        make.make_node("Conv", ["x", "w", "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        make.make_node("Relu", ["c"], ["r"], "relu"),
+        make.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
+        make.make_node("Flatten", ["p"], ["f"], "flat"),
+        make.make_node("MatMul", ["f", "v"], ["h"], "product"),
+        make.make_node("Softmax", ["h"], ["y"], "softmax"),
+        make.make_node("ArgMax", ["y"], ["best"], "best"),
+        make.make_node("Identity", ["k"], ["same"], "same"),
+    ]
+    x = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [batch, 3, 9, 9])
+    outputs = [onnx.ValueInfoProto(name=name) for name in ("y", "best", "same")]
+    graph = make.make_graph(nodes, "toy", [x], outputs, tensors)
+    opsets = [make.make_opsetid("", 17)]
+    onnx.save(make.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / MODEL)
+    save(tmp_path / "open.onnx", "n")
+    return tmp_path
+
+
+def run(capsys, *words):
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def good(capsys, *words):
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    return out
+
+
+def refused(capsys, *words):
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_compiled_file_gives_the_numbers_of_the_model_without_it(capsys, folder):
+    rng = np.random.default_rng(1)
+    np.savez("x.npz", x=rng.standard_normal((1, 3, 9, 9), np.float32))
+    ways = ([], ["--compiled", "--chip", "Ascend310P3"])
+    for i, flags in enumerate(ways):
+        good(capsys, "run", MODEL, "--inputs", "x.npz", "--outputs", f"a{i}.npz", *flags)
+    online = good(capsys, "simulate", MODEL, "--chip", "Ascend310P3", "--json", "-")
+    plain = good(capsys, "simulate", MODEL, "--chip", "Ascend310P3", "--trace", "a.json")
+    good(capsys, "compile", MODEL, "--chip", "Ascend310P3", "--output", "m.alm")
+    (folder / MODEL).unlink()
+    for i, flags in enumerate(([], ["--compiled"])):
+        good(capsys, "run", "m.alm", "--inputs", "x.npz", "--outputs", f"b{i}.npz", *flags)
+        with np.load(f"a{i}.npz") as one, np.load(f"b{i}.npz") as two:
+            assert set(one) == set(two) == {"y", "best", "same"}
+            assert all(one[n].tobytes() == two[n].tobytes() for n in one)
+            assert all(one[n].dtype == two[n].dtype for n in one)
+    assert good(capsys, "simulate", "m.alm", "--json", "-") == online
+    assert good(capsys, "simulate", "m.alm", "--trace", "b.json") == plain
+    assert json.loads(Path("a.json").read_text()) == json.loads(Path("b.json").read_text())
+
+
+def test_gears_share_the_weights_and_other_batches_are_refused_by_name(capsys):
+    good(capsys, "compile", "open.onnx", "--chip", "Toy", "--output", "one.alm",
+         "--input_shape", "x:1,3,9,9")  # fmt: skip
+    data = json.loads(good(
+        capsys, "compile", "open.onnx", "--chip", "Toy", "--output", "m.alm", "--json", "-",
+        "--input_shape", "x:-1,3,9,9", "--dynamic_batch_size", "1,2,4",
+    ))  # fmt: skip
+    assert [gear["batch"] for gear in data["gears"]] == [1, 2, 4]
+    sizes = [load_offline(f).parts[1, 0].nbytes for f in ("one.alm", "m.alm")]
+    assert sizes[0] == sizes[1]
+    for batch in (1, 2, 4):
+        times = json.loads(good(capsys, "simulate", "m.alm", "--batch", batch, "--json", "-"))
+        online = good(capsys, "simulate", "open.onnx", "--chip", "Toy", "--batch", batch,
+                      "--json", "-")  # fmt: skip
+        assert times == json.loads(online)
+    np.savez("x.npz", x=np.ones((3, 3, 9, 9), np.float32))
+    error = refused(capsys, "run", "m.alm", "--inputs", "x.npz", "--outputs", "y.npz")
+    assert "x:1,3,9,9; x:2,3,9,9; x:4,3,9,9" in error and "x:3,3,9,9" in error and "pad" in error
+    assert "batch 3" in refused(capsys, "simulate", "m.alm", "--batch", 3)
+    assert not Path("y.npz").exists()
+
+
+@pytest.fixture(scope="module")
+def small() -> bytes:
+    """An offline model of a few kilobytes."""
+    net = GraphBuilder("small", "fp16")
+    x = net.input("x", (2, 16))
+    net.output(net.relu(net.add(x, net.weight((16,)))))
+    path = Path("small.onnx")
+    save_onnx(net.build(), path)
+    found = import_model(path)
+    path.unlink()
+    return bytes(compile_offline({None: found}, load_chip("Toy")))
+
+
+@settings(max_examples=150)
+@given(place=st.integers(0, 2**62), bits=st.integers(1, 255), more=st.integers(0, 3))
+def test_no_damaged_byte_loads(small, place, bits, more):
+    damaged = bytearray(small)
+    for step in range(more + 1):
+        damaged[(place + step * 509) % len(small)] ^= bits
+    with pytest.raises(InputError, match=r"damaged|version"):
+        unpack_parts(memoryview(bytes(damaged)), "m.alm")
+
+
+@pytest.mark.parametrize("cut", [0, 7, 8, 63, 64, 500, -64, -1])
+def test_no_part_of_a_file_loads(small, cut, folder, capsys):
+    Path("m.alm").write_bytes(small[:cut])
+    refused(capsys, "simulate", "m.alm")
+    Path("m.alm").write_bytes(small + bytes(1 + abs(cut)))
+    assert "damaged" in refused(capsys, "run", "m.alm")
+
+
+def test_the_checksum_sees_words_that_change_places():
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 2**63, 4096, dtype=np.uint64)
+    found = {checksum(words.data)}
+    for one, two in ((0, 1), (0, 512), (5, 3000), (511, 512)):
+        other = words.copy()
+        other[[one, two]] = other[[two, one]]
+        found.add(checksum(other.data))
+        other[one] ^= np.uint64(1 << 63)
+        other[two] ^= np.uint64(1 << 63)
+        found.add(checksum(other.data))
+    assert len(found) == 9
+    assert checksum(b"") != checksum(bytes(1)) != checksum(bytes(4096))
+
+
+def test_other_versions_and_chips_are_refused_by_name(capsys, small, folder):
+    other = bytearray(small)
+    other[8] = 7
+    Path("m.alm").write_bytes(other)
+    assert "version 1; got version 7" in refused(capsys, "simulate", "m.alm")
+    Path("m.alm").write_bytes(small)
+    error = refused(capsys, "simulate", "m.alm", "--chip", "Ascend310")
+    assert "chip Toy" in error and "Ascend310" in error
+    assert "Ascend310" in refused(capsys, "run", "m.alm", "--compiled", "--chip", "Ascend310")
+    good(capsys, "simulate", "m.alm", "--chip", "Toy")
+    text = (Path(__file__).parent.parent / "ascend_lab/chip/presets/Toy.toml").read_text()
+    Path("fast.toml").write_text(text.replace("hz = { value = 1", "hz = { value = 9", 1))
+    assert "numbers of Toy" in refused(capsys, "simulate", "m.alm", "--chip", "fast.toml")
+    for flags in (["--dtype", "bf16"], ["--no-fusion"], ["--memory-limit", "5"]):
+        assert flags[0] in refused(capsys, "simulate", "m.alm", *flags)
+
+
+def test_a_chip_of_ones_own_goes_with_its_file(capsys, folder):
+    text = (Path(__file__).parent.parent / "ascend_lab/chip/presets/Toy.toml").read_text()
+    Path("my.toml").write_text(text.replace('name = "Toy"', 'name = "Mine"', 1))
+    good(capsys, "compile", MODEL, "--chip", "my.toml", "--output", "m.alm")
+    assert '"chip": "Mine"' in good(capsys, "simulate", "m.alm", "--json", "-")
+    assert "Mine" in refused(capsys, "run", "m.alm", "--compiled")
+    good(capsys, "run", "m.alm", "--compiled", "--chip", "my.toml")
+
+
+BAD = (
+    (["compile", MODEL, "--chip", "Toy"], "--output"),
+    (["compile", MODEL, "--chip", "Toi", "--output", "m.alm"], "Toy"),
+    (["compile", "no.onnx", "--chip", "Toy", "--output", "m.alm"], "no.onnx"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "nowhere/m.alm"], "nowhere"),
+    (["compile", MODEL, "--chip", "Toy", "--output", MODEL], "another file"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "."], "regular file"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--framework", "3"], "TensorFlow"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--mode", "1"], "--mode"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--precision_mode", "force_fp32"],
+     "--precision_mode"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--dynamic_dims", "1;2"],
+     "--dynamic_dims"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--dynamic_batch_size", "4"],
+     "2 to 100"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--dynamic_batch_size", "1,4096"],
+     "2048"),
+    (["compile", "open.onnx", "--chip", "Toy", "--output", "m.alm"], "x"),
+    (["compile", "open.onnx", "--chip", "Toy", "--output", "m.alm", "--input_shape",
+      "x:-1,3,9,9"], "--dynamic_batch_size"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--input_shape", "z:1,3,9,9"], "z"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--aicore_num", "9"], "--aicore_num"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--fusion_switch_file", MODEL], "f"),
+    (["simulate", MODEL], "--chip"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "named"), BAD)
+def test_bad_input_is_one_line(capsys, folder, words, named):
+    before = (folder / MODEL).read_bytes()
+    assert named in refused(capsys, *words)
+    assert (folder / MODEL).read_bytes() == before and not Path("m.alm").exists()
+
+
+def test_the_precheck_names_every_node_at_fault(capsys, folder):
+    good(capsys, "compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--check_report", "r.json")
+    report = json.loads(Path("r.json").read_text())
+    counts = [report[key] for key in ("result", "total", "pass", "fail")]
+    assert counts == ["success", 8, 8, 0] and Path("m.alm").exists()
+    assert checked(capsys, folder, {0: [1, 1]}) == {"conv": [2]}  # what only importing finds
+    assert checked(capsys, folder, {1: "Relux", 5: "axes"}) == {"relu": [1], "softmax": [2]}
+    save(folder / MODEL)
+    model = onnx.load(MODEL)
+    model.graph.node[0].input[0] = "y"
+    onnx.save(model, MODEL)
+    refused(capsys, "compile", MODEL, "--chip", "Toy", "--mode", "3")
+
+
+def checked(capsys, folder, faults):
+    """Return the codes of the nodes at fault in a model with faults."""
+    save(folder / MODEL)
+    model = onnx.load(MODEL)
+    for place, fault in faults.items():
+        node = model.graph.node[place]
+        if fault == "axes":
+            node.attribute.append(onnx.helper.make_attribute("axes", [1]))
+        elif isinstance(fault, str):
+            node.op_type = fault
+        else:
+            node.attribute[0].ints[:] = fault
+    onnx.save(model, MODEL)
+    code, out, _ = run(capsys, "compile", MODEL, "--chip", "Toy", "--mode", "3")
+    assert code == 1 and f"{len(faults)} of 8" in out
+    report = json.loads(Path("check_result.json").read_text())
+    assert report["fail"] == len(faults) and report["result"] == "failed"
+    return {row["name"]: [c["code"] for c in row["cause"]] for row in report["op"] if row["cause"]}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert_base"])
+def test_kernels_of_networks_survive_as_text(name):
+    from ascend_lab.graph import compile_graph
+
+    compiled = compile_graph(zoo.build(name), "Ascend910A")
+    kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
+    for kernel in kernels[:40]:
+        assert kernel_of(json.loads(json.dumps(kernel_data(kernel)))) == kernel
+
+
+def test_a_file_of_no_partitions_is_a_file():
+    assert unpack_parts(pack_parts([]), "x") == {}
