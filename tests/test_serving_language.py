@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.chip import load_chip
 from ascend_lab.errors import CapacityError, InputError
-from ascend_lab.serving import closed_forms, interval
+from ascend_lab.graph import evaluate
+from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.zoo import build
+from ascend_lab.serving import closed_forms, interval, language_times
 from ascend_lab.serving.kv_cache import BlockCache, blocks_in, blocks_of, max_batch, token_bytes
 from ascend_lab.serving.language import POLICIES, Conversation, Engine, Request, StepTime, converse
 
@@ -194,3 +198,36 @@ def test_what_can_never_fit_is_refused() -> None:
         with pytest.raises(InputError):
             converse([request], engine, TIME)
     assert isinstance(converse([Request(0, 1, 1)], Engine(), TIME), Conversation)
+
+
+# -- our own step times ---------------------------------------------------------------------------
+def test_a_decoding_step_computes_what_the_whole_prompt_does() -> None:
+    """The last row of GPT-2 on six tokens, from the caches of all six."""
+    whole = build("gpt2_small", 2, 6, layers=2, vocabulary=40)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 6)).astype(np.int32)
+    seen = evaluate_all(whole, {"input_ids": ids})
+    step = language_times.decode_graph(2, 6, 2, 40)
+    inputs = {"x": seen["embedded"][:, -1]}
+    for i in range(2):
+        inputs |= {f"h{i}.keys": seen[f"h{i}.attn.k.transpose"],
+                   f"h{i}.values": seen[f"h{i}.attn.v.transpose"]}  # fmt: skip
+    scores, *new = evaluate(step, inputs).values()
+    np.testing.assert_allclose(scores, seen["logits"][:, -1], rtol=1e-4, atol=1e-5)
+    keys = inputs["h0.keys"][:, :, :, -1].reshape(2, -1)
+    np.testing.assert_allclose(new[0], keys, rtol=1e-4, atol=1e-5)
+
+
+def test_costs_of_steps_fit_our_own_times_within_what_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(language_times, "PROMPTS", (64, 256))
+    monkeypatch.setattr(language_times, "DECODES", ((1, 128), (8, 128), (8, 512)))
+    chip = load_chip("Ascend910B2")
+    found = language_times.gpt2_steps(chip, 1)
+    own = found.time
+    errors = [own.of(n, 0, 0) / s - 1 for n, s in found.prompts.items()]
+    errors += [own.of(0, b, b * c) / s - 1 for (b, c), s in found.decodes.items()]
+    assert found.worst_error == pytest.approx(max(map(abs, errors)))
+    assert found.worst_error < 0.25
+    weights = 2 * (12 * 768**2 + 50257 * 768)
+    assert own.start_s > weights / chip.device_memory.rate_bytes_per_s

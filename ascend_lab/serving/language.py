@@ -230,7 +230,7 @@ class _Scheduler:
         return self.cache.needs(one.number, tokens) + reserved <= len(self.cache.free)
 
     def _prompts(self) -> list[tuple[Request, int]]:
-        """Let waiting requests begin, whole prompts within the limits of a step; a long one alone."""
+        """Let waiting requests begin, whole prompts within a step's limits, a long one alone."""
         reads: list[tuple[Request, int]] = []
         left = self.engine.max_prefill_tokens
         while self.waiting and len(reads) < self.engine.max_prefill_batch:
@@ -279,7 +279,9 @@ def converse(requests: Sequence[Request], engine: Engine, time: StepTime) -> Con
         raise InputError(f"a policy among {', '.join(POLICIES)}", repr(engine.policy))
     for one in requests:
         if min(one.prompt, one.output) < 1:
-            raise InputError("prompts and answers of at least a token", f"{one.prompt}, {one.output}")
+            raise InputError(
+                "prompts and answers of at least a token", f"{one.prompt}, {one.output}"
+            )
         if (size := blocks_of(one.prompt + one.output, engine.block_tokens)) > engine.blocks:
             raise InputError(f"requests of at most {engine.blocks} blocks", str(size), "add memory")
     if not requests or min(engine.max_batch, engine.max_prefill_tokens) < 1:
