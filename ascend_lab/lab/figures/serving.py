@@ -33,6 +33,9 @@ LOADS = (0.1, 0.3, 0.5, 0.65, 0.8, 0.9, 0.97)
 """Shares of a server's capacity at which it is simulated."""
 
 
+TICKS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+
+
 @styled
 def fig_knee(
     seconds: Sequence[float], max_batch: int = 8, delay_ms: float = 0.0, instances: int = 1
@@ -41,7 +44,7 @@ def fig_knee(
     fig, ax = new_figure(height_in=3.0)
     servers = {"one at a time": Policy(), f"up to {max_batch}": Policy(
         instances, max_batch, delay_ms / 1e3)}  # fmt: skip
-    service, told = Service(seconds=tuple(seconds)), []
+    service, told, highest = Service(seconds=tuple(seconds)), [], 1.0
     for (name, policy), colour in zip(servers.items(), (VERMILLION, BLUE), strict=True):
         most = policy.max_batch
         capacity = policy.instances * most / service.batch_s(most)
@@ -54,11 +57,15 @@ def fig_knee(
         ]  # fmt: skip
         ax.plot(rates, [x.mean() for x in found], "o-", color=colour, label=f"{name}: mean")
         p99 = [float(np.percentile(x, 99)) for x in found]
+        highest = max(highest, *p99)
         ax.plot(rates, p99, "s--", color=colour, label=f"{name}: p99")
-        ax.axvline(capacity, color=colour, linestyle=":", linewidth=1)
+        ax.axvline(capacity, color=colour, linestyle=":", linewidth=1, label=f"{name}: capacity")
         told.append(f"{name} p99 {p99[0]:.1f} ms at {rates[0]:.0f} a second, {p99[-1]:.0f} ms at "
                     f"{rates[-1]:.0f}, capacity {capacity:.0f}")  # fmt: skip
     ax.set(xlabel="requests a second", ylabel="time to the answer (ms)", yscale="log")
+    ax.set_yticks(TICKS_MS, labels=[f"{ms:g}" for ms in TICKS_MS])
+    ax.minorticks_off()
+    ax.set_ylim(0.8e3 * service.batch_s(1), 1.3 * highest)
     ax.legend()
     return finish(fig, alt=f"Times that rise slowly, then like a wall. {'; '.join(told)}.")
 
