@@ -14,6 +14,7 @@ from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.cluster import cluster_figures, strategy_figures
+from bench.compress import compression_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.media import media_figures
@@ -44,6 +45,7 @@ BENCHES = (
     strategy_figures,
     gradient_figures,
     media_figures,
+    compression_figures,
     bench_import,
 )
 

@@ -21,9 +21,9 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3535,
+    "cli": 3620,
     "cluster": 2955,
-    "compress": 1735,
+    "compress": 2220,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
@@ -43,8 +43,8 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 398
-IMPORT_LINES = 5745
+FILES = 400
+IMPORT_LINES = 5790
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -13,7 +13,13 @@ from onnxruntime.quantization.quant_utils import QuantType, compute_scale_zp
 
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.compress import METHODS, calibrate, channel_scales, scale_between
-from ascend_lab.compress.calibrators import histogram_loss, percentile_range, rebinned, tail_cuts
+from ascend_lab.compress.calibrators import (
+    histogram_loss,
+    moments_of,
+    percentile_range,
+    rebinned,
+    tail_cuts,
+)
 from ascend_lab.compress.divergence import entropy_range, histogram, tensorrt_threshold
 from ascend_lab.compress.scales import along, fake, quantise, signal_to_noise_db
 from ascend_lab.errors import InputError
@@ -212,7 +218,9 @@ def test_the_loss_of_a_histogram_is_that_of_its_samples():
         width = (right - left + 1) / 4
         level = np.clip((points - left) // width, 0, 3)
         error = np.sum(weight * (points - left - (level + 0.5) * width) ** 2)
-        assert histogram_loss(counts, left, right, 4) == pytest.approx(error, rel=1e-5)
+        assert histogram_loss(moments_of(counts), 8, left, right, 4) == pytest.approx(
+            error, rel=1e-5
+        )
 
 
 def test_a_bit_more_is_six_decibel_more():

@@ -126,8 +126,9 @@ def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Sca
         counts = rebinned(counts, *ends) + histogram(one, bins, low, high)[0]
     if not high > low:
         return scale_between(low, high, bits, asymmetric)
-    ranges = tail_cuts(counts)
-    left, right = ranges[int(np.argmin([histogram_loss(counts, *r, 2**bits) for r in ranges]))]
+    ranges, moments = tail_cuts(counts), moments_of(counts)
+    losses = [histogram_loss(moments, bins, *one, 2**bits) for one in ranges]
+    left, right = ranges[int(np.argmin(losses))]
     width = (high - low) / bins
     return scale_between(low + left * width, low + (right + 1) * width, bits, asymmetric)
 
@@ -173,22 +174,39 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
     return found
 
 
-def histogram_loss(counts: Values, left: int, right: int, levels: int) -> float:
+def moments_of(counts: Values) -> Callable[[Values], list[Values]]:
+    """Return the function of t that gives the sums of 1, x and x^2 over a histogram up to t.
+
+    Every bin is one wide and its counts are spread evenly in it.
+    """
+    powers = [np.arange(len(counts) + 1.0) ** k / k for k in (1, 2, 3)]
+    sums = [np.append(0.0, np.cumsum(counts * np.diff(power))) for power in powers]
+    padded = np.append(counts, 0.0)
+
+    def moments(t: Values) -> list[Values]:
+        bins = t.astype(int)
+        grown = [t**k / k for k in (1, 2, 3)]
+        return [
+            done[bins] + padded[bins] * (end - power[bins])
+            for done, end, power in zip(sums, grown, powers, strict=True)
+        ]
+
+    return moments
+
+
+def histogram_loss(
+    moments: Callable[[Values], list[Values]], bins: int, left: int, right: int, levels: int
+) -> float:
     """Return the squared error of a histogram if bins left to right share so many levels.
 
-    Every bin is spread evenly over its width (here 1); what lies outside goes to the end levels.
+    What lies outside goes to the end levels: sum x^2 - 2 c sum x + c^2 sum 1 with their centres c.
     """
     width = (right - left + 1) / levels
-    filled = np.flatnonzero(counts)
-    begin = filled - float(left)
-    first, last = (np.clip((begin + end) // width, 0, levels - 1) for end in (0, 1))
-    near, far, half = begin - (first + 0.5) * width, begin + 1 - (last + 0.5) * width, width / 2
-    whole = np.where(
-        first == last,
-        far**3 - near**3,
-        (half**3 - near**3) + (far**3 + half**3) + (last - first - 1) * 2 * half**3,
-    )
-    return float(np.sum(counts[filled] * whole) / 3)
+    edges = left + width * np.arange(levels + 1)
+    centres = edges[:-1] + width / 2
+    edges[0], edges[-1] = 0, bins
+    count, total, squares = map(np.diff, moments(edges))
+    return float(np.sum(squares - 2 * centres * total + centres**2 * count))
 
 
 # -- divergence -----------------------------------------------------------------------------------

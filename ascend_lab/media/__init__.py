@@ -13,7 +13,7 @@ from ascend_lab.media.cards import (
     play,
     unit_station,
 )
-from ascend_lab.media.colour import Csc, convert, csc_of
+from ascend_lab.media.colour import STANDARDS, Csc, convert, csc_of
 from ascend_lab.media.config import AippOp, parse_config, read_config
 from ascend_lab.media.dvpp import (
     Picture,
@@ -27,6 +27,7 @@ from ascend_lab.media.insert import fitted, insert_aipp
 from ascend_lab.media.resize import resize
 
 __all__ = [
+    "STANDARDS",
     "UNITS",
     "Aipp",
     "AippOp",

@@ -132,7 +132,7 @@ def _check_crop(crop: tuple[int, int, int, int], source: tuple[int, int], even: 
             _even(key, start)
         _within(f"crop_size_{axis}", size, 1, WIDEST)
         if start + size > whole:
-            needed = f"{key} + crop_size_{axis} of at most src_image_size_{axis}, {whole},"
+            needed = f"{key} + crop_size_{axis} of at most {whole}, src_image_size_{axis}"
             raise InputError(needed, f"{start} + {size}", "crop inside the image")
 
 
