@@ -110,7 +110,7 @@ def _timed(action: object) -> float:
     return time.perf_counter() - start
 
 
-def _asked(port: int, x: np.ndarray) -> list[float]:  # type: ignore[type-arg]
+def _asked(port: int, x: np.ndarray) -> list[float]:
     """Return seconds from when each request was due to its answer, on eight connections."""
     tensor = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}
     body, took = json.dumps({"inputs": [tensor]}), [0.0] * REQUESTS

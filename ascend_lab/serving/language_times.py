@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.ir import Graph
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.graph.zoo.transformers import GPT_WORDS, SPREAD, gpt2_small, linear, mlp, norm
 from ascend_lab.serving.language import StepTime
+from ascend_lab.serving.times import fit
 
 WIDTH, HEADS, EPSILON = 768, 12, 1e-5
 PROMPTS = (64, 256, 1024)
@@ -72,21 +71,5 @@ def gpt2_steps(chip: Chip | str, layers: int = 12) -> Fitted:
     prompts = {n: seconds(gpt2_small(1, n, layers=layers)) for n in PROMPTS}
     decodes = {(b, c): seconds(decode_graph(b, c, layers)) for b, c in DECODES}
     rows = [(1, n, 0, 0) for n in prompts] + [(1, 0, b, b * c) for b, c in decodes]
-    times = np.array([*prompts.values(), *decodes.values()])
-    scaled = np.array(rows, float) / times[:, None]
-    costs = _not_negative(scaled, np.ones(len(times)))
-    worst = float(np.abs(scaled @ costs - 1).max())
-    return Fitted(StepTime(*costs.tolist()), prompts, decodes, worst)
-
-
-def _not_negative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the least-squares solution without negative parts: the best of all its faces."""
-    best, least, width = np.zeros(matrix.shape[1]), np.inf, matrix.shape[1]
-    for face in range(1, 2**width):
-        used = [k for k in range(width) if face >> k & 1]
-        part = np.linalg.lstsq(matrix[:, used], target, rcond=None)[0]
-        error = float(((matrix[:, used] @ part - target) ** 2).sum())
-        if (part >= 0).all() and error < least:
-            best, least = np.zeros(width), error
-            best[used] = part
-    return best
+    costs, worst = fit(rows, [*prompts.values(), *decodes.values()])
+    return Fitted(StepTime(*costs), prompts, decodes, worst)
