@@ -190,6 +190,46 @@ def test_a_chip_of_ones_own_goes_with_its_file(capsys, folder):
     good(capsys, "run", "m.alm", "--compiled", "--chip", "my.toml")
 
 
+AIPP = """aipp_op { aipp_mode: static input_format: RGB888_U8
+  mean_chn_0: 100 mean_chn_1: 110 mean_chn_2: 120
+  var_reci_chn_0: 0.25 var_reci_chn_1: 0.5 var_reci_chn_2: 0.125 }"""
+
+
+def test_frames_of_a_camera_go_in_where_aipp_is_inserted(capsys, folder):
+    Path("a.cfg").write_text(AIPP)
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "m.alm",
+         "--insert_op_conf", "a.cfg")  # fmt: skip
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3)).astype(np.uint8)
+    image = (pixels - np.array([100.0, 110, 120])) * [0.25, 0.5, 0.125]
+    np.savez("frames.npz", x=pixels.reshape(1, -1))
+    np.savez("image.npz", x=image.transpose(0, 3, 1, 2).astype(np.float32))
+    good(capsys, "run", "m.alm", "--inputs", "frames.npz", "--outputs", "a.npz")
+    good(capsys, "run", MODEL, "--inputs", "image.npz", "--outputs", "b.npz")
+    with np.load("a.npz") as one, np.load("b.npz") as two:
+        np.testing.assert_allclose(one["y"], two["y"], rtol=1e-5)
+    flags = ("--insert_op_conf", "a.cfg", "--enable_small_channel", "1")
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "s.alm", *flags)
+    for file in ("m.alm", "s.alm"):
+        good(capsys, "run", file, "--compiled", "--inputs", "frames.npz", "--outputs", "c.npz")
+        with np.load("a.npz") as one, np.load("c.npz") as two:
+            np.testing.assert_allclose(one["y"], two["y"], atol=0.02)
+
+
+def test_a_record_file_puts_layers_in_eight_bits(capsys, folder):
+    x = np.random.default_rng(0).standard_normal((4, 3, 9, 9), np.float32)
+    np.savez("c.npz", x=x)
+    np.savez("x.npz", x=x[:1])
+    good(capsys, "quantize", MODEL, "--calibration", "c.npz", "--records", "r.txt", "--output",
+         "q.onnx")  # fmt: skip
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--compression", "r.txt", "--output",
+         "q.alm")  # fmt: skip
+    for model, file in (("q.alm", "a.npz"), ("q.onnx", "b.npz"), (MODEL, "c.npz")):
+        good(capsys, "run", model, "--inputs", "x.npz", "--outputs", file)
+    with np.load("a.npz") as one, np.load("b.npz") as two, np.load("c.npz") as three:
+        assert one["y"].tobytes() == two["y"].tobytes() != three["y"].tobytes()
+        assert one["best"].dtype == three["best"].dtype == np.int64
+
+
 BAD = (
     (["compile", MODEL, "--chip", "Toy"], "--output"),
     (["compile", MODEL, "--chip", "Toi", "--output", "m.alm"], "Toy"),
@@ -213,6 +253,10 @@ BAD = (
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--input_shape", "z:1,3,9,9"], "z"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--aicore_num", "9"], "--aicore_num"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--fusion_switch_file", MODEL], "f"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--insert_op_conf", MODEL], ""),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--enable_small_channel", "1"],
+     "--insert_op_conf"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--compression", MODEL], ""),
     (["simulate", MODEL], "--chip"),
 )  # fmt: skip
 

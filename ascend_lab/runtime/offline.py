@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import __version__
+from ascend_lab import __version__, media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, ChipError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, evaluate, from_text
@@ -44,6 +44,8 @@ from ascend_lab.runtime.container import (
 from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
 
 ENGINES = ("AI Core", "AI CPU")
+OPERATORS_OF = (media,)
+"""Rooms whose operators may stand in the graphs of a file: reading one needs them."""
 Table = Callable[[NetworkTimeline, int], list[str]]
 
 
@@ -199,10 +201,14 @@ def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
 
 def _times(times: NetworkTimeline, lines: Sequence[str]) -> list[Values]:
     """Return what `ascend-lab simulate` says, and each task's seconds on its engine."""
-    tasks = [[op.name, ENGINES[isinstance(op.timeline, CpuTimeline)], op.time_s]
-             for op in times.operators]  # fmt: skip
-    return _json({"summary": times.summary(), "table": lines, "tasks": tasks,
+    return _json({"summary": times.summary(), "table": lines, "tasks": engine_rows(times),
                   "events": network_events(times)})  # fmt: skip
+
+
+def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
+    """Return name, engine and seconds of every kernel, launch included."""
+    return [[op.name, ENGINES[isinstance(op.timeline, CpuTimeline)], op.time_s]
+            for op in times.operators]  # fmt: skip
 
 
 def _memory(compiled: Compiled) -> list[Values]:
@@ -317,7 +323,7 @@ class OfflineModel:
         try:
             return self.check_chip(load_chip(self.meta["chip"]))
         except ChipError:
-            needed = f"{self.where}: --chip with the file of {self.meta['chip']}"
+            needed = f"{self.where}: the chip file of {self.meta['chip']}"
             raise InputError(needed, "no chip of that name", "give the .toml") from None
 
     def check_chip(self, chip: Chip) -> Chip:
