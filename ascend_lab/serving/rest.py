@@ -210,6 +210,19 @@ def _written(array: Any, described: dict[str, Any]) -> dict[str, Any]:
     return {**described, "shape": list(array.shape), "data": data}
 
 
+def _handlers(answer_of: Callable[..., Any]) -> dict[Any, Any]:
+    """Return what answers where no route does."""
+
+    async def other(request: Any, error: Any) -> Any:
+        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        return answer_of({"error": text}, error.status_code, error.headers)
+
+    async def ours(request: Any, error: Any) -> Any:
+        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+
+    return {404: other, 405: other, Exception: ours}
+
+
 def application(service: Service) -> Any:
     """Return the ASGI application of a service."""
     library = _library()
@@ -235,13 +248,6 @@ def application(service: Service) -> Any:
     async def metrics(request: Any) -> Any:
         return text_of(service.metrics())
 
-    async def other(request: Any, error: Any) -> Any:
-        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        return answer_of({"error": text}, error.status_code, error.headers)
-
-    async def ours(request: Any, error: Any) -> Any:
-        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
-
     routes = [
         route("/v2", about), route("/v2/health/live", live),
         route("/v2/health/ready", service.ready), library.routing.Route("/metrics", metrics),
@@ -251,8 +257,7 @@ def application(service: Service) -> Any:
     for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         routes += [route(base, service.metadata), route(f"{base}/ready", service.ready),
                    route(f"{base}/infer", service.infer, "POST")]  # fmt: skip
-    handlers = {404: other, 405: other, Exception: ours}
-    return library.applications.Starlette(routes=routes, exception_handlers=handlers)
+    return library.applications.Starlette(routes=routes, exception_handlers=_handlers(answer_of))
 
 
 def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
