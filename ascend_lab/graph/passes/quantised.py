@@ -271,11 +271,20 @@ def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) ->
         shift += head.attr("offset", 0) * attrs["scale"]
     else:
         inputs = (inputs[0], _divided(draft, head, own.scale), inputs[2])
+        scales, bias = (draft.constants[name] for name in inputs[1:])
+        moved_on = derived(bias.type, partial(_moved_on, shift), bias, scales)
+        inputs, shift = (*inputs[:2], draft.add(moved_on, f"{head.name}_bias")), 0.0
     draft.become(head, "dequantise", inputs, attrs)
     pair = {"scale": scale, "offset": shift / scale}
     draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
     kept = {"offset": own.offset} if relu else {}
     return draft.become(node, "quantise", node.inputs if relu else (source,), kept)
+
+
+def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
+    """Return a bias of sums less what is taken from them later: half a sum off at most."""
+    steps: Values = bias.astype(np.int64) - np.rint(shift / scales.astype(np.float64))
+    return np.clip(steps, -(2**31), 2**31 - 1)
 
 
 def shared(graph: Graph) -> tuple[Graph, int]:
