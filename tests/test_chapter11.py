@@ -9,7 +9,6 @@ import pytest
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import load_chip
-from ascend_lab.dsl.cross_core import atomic, chain, kept, tree, two_pass, vector_cores
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import Kernel, sanitize
 from ascend_lab.lab.checks import (
@@ -31,6 +30,14 @@ from ascend_lab.lab.figures.many_cores import (
     cuttable,
     row_sums,
     unit_shares,
+)
+from ascend_lab.lab.kernels.cross_core_folds import (
+    atomic,
+    chain,
+    kept,
+    tree,
+    two_pass,
+    vector_cores,
 )
 from ascend_lab.sim import execute, simulate_kernel
 

@@ -16,7 +16,7 @@ from ascend_lab.lab.checks.chapter13_14 import (
     rewritten,
 )
 from ascend_lab.lab.figures.networks import ORDERS, exported_block
-from ascend_lab.lab.orders import moved_bytes
+from ascend_lab.lab.graph_examples import moved_bytes
 
 FOLD = "ConvBatchnormFusionPass"
 

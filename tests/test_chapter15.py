@@ -37,7 +37,7 @@ from ascend_lab.lab.checks.chapter15_16 import (
     trap,
 )
 from ascend_lab.lab.figures.packing import network
-from ascend_lab.lab.orders import topological_order
+from ascend_lab.lab.graph_examples import topological_order
 
 MiB = 2**20
 TOY = [

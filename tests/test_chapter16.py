@@ -14,7 +14,7 @@ from ascend_lab.kernels.flash_shape import FlashShape, FlashTiling, traffic_byte
 from ascend_lab.lab.checks import check_ex_16_1, check_ex_16_2, check_ex_16_3, check_ex_16_4
 from ascend_lab.lab.checks.chapter15_16 import KeyBlocks, causal_blocks, keys_outside, merge
 from ascend_lab.lab.figures import fig_online_softmax
-from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
+from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 from ascend_lab.sim import simulate
 
 A910 = load_chip("Ascend910A")

@@ -26,7 +26,7 @@ from ascend_lab.dsl import (
 from ascend_lab.errors import CapacityError
 from ascend_lab.lab.checks import check_ex_19_2, check_ex_19_3
 from ascend_lab.lab.checks.chapter19_20 import small_space
-from ascend_lab.lab.nest_costs import NestCosts
+from ascend_lab.lab.tuners import NestCosts
 
 TOY = load_chip("Toy")
 PLAIN = {"batch": 1, "completions": 1}

@@ -18,7 +18,7 @@ from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import GemmSchedule, GemmShape
 from ascend_lab.lab.checks import check_ex_20_1, check_ex_20_2, check_ex_20_3
 from ascend_lab.lab.checks.chapter19_20 import interval
-from ascend_lab.lab.simple_genetic import SimpleGenetic
+from ascend_lab.lab.tuners import SimpleGenetic
 from ascend_lab.sim import simulate
 
 TOY = load_chip("Toy")

@@ -9,7 +9,7 @@ import pytest
 
 from ascend_lab.lab import checks
 from ascend_lab.lab.checks import CheckResult, check_against, check_property, compare, predict
-from ascend_lab.lab.checks.core import equal_to, show
+from ascend_lab.lab.checks.core import Prediction, PredictionError, equal_to, show
 from ascend_lab.lab.checks.grading import (
     SOLUTION,
     STUB,
@@ -18,7 +18,6 @@ from ascend_lab.lab.checks.grading import (
     needed_cells,
     read_code_cells,
 )
-from ascend_lab.lab.checks.prediction import Prediction, PredictionError
 from ascend_lab.lab.checks.wall import CheckError
 
 

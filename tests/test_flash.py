@@ -23,7 +23,7 @@ from ascend_lab.kernels.flash_shape import (
     traffic_bytes,
 )
 from ascend_lab.kernels.flash_split import split_kernel
-from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
+from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 from ascend_lab.ops import verify
 from ascend_lab.ops.build import prepare
 from ascend_lab.sim import DeviceMemory, execute, simulate, simulate_kernel

@@ -14,7 +14,7 @@ from ascend_lab.graph import GraphBuilder, zoo
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.network import simulate_graph
 from ascend_lab.graph.text import HEAD, table
-from ascend_lab.lab.dispatch import TASK_S, WAYS, crossing_bytes, dispatch, kernel_times
+from ascend_lab.lab.graph_examples import TASK_S, WAYS, crossing_bytes, dispatch, kernel_times
 
 TIMES = st.lists(st.floats(1e-7, 1e-4), min_size=1, max_size=30)
 

@@ -37,7 +37,7 @@ from ascend_lab.lab.machines import (
     sample_inputs,
     units_touched,
 )
-from ascend_lab.lab.machines import facts as fact_file
+from ascend_lab.lab.machines import roofline as fact_file
 from ascend_lab.lab.machines.matrix_units import array_cycles, frames, systolic_product
 from ascend_lab.lab.machines.products import blocking
 from ascend_lab.lab.machines.program import tiled

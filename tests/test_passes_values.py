@@ -30,7 +30,7 @@ from ascend_lab.graph.passes import (
     quantise,
     run_passes,
 )
-from ascend_lab.lab.orders import MODES, peak_live_bytes, topological_order
+from ascend_lab.lab.graph_examples import MODES, peak_live_bytes, topological_order
 
 SHAPE = (1, 4, 4, 4)
 EXACT = [name for name in DEFAULT if PASSES[name].values == "exact"]

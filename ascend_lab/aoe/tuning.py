@@ -14,8 +14,8 @@ from ascend_lab.aoe.operators import Tunable, agree
 from ascend_lab.aoe.search import Mcts, search_named
 from ascend_lab.aoe.settings import Settings
 from ascend_lab.aoe.space import Point, Space
-from ascend_lab.aoe.vector.job import VectorJob
 from ascend_lab.aoe.vector.prior import Policy, decisions_of
+from ascend_lab.aoe.vector.space import VectorJob
 from ascend_lab.aoe.workers import Deadline, Measure, TimeUpError, Workers, attempt
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.lower import Choice

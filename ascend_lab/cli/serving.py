@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, Verb, emit, flag
+from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, shapes_of
+from ascend_lab.cli.terminal import say
 from ascend_lab.errors import InputError
+from ascend_lab.limits import count, decimal, whole
 from ascend_lab.output import write_whole
 
 if TYPE_CHECKING:
@@ -83,6 +86,34 @@ def _text(data: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _serve(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph.models import model_name
+    from ascend_lab.serving import Level, Policy
+    from ascend_lab.serving.model import open_model
+    from ascend_lab.serving.rest import Service, serve
+
+    for name, low, high in (("port", 0, 65535), ("instances", 1, 64), ("max_batch", 1, 1024),
+                            ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
+        if not low <= (value := getattr(arguments, name)) <= high:
+            raise InputError(f"--{name.replace('_', '-')} from {low} to {high}", str(value))
+    levels = (Level(queue_limit=arguments.queue_limit),)
+    policy = Policy(
+        arguments.instances, arguments.max_batch, arguments.max_delay_s, levels=levels
+    )  # fmt: skip
+    name, shapes = model_name(arguments.model), shapes_of(arguments)
+
+    def load() -> Any:
+        return open_model(arguments.model, arguments.chip, arguments.max_batch, shapes)
+
+    def told(port: int) -> None:
+        say([f"serving {name} at http://127.0.0.1:{port}"])
+        sys.stdout.flush()
+
+    serve(Service(name, load, policy), arguments.port, told)
+    say([f"{name} is served no more"])
+    return 0
+
+
 CONFIG_HELP = """\
 A .toml file. [service] law (exponential, deterministic, erlang, gamma) and mean_s, per_item_s: a
 batch of b items takes mean_s + per_item_s * b on average, and the law is that of the whole; erlang
@@ -106,5 +137,20 @@ VERBS = (
             flag("--figure", metavar="F.svg", help="draw latencies and batches (.svg, .png, .pdf)"),
         ),
         {"epilog": CONFIG_HELP},
+    ),
+    Verb(
+        "serve", "answer requests for a model on loopback (KServe v2, JSON tensors)", _serve,
+        (
+            MODEL, SHAPES,
+            flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
+            flag("--port", type=whole, default=0, help="0, the default, takes a free one"),
+            flag("--instances", type=count, default=1, metavar="N", help="threads (1)"),
+            flag("--max-batch", type=count, default=8, metavar="N",
+                 help="most rows that run together (8); shapes of your own run alone"),
+            flag("--max-delay-s", type=decimal, default=0.0, metavar="S",
+                 help="how long the oldest request waits for others (0)"),
+            flag("--queue-limit", type=count, default=2048, metavar="N",
+                 help="most requests that wait; more are told to come again (2048)"),
+        ),
     ),
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """Clusters: topologies, collectives that move real arrays, and how long they take."""
 
-from ascend_lab.cluster.choice import collective_time, compare
-from ascend_lab.cluster.closed_forms import closed_form_s
+from ascend_lab.cluster.choice import closed_form_s, collective_time, compare
 from ascend_lab.cluster.collectives import ALGORITHMS, make
 from ascend_lab.cluster.fit import fit_collective, held_out, mape, read_table
 from ascend_lab.cluster.presets import TOPOLOGIES, load_topology

@@ -16,24 +16,24 @@ _HOMES = {
     "figures.fusing": "chain_kernels",
     "figures.gantt": "steady_cycles",
     "figures.layouts": "matrix_maps",
+    "figures.media": "camera_frame scene",
     "figures.nests": "EXPRESSIONS three_nests whole_rows",
     "figures.networks": "MODELS ORDERS exported_block residual_block",
     "figures.packing": "NETWORKS network",
     "figures.schedules": "gm_bytes",
     "figures.tuned_networks": "one_block toy_rows",
+    "graph_examples": "MODES peak_live_bytes topological_order",
     "kernels": (
         "conv2d_reference explicit_conv group_indices grouped_launch im2col_reference "
         "pack_explicit pack_pointwise pointwise_launch relu_transpose_kernel unpack_explicit"
     ),
-    "kernels.attention_ways": "flash_traffic separate_kernels separate_traffic",
+    "kernels.cross_core_folds": "atomic chain kept tree two_pass",
+    "kernels.fused_turns": "flash_traffic separate_kernels separate_traffic",
     "machines": "VectorOp tops_per_watt",
-    "machines.facts": "source_text",
-    "machines.roofline": "binding_level chip_levels level_dot levels_of ridge_point",
-    "nest_costs": "NestCosts optimum",
-    "orders": "MODES peak_live_bytes topological_order",
-    "simple_genetic": "SimpleGenetic",
+    "machines.roofline": ("binding_level chip_levels level_dot levels_of ridge_point source_text"),
     "split_conflict": "common_split",
     "techniques": "TECHNIQUES all_times compile_with factors ladder",
+    "tuners": "NestCosts SimpleGenetic optimum",
     "widgets": "explore",
 }
 """The words of chapters, by the module they are at home in; `fig_*` are those of `figures`."""

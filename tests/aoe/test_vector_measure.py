@@ -11,7 +11,7 @@ from dsl_strategies import chip_of
 from ascend_lab import dsl as te
 from ascend_lab.aoe.vector import VectorMeasure, vector_bound
 from ascend_lab.chip import Chip
-from ascend_lab.lab.nest_costs import optimum
+from ascend_lab.lab.tuners import optimum
 
 WARM = (None, frozenset(), frozenset({"x", "g"}))
 

@@ -9,15 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_lab.cluster import star
+from ascend_lab.cluster.buckets import Interpolated
 from ascend_lab.errors import InputError
 from ascend_lab.train.profile import GradientRow, StepProfile
-from ascend_lab.train.timeline import (
-    Interpolated,
-    all_reduce_cost,
-    bucketed,
-    scaling_curve,
-    step_timeline,
-)
+from ascend_lab.train.timeline import all_reduce_cost, bucketed, scaling_curve, step_timeline
 
 ROWS = tuple(GradientRow(f"g{i}", 0.001 * (i + 1), 10**6 * (i + 1)) for i in range(4))
 STEP = StepProfile("step", "chip", 0.002, 0.004, 0.001, ROWS)

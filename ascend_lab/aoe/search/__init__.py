@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search
-from ascend_lab.aoe.search.genetic import Birth, Genetic
+from ascend_lab.aoe.search.genetic import Birth, Genetic, Surrogate
 from ascend_lab.aoe.search.mcts import Mcts, Node, tree_of
 from ascend_lab.aoe.search.plain import (
     Annealing,
@@ -17,7 +17,6 @@ from ascend_lab.aoe.search.plain import (
     exhaustive,
     random_order,
 )
-from ascend_lab.aoe.search.surrogate import Surrogate
 from ascend_lab.errors import InputError
 
 SEARCHES: dict[str, Search] = {

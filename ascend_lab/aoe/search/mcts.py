@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ascend_lab.aoe.drive import Steps
+from ascend_lab.aoe.search.genetic import Surrogate
 from ascend_lab.aoe.search.plain import Fresh
-from ascend_lab.aoe.search.surrogate import Surrogate
 from ascend_lab.aoe.space import Point, Space, Value, completed, mutated, random_completion
 
 Prior = Callable[[Point, Sequence[Value]], Sequence[float]]

@@ -10,8 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ascend_lab.lab.checks.core import CheckResult, check_against, check_property
-from ascend_lab.lab.checks.prediction import Prediction, compare, predict
+from ascend_lab.lab.checks.core import (
+    CheckResult,
+    Prediction,
+    check_against,
+    check_property,
+    compare,
+    predict,
+)
 
 __all__ = ["CheckResult", "Prediction", "check_against", "check_property", "compare", "predict"]
 

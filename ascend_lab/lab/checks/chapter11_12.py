@@ -14,10 +14,10 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import BLOCK_BYTES, Chip, load_chip
-from ascend_lab.dsl.cross_core import two_pass
 from ascend_lab.errors import AscendLabError
 from ascend_lab.isa import KernelBuilder, Program, sanitize
 from ascend_lab.lab.checks import core as ex
+from ascend_lab.lab.kernels.cross_core_folds import two_pass
 from ascend_lab.sim import execute, simulate, simulate_kernel
 
 FP16_UNIT = 2.0**-11

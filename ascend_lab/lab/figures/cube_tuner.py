@@ -14,7 +14,7 @@ from ascend_lab.aoe.drive import drive
 from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.simple_genetic import Person, SimpleGenetic
+from ascend_lab.lab.tuners import Person, SimpleGenetic
 
 Floats = NDArray[np.float64]
 SHARES = ((0.5, "half"), (0.1, "10 %"), (0.01, "1 %"), (0.001, "0.1 %"))

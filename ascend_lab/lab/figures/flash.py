@@ -20,7 +20,7 @@ from ascend_lab.kernels.flash_shape import (
     traffic_bytes,
 )
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.kernels.attention_ways import flash_traffic, separate_traffic
+from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 
 MIB = 2**20
 DTYPE_SIZE = 2

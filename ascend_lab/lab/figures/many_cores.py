@@ -10,11 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl import cross_core
-from ascend_lab.dsl import cross_core as memory_adds
 from ascend_lab.errors import InputError
 from ascend_lab.isa import Kernel, c0_of
 from ascend_lab.lab.figures import style as st
+from ascend_lab.lab.kernels import cross_core_folds
 from ascend_lab.sim import KernelTimeline, simulate_kernel
 
 WAYS: Mapping[str, tuple[str, str, str]] = {
@@ -49,8 +48,7 @@ def row_sums(rows: int, columns: int) -> te.Tensor:
 
 def fold_time(chip: Chip, shape: Shape, way: str, cores: int) -> KernelTimeline:
     """Return the timeline of row sums of a matrix by one of `WAYS` on `cores` cores."""
-    module = cross_core if hasattr(cross_core, way) else memory_adds
-    made = getattr(module, way)(row_sums(*shape), chip, cores)
+    made = getattr(cross_core_folds, way)(row_sums(*shape), chip, cores)
     return simulate_kernel(made if isinstance(made, Kernel) else te.lower(made), chip)
 
 
@@ -67,7 +65,7 @@ def fig_many_cores(
     whole 32-byte blocks. The grey teeth are `balance` of blocks of results.
     """
     chip = chip or load_chip("Ascend910A")
-    most = cross_core.vector_cores(chip)
+    most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
     panels = [axes] if len(shapes) == 1 else list(axes)
     said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]

@@ -18,9 +18,15 @@ from ascend_lab.graph.draft import GraphBuilder, Value
 from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
-from ascend_lab.lab.dispatch import TASK_S, WAYS, Dispatch, dispatch, kernel_times
 from ascend_lab.lab.figures import style as st
-from ascend_lab.lab.orders import moved_bytes
+from ascend_lab.lab.graph_examples import (
+    TASK_S,
+    WAYS,
+    Dispatch,
+    dispatch,
+    kernel_times,
+    moved_bytes,
+)
 
 MOST_ROWS = 30
 LANE, BOX, ROW = 1.0, 0.84, 0.56

@@ -22,8 +22,8 @@ from ascend_lab.lab.machines import (
     two_sided,
     units_touched,
 )
-from ascend_lab.lab.machines.facts import tops_per_watt
 from ascend_lab.lab.machines.matrix_units import frames
+from ascend_lab.lab.machines.roofline import tops_per_watt
 from ascend_lab.lab.machines.warps import finish as last_cycle
 from ascend_lab.lab.machines.warps import schedule
 

@@ -5,7 +5,6 @@ that were counted while executing. All cycles are those of a teaching model: num
 to real machines are in `facts.toml` with their sources.
 """
 
-from ascend_lab.lab.machines.facts import fact, tops_per_watt
 from ascend_lab.lab.machines.lanes import Port, bank_ways, units_touched
 from ascend_lab.lab.machines.library import (
     Machine,
@@ -32,6 +31,7 @@ from ascend_lab.lab.machines.program import (
     Store,
     Total,
 )
+from ascend_lab.lab.machines.roofline import fact, tops_per_watt
 from ascend_lab.lab.machines.simd import (
     Scalar,
     Simd,
