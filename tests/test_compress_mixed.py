@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascend_lab.compress import fake_quantised, quantise_graph
 from ascend_lab.compress.mixed import (
     Layer,
     Option,
@@ -20,7 +21,9 @@ from ascend_lab.compress.mixed import (
     put_back,
     similarity,
 )
+from ascend_lab.compress.mixed_search import choose, ranking_of
 from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, evaluate
 
 
 @st.composite
@@ -110,3 +113,35 @@ def test_options_are_checked(number):
         Layer("x", (Option("fp16", number, 0.0),))
     with pytest.raises(InputError, match="a budget"):
         fastest(two_ways(2), math.nan)
+
+
+def small_net():
+    net = GraphBuilder("small")
+    x = net.input("x", (1, 16, 28, 28))
+    y = net.relu(net.conv2d(x, net.weight((64, 16, 3, 3)), net.weight((64,)), pad=1, name="a"))
+    y = net.relu(net.conv2d(y, net.weight((64, 64, 3, 3)), pad=1, name="b"))
+    z = net.relu(net.conv2d(y, net.weight((64, 64, 1, 1)), name="c"))
+    y = net.add(net.conv2d(z, net.weight((64, 64, 3, 3)), pad=1, name="d"), y)
+    y = net.reshape(net.global_avg_pool(y), shape=(1, 64))
+    net.output(net.gemm(y, net.weight((10, 64)), net.weight((10,)), trans_b=True, name="e"))
+    return net.build()
+
+
+def test_formats_of_a_network_are_chosen_by_its_own_times_and_errors():
+    graph = small_net()
+    feeds = [{"x": np.random.default_rng(i).normal(size=(1, 16, 28, 28))} for i in range(2)]
+    found = quantise_graph(graph, feeds)
+    choice = choose(found, feeds, "Ascend310P3", share=0.5)
+    assert [layer.name for layer in choice.layers] == list("abcde")
+    assert all(o.time_s > 0 for layer in choice.layers for o in layer.options)
+    errors = [layer.options[1].error for layer in choice.layers]
+    assert all(1e-7 < error < 1e-2 for error in errors)
+    assert choice.exact.error <= choice.published.error <= 0.5 * sum(errors)
+    assert choice.exact.time_s <= choice.published.time_s
+    assert choice.time_s <= choice.published_s
+    assert sorted(ranking_of(found, feeds)) == list("abcde")
+    # errors add up, as the sum of all layers says of the whole network within an order
+    whole = next(iter(evaluate(fake_quantised(found), feeds[0]).values()))
+    wanted = next(iter(evaluate(found.graph, feeds[0]).values()))
+    gap = ((whole - wanted) ** 2).sum() / (wanted**2).sum()
+    assert 0.02 * sum(errors) < gap < 5 * sum(errors)

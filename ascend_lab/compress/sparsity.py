@@ -73,9 +73,9 @@ class Packed:
     def index_bytes(self) -> Values:
         """Return the indexes as they are stored: four a byte."""
         flat = self.indexes.reshape(-1)
-        flat = np.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP).astype(np.uint8)
-        bytes_: Values = (flat << (INDEX_BITS * np.arange(GROUP, dtype=np.uint8))).sum(1)
-        return bytes_.astype(np.uint8)
+        fours = np.pad(flat, (0, -flat.size % GROUP)).reshape(-1, GROUP).astype(np.uint8)
+        found: Values = (fours << (INDEX_BITS * np.arange(GROUP, dtype=np.uint8))).sum(1)
+        return found.astype(np.uint8)
 
 
 def pack(rows: Values) -> Packed:
