@@ -19,6 +19,7 @@ from bench.deploy import deploy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.media import media_figures
+from bench.runtime import runtime_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,
@@ -41,6 +42,7 @@ BENCHES = (
     bench_batch,
     bench_graphs,
     memory_figures,
+    runtime_figures,
     tuners.tuner_figures,
     cluster_figures,
     strategy_figures,

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         random_order,
         search_named,
     )
-    from ascend_lab.aoe.subgraph import network_bound
     from ascend_lab.aoe.tuning import Result, tune_operator
     from ascend_lab.aoe.vector import VectorJob, VectorMeasure
 
@@ -49,7 +48,6 @@ _HOMES = {
     "operators": ("Tunable", "operators_of"),
     "report": ("Report",),
     "search": ("SEARCHES", "Annealing", "Genetic", "Mcts", "random_order", "search_named"),
-    "subgraph": ("network_bound",),
     "tuning": ("Result", "tune_operator"),
     "vector": ("VectorJob", "VectorMeasure"),
 }
@@ -81,7 +79,6 @@ __all__ = [
     "drive",
     "mutated",
     "nearest",
-    "network_bound",
     "open_knowledge",
     "operators_of",
     "random_completion",

@@ -68,6 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
         from ascend_lab.graph import evaluate
 
         values = evaluate(graph, inputs)
+    from ascend_lab.graph.onnx.tensors import in_type
+
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
@@ -114,8 +116,9 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     from ascend_lab.chip import load_chip
     from ascend_lab.runtime import load_offline
 
-    idle = ("--tuned", "--bank", "--aicore-num", "--dtype", "--fusion-switch", "--fusion-result",
-            "--no-fusion", "--memory-limit")  # fmt: skip
+    decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
+               "no-fusion", "memory-limit")  # fmt: skip
+    idle = (f"--{name}" for name in decided)
     refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
@@ -144,15 +147,6 @@ def _check_size(graph: Graph) -> None:
         if wide > WORKING_BYTES:
             needed = f"{node.name}: at most {WORKING_BYTES >> 30} GiB in fp64"
             raise UnsupportedError(needed, f"{wide / 2**30:.1f} GiB", "use smaller inputs")
-
-
-def in_type(values: Any, kind: str) -> Any:
-    """Return an array in the ONNX element type of an output."""
-    from ascend_lab.graph.onnx.tensors import NUMPY
-
-    if kind == "bool":
-        return np.asarray(values) != 0
-    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
 
 
 def _summary(array: Any) -> dict[str, Any]:
@@ -228,7 +222,9 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from ascend_lab.graph.bound import bound_of
     from ascend_lab.graph.compile import Road, front_stages
+    from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
     from ascend_lab.graph.switches import Switches, read_switches
 
@@ -252,7 +248,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    emit(arguments.json, times.summary(), table(times, len(graph.nodes)))
+    found = account(times, bound_of(front.rewritten, chip))
+    lines = table(times, len(graph.nodes), found["ledger"])
+    emit(arguments.json, {**times.summary(), **found}, lines)
     return 0
 
 
@@ -290,8 +288,9 @@ def unknown_names(switches: Switches) -> list[str]:
     return sorted({name for _, name in switches.named} - known)
 
 
-def table(times: NetworkTimeline, nodes: int) -> list[str]:
-    """Return the operators as lines of a table, and the totals."""
+def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> list[str]:
+    """Return the operators as lines of a table, where the time goes, and the totals."""
+    from ascend_lab.graph.ledger import ledger_table
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip
@@ -306,6 +305,7 @@ def table(times: NetworkTimeline, nodes: int) -> list[str]:
         lines += [_line(op, total_s, count) for op, count in times.repeated()]
     else:
         lines += [_line(op, total_s) for op in times.operators]
+    lines += ledger_table(ledger)
     launch_s = sum(op.timeline.launch_cycles for op in times.operators) / chip.clock_hz
     lines.append(
         f"total {total_s * 1e6:.1f} us ({launch_s * 1e6:.1f} us of it launches), "
