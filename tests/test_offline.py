@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, zoo
-from ascend_lab.graph.onnx import import_model, save_onnx
+from ascend_lab.graph import GraphBuilder, run_compiled, zoo
+from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
-from ascend_lab.runtime import compile_offline, load_offline, unpack_parts
+from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
 from ascend_lab.runtime.container import checksum, pack_parts
 from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
 
@@ -115,6 +115,7 @@ def test_gears_share_the_weights_and_other_batches_are_refused_by_name(capsys):
     error = refused(capsys, "run", "m.alm", "--inputs", "x.npz", "--outputs", "y.npz")
     assert "x:1,3,9,9; x:2,3,9,9; x:4,3,9,9" in error and "x:3,3,9,9" in error and "pad" in error
     assert "batch 3" in refused(capsys, "simulate", "m.alm", "--batch", 3)
+    assert "(x); got z" in refused(capsys, "run", "m.alm", "--input-shape", "z:1")
     assert not Path("y.npz").exists()
 
 
@@ -310,6 +311,25 @@ def test_kernels_of_networks_survive_as_text(name):
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
     for kernel in kernels[:40]:
         assert kernel_of(json.loads(json.dumps(kernel_data(kernel)))) == kernel
+
+
+def test_operators_of_the_ai_cpu_are_kept_apart():
+    net = GraphBuilder("whole", "int32")
+    x, y = net.input("x", (2, 70)), net.input("y", (2, 70))
+    weight = net.constant(np.arange(70, dtype=np.int32), name="w")
+    net.output(net.less(x, weight), net.greater(y, weight), net.greater(x, y), net.add(x, y))
+    chip, kinds = load_chip("Ascend310"), {"x": "int32", "y": "int32"}
+    gears = {None: Imported(net.build(), kinds, {})}
+    data = compile_offline(gears, chip)
+    gear = OfflineModel("m", unpack_parts(data, "m")).gears[0]
+    engines = [row[1] for row in gear.times["tasks"]]
+    assert engines.count("AI CPU") == 3 and engines.count("AI Core") == 1
+    assert len(gear.model.kernels) == 4
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.integers(0, 70, (2, 70)).astype(np.int32) for name in "xy"}
+    wanted = run_compiled(gears[None].graph, inputs, chip)
+    found = gear.run(inputs, kernels=True)
+    assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_a_file_of_no_partitions_is_a_file():

@@ -341,6 +341,48 @@ def test_elapsed_times_add_up(times):
     assert whole == pytest.approx(sum(steps)) == pytest.approx(sum(times) * 1e3)
 
 
+STEPS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=14
+)
+
+
+@given(STEPS)
+@settings(max_examples=40)
+def test_events_make_streams_compute_what_one_after_the_other_does(steps):
+    """Copies and kernels on shared buffers, in any streams, each behind what it depends on."""
+    PROCESSES.clear()
+    acl.init("Ascend310")
+    rt.set_device(0)
+    streams, last = [rt.create_stream() for _ in range(4)], {}
+    wanted = [np.full(64, i, np.uint8) for i in range(4)]
+    buffers = [rt.malloc(64) for _ in wanted]
+    for address, values in zip(buffers, wanted, strict=True):
+        rt.memcpy(address, 64, values, 64, UP)
+    for number, source, target, copies in steps:
+        stream, event = streams[number], rt.create_event()
+        for buffer in (source, target):
+            if buffer in last:
+                rt.stream_wait_event(stream, last[buffer])
+        if copies:
+            wanted[target] = wanted[source].copy()
+            rt.memcpy_async(buffers[target], 64, buffers[source], 64, WITHIN, stream)
+        else:
+            wanted[target] = wanted[target] * 3 + wanted[source]
+
+            def kernel(pair=(buffers[target], buffers[source])):
+                y, x = (PROCESSES[0].memory(address, 64) for address in pair)
+                y[:] = y * 3 + x
+
+            rt.launch_kernel("k", ("AI Core", "VPC")[number % 2], 1e-6, stream, kernel)
+        rt.record_event(event, stream)
+        last[source] = last[target] = event
+    rt.synchronize_device()
+    for address, values in zip(buffers, wanted, strict=True):
+        out = np.empty(64, np.uint8)
+        rt.memcpy(out, 64, address, 64, DOWN)
+        assert out.tobytes() == values.tobytes()
+
+
 def test_waits_in_a_circle_are_a_deadlock_with_a_reason(device):
     one, two = rt.create_stream(), rt.create_stream()
     a, b = rt.create_event(), rt.create_event()
@@ -411,6 +453,38 @@ def test_a_callback_that_nobody_takes_is_told(device):
         rt.synchronize_stream(stream)
     rt.subscribe_report(5, stream)
     rt.synchronize_stream(stream)
+
+
+def test_what_raises_leaves_the_stream_going(device):
+    stream, seen = rt.create_stream(), []
+
+    def faulty(_=None):
+        raise ValueError("mine")
+
+    rt.subscribe_report(77, stream)
+    rt.launch_callback(faulty, 0, rt.BLOCK, stream)
+    rt.launch_kernel("k", "AI Core", 1.0, stream, faulty)
+    rt.launch_kernel("l", "AI Core", 1.0, stream, lambda: seen.append(rt.now_s()))
+    for _ in "ab":
+        with pytest.raises(ValueError, match="mine"):
+            rt.synchronize_stream(stream)
+    rt.synchronize_stream(stream)
+    assert seen == [2.0] and not PROCESSES[0].in_callback
+
+
+def test_a_reset_event_holds_only_who_waits_already(device):
+    one, two, event = rt.create_stream(), rt.create_stream(), rt.create_event()
+    for _ in range(3):
+        rt.launch_kernel("a", "AI Core", 1.0, one)
+        rt.record_event(event, one)
+    rt.stream_wait_event(two, event)
+    rt.reset_event(event)
+    rt.launch_kernel("b", "VPC", 1.0, two)
+    rt.synchronize_stream(two)
+    assert rt.now_s() == 4.0
+    rt.stream_wait_event(two, event)
+    rt.synchronize_stream(two)
+    assert rt.now_s() == 4.0
 
 
 def test_streams_have_a_limit(device):

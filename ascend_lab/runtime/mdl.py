@@ -221,7 +221,7 @@ def set_dynamic_batch_size(model: Model, batch: int) -> None:
     offline = process().own(Model, model, NO_MODEL).offline
     gears = {gear.batch: gear for gear in offline.gears} if offline else {}
     if None in gears:
-        remedy = "compile it with --dynamic_batch_size"
+        remedy = "compile it for several batches"
         raise AclError(STATIC, "a model with gears", "one with fixed sizes", remedy)
     if batch not in gears:
         known = ", ".join(map(str, gears))
