@@ -12,8 +12,6 @@ the next simpler way is taken: axes apart, then stages apart, then operands copi
 A matrix product follows the tiling rule of `kernels`, written as primitives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

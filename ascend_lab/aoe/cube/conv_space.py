@@ -8,8 +8,6 @@ channels that give every core as many of them the smallest stands for all, as in
 slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import gcd
 

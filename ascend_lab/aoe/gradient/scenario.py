@@ -10,8 +10,6 @@ programming's answer as the start: a step moves one of them, drops one or adds o
 helps, a few random ones are taken from the best split and the walk begins anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ the precision of their operands (fp64 included), whole numbers exactly; they sha
 kernels they judge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any

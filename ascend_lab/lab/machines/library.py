@@ -1,7 +1,5 @@
 """The programs of chapter 1, inputs for them, and what NumPy says they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias

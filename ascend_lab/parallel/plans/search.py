@@ -1,7 +1,5 @@
 """All plans for some devices, those that fit, the quickest first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
