@@ -14,8 +14,10 @@ from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.cluster import cluster_figures, strategy_figures
+from bench.compress import compression_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
+from bench.media import media_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,
@@ -42,6 +44,8 @@ BENCHES = (
     cluster_figures,
     strategy_figures,
     gradient_figures,
+    media_figures,
+    compression_figures,
     bench_import,
 )
 

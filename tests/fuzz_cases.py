@@ -31,7 +31,7 @@ from ascend_lab.limits import count, decimal, whole
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
-OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result")
+OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "records")
 
 NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
            str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
@@ -78,6 +78,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "strategy file": ("strategy.json",),
     "gradient-plan file": ("gradients.csv", "trace.json"),
     "fit-collective file": ("table.csv",),
+    "serve-sim config": ("server.toml",),
     "device": ("a",),
     "op": ("allreduce", "all_to_all", "broadcast", "reduce_scatter"),
     "algorithm": ("auto", "ring"),
@@ -93,7 +94,12 @@ GOOD: dict[str, tuple[str, ...]] = {
     "precision_mode": ("force_fp16", "allow_fp32_to_bf16"),
     "executor": ("serial",),
     "operand": ("bank.jsonl", "bank.db", "0"),
-    **dict.fromkeys(OUTPUTS, ("new.json", "old.json")),
+    **dict.fromkeys((*OUTPUTS[:4], "records"), ("new.json", "old.json")),
+    "values": ("x.npy",),
+    "calibration": ("x.npz",),
+    "config": ("amct.cfg",),
+    "quantize output": ("new.onnx",),
+    **dict.fromkeys(("calibrate method", "quantize method"), ("kl", "ifmr", "minmax", "hfmg")),
     "json": ("new.json", "old.json", "-"),
 }  # fmt: skip
 """Good values by verb and argument, or by argument alone."""
@@ -138,6 +144,8 @@ def files() -> dict[str, bytes]:
     np.savez(arrays, x=np.ones((1, 16), np.float32))
     frame = io.BytesIO()
     np.save(frame, np.arange(24, dtype=np.uint8))
+    values = io.BytesIO()
+    np.save(values, np.linspace(-1, 2, 64, dtype=np.float32))
     words = io.BytesIO()
     with zipfile.ZipFile(words, "w") as archive:
         archive.writestr("x.npy", "no array")
@@ -157,6 +165,8 @@ def files() -> dict[str, bytes]:
         "frame.npy": frame.getvalue(),
         "aipp.cfg": b"aipp_op { aipp_mode: static input_format: RGB888_U8 "
         b"src_image_size_w: 4 src_image_size_h: 2 }",
+        "x.npy": values.getvalue(),
+        "amct.cfg": b"common_config { hfmg_quantize { num_of_bins: 1024 } }",
         "model.onnx": relu_model(1),
         "open.onnx": relu_model("n"),
         "half.onnx": relu_model(1)[:90],
@@ -165,6 +175,10 @@ def files() -> dict[str, bytes]:
         "cluster.toml": (
             b'name = "a\\u001b[31m\\nb"\ndevices = ["a", "b"]\nservers = [["a"], ["b"]]\n'
             b'[[links]]\nfrom = "a"\nto = "b"\nalpha_us = 2\ngbytes_per_s = 12.5\n'
+        ),
+        "server.toml": (
+            b'[service]\nlaw = "erlang"\nmean_s = 1\nshape = 2\n[arrivals]\nlaw = "closed"\n'
+            b"clients = 3\n[run]\nrequests = 100\n"
         ),
         "kernel.py": (ROOT / "notebooks/my_kernel.py").read_bytes(),
         "op.json": b'{"op": "relu", "shapes": [[4, 16]]}',
@@ -213,7 +227,7 @@ PARSERS = parsers()
 
 def command(choose: Choose) -> list[str]:
     """Return a command: all that is required, some flags, mostly good values."""
-    name = choose(sorted(PARSERS))
+    name = choose(sorted(PARSERS.keys() - {"serve"}))  # which waits for clients
     words, parser = PARSERS[name]
     seldom = (False,) * max(3, len(parser._actions) // 3)
     flags: list[str] = []

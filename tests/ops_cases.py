@@ -57,6 +57,12 @@ def cast(draw):
 
 
 @st.composite
+def whole(draw, count):
+    x = draw(shape(empty=True))
+    return (x,) * count, {"scale": draw(st.floats(0.01, 2)), "offset": draw(st.integers(-128, 127))}
+
+
+@st.composite
 def reduce(draw):
     x = draw(shape())
     several = st.lists(st.integers(0, len(x) - 1), min_size=1, unique=True).map(tuple)
@@ -306,6 +312,8 @@ BUILDERS: dict[str, Callable[[], st.SearchStrategy[Case]]] = {
     "elu": lambda: numbered("alpha", (1.0, 0.3)),
     "clip": lambda: numbered("high", (1.0, 0.1)),
     "select": lambda: broadcast(3), "cast": cast,
+    "quantise": lambda: whole(1), "dequantise": lambda: whole(1),
+    "requantise": lambda: whole(1), "add_dequantised": lambda: whole(2),
     "softmax": along_axis, "log_softmax": along_axis, "lrn": lrn,
     "layer_norm": lambda: norm(2), "rms_norm": lambda: norm(1),
     "batch_norm": batch, "batch_norm_training": batch,

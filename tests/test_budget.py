@@ -21,8 +21,9 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3535,
+    "cli": 3620,
     "cluster": 2955,
+    "compress": 2220,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
@@ -32,17 +33,18 @@ LINES = {
     "lab": 18470,
     "layout": 955,
     "limits": 170,
-    "media": 1130,
+    "media": 1245,
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
     "runtime": 1300,
+    "serving": 2400,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 392
-IMPORT_LINES = 5680
+FILES = 400
+IMPORT_LINES = 5790
 ROAD = 113
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -201,7 +201,9 @@ def test_split_cut_makes_a_shorter_last_part_and_guard_moves_it_back():
     program, s = fused_chain()
     sizes = {}
     for tail in ("cut", "guard"):
-        kernel = verify(program.outputs, program.arrays, te.split(s, "y", "i", 64, tail=tail))
+        cut = te.split(s, "y", "i", 64, tail=tail)
+        assert "for i_o in 3" in te.show(cut)
+        kernel = verify(program.outputs, program.arrays, cut)
         instructions = list(kernel.phases[0].parts[0].program.instructions())
         stores = [i.dst for i, _ in instructions if i.dst is not None and i.dst.space == "GM"]
         sizes[tail] = {store.elements for store in stores}

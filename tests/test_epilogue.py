@@ -34,16 +34,8 @@ from ascend_lab.kernels import (
 )
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.depthwise import supported_after
-from ascend_lab.kernels.epilogue import (
-    Epilogue,
-    Fix,
-    Operand,
-    Step,
-    demand_of,
-    fix_of,
-    plan_of,
-    supported,
-)
+from ascend_lab.kernels.epilogue import Epilogue, Fix, Operand, Step, fix_of, supported
+from ascend_lab.kernels.epilogue_plan import demand_of, plan_of
 from ascend_lab.lab.kernels.convolution_ways import (
     conv2d_reference,
     pack_pointwise,

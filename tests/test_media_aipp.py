@@ -339,7 +339,7 @@ YUV = Aipp("YUV420SP_U8", 64, 48)
         (replace(YUV, height=47), "src_image_size_h: an even number"),
         (replace(YUV, width=0), "src_image_size_w from 2"),
         (replace(YUV, crop=(1, 0, 8, 8)), "load_start_pos_w: an even number"),
-        (replace(YUV, crop=(2, 0, 63, 8)), "at most src_image_size_w, 64,; got 2 \\+ 63"),
+        (replace(YUV, crop=(2, 0, 63, 8)), "of at most 64, src_image_size_w; got 2 \\+ 63"),
         (replace(YUV, crop=(2, 0, 0, 8)), "crop_size_w from 1"),
         (replace(YUV, scaled=(15, 48)), "scf output size w from 16"),
         (replace(YUV, crop=(0, 0, 8, 8), scaled=(130, 48)), "factor of 16"),

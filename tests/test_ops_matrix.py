@@ -35,6 +35,7 @@ WITHOUT_GRADIENT = {
     "not", "and", "or", "one_hot", "sgd_momentum", "adam", "reduce_prod", "scatter_update", "lrn",
     "conv2d_grad_weight", "max_pool2d_grad", "avg_pool2d_grad",
     "bn_training_reduce", "bn_training_update_grad",
+    "quantise", "dequantise", "requantise", "add_dequantised",
 }  # fmt: skip
 PATTERNS = {
     "abs": "Elemwise", "batch_norm": "ElemwiseBroadcast", "expand": "Broadcast",

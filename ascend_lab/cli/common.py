@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from ascend_lab.graph.onnx import Imported
 
 
-OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "check_report")
+OUTPUTS = (
+    "json",
+    "trace",
+    "output",
+    "outputs",
+    "fusion_result",
+    "check_report",
+    "figure",
+    "records",
+)
 """Arguments that name a file to write; only JSON can be printed, with -."""
 LONGEST_S = 86_400.0
 """Most seconds a --time-limit may ask for."""

@@ -114,8 +114,9 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     from ascend_lab.chip import load_chip
     from ascend_lab.runtime import load_offline
 
-    idle = ("--tuned", "--bank", "--aicore-num", "--dtype", "--fusion-switch", "--fusion-result",
-            "--no-fusion", "--memory-limit")  # fmt: skip
+    decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
+               "no-fusion", "memory-limit")  # fmt: skip
+    idle = (f"--{name}" for name in decided)
     refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, media, models, network, offline, solve
+from ascend_lab.cli import cluster, compress, media, models, network, offline, serving, solve
 from ascend_lab.cli.common import (
     CHIP,
     JSON,
@@ -295,7 +295,9 @@ VERBS = (
     *network.VERBS,
     *offline.VERBS,
     *models.VERBS,
+    *compress.VERBS,
     *solve.VERBS,
     *cluster.VERBS,
     *media.VERBS,
+    *serving.VERBS,
 )  # fmt: skip

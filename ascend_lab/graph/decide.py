@@ -17,6 +17,7 @@ from ascend_lab.graph.ir import Graph, Node
 from ascend_lab.graph.lower import Piece, piece_of
 from ascend_lab.graph.lower.vector import ROW_WISE
 from ascend_lab.graph.tasks import cycles_alone
+from ascend_lab.ops.quantised import QUANTISED
 
 NEVER = float("inf")
 
@@ -29,7 +30,8 @@ def pays(graph: Graph, group: Sequence[Node], chip: Chip) -> bool:
         return False
     views = view_nodes(graph)
     apart = [_cycles(piece_of(graph, (n,)), chip) for n in group if n.name not in views]
-    return NEVER not in apart and together <= sum(apart)
+    whole = any(n.op in QUANTISED for n in group)  # one by one some cannot leave their blocks
+    return (whole or NEVER not in apart) and together <= sum(apart)
 
 
 def _cycles(piece: Piece, chip: Chip) -> float:

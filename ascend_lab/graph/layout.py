@@ -27,7 +27,8 @@ from ascend_lab.graph.ir import Graph, Node, TensorType, operator_of
 from ascend_lab.graph.lower import PRODUCTS
 from ascend_lab.graph.lower.matmul import operand_layouts
 from ascend_lab.graph.lower.vector import ROW_WISE
-from ascend_lab.ops.formats import round_to
+from ascend_lab.ops.formats import is_float, round_to
+from ascend_lab.ops.quantised import QUANTISED
 
 BLOCK = 16
 Bounds = tuple[float, float]
@@ -124,9 +125,23 @@ class Assigner:
             if groups == 1 or groups == kinds[0].shape[1] == kinds[1].shape[1]:
                 wide = "FRACTAL_Z:16" if DTYPE_BYTES[out] == 4 else "FRACTAL_Z"
                 return ("NC1HWC0",) * count, wide if groups == 1 else "ND"
+        if node.op in QUANTISED:
+            return self.whole(node)
         layout = self.followed(node) if self.follow else "ND"
         small = layout != "ND" and DTYPE_BYTES[out] == 1
         return (layout,) * count, f"{layout}:16" if small else layout
+
+    def whole(self, node: Node) -> tuple[Sequence[str], str]:
+        """Return the layouts of a quantising operator: those of its operand; bytes fill blocks."""
+        blocks = ("NC1HWC0", "FRACTAL_NZ")
+        layout = next((x for x in self.forms[node.inputs[0]] if x in blocks), "ND")
+        if not self.follow or node.inputs[0] in self.graph.constants:
+            layout = "ND"
+        reads = ("ND" if n in self.graph.constants else layout for n in node.inputs)
+        if layout == "NC1HWC0" and is_float(self.graph.types[node.output].dtype):
+            x, reach = self.padding.get(node.inputs[0], (0.0, 0.0)), 256 * node.attr("scale", 1.0)
+            self.padding[node.output] = (x[0] - reach, x[1] + reach)
+        return tuple(reads), layout
 
     def followed(self, node: Node) -> str:
         """Return the blocked layout that a node can take over from its operands, or ND."""

@@ -297,6 +297,7 @@ class KernelBuilder:
     mmad = _emitting(ins.mmad)
     fixpipe = _emitting(ins.fixpipe)
     vector = _emitting(ins.vector)
+    vdeq = _emitting(ins.vdeq)
     scalar = _emitting(ins.scalar)
     barrier = _emitting(ins.barrier)
 

@@ -179,11 +179,13 @@ def load3d(
     dilation: tuple[int, int] = (1, 1),
     m_start: Affine | int = 0,
     k_start: Affine | int = 0,
+    pad_value: int = 0,
 ) -> Instruction:
     """Build a tile of the im2col matrix in L0A from a feature map (C1, H, W, C0) in L1.
 
     Row m of the matrix is output pixel m, column k is (c1, kh, kw, c0). `dst` is (M1, K1, 16, C0),
-    the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right).
+    the tile that starts at (m_start, k_start); `pad` is (top, bottom, left, right), filled with
+    `pad_value`: what stands for 0 in a quantised image.
     """
     path = chip.path(src.space, dst.space)
     attrs: tuple[tuple[str, AttrValue], ...] = (
@@ -193,6 +195,7 @@ def load3d(
         ("dilation", dilation),
         ("m_start", as_affine(m_start)),
         ("k_start", as_affine(k_start)),
+        *_given(pad_value=pad_value or None),
     )
     return check_instruction(chip, Instruction("load3d", path.pipe, dst, (src,), attrs))
 
@@ -227,6 +230,29 @@ def fixpipe(
     """
     attrs = _given(relu=int(relu) or None, scale=float(scale) if scale != 1.0 else None)
     return check_instruction(chip, Instruction("fixpipe", "FIX", dst, (src,), attrs))
+
+
+def vdeq(
+    chip: Chip,
+    dst: Region,
+    src: Region,
+    scale: Region,
+    bias: Region | None = None,
+    *,
+    relu: bool = False,
+    offset: int = 0,
+) -> Instruction:
+    """Dequantise int32 sums on their way from L0C to UB: (sums + bias) scale, one a column of each.
+
+    Regions are (blocks, rows, halves, 16); 2 halves lay two fractals side by side, the 32 channels
+    of an int8 block. A result in int8 is rounded, moved by `offset` and saturated. On the chip the
+    bias lies in L0C before the first product: its way there is charged here.
+    Source: Ascend C, CastDeq and the dequantising copy from CO1 (developer documentation).
+    """
+    path = chip.path("L0C", "UB")
+    srcs = (src, scale) if bias is None else (src, scale, bias)
+    attrs = _given(relu=int(relu) or None, offset=offset or None)
+    return check_instruction(chip, Instruction("vdeq", path.pipe, dst, srcs, attrs))
 
 
 def vector(

@@ -79,7 +79,7 @@ def _check_shapes(op: str, dst: Region, src: Region) -> None:
         raise ProgramError(f"{op}: equal shapes", shapes, "reshape one region")
 
 
-# -- moves: data_copy, fixpipe, load2d, load3d -----------------------------------------------------
+# -- moves: data_copy, fixpipe, load2d, load3d, vdeq ----------------------------------------------
 def _check_copy(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
     _check_shapes("data_copy", dst, src)
     if (src.space, dst.space) != ("L0C", "UB"):
@@ -176,11 +176,30 @@ def _check_window(src: Region, values: Mapping[str, object]) -> None:
         )
 
 
+def _check_vdeq(chip: Chip, instruction: Instruction, dst: Region, src: Region) -> None:
+    if (src.space, dst.space, src.buffer.dtype) != ("L0C", "UB", "int32"):
+        got = f"{src.buffer.dtype} {src.space}->{dst.space}"
+        raise PathError("vdeq: int32 sums from L0C to UB", got, "copy other formats")
+    if dst.buffer.dtype not in ("int8", "fp16", "fp32"):
+        raise ProgramError("vdeq: a result in int8, fp16 or fp32", dst.buffer.dtype, "convert it")
+    _check_shapes("vdeq", dst, src)
+    if len(dst.sizes) != 4 or dst.sizes[2:] not in ((1, 16), (2, 16)):
+        needed = "vdeq: (blocks, rows, 1, 16), or 2 fractals side by side"
+        raise ProgramError(needed, str(dst.sizes), "see vdeq")
+    check_aligned(dst, BLOCK_BYTES, "vdeq")
+    for region, dtype in zip(instruction.srcs[1:], ("fp32", "int32"), strict=False):
+        columns = dst.elements // dst.sizes[1]
+        if (region.space, region.buffer.dtype, region.elements) != ("UB", dtype, columns):
+            got = f"{region.elements} {region.buffer.dtype} in {region.space}"
+            raise ProgramError(f"vdeq: {columns} {dtype} in UB, one a column", got, "load them")
+
+
 CHECK_MOVE: Mapping[str, Callable[[Chip, Instruction, Region, Region], None]] = {
     "data_copy": _check_copy,
     "fixpipe": _check_fixpipe,
     "load2d": _check_load2d,
     "load3d": _check_load3d,
+    "vdeq": _check_vdeq,
 }
 """What raises a `ProgramError` child unless the chip can make the move."""
 

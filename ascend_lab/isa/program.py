@@ -19,7 +19,7 @@ REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
 WHOLE_BLOCKS = ("vbrcb", "vtranspose")
 VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel", "vcmp", *WHOLE_BLOCKS)
 TAKES_SCALAR = (*WITH_SCALAR, "vdup")
-MOVES = ("data_copy", "load2d", "load3d", "fixpipe")
+MOVES = ("data_copy", "load2d", "load3d", "fixpipe", "vdeq")
 FLAGS = ("set_flag", "wait_flag")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
 
@@ -41,6 +41,7 @@ SOURCES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys((*BINARY, "vcmp"), (2,)),
     "vdup": (0,),
     "data_copy": (1, 2),
+    "vdeq": (2, 3),
     "vsel": (2, 3),
     "mmad": (2, 3),
 }

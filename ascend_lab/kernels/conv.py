@@ -56,7 +56,7 @@ from ascend_lab.kernels.default_schedules import (
     takes_strips,
     window_sides,
 )
-from ascend_lab.kernels.epilogue import Epilogue, check_epilogue, chip_left, demand_of
+from ascend_lab.kernels.epilogue import Epilogue, check_epilogue
 from ascend_lab.kernels.epilogue_emit import (
     Channels,
     Sizes,
@@ -65,6 +65,7 @@ from ascend_lab.kernels.epilogue_emit import (
     held_channels,
     new_finish,
 )
+from ascend_lab.kernels.epilogue_plan import chip_left, demand_of
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, up
 from ascend_lab.kernels.tiles import (
     Fractals,
@@ -331,6 +332,7 @@ class _Writer:
             "pad": (rows.before, rows.after, columns.before, columns.after),
             "dilation": shape.dilations,
             "m_start": window.m_start,
+            "pad_value": shape.pad_value,
         }
         for k_at, depth in segments(k, "k", c_size * shape.taps, self.tile_k):
             to = self.left.alloc().region(0, (m, depth, FRACTAL, c0))
@@ -391,7 +393,8 @@ class _Writer:
             store_tile(self.k, acc, out, self.y, sizes, start, place.plane // FRACTAL)
             return
         row = at.turn * (at.run.pixels // ow) + at.down
-        area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window))
+        wide = self.finish.width if self.finish else FRACTAL
+        area = area_of(self.shape, place, plane, row, (at.pixel, n[1], at.window), wide)
         if self.finish is None:
             store_area(self.k, acc, out, self.y, area)
         else:

@@ -24,7 +24,8 @@ class ConvShape:
     (rows, columns) on both sides, or (top, bottom, left, right). They are stored in the shortest
     form and read through `strides`, `dilations` and `pads`. With `groups` g, output channels
     i*k/g .. (i+1)*k/g - 1 see input channels i*c/g .. (i+1)*c/g - 1 only. With `crop`, a negative
-    pad cuts rows or columns off. Raises `InputError` with the numbers for what is no convolution.
+    pad cuts rows or columns off; `pad_value` stands around the image. Raises `InputError` with the
+    numbers for what is no convolution.
     """
 
     n: int
@@ -41,6 +42,7 @@ class ConvShape:
     dilation: int | Pair = 1
     groups: int = 1
     crop: bool = False
+    pad_value: int = 0
 
     def __post_init__(self) -> None:
         """Check sizes; the default output is what a next layer reads: fp16, or int32 sums."""
@@ -176,12 +178,13 @@ def bundles_of(shape: ConvShape) -> Bundles:
     """Return the smallest bundles whose channels start on block borders.
 
     With c/g and k/g channels a group, e = lcm(lcm(c/g, C0) / (c/g), lcm(k/g, 16) / (k/g)) groups
-    do, or all of them where there are fewer. Inside a bundle the weights are block-diagonal: the
+    do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the weights are block-diagonal: the
     share 1 - 1/e of the products is with zeros.
     """
     c0, g = c0_of(shape.dtype), shape.groups
     c, k = shape.c // g, shape.k // g
-    each = min(lcm(lcm(c, c0) // c, lcm(k, FRACTAL) // k), g)
+    block = 2 * FRACTAL if shape.out_dtype == "int8" else FRACTAL
+    each = min(lcm(lcm(c, c0) // c, lcm(k, block) // k), g)
     count = up(g, each)
     last = g - (count - 1) * each
     sizes = [(groups, up(groups * c, c0), up(groups * k, FRACTAL)) for groups in (each, last)]

@@ -256,28 +256,32 @@ def plain_placement(shape: ConvShape) -> Placement:
 def dense_placement(shape: ConvShape) -> Placement:
     """Return the placement that fills planes of OH * OW pixels: NC1HWC0, what a next layer reads.
 
-    Blocks are of 16 channels whatever the format: int8 layers, which read blocks of 32, cannot
-    follow each other this way.
+    Blocks are of 16 channels, those of an epilogue's int8 result of 32: what an int8 layer reads.
     """
     oh, ow = shape.out_hw
     return Placement(0, ow, 1, oh * ow)
 
 
 def area_of(
-    shape: ConvShape, place: Placement, plane: Affine, row: Affine, tile: tuple[int, int, Window]
+    shape: ConvShape,
+    place: Placement,
+    plane: Affine,
+    row: Affine,
+    tile: tuple[int, int, Window],
+    width: int = FRACTAL,
 ) -> Area:
     """Return where a tile of output pixels goes, cut into pieces of one output row where it must.
 
     `plane` is the first pixel of its first block's plane, `row` counts output rows in front;
-    `tile` is (first pixel, output blocks, window).
+    `tile` is (first pixel, output blocks, window). Stored blocks have `width` channels.
     """
     (pixel, blocks, window), ow = tile, shape.out_hw[1]
     whole, pieces, done = (place.row_pitch, place.step) == (ow, 1), [], 0
     while done < window.pixels:
         at, left = pixel + done, window.pixels - done
         size = left if whole else min(ow - at % ow, left)
-        to = plane + place.start + (row + at // ow) * place.row_pitch + at % ow * place.step
-        pieces.append((done, to * FRACTAL, size))
+        to = (row + at // ow) * place.row_pitch + at % ow * place.step + place.start
+        pieces.append((done, plane * FRACTAL + to * width, size))
         done += size
-    step, pitch = place.step * FRACTAL, place.plane * FRACTAL
-    return Area(tuple(pieces), blocks, pitch, step, window.fractals, window.pixels)
+    step, pitch, blocks = place.step * width, place.plane * width, blocks * FRACTAL // width
+    return Area(tuple(pieces), blocks, pitch, step, window.fractals, window.pixels, width)

@@ -20,7 +20,8 @@ from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape, bundles_of
-from ascend_lab.kernels.epilogue import Demand, Epilogue, chip_left, demand_of, fitting
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, demand_of, fitting
 from ascend_lab.kernels.gemm_schedule import (
     ACCUMULATOR,
     FRACTAL,

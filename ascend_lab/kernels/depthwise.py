@@ -19,8 +19,9 @@ from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError, PathError, TypeMismatchError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Launch, Program, Queue, Region, Tile
 from ascend_lab.kernels.conv_shape import ConvShape
-from ascend_lab.kernels.epilogue import Epilogue, Operand, Plan, pattern, plan_of, step_formats
+from ascend_lab.kernels.epilogue import Epilogue, Operand, pattern, step_formats
 from ascend_lab.kernels.epilogue_emit import Piece, load_channels, write_steps
+from ascend_lab.kernels.epilogue_plan import Plan, plan_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL, up
 from ascend_lab.kernels.planes import (
     C0,

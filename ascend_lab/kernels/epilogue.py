@@ -8,15 +8,12 @@ pipe between L0C and memory can scale, apply ReLU and convert, and the bias tabl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
 
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
-from ascend_lab.errors import CapacityError, InputError, PathError, TypeMismatchError
+from ascend_lab.errors import InputError, PathError, TypeMismatchError
 from ascend_lab.isa.program import BINARY, UNARY, WITH_SCALAR
-from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, Tilings
+from ascend_lab.kernels.gemm_schedule import FRACTAL
 
 SUMS = "sums"
 """The source name of the tile of sums."""
@@ -26,6 +23,8 @@ ONE_BY_ONE = tuple(
 """Operations an epilogue may use: each lane of the result depends on that lane only."""
 FORMATS = ("fp16", "bf16", "fp32", "int32")
 """Formats an epilogue may load and store: 16 channels are whole 32-byte blocks."""
+PAIR = 2 * FRACTAL
+"""Channels of a block in int8: two fractals side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,31 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Deq:
+    """How int32 sums leave L0C: round(relu((sums + bias) scale)) + offset, in a format.
+
+    `scale` and `bias` ("": none) name operands with a number per channel, fp32 and int32; what
+    is no byte is neither rounded nor moved.
+    """
+
+    scale: str
+    bias: str = ""
+    relu: bool = False
+    offset: int = 0
+    dtype: str = "int8"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Operands it reads."""
+        return (self.scale, self.bias) if self.bias else (self.scale,)
+
+
+@dataclass(frozen=True, slots=True)
 class Epilogue:
     """Operands, steps (the last one is stored) and the stored format.
+
+    With `deq` the steps see dequantised sums; a result in int8 is stored in blocks of 32 channels,
+    and so are all its tiles.
 
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
@@ -65,21 +87,45 @@ class Epilogue:
     operands: tuple[Operand, ...]
     steps: tuple[Step, ...]
     out_dtype: str
+    deq: Deq | None = None
 
     def __post_init__(self) -> None:
         """Check names, operations and the order of the steps."""
+        if self.deq:
+            self._check_deq(self.deq)
         names = [SUMS, *(o.name for o in self.operands)]
         kinds = {o.kind for o in self.operands}
-        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(FORMATS)
+        known = (*FORMATS, "int8") if self.deq else FORMATS
+        formats = {self.out_dtype, *(o.dtype for o in self.operands)} - set(known)
         if len(set(names)) < len(names) or kinds - {"channel", "tile"}:
             wanted = "operands of kind channel or tile, each with a name of its own"
             raise InputError(wanted, str(self.operands), f"rename it; {SUMS} is taken")
-        if not self.steps or formats:
+        if not (self.steps or self.deq) or formats:
             needed = f"a step at least, and numbers in {', '.join(FORMATS)}"
             got = f"{len(self.steps)} steps, {', '.join(sorted(formats)) or self.out_dtype}"
             raise InputError(needed, got, "convert with vconv")
         for index, step in enumerate(self.steps):
             self._check_step(index, step, names)
+
+    def _check_deq(self, deq: Deq) -> None:
+        kinds = {o.name: (o.kind, o.dtype) for o in self.operands}
+        wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
+        if any(kinds.get(name) != wanted[name] for name in deq.names):
+            raise InputError("a scale in fp32, a bias in int32, per channel", str(kinds), "add it")
+        others = {(o.kind, o.dtype) for o in self.operands if o.name not in deq.names}
+        bytes_only = others <= {("tile", "int8")} if self.width == PAIR else True
+        if not bytes_only or (self.width == FRACTAL and ("tile", "int8") in others):
+            needed = f"tiles in blocks of {self.width} channels beside {self.out_dtype}"
+            raise InputError(needed, str(sorted(others)), "run the steps as a kernel of their own")
+
+    @property
+    def width(self) -> int:
+        """Channels of a stored block."""
+        return PAIR if self.out_dtype == "int8" else FRACTAL
+
+    def unit(self, operand: Operand) -> int:
+        """Return the elements of UB that hold a block of an operand per channel."""
+        return FRACTAL if self.deq and operand.name in self.deq.names else pattern(operand.dtype)
 
     def _check_step(self, index: int, step: Step, names: list[str]) -> None:
         if step.op not in ONE_BY_ONE or len(step.sources) != (2 if step.op in BINARY else 1):
@@ -116,7 +162,8 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
 
     Raises `TypeMismatchError` where the sources of a step differ, or the result is not stored.
     """
-    formats: dict[str | int, str] = {SUMS: sums, **{o.name: o.dtype for o in epilogue.operands}}
+    arrival = epilogue.deq.dtype if epilogue.deq else sums
+    formats: dict[str | int, str] = {SUMS: arrival, **{o.name: o.dtype for o in epilogue.operands}}
     for index, step in enumerate(epilogue.steps):
         kinds = {formats[source] for source in step.sources}
         if len(kinds) > 1:
@@ -126,7 +173,7 @@ def step_formats(epilogue: Epilogue, sums: str) -> tuple[str, ...]:
                 "convert one with vconv, or pass the operand in the other",
             )
         formats[index] = step.dtype or kinds.pop()
-    last = formats[len(epilogue.steps) - 1]
+    last = formats[len(epilogue.steps) - 1 if epilogue.steps else SUMS]
     if last != epilogue.out_dtype:
         wanted, got = f"a last step in {epilogue.out_dtype}", last
         raise TypeMismatchError(wanted, got, "add a vconv step at the end")
@@ -183,6 +230,8 @@ def supported(epilogue: Epilogue, chip: Chip, sums: str = "fp32") -> str:
         return f"{chip.name} has no bf16"
     if chip.combined:
         return ""
+    if epilogue.deq:
+        return "the fix pipe has one scale for all channels"
     fix = fix_of(epilogue)
     if isinstance(fix, str):
         return fix
@@ -204,89 +253,6 @@ def check_epilogue(epilogue: Epilogue | None, chip: Chip, sums: str) -> None:
         raise PathError(wanted, reason, "run the steps as a kernel of their own")
 
 
-# -- tiles of UB ----------------------------------------------------------------------------------
-Source = int | str
-"""A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A step on tiles: the tile it writes, the tiles or operands it reads."""
-
-    op: str
-    sources: tuple[Source, ...]
-    number: float | None
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The steps on few tiles of UB: `tiles` are their formats, tile 0 is stored.
-
-    The sums arrive in tile `start`, converted to its format on the way out of L0C.
-    """
-
-    steps: tuple[Placed, ...]
-    tiles: tuple[str, ...]
-    start: int
-
-
-def plan_of(epilogue: Epilogue, sums: str) -> Plan:
-    """Give every value a tile: that of a source that nothing reads any more, or a new one.
-
-    Where all steps that read the sums narrow them to one format, the copy out of L0C does it.
-    """
-    formats = [sums, *step_formats(epilogue, sums)]
-    numbers = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
-    read = [tuple(numbers.get(s, s) for s in step.sources) for step in epilogue.steps]
-    on_the_way = _narrowed(epilogue, read, formats)
-    if on_the_way:
-        formats[0] = formats[on_the_way[0]]
-        read = [tuple(0 if s in on_the_way else s for s in sources) for sources in read]
-    last = 0 if len(read) in on_the_way else len(read)
-    needed = _needed(read, last)
-    end = {s: v for v in sorted(needed) if v for s in read[v - 1] if isinstance(s, int)}
-    tiles, free = [epilogue.out_dtype], [0]
-    place = {0: _take(formats[0], tiles, free)}
-    steps: list[Placed] = []
-    for value in sorted(needed - {0}):
-        sources = read[value - 1]
-        where = tuple(place[s] if isinstance(s, int) else s for s in sources)
-        free += sorted({place[s] for s in sources if isinstance(s, int) and end[s] == value})
-        place[value] = 0 if value == last else _take(formats[value], tiles, free)
-        step = epilogue.steps[value - 1]
-        steps.append(Placed(step.op, where, step.number, place[value]))
-    return Plan(tuple(steps), tuple(tiles), place[0])
-
-
-def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
-    """Return the values that are the sums in one narrower format, if no other step reads sums."""
-    readers = [value for value, sources in enumerate(read, 1) if 0 in sources]
-    kinds = {formats[v] for v in readers}
-    plain = all(epilogue.steps[v - 1].op == "vconv" for v in readers)
-    narrow = len(kinds) == 1 and DTYPE_BYTES[kinds.pop()] < DTYPE_BYTES[formats[0]]
-    return readers if plain and narrow else []
-
-
-def _needed(read: list[tuple[Source, ...]], last: int) -> set[int]:
-    """Values the last one depends on, itself and the sums included."""
-    needed = {0, last}
-    for value in range(last, 0, -1):
-        if value in needed:
-            needed |= {s for s in read[value - 1] if isinstance(s, int)}
-    return needed
-
-
-def _take(dtype: str, tiles: list[str], free: list[int]) -> int:
-    """Return a free tile of a format, the one freed last; make one if there is none."""
-    for tile in reversed(free):
-        if tiles[tile] == dtype:
-            free.remove(tile)
-            return tile
-    tiles.append(dtype)
-    return len(tiles) - 1
-
-
 def pattern(dtype: str) -> int:
     """Elements in UB for 16 channels: a 32-byte block, or a repeat where 16 do not fit one.
 
@@ -294,93 +260,3 @@ def pattern(dtype: str) -> int:
     """
     wide = FRACTAL * DTYPE_BYTES[dtype] > BLOCK_BYTES
     return 4 * FRACTAL if wide else FRACTAL
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """What an epilogue asks of a core that tiles a product.
-
-    `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
-    per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
-    element, `stored_bytes` to memory; vector instructions per piece.
-    """
-
-    tile_bytes: int
-    block_bytes: int
-    cycles: float
-    loaded_bytes: int
-    stored_bytes: int
-    instructions: int
-
-
-def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
-    """Return the demand of an epilogue the chip supports."""
-    if epilogue is None:
-        return None
-    stored = DTYPE_BYTES[epilogue.out_dtype]
-    channels = epilogue.of_kind("channel")
-    if not chip.combined:
-        block = FRACTAL * DTYPE_BYTES[sums] * len(channels)
-        return Demand(0, block, 0.0, 0, stored, 0)
-    plan = plan_of(epilogue, sums)
-    loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
-    kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
-    arrival = DTYPE_BYTES[plan.tiles[plan.start]]
-    cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
-    for step in plan.steps:
-        formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
-        widest = max(DTYPE_BYTES[dtype] for dtype in formats)
-        cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
-        cycles += cost.slope_cycles * widest / chip.vector_bytes_per_repeat
-    return Demand(
-        2 * stored + kept + 2 * loaded,
-        sum(pattern(o.dtype) * DTYPE_BYTES[o.dtype] for o in channels),
-        cycles,
-        loaded,
-        stored,
-        len(plan.steps),
-    )
-
-
-def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
-    """Blocks of 16 channels a slot holds: all of the core's where that is little, or a tile's."""
-    room = chip.buffers["UB"] // 16 if chip.combined else 0
-    return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
-
-
-def chip_left(chip: Chip, demand: Demand | None) -> Chip:
-    """Return the chip without the part of L1 that holds the bias on its way to the bias table."""
-    if chip.combined or not demand or not demand.block_bytes:
-        return chip
-    buffers = dict(chip.buffers)
-    buffers["L1"] -= 2 * buffers["BT"]
-    return replace(chip, buffers=buffers)
-
-
-def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
-    """Return the places of the tilings that leave room for the epilogue.
-
-    Raises `CapacityError` if there are tilings, but none does.
-    """
-    if demand is None:
-        return np.arange(len(t.m))
-    places = np.flatnonzero(_fits(demand, chip, t.m, t.n))
-    if len(t.m) and not len(places):
-        space = "UB" if chip.combined else "BT"
-        raise CapacityError(
-            f"{FRACTAL * FRACTAL * demand.tile_bytes} bytes of {space} for the epilogue of one "
-            f"16x16 tile, and {2 * demand.block_bytes} for its channels",
-            f"{chip.buffers[space]} on {chip.name}",
-            "use fewer operands or steps that live at the same time",
-        )
-    return places
-
-
-def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
-    if not chip.combined:
-        return n * demand.block_bytes <= (chip.buffers["BT"] if demand.block_bytes else 0)
-    held = 2 * n * demand.block_bytes
-    if demand.block_bytes:
-        held = np.maximum(held, 2 * (chip.buffers["UB"] // 16))
-    room: Array = m * FRACTAL * FRACTAL * demand.tile_bytes + held
-    return room <= chip.buffers["UB"]

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.errors import CapacityError
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Queue, Region, Tile
-from ascend_lab.kernels.epilogue import (
-    Epilogue,
-    Fix,
-    Operand,
-    Placed,
-    Plan,
-    channel_blocks,
-    check_epilogue,
-    demand_of,
-    fix_of,
-    pattern,
-    plan_of,
-)
+from ascend_lab.kernels.epilogue import Deq, Epilogue, Fix, Operand, check_epilogue, fix_of, pattern
+from ascend_lab.kernels.epilogue_plan import Placed, Plan, channel_blocks, demand_of, plan_of
 from ascend_lab.kernels.gemm_schedule import FRACTAL
 from ascend_lab.kernels.tiles import Area, Span, repeat, segments, store_area
 
@@ -149,6 +139,8 @@ class Group:
 class Finish:
     """An epilogue in one kernel: `tiles` and `channels` are its operands, `out` the way to GM.
 
+    `units` are the elements of a block of each operand per channel.
+
     On chips with a fix pipe `fix` says what that does, and `table` passes the bias to the cube.
     """
 
@@ -160,6 +152,9 @@ class Finish:
     channels: Group | None = None
     fix: Fix | None = None
     table: Queue | None = None
+    deq: Deq | None = None
+    width: int = FRACTAL
+    units: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +189,24 @@ def new_finish(
     if not k.chip.combined:
         return _new_fix(k, epilogue, sizes, blocks)
     plan, operands = plan_of(epilogue, sums), epilogue.of_kind("channel")
-    slots = [blocks * pattern(o.dtype) for o in operands]
+    units, pair = {o.name: epilogue.unit(o) for o in operands}, demand.columns
+    if sizes.tile_n % pair or sizes.blocks % pair or sizes.n_own % pair:
+        got = f"tiles of {sizes.tile_n}, {sizes.n_own} a core, {sizes.blocks} in all"
+        raise CapacityError(f"blocks of 16 channels in multiples of {pair}", got, "pad them")
+    slots = [blocks * units[o.name] for o in operands]
     channels = Group.make(k, operands, slots, sizes.blocks * FRACTAL, blocks)
     left = k.chip.buffers["UB"] - 2 * blocks * demand.block_bytes
     columns = left // (sizes.tile_m * FRACTAL * FRACTAL * demand.tile_bytes)
-    elements = max(1, min(sizes.tile_n, columns)) * sizes.tile_m * FRACTAL * FRACTAL
+    columns = max(pair, min(sizes.tile_n, columns) // pair * pair)
+    elements = columns * sizes.tile_m * FRACTAL * FRACTAL
     operands = epilogue.of_kind("tile")
     tiles = Group.make(k, operands, [elements] * len(operands), sizes.elements, 0)
     out = k.queue("y_ub", "UB", epilogue.out_dtype, elements, src="V", dst="MTE3")
     scratch = tuple(
         k.buffer(f"value.{i}", "UB", dtype, elements) for i, dtype in enumerate(plan.tiles[1:], 1)
     )
-    return Finish(k, plan, out, scratch, tiles, channels)
+    return Finish(k, plan, out, scratch, tiles, channels, deq=epilogue.deq,
+                  width=epilogue.width, units=units)  # fmt: skip
 
 
 def _new_fix(k: KernelBuilder, epilogue: Epilogue, sizes: Sizes, blocks: int) -> Finish:
@@ -240,7 +241,7 @@ def held_channels(
     k, queue = finish.builder, group.queue
     slots = group.held(queue.alloc())
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
-        unit = FRACTAL if finish.table else pattern(operand.dtype)
+        unit = FRACTAL if finish.table else finish.units[operand.name]
         load_channels(k, slots[operand.name], tensor, (before + n[0], n[1]), unit)
     queue.enqueue()
     tile = queue.dequeue()
@@ -268,7 +269,7 @@ def drain(
         assert finish.fix is not None
         store_area(finish.builder, acc, None, y, area, finish.fix.relu, finish.fix.scale)
         return
-    k, size, run = finish.builder, area.fractals * 256, area.pixels * FRACTAL
+    k, run = finish.builder, area.pixels * area.width
     c = acc.dequeue()
     most = min(finish.out.buffer.elements // run, area.blocks)
     whole = most == area.blocks
@@ -277,13 +278,12 @@ def drain(
         if finish.tiles:
             _load(finish.tiles, k, area, at, count)
         memories: list[Memory] = [finish.out.alloc(), *finish.scratch]
-        to = memories[finish.plan.start].region(0, (count, run))
-        k.copy(to, c.region(at * size, (count, run), (size, 1)))
+        rates = finish.channels.held(held.tile) if finish.channels and held else {}
+        first = n + at * (area.width // FRACTAL) - held.first if held else at
+        _arrive(finish, memories[finish.plan.start], c, area, (at, count), (rates, first))
         if whole:
             acc.free()
         named = finish.tiles.held(finish.tiles.queue.dequeue()) if finish.tiles else {}
-        rates = finish.channels.held(held.tile) if finish.channels and held else {}
-        first = n + at - held.first if held else at
         write_steps(k, finish.plan, Piece(memories, named, rates, first, count, run))
         if finish.tiles:
             finish.tiles.queue.free()
@@ -295,9 +295,30 @@ def drain(
         acc.free()
 
 
+def _arrive(
+    finish: Finish,
+    to: Memory,
+    c: Tile,
+    area: Area,
+    blocks: Span,
+    channels: tuple[Mapping[str, Tile], Affine],
+) -> None:
+    """Bring `blocks` of the sums to UB: as they are, or dequantised by numbers per channel."""
+    k, (at, count), size = finish.builder, blocks, area.fractals * FRACTAL * FRACTAL
+    if finish.deq is None:
+        run = area.pixels * FRACTAL
+        k.copy(to.region(0, (count, run)), c.region(at * size, (count, run), (size, 1)))
+        return
+    (rates, first), deq, halves = channels, finish.deq, area.width // FRACTAL
+    sizes = (count, area.pixels, halves, FRACTAL)
+    sums = c.region(at * (size * halves), sizes, (size * halves, FRACTAL, size, 1))
+    numbers = [rates[n].region(first * FRACTAL, count * area.width) for n in deq.names]
+    k.vdeq(to.region(0, sizes), sums, *numbers, relu=deq.relu, offset=deq.offset)
+
+
 def _load(group: Group, k: KernelBuilder, area: Area, at: Affine, count: int) -> None:
     """Bring the operands' part that lies where `area` will be stored."""
-    slots, run = group.held(group.queue.alloc()), area.pixels * FRACTAL
+    slots, run = group.held(group.queue.alloc()), area.pixels * area.width
     for operand, tensor in zip(group.operands, group.tensors, strict=True):
         for there, here in area.pairs(tensor, slots[operand.name], run, at, count):
             k.copy(here, there)

@@ -186,12 +186,14 @@ class _Writer:
             c = self.acc.alloc()
             self._reduce(c, at, kept, bias_of(self.finish, channels, at[1]))
             self.acc.enqueue()
-            start = (n_at * self.m1 + m_at) * 256
+            start, rows = n_at * (self.m1 * 256), m * FRACTAL
             if self.finish is None:
+                start += m_at * 256
                 store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
-            rows = m * FRACTAL
-            area = Area(((0, start, rows),), n, self.m1 * 256, FRACTAL, m, rows)
+            wide = self.finish.width
+            start, n = start + m_at * (FRACTAL * wide), n * FRACTAL // wide
+            area = Area(((0, start, rows),), n, self.m1 * FRACTAL * wide, wide, m, rows, wide)
             drain(self.finish, self.acc, self.c, area, n_at, channels)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:

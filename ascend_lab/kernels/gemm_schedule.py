@@ -98,7 +98,7 @@ class GemmShape:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", ACCUMULATOR[self.dtype])
         short = "bf16" if self.dtype == "bf16" else "fp16"
-        if self.out_dtype not in (ACCUMULATOR[self.dtype], short):
+        if self.out_dtype not in (ACCUMULATOR[self.dtype], short, self.dtype):
             raise InputError(
                 f"out dtype {ACCUMULATOR[self.dtype]} or {short} for {self.dtype} operands",
                 self.out_dtype,

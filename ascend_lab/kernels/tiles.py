@@ -140,7 +140,7 @@ class Area:
 
     A piece is (first pixel in the tile, address of its first block, pixels). `plane` elements lie
     from block to block, `step` from pixel to pixel. A block of the tile is `fractals` high in L0C,
-    its first `pixels` rows are wanted.
+    its first `pixels` rows are wanted. Stored blocks have `width` channels, 32 in int8.
     """
 
     pieces: tuple[tuple[int, Affine, int], ...]
@@ -149,15 +149,16 @@ class Area:
     step: int
     fractals: int
     pixels: int
+    width: int = FRACTAL
 
     def pairs(
         self, tensor: Buffer, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
         """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart."""
         for done, start, length in self.pieces:
-            sizes = (count, length, FRACTAL)
+            sizes = (count, length, self.width)
             there = tensor.region(start + at * self.plane, sizes, (self.plane, self.step, 1))
-            yield there, tile.region(done * FRACTAL, sizes, (run, FRACTAL, 1))
+            yield there, tile.region(done * self.width, sizes, (run, self.width, 1))
 
 
 def store_area(

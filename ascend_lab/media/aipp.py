@@ -132,7 +132,7 @@ def _check_crop(crop: tuple[int, int, int, int], source: tuple[int, int], even: 
             _even(key, start)
         _within(f"crop_size_{axis}", size, 1, WIDEST)
         if start + size > whole:
-            needed = f"{key} + crop_size_{axis} of at most src_image_size_{axis}, {whole},"
+            needed = f"{key} + crop_size_{axis} of at most {whole}, src_image_size_{axis}"
             raise InputError(needed, f"{start} + {size}", "crop inside the image")
 
 
@@ -160,8 +160,7 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
         raise InputError(f"{needed}{s.height})", got, "check src_image_size and input_format")
     image = _swapped(_planes(frames.reshape(-1, s.frame_bytes), s), s)
     if s.crop:
-        left, top, width, height = s.crop
-        image = image[:, :, top : top + height, left : left + width]
+        image = crop(image, *s.crop)
     if s.scaled:
         image = resize(image, *s.scaled)
     if s.csc:
@@ -170,7 +169,12 @@ def aipp(frames: Image, settings: Aipp, *, dtype: str = "fp16", channels: int = 
     if wanted > image.shape[1]:
         what = f"at most {image.shape[1]} channels from {s.input_format}"
         raise InputError(what, str(wanted), "change the network's input")
-    return _padded(_normalised(image[:, :wanted], s, dtype), s)
+    image = image[:, :wanted]
+    if dtype == "fp16":
+        image = normalise(image, *(part[:wanted] for part in (s.mean, s.least, s.var_reci)))
+    elif any(s.padding):
+        _within("padding_value of uint8", s.padding_value, 0, 255)
+    return pad(image, s.padding, s.padding_value)
 
 
 def aipp_each(frames: Image, each: Sequence[Aipp], *, dtype: str = "fp16") -> Image:
@@ -217,22 +221,29 @@ def _effective(csc: Csc, input_format: str) -> Csc:
     return Csc(csc.matrix, out_bias=csc.out_bias)
 
 
-def _normalised(image: Image, s: Aipp, dtype: str) -> Image:
-    if dtype == "uint8":
-        return image
-    count = image.shape[1]
-    mean, least, scale = (
-        np.array(part[:count], np.float16).astype(np.float64).reshape(count, 1, 1)
-        for part in (s.mean, s.least, s.var_reci)
+def crop(image: Image, left: int, top: int, width: int, height: int) -> Image:
+    """Return a part of an image (..., h, w)."""
+    return image[..., top : top + height, left : left + width]
+
+
+def normalise(
+    image: Image, mean: Sequence[float], least: Sequence[float], var_reci: Sequence[float]
+) -> Image:
+    """Return (x - mean - least) var_reci of an image (n, c, h, w) in fp16, rounded once.
+
+    The numbers, one a channel, are fp16 themselves.
+    """
+    m, low, scale = (
+        np.array(part, np.float16).astype(np.float64).reshape(-1, 1, 1)
+        for part in (mean, least, var_reci)
     )
     with np.errstate(over="ignore"):
-        found: Image = ((image - mean - least) * scale).astype(np.float16)
+        found: Image = ((image - m - low) * scale).astype(np.float16)
     return found
 
 
-def _padded(image: Image, s: Aipp) -> Image:
-    if image.dtype == np.uint8 and any(s.padding):
-        _within("padding_value of uint8", s.padding_value, 0, 255)
-    top, bottom, left, right = s.padding
-    value = np.float64(s.padding_value).astype(image.dtype)
-    return np.pad(image, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
+def pad(image: Image, sides: tuple[int, int, int, int], value: float = 0.0) -> Image:
+    """Return an image (..., h, w) with pixels of `value` at top, bottom, left and right."""
+    top, bottom, left, right = sides
+    around = [(0, 0)] * (image.ndim - 2) + [(top, bottom), (left, right)]
+    return np.pad(image, around, constant_values=np.float64(value).astype(image.dtype))

@@ -23,6 +23,7 @@ Row = tuple[int, int, int]
 WEIGHTS = {"601": (0.299, 0.114), "709": (0.2126, 0.0722)}
 """Shares of red and blue in luma (ITU-R BT.601, BT.709)."""
 STANDARDS = tuple(f"{name} {reach}" for name in WEIGHTS for reach in ("narrow", "wide"))
+"""Names of the conversions: a standard, and how far its numbers reach."""
 RAISED = {"709 wide": (1, 0, 1)}
 """What the published luma row has more than the rounded coefficients: 55 and 19."""
 NEUTRAL: Row = (0, 128, 128)

@@ -180,7 +180,7 @@ def fitted(settings: Aipp, width: int, height: int) -> Aipp:
         left, top, *size = s.crop
         s = replace(s, crop=(left, top, size[0] or width, size[1] or height))
     if s.size != (width, height):
-        needed = f"{width} x {height} pixels, as the network takes them,"
+        needed = f"frames that become {width} x {height} pixels, as the network takes them"
         raise InputError(needed, f"{s.size[0]} x {s.size[1]}", "crop or pad to that size")
     return s
 

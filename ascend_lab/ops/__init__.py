@@ -18,6 +18,7 @@ from ascend_lab.ops import moving as moving
 from ascend_lab.ops import normalise as normalise
 from ascend_lab.ops import pool_gradient as pool_gradient
 from ascend_lab.ops import pooling as pooling
+from ascend_lab.ops import quantised as quantised
 from ascend_lab.ops import reduction as reduction
 from ascend_lab.ops import training as training
 from ascend_lab.ops.build import check, compile, express, run, time  # noqa: A004 - what it does

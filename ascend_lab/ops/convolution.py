@@ -10,7 +10,7 @@ import numpy as np
 
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
-from ascend_lab.errors import ShapeError
+from ascend_lab.errors import ShapeError, UnsupportedError
 from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels.conv import conv_launch
@@ -93,13 +93,16 @@ def grouped(values: Values, groups: int, axis: int) -> Values:
 
 
 def conv_values(
-    x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int
+    x: Values, weight: Values, step: Pair, pads: Pairs, spread: Pair, groups: int, value: int = 0
 ) -> Values:
-    """Return the convolution: weights times windows as columns, some output rows at a time."""
+    """Return the convolution: weights times windows as columns, some output rows at a time.
+
+    `value` pads the image: what stands for 0 in a quantised one.
+    """
     kernel = (weight.shape[2], weight.shape[3])
     own = grouped(weight, groups, 0)
     own = own.reshape((*own.shape[:2], -1))
-    seen = windows(padded(x, pads), kernel, step, spread)
+    seen = windows(padded(x, pads, value), kernel, step, spread)
     n, _, high, wide = seen.shape[:4]
     out = np.empty((n, groups, own.shape[1], high, wide), np.result_type(x, weight))
     row_bytes = groups * own.shape[2] * wide * seen.itemsize
@@ -124,7 +127,8 @@ def conv_weight_slope(
 
 
 def _values(x: Values, weight: Values, *bias: Values, **attrs: Any) -> Values:
-    out = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs))
+    value = attrs.get("pad_value", 0)
+    out = conv_values(x, weight, *geometry(**attrs), _groups(x.shape, attrs), value)
     return out + bias[0].reshape(-1, 1, 1) if bias else out
 
 
@@ -180,6 +184,8 @@ def plus_bias(y: te.Tensor, bias: te.Tensor, dtype: str) -> te.Tensor:
 
 def _expression(x: te.Tensor, weight: te.Tensor, *bias: te.Tensor, **attrs: Any) -> te.Tensor:
     step, pads, spread = geometry(**attrs)
+    if attrs.get("pad_value", 0):
+        raise UnsupportedError("zeros around an image", str(attrs["pad_value"]), "use the kernel")
     out = cube_result(x.dtype, attrs)
     sums = out if not bias or out == "int32" else "fp32"
     y = te.conv2d(x, weight, step, (*pads[0], *pads[1]), spread, _groups(x.shape, attrs), sums)
@@ -217,7 +223,7 @@ def conv_shape(call: Call) -> ConvShape:
     main, groups = call.dtypes[0], _groups(call.shapes[0], call.attrs)
     return ConvShape(
         n, c, h, w, k, r, s, step, (*pads[0], *pads[1]), main, cube_result(main, call.attrs),
-        spread, groups,
+        spread, groups, pad_value=call.attrs.get("pad_value", 0),
     )  # fmt: skip
 
 
@@ -284,7 +290,7 @@ _EXAMPLES = (
 define(
     "conv2d", ("x", "weight", "bias"), _values, _expression,
     "y[n,k,i,j] = sum over c, r, s of x[n, c, i stride + r dilation - pad, ...] w[k,c,r,s]",
-    attrs=ATTRS, optional=1,
+    attrs={**ATTRS, "pad_value": 0}, optional=1,
     shape_rule=_shape, types=CONV_TYPES, slicing=_slices,
     backward=conv_slopes,
     template=with_bias(

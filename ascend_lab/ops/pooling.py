@@ -31,7 +31,7 @@ from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRule
 
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
-LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
+LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38, "int8": -128.0}
 """What padding holds when the largest element is sought: no value is smaller."""
 
 
@@ -79,7 +79,8 @@ def window_counts(size: Pair, kernel: Pair, step: Pair, pads: Pairs, include: bo
 # -- values and expressions -----------------------------------------------------------------------
 def _max_values(x: Values, **attrs: Any) -> Values:
     size, step, pads = geometry(**attrs)
-    return fold_windows(padded(x, pads, -np.inf), size, step, np.maximum)
+    least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    return fold_windows(padded(x, pads, least), size, step, np.maximum)
 
 
 def _average_values(x: Values, *, count_include_pad: bool, **attrs: Any) -> Values:
@@ -99,6 +100,13 @@ def _pooled(x: te.Tensor, size: Pair, step: Pair, pads: Pairs, mode: str) -> te.
     oh, ow = out.shape[2:4]
     back = te.reshape(te.transpose(out, (0, 1, 4, 2, 3)), (n, c1 * C0, oh, ow))
     return back if c == c1 * C0 else te.slice(back, (0, 0, 0, 0), (n, c, oh, ow))
+
+
+def _largest(x: te.Tensor, size: Pair, step: Pair, pads: Pairs) -> te.Tensor:
+    """Compare bytes as fp16, which the vector unit can."""
+    if x.dtype != "int8":
+        return _pooled(x, size, step, pads, "max")
+    return te.cast_to(_pooled(te.cast_to(x, "fp16"), size, step, pads, "max"), "int8")
 
 
 def _average(x: te.Tensor, *, count_include_pad: bool, **attrs: Any) -> te.Tensor:
@@ -135,6 +143,9 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads), x = geometry(**call.attrs), _image(call)
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
+    if x.dtype == "int8":  # rows first: fewer bytes to convert
+        rows = _windows(te.cast_to(image, "fp16"), (size[0], 1), (step[0], 1), te.max)
+        values, size, step = rows, (1, size[1]), (1, step[1])
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 
@@ -176,10 +187,10 @@ _SUMS = rounded(fp32_ulps=16, atol=2.0**-18)
 _DISTINCT = {"x": Domain(distinct=True)}
 define(
     "max_pool2d", ("x",), _max_values,
-    in_fp32(lambda x, **attrs: _pooled(x, *geometry(**attrs), "max"), ("bf16",)),
+    in_fp32(lambda x, **attrs: _largest(x, *geometry(**attrs)), ("bf16",)),
     "largest element of each window; padding never wins",
     attrs=_ATTRS,
-    shape_rule=_shape, types=TypeRule(FLOATS), slicing=_slices,
+    shape_rule=_shape, types=TypeRule((*FLOATS, "int8")), slicing=_slices,
     backward=lambda s: (s.net.max_pool2d_grad(s.x(), s.y(), s.g, **s.attrs),),
     template=Template(_max_kernel, ("x",), "NC1HWC0", "NC1HWC0"),
     traits=("pooling", "busy"),

@@ -317,7 +317,7 @@ class OfflineModel:
         try:
             return self.check_chip(load_chip(self.meta["chip"]))
         except ChipError:
-            needed = f"{self.where}: --chip with the file of {self.meta['chip']}"
+            needed = f"{self.where}: the chip file of {self.meta['chip']}"
             raise InputError(needed, "no chip of that name", "give the .toml") from None
 
     def check_chip(self, chip: Chip) -> Chip:

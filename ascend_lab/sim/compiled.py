@@ -53,6 +53,8 @@ def instruction_cost(chip: Chip, instruction: Instruction, around: Surroundings)
         return Cost(chip.scalar_cycles * instruction.number("steps", 1))
     if op == "mmad":
         return _mmad_cost(chip, instruction)
+    if op == "vdeq":
+        return _vdeq_cost(chip, instruction)
     if instruction.pipe == "V" and op != "data_copy":
         return _vector_cost(chip, instruction)
     return _move_cost(chip, instruction, around)
@@ -87,6 +89,21 @@ def _whole_blocks_cost(chip: Chip, instruction: Instruction, cost: VectorCost) -
     repeats = -(-size // chip.vector_bytes_per_repeat)
     energy = size * chip.vector_energy_pj_per_byte
     return Cost(cost.head_cycles + cost.slope_cycles * repeats, cost.tail_cycles, energy)
+
+
+def _vdeq_cost(chip: Chip, instruction: Instruction) -> Cost:
+    """The way out of L0C, two bytes an element at least, and that of a bias into it."""
+    src, dst = instruction.srcs[0], instruction.dst
+    assert dst is not None
+    ways = [("L0C", "UB", dst.elements * max(dst.buffer.itemsize, 2))]
+    if len(instruction.srcs) > 2:
+        ways.append(("UB", "L0C", src.size_bytes))
+    cycles, energy = 0, 0.0
+    for start, end, size in ways:
+        path = chip.path(start, end)
+        cycles += path.startup_cycles + math.ceil(size / path.rate_bytes_per_cycle - 1e-9)
+        energy += size * path.energy_pj_per_byte
+    return Cost(cycles, chip.path("L0C", "UB").latency_cycles, energy)
 
 
 def _moved_bytes(region: Region) -> int:

@@ -169,6 +169,22 @@ def _fixpipe(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> N
     store(core.view(instruction.dst, env), values)
 
 
+def _vdeq(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
+    """Sums are whole until they are scaled, in fp32; what is rounded is moved by the offset."""
+    assert instruction.dst is not None
+    sums, scale, *bias = (core.view(region, env) for region in instruction.srcs)
+    blocks, _, halves, lanes = sums.shape
+    column = (blocks, 1, halves, lanes)
+    if bias:
+        sums = sums + bias[0].reshape(column)
+    values = sums.astype(np.float32) * scale.reshape(column)
+    if instruction.number("relu"):
+        values = np.maximum(values, np.float32(0))
+    dst = core.view(instruction.dst, env)
+    whole = dst.dtype.kind == "i"
+    store(dst, np.rint(values) + instruction.number("offset") if whole else values)
+
+
 def _mmad(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> None:
     assert instruction.dst is not None
     a, b = (core.view(r, env) for r in instruction.srcs[:2])
@@ -199,7 +215,8 @@ def _load3d(core: _Core, instruction: Instruction, env: Mapping[str, int]) -> No
     )
     out_h = (height + top + bottom - dh * (kh - 1) - 1) // sh + 1
     out_w = (width + left + right - dw * (kw - 1) - 1) // sw + 1
-    padded = np.zeros((c1, height + top + bottom, width + left + right, c0), image.dtype)
+    sizes = (c1, height + top + bottom, width + left + right, c0)
+    padded = np.full(sizes, instruction.number("pad_value"), image.dtype)
     padded[:, top : top + height, left : left + width] = image
     dst = core.view(instruction.dst, env)
     m1, k1, m0, _ = dst.shape
@@ -248,5 +265,6 @@ _ACTIONS: Mapping[str, Callable[[_Core, Instruction, Mapping[str, int]], None]] 
     "load3d": _load3d,
     "fixpipe": _fixpipe,
     "mmad": _mmad,
+    "vdeq": _vdeq,
     "scalar": _scalar,
 }

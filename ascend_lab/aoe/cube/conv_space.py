@@ -45,7 +45,7 @@ from ascend_lab.kernels.default_schedules import (
     takes_strips,
     window_sides,
 )
-from ascend_lab.kernels.epilogue import Demand, chip_left, fitting
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
 

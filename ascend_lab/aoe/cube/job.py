@@ -35,7 +35,8 @@ from ascend_lab.kernels.conv import conv_launch
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.default_schedules import candidates, conv_schedule, default_schedule
-from ascend_lab.kernels.epilogue import Demand, Epilogue, demand_of
+from ascend_lab.kernels.epilogue import Epilogue
+from ascend_lab.kernels.epilogue_plan import Demand, demand_of
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, GemmSchedule, GemmShape, Tilings
 

@@ -22,7 +22,7 @@ from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import c0_of
 from ascend_lab.kernels.conv_shape import ConvShape
 from ascend_lab.kernels.default_schedules import candidates, estimate
-from ascend_lab.kernels.epilogue import Demand, chip_left, fitting
+from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, Tilings
 from ascend_lab.kernels.tiles import chunks
 

@@ -11,7 +11,14 @@ from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
-from ascend_lab.graph.lower.epilogue import channels, epilogue_of, operand_forms, operands_of
+from ascend_lab.graph.lower.epilogue import (
+    DEQUANTISING,
+    channels,
+    epilogue_of,
+    operand_forms,
+    operands_of,
+    whole_epilogue,
+)
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, maps_between
 from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel, Launch
@@ -24,10 +31,11 @@ from ascend_lab.kernels import (
     depthwise_launch,
     pack_deconv,
 )
+from ascend_lab.kernels.conv_shape import bundles_of
 from ascend_lab.kernels.conv_windows import dense_placement
 from ascend_lab.kernels.deconv import phases_of
-from ascend_lab.kernels.epilogue import Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR
+from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, up
 from ascend_lab.kernels.packing import bundle_weights
 from ascend_lab.kernels.pool_gradient import PoolGradient, pool_gradient_launch
 from ascend_lab.layout import address_map, pack
@@ -50,7 +58,22 @@ def conv_shape_of(piece: Piece, node: Node, out_dtype: str) -> ConvShape:
     step, pads, spread = geometry(*given)
     groups = c if node.op == "depthwise_conv2d" else node.attr("groups", 1)
     dtype, sides = piece.type(node.inputs[0]).dtype, (*pads[0], *pads[1])
-    return ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
+    value = node.attr("pad_value", 0)
+    shape = ConvShape(n, c, h, w, k, r, t, step, sides, dtype, out_dtype, spread, groups)
+    return replace(shape, pad_value=value) if value else shape
+
+
+def in_pairs(shape: ConvShape) -> ConvShape:
+    """Return a convolution with features, or groups, added until they fill blocks of 32."""
+    if shape.groups == 1:
+        return replace(shape, k=up(shape.k, PAIR) * PAIR)
+    each = bundles_of(shape).groups
+    groups = up(shape.groups, each) * each
+    c, k = (size // shape.groups * groups for size in (shape.c, shape.k))
+    if up(c, PAIR) != up(shape.c, PAIR) or k % PAIR:
+        got = f"{shape.groups} groups of {shape.k} features"
+        raise UnsupportedError("groups that fill blocks of 32 channels", got, "keep them in fp16")
+    return replace(shape, c=c, k=k, groups=groups)
 
 
 def by_vector(shape: ConvShape) -> bool:
@@ -124,7 +147,8 @@ def _depthwise_weights(array: Values) -> Values:
 
 
 def _weights(shape: ConvShape, array: Values) -> Values:
-    """Pack the weights as FRACTAL_Z, a bundle of groups after the other."""
+    """Pack the weights as FRACTAL_Z, a bundle of groups after the other; added ones are 0."""
+    array = np.pad(array, ((0, shape.k - len(array)), (0, 0), (0, 0), (0, 0)))
     parts = bundle_weights(shape, array.astype(numpy_type(shape.dtype), copy=False))
     return np.concatenate(
         [pack(address_map("FRACTAL_Z", p.shape, shape.dtype), p).reshape(-1) for p in parts]
@@ -141,6 +165,11 @@ def conv_job(
     """
     node, *rest = piece.graph.nodes
     bias, first = node.inputs[2:3], piece.type(node.output)
+    if rest and rest[0].op in DEQUANTISING and not bias:
+        epilogue, main = whole_epilogue(piece, "NC1HWC0")
+        shape = conv_shape_of(piece, node, epilogue.out_dtype)
+        shape = in_pairs(shape) if epilogue.width == PAIR else shape
+        return shape, epilogue, operand_forms(epilogue, piece, main)
     if not rest and not bias:
         return conv_shape_of(piece, node, piece.output.dtype), None, {}
     wide = ACCUMULATOR[piece.type(node.inputs[0]).dtype]

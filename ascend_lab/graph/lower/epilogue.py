@@ -15,12 +15,14 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.dsl.tensor import Call, Compute, Expr, Load, topological
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType, Values
+from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Piece, packed
-from ascend_lab.kernels.epilogue import SUMS, Epilogue, Operand, Step
+from ascend_lab.graph.lower.vector import expressions
+from ascend_lab.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
 from ascend_lab.ops.formats import numpy_type
 
 Source = str | int
+DEQUANTISING = ("dequantise", "requantise")
 
 
 class _Chain:
@@ -54,9 +56,12 @@ class _Chain:
 
 
 def epilogue_of(
-    output: te.Tensor, sums: te.Tensor, operands: Mapping[te.Tensor, Operand]
+    output: te.Tensor,
+    sums: te.Tensor,
+    operands: Mapping[te.Tensor, Operand],
+    deq: Deq | None = None,
 ) -> Epilogue:
-    """Return the epilogue that computes `output` from the sums and operands.
+    """Return the epilogue that computes `output` from the sums, dequantised if so, and operands.
 
     A channel operand whose format changes is called "name.dtype"; the caller packs it so. Raises
     `UnsupportedError` for what is not lane by lane, `InputError` for what epilogues do not do.
@@ -72,7 +77,39 @@ def epilogue_of(
         chain.names[tensor] = chain.source(body.expr)
     read = {s for step in chain.steps for s in step.sources}
     used = tuple(o for o in chain.operands.values() if o.name in read)
-    return Epilogue(used, tuple(chain.steps), output.dtype)
+    if deq:
+        used += tuple(
+            Operand(name, "channel", dtype)
+            for name, dtype in zip(deq.names, ("fp32", "int32"), strict=False)
+        )
+    return Epilogue(used, tuple(chain.steps), output.dtype, deq)
+
+
+def whole_epilogue(piece: Piece, layout: str) -> tuple[Epilogue, TensorType]:
+    """Return the epilogue of a cube operator on int8 and how its tiles lie.
+
+    The node behind it scales the int32 sums; raises `UnsupportedError` for another.
+    """
+    node, *rest = piece.graph.nodes[1:]
+    settings = operator_of(node.op).settings(node.attrs)
+    others, dtype = node.inputs[1:], piece.type(node.output).dtype
+    plain = node.op == "requantise" or not settings["offset"]
+    if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
+        raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
+    kind = "int8" if piece.output.dtype == "int8" else "fp16"
+    main = TensorType(piece.type(node.output).shape, kind, layout)
+    if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
+        raise UnsupportedError("constants per channel", str(node), "run it on its own")
+    sums = te.placeholder(main.map.piece_shape, dtype, "sums")
+    known, operands = operands_of(piece, rest, main)
+    layouts = {piece.type(o.name).layout for o in operands.values() if o.kind == "tile"}
+    if layouts - {layout}:
+        raise UnsupportedError(f"operands in {layout}", str(layouts), "cut here")
+    known[node.output] = sums
+    found = expressions(rest, known, main)[piece.graph.outputs[-1]]
+    settings = {"relu": settings.get("relu", False), "offset": settings["offset"], "dtype": dtype}
+    deq = Deq(others[0], others[1] if len(others) > 1 else "", **settings)
+    return epilogue_of(found, sums, operands, deq), main
 
 
 def operands_of(

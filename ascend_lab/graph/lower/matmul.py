@@ -11,13 +11,15 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType
+from ascend_lab.graph.ir import Node, TensorType, Values
 from ascend_lab.graph.lower.epilogue import (
+    DEQUANTISING,
     channels,
     epilogue_of,
     is_channel,
     operand_forms,
     operands_of,
+    whole_epilogue,
 )
 from ascend_lab.graph.lower.moves import named
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, packed
@@ -25,8 +27,8 @@ from ascend_lab.graph.lower.vector import expressions
 from ascend_lab.isa import Kernel
 from ascend_lab.isa.program import renamed
 from ascend_lab.kernels import ConvShape, GemmSchedule, GemmShape, gemm_launch
-from ascend_lab.kernels.epilogue import Epilogue, Operand
-from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL
+from ascend_lab.kernels.epilogue import PAIR, Epilogue, Operand
+from ascend_lab.kernels.gemm_schedule import ACCUMULATOR, FRACTAL, up
 from ascend_lab.kernels.weight_gradient import ZEROS
 from ascend_lab.ops.conv_gradient import GRADIENT_INPUTS, weight_kernel
 from ascend_lab.ops.expressions import narrow
@@ -75,7 +77,11 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
     for name, kind, layout in zip(names, types, operand_layouts(node, types), strict=True):
         own = name.partition(".")[0]
         if own in piece.constants:
-            forms[name] = partial(packed, TensorType(kind.shape, kind.dtype, layout))
+            if name == names[1] and piece.output.dtype == "int8":  # whole blocks of 32 columns
+                whole = in_pairs(kind, bool(node.attr("trans_b", False)))
+            else:
+                whole = kind
+            forms[name] = partial(packed_with_zeros, replace(whole, layout=layout))
         elif kind.layout != layout:
             raise UnsupportedError(f"{piece.names[own]} in {layout}", kind.layout, "convert it")
     if is_turned(node, types):
@@ -87,7 +93,9 @@ def lower_product(piece: Piece, chip: Chip, tiling: GemmSchedule | None = None) 
         return Lowered(te.lower(te.auto_schedule(out, chip, tiling)), forms)
     shape, epilogue = product_job(piece, chip)
     if epilogue:
-        forms |= operand_forms(epilogue, piece, _main(piece.type(node.output)))
+        main = _main(piece.type(node.output))
+        main = replace(main, dtype="int8") if epilogue.width == PAIR else main
+        forms |= operand_forms(epilogue, piece, main)
     launch = gemm_launch(shape, chip, tiling, epilogue)
     tensors = {"a": names[0], "b": names[1], "c": piece.graph.outputs[-1]}
     return Lowered(Kernel("matmul", (renamed(launch, tensors),)), forms)
@@ -99,7 +107,23 @@ def product_job(piece: Piece, chip: Chip) -> tuple[GemmShape, Epilogue | None]:
     (m, k), out = piece.type(node.inputs[0]).shape, piece.type(node.output)
     epilogue = _epilogue(piece, node, chip) if len(piece.graph.nodes) > 1 else None
     last = epilogue.out_dtype if epilogue else out.dtype
-    return GemmShape(m, k, out.shape[1], piece.type(node.inputs[0]).dtype, last), epilogue
+    n = out.shape[1]
+    if epilogue and epilogue.width == PAIR and node.inputs[1] in piece.constants:
+        n = up(n, PAIR) * PAIR
+    return GemmShape(m, k, n, piece.type(node.inputs[0]).dtype, last), epilogue
+
+
+def in_pairs(kind: TensorType, turned: bool) -> TensorType:
+    """Return the type of a second operand with columns added until they fill blocks of 32."""
+    sides = list(kind.shape)
+    sides[0 if turned else -1] = up(sides[0 if turned else -1], PAIR) * PAIR
+    return replace(kind, shape=tuple(sides))
+
+
+def packed_with_zeros(kind: TensorType, array: Values) -> Values:
+    """Return a constant as it lies in memory, zeros behind it up to the type's shape."""
+    sides = [(0, size - own) for size, own in zip(kind.shape, array.shape, strict=True)]
+    return packed(kind, np.pad(array, sides) if any(b for _, b in sides) else array)
 
 
 def batched_output(piece: Piece, names: tuple[str, str] | None = None) -> te.Tensor:
@@ -143,6 +167,8 @@ def _epilogue(piece: Piece, node: Node, chip: Chip) -> Epilogue:
     elsewhere the sums are rounded on their way to the vector unit.
     """
     out, nodes = piece.type(node.output), piece.graph.nodes[1:]
+    if nodes[0].op in DEQUANTISING:
+        return whole_epilogue(piece, "FRACTAL_NZ")[0]
     main, wide = _main(out), ACCUMULATOR[piece.type(node.inputs[0]).dtype]
     sums = te.placeholder(main.map.piece_shape, wide, "sums")
     known, operands = operands_of(piece, nodes, main)

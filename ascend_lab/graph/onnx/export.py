@@ -18,6 +18,7 @@ from onnx import helper
 from ascend_lab.chip import DTYPE_BYTES
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Fill, Graph, Node, operator_of
+from ascend_lab.graph.onnx import quantised  # noqa: F401 - its rules
 from ascend_lab.graph.onnx.elementwise import SAME
 from ascend_lab.graph.onnx.export_writer import (
     NARROW,

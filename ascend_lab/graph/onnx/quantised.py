@@ -11,8 +11,10 @@ import numpy as np
 from ascend_lab.graph.draft import Value
 from ascend_lab.graph.onnx.context import Context
 from ascend_lab.graph.onnx.converter import converter
+from ascend_lab.graph.onnx.export_writer import Result, Site, rule
 from ascend_lab.graph.onnx.tensors import BITS, ELEMENTS, FLOATS, Shape
 from ascend_lab.graph.onnx.windows import convolved
+from ascend_lab.ops.quantised import OFFSETS, SCALES
 
 _NARROW = ("int8", "uint8")
 
@@ -83,6 +85,11 @@ def _shift(ctx: Context) -> Value:
 def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     """Return a scale or zero point shaped to broadcast: for all, for each row, or for blocks."""
     given, block = ctx.input(i), ctx.attr("block_size")
+    if ctx.tensor(i).known is not None and not block and given.type.elements > 1:
+        axis = ctx.axis(ctx.attr("axis"), len(shape))
+        if given.shape == (shape[axis],):
+            sides = (shape[axis], *(1,) * (len(shape) - axis - 1))
+            return ctx.table(ctx.const(i).reshape(sides), given.type.dtype, "scales")
     if given.type.elements == 1 and not block:
         return ctx.reshape(given, ())
     axis = ctx.axis(ctx.attr("axis"), len(shape))
@@ -97,6 +104,16 @@ def _spread(ctx: Context, i: int, shape: Shape) -> Value:
     return ctx.emit("gather", given, rows, axis=axis)
 
 
+def _one_step(ctx: Context) -> tuple[float, int] | None:
+    """Return scale and zero point of a whole tensor, if they are known and can be attributes."""
+    whole = [i for i in (1, 2) if ctx.has(i)]
+    if any(ctx.tensor(i).known is None or ctx.tensor(i).elements != 1 for i in whole):
+        return None
+    scale, offset = float(ctx.scalar(1)), int(ctx.scalar(2)) if ctx.has(2) else 0
+    fits = SCALES[0] <= scale <= SCALES[1] and OFFSETS[0] <= offset <= OFFSETS[1]
+    return (scale, offset) if fits and not ctx.attr("block_size") else None
+
+
 @converter("QuantizeLinear", types=((*FLOATS, "int32"), FLOATS, _NARROW), since=10)
 def _quantize(ctx: Context) -> Value:
     if ctx.attr("precision"):
@@ -105,7 +122,9 @@ def _quantize(ctx: Context) -> Value:
     ctx.result = ELEMENTS[given][0] if given in ELEMENTS else elem
     if ctx.result not in _NARROW or (given and given not in ELEMENTS):
         ctx.unsupported("output in int8 or uint8", ctx.result if not given else str(given))
-    x = ctx.input(0)
+    x, one = ctx.input(0), _one_step(ctx)
+    if one is not None:
+        return ctx.emit("quantise", x, scale=one[0], offset=one[1], dtype=ctx.result)
     scale = _spread(ctx, 1, x.shape)
     ratio = ctx.emit("div", ctx.cast(x, scale.type.dtype), scale)
     whole = ctx.cast(ctx.emit("round", ratio), "fp32")
@@ -116,10 +135,17 @@ def _quantize(ctx: Context) -> Value:
 
 @converter("DequantizeLinear", types=((*_NARROW, "int32"), FLOATS, (*_NARROW, "int32")), since=10)
 def _dequantize(ctx: Context) -> Value:
-    x, given = ctx.input(0, "int32"), ctx.attr("output_dtype")
-    scale, ctx.result = _spread(ctx, 1, x.shape), ctx.elem(1)
+    given, (ctx.result, one) = ctx.attr("output_dtype"), (ctx.elem(1), _one_step(ctx))
     if given and ELEMENTS.get(given, ("",))[0] != ctx.result:
         ctx.unsupported("output in the scale's type", f"output_dtype {given}")
+    if one is not None:
+        dtype = ctx.input(1).type.dtype
+        return ctx.emit("dequantise", ctx.input(0), scale=one[0], offset=one[1], dtype=dtype)
+    scale = _spread(ctx, 1, ctx.shape(0))
+    if not ctx.has(2) or (ctx.tensor(2).known is not None and not ctx.const(2).any()):
+        wide = ctx.cast(scale, "fp32")  # symmetric, a scale a channel
+        return ctx.emit("dequantise", ctx.input(0), wide, dtype=scale.type.dtype)
+    x = ctx.input(0, "int32")
     if ctx.has(2):
         x = ctx.emit("sub", x, ctx.cast(_spread(ctx, 2, x.shape), "int32"))
     return ctx.emit("mul", ctx.cast(x, scale.type.dtype), scale)
@@ -196,3 +222,45 @@ def _qlinear_conv(ctx: Context) -> Value:
     sides = _alike(ctx, _shifted(ctx, 0, 2), _shifted(ctx, 3, 5, column=True))
     total = convolved(ctx, *sides, *((ctx.input(8),) if ctx.has(8) else ()))
     return _rescaled(ctx, total, (0, len(ctx.shape(0)) - 2))
+
+
+# -- and back -------------------------------------------------------------------------------------
+def _as_whole(site: Site, x: str, dtype: str) -> str:
+    a = site.attrs
+    step = site.writer.number(a["scale"] if "dtype" in a else 1.0, "fp32")
+    return site.one("QuantizeLinear", x, step, site.writer.number(a["offset"], dtype))
+
+
+def _as_float(site: Site, x: str, dtype: str, *bias: str) -> str:
+    """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
+    a, least = site.attrs, {"int8": -128, "uint8": 0}.get(dtype, 256)
+    if not bias and least <= a["offset"] < least + 256:
+        point = site.writer.number(a["offset"], dtype)
+        return site.one("DequantizeLinear", x, site.writer.number(a["scale"], "fp32"), point)
+    if bias:
+        x = site.one("Add", x if dtype == "int32" else site.cast(x, "int32"), *bias)
+    wide = site.cast(x, "fp32")
+    if "relu" not in a and a["offset"]:
+        wide = site.one("Sub", wide, site.writer.number(a["offset"], "fp32"))
+    return site.one("Mul", wide, site.writer.number(a["scale"], "fp32"))
+
+
+@rule("quantise")
+def _quantised_out(site: Site) -> Result:
+    return _as_whole(site, site.wide()[0], site.attrs["dtype"])
+
+
+@rule("dequantise", "requantise")
+def _scaled_out(site: Site) -> Result:
+    found = _as_float(site, site.inputs[0], site.dtype, *site.inputs[2:])
+    found = site.one("Mul", found, site.inputs[1]) if len(site.inputs) > 1 else found
+    if site.op == "dequantise":
+        return site.back(found)
+    found = site.one("Relu", found) if site.attrs["relu"] else found
+    return _as_whole(site, found, "int8")
+
+
+@rule("add_dequantised")
+def _sum_out(site: Site) -> Result:
+    total = site.one("Add", site.wide()[0], _as_float(site, site.inputs[1], "int8"))
+    return site.back(total)

@@ -1,0 +1,185 @@
+"""The verbs `calibrate` and `quantize`: one tensor's scale, a whole model in eight bits."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.cli.common import JSON, MODEL, Verb, emit, flag, import_with, refuse_idle
+from ascend_lab.cli.network import load_arrays
+from ascend_lab.errors import InputError
+from ascend_lab.limits import ARRAY_BYTES, refuse_above, whole
+from ascend_lab.output import write_whole
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from ascend_lab.compress import Plan, Quantised
+
+ROWS = 16
+"""Samples a batch where the model leaves its size open."""
+TRIAL_BATCHES = (53, 59)
+"""Two sizes that no other axis is likely to have: what changes with them is the batch."""
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from ascend_lab.compress import calibrate, signal_to_noise_db
+
+    values = _array(arguments.values)
+    found = calibrate(
+        values, arguments.method, bits=arguments.bits, asymmetric=arguments.asymmetric
+    )
+    low, high = (float(end) * found.scale for end in _ends(found.bits, found.offset))
+    narrow = values.astype(np.float32)
+    data = {
+        "method": arguments.method,
+        "scale": found.scale,
+        "offset": found.offset,
+        "bits": found.bits,
+        "range": [low, high],
+        "signal_to_noise_db": signal_to_noise_db(narrow, found.fake(narrow)),
+    }
+    lines = [
+        f"{arguments.values}: {values.size:,} values, {arguments.method}, {found.bits} bits",
+        f"  scale {found.scale:.9g}, offset {found.offset}: holds {low:.6g} to {high:.6g}",
+        f"  signal to noise {data['signal_to_noise_db']:.2f} dB",
+    ]
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _ends(bits: int, offset: int) -> tuple[int, int]:
+    return -(2 ** (bits - 1)) - offset, 2 ** (bits - 1) - 1 - offset
+
+
+def _array(path: str) -> Any:
+    """Return the array of an .npy file; raise `InputError` for another or a damaged file."""
+    what = "an .npy file of an array of numbers"
+    try:
+        if not Path(path).is_file():
+            raise InputError(what, f"{path}, which is no file", "give a file")
+        refuse_above(f"{path}: bytes", Path(path).stat().st_size, ARRAY_BYTES, "use fewer values")
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise InputError(what, f"{path}: {str(error)[:200]}", "numpy.save writes one") from None
+    if not isinstance(found, np.ndarray):
+        raise InputError(what, f"{path}, an archive", "numpy.save writes one")
+    return found
+
+
+def _quantize(arguments: argparse.Namespace) -> int:
+    from ascend_lab.compress import (
+        batches_of,
+        fake_quantised,
+        output_error,
+        qdq_model,
+        quantise_graph,
+        records_text,
+    )
+    from ascend_lab.graph.onnx import export_onnx
+
+    plan, arrays = _plan(arguments), load_arrays(arguments.calibration)
+    graph, is_open = _imported(arguments.model, arrays)
+    feeds = batches_of(graph, {name: arrays[name] for name in graph.inputs if name in arrays})
+    found = quantise_graph(graph, feeds, plan)
+    error = output_error(graph, fake_quantised(found), feeds)
+    model = _opened(arguments.model, arrays, found, plan) if is_open else None
+    written: bytes = (model or qdq_model(found)).SerializeToString()
+    data: dict[str, Any] = {
+        "layers": [
+            {**asdict(layer), "op": found.graph.node(layer.name).op} for layer in found.layers
+        ],
+        "size_bytes": len(written),
+        "float_bytes": export_onnx(found.graph).ByteSize(),
+        "output_error": error,
+        "batches": len(feeds[: plan.batches]),
+        "batch": "any" if model else graph.types[graph.inputs[0]].shape[0],
+    }
+    write_whole(arguments.output, written)
+    if arguments.records:
+        write_whole(arguments.records, records_text(found.layers))
+    lines = [
+        f"{row['name']} ({row['op']}): scale {row['scale']:.6g}, offset {row['offset']}, "
+        f"{len(row['weight_scales'])} weight scale(s)"
+        for row in data["layers"]
+    ]
+    sizes = f"{data['float_bytes']:,} -> {data['size_bytes']:,} bytes"
+    lines.append(f"{len(lines)} layers; {sizes}; outputs are off by {error:.4%}")
+    emit(arguments.json, data, lines)
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    """Return what the flags and the configuration file say, which must not contradict."""
+    from ascend_lab.compress import LayerPlan, Plan, read_config
+
+    common = LayerPlan(arguments.method, asymmetric=not arguments.symmetric)
+    if not arguments.config:
+        return Plan(common)
+    refuse_idle(arguments, "without --config", "--symmetric")
+    plan = read_config(arguments.config, common)
+    if "method" in arguments.given and plan.common.method != arguments.method:
+        got = f"{plan.common.method} in {arguments.config}"
+        raise InputError(f"--method {arguments.method} alone", got, "drop one")
+    return plan
+
+
+def _imported(model: str, arrays: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the graph for as many rows as the model fixes, and whether it leaves them open."""
+    from ascend_lab.graph.models import ZOO
+    from ascend_lab.graph.onnx.model_file import load, sizes_of
+    from ascend_lab.graph.onnx.tensors import Limits
+
+    if model.startswith(ZOO):
+        return import_with(model, None, {}, None).graph, False
+    entries = {e.name: sizes_of(e) for e in load(model, Limits())[0].graph.input}
+    heads = {name: sizes[0] for name, sizes in entries.items() if sizes and name in arrays}
+    is_open = any(not isinstance(head, int) for head in heads.values())
+    rows = {name: head if isinstance(head, int) else ROWS for name, head in heads.items()}
+    cut = {name: array[: rows.get(name)] if array.ndim else array for name, array in arrays.items()}
+    return import_with(model, cut, {}, None).graph, is_open
+
+
+def _opened(model: str, arrays: dict[str, Any], found: Quantised, plan: Plan) -> ModelProto | None:
+    """Return the quantised model for any batch; None where the batch is not all that changes."""
+    from ascend_lab.compress import at_batch, qdq_model, with_open_batch
+
+    made = []
+    for rows in TRIAL_BATCHES:
+        sizes = {name: np.resize(array, (rows, *array.shape[1:])) for name, array in arrays.items()}
+        graph = import_with(model, sizes, {}, None).graph
+        made.append(qdq_model(at_batch(found, graph, plan)))
+    return with_open_batch(*made)
+
+
+_METHODS = "minmax, percentile, ifmr, hfmg, kl, tensorrt or entropy"
+VERBS = (
+    Verb(
+        "calibrate", "choose the scale and offset of one tensor", _calibrate,
+        (
+            flag("values", metavar="VALUES.npy", help="an array of samples"),
+            flag("--method", required=True, help=_METHODS),
+            flag("--asymmetric", action="store_true", help="allow an offset"),
+            flag("--bits", type=whole, default=8, metavar="B", help="2 to 16 (8)"),
+            JSON,
+        ),
+    ),
+    Verb(
+        "quantize", "write a model with its layers in eight bits, scales chosen on samples",
+        _quantize,
+        (
+            MODEL,
+            flag("--calibration", required=True, metavar="X.npz", help="samples by input name"),
+            flag("--config", metavar="F", help="a simplified configuration file of AMCT"),
+            flag("--method", default="ifmr", help=f"{_METHODS} (ifmr)"),
+            flag("--symmetric", action="store_true", help="no offsets"),
+            flag("--output", required=True, metavar="Q.onnx", help="write the model to Q.onnx"),
+            flag("--records", metavar="F", help="write the scales as a record file"),
+            JSON,
+        ),
+    ),
+)  # fmt: skip

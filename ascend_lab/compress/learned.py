@@ -1,0 +1,326 @@
+"""Training a graph, also one whose rounding is part of it: the slope passes straight through.
+
+Forward, every layer reads rounded numbers; backward, rounding counts as the identity inside its
+range (straight-through estimator) and as a constant outside. The ranges are learned as well:
+
+    activations (ULQ)  s = (hi - lo) / (2^b - 1), offset -2^(b-1) - round(lo / s)
+    weights (LSQ)      s itself, one a channel; its slope is divided by sqrt(numbers x largest)
+
+ULQ: AMCT, github hicann/amct, custom_op/ulq_retrain. LSQ: Esser et al., arXiv 1902.08153.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compress.layers import Quantised, channel_axis
+from ascend_lab.compress.quantise import Feeds, by_node, seen
+from ascend_lab.compress.records import LayerScales
+from ascend_lab.compress.scales import EPSILON, fake, limits, scale_between
+from ascend_lab.graph import Constant, Graph, Node, TensorType
+from ascend_lab.graph.ir import Values, operator_of
+from ascend_lab.parallel.values import Adam, Tape, Var
+
+Loss = Callable[[Values, int], tuple[float, Values]]
+"""From an output and the number of the feed to the loss and its slope."""
+
+
+# -- quantisers and their slopes ------------------------------------------------------------------
+def ulq(x: Values, low: float, high: float, bits: int = 8) -> Values:
+    """Return x rounded and limited to the learned range; the offset is added before rounding."""
+    found, kind = scale_between(low, high, bits, True), x.dtype.type
+    whole = np.clip(np.rint(x / kind(found.scale) + found.offset), *limits(bits))
+    y: Values = (whole - found.offset) * kind(found.scale)
+    return y.astype(x.dtype, copy=False)
+
+
+def ulq_slopes(
+    x: Values, low: float, high: float, g: Values, bits: int = 8
+) -> tuple[Values, float, float]:
+    """Return the slopes with respect to x, low and high, from that of the result."""
+    found = scale_between(low, high, bits, True)
+    least, most = (found.scale * (end - found.offset) for end in limits(bits))
+    under, over = x < least, x > most
+    steps = np.where(over, high, np.where(under, low, x)) / found.scale
+    error = (np.rint(steps) - steps) / (2**bits - 1)
+    inside: Values = g * ~(under | over)
+    return inside, float(np.sum(g * (under - error))), float(np.sum(g * (over + error)))
+
+
+def lsq_start(x: Values, bits: int = 8) -> float:
+    """Return the step to start with, 2 mean|x| / sqrt(largest)."""
+    return float(max(2 * np.abs(x).mean() / np.sqrt(limits(bits)[1]), EPSILON))
+
+
+def lsq_slopes(
+    x: Values, step: Values, g: Values, bits: int = 8, axis: int | None = None
+) -> tuple[Values, Values]:
+    """Return the slopes with respect to x and the step, or the steps along an axis."""
+    low, high = limits(bits)
+    steps = x / (step if axis is None else _shaped(step, axis, x.ndim))
+    inside = (steps > low) & (steps < high)
+    terms = g * np.where(inside, np.rint(steps) - steps, np.clip(steps, low, high))
+    others = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
+    count = x.size / max(1, step.size)
+    return g * inside, np.asarray(terms.sum(axis=others)).reshape(step.shape) / np.sqrt(
+        count * high
+    )
+
+
+def _shaped(step: Values, axis: int, rank: int) -> Values:
+    return step.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+# -- a graph on the tape --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A layer's place on the tape: what it reads passes through here before it is computed.
+
+    `fresh` steps of weights start from their mean, others from the record.
+    """
+
+    layer: LayerScales
+    axis: int | None
+    fresh: bool = True
+
+    def start(self, weights: Values) -> dict[str, Values]:
+        """Return the learned numbers to start with, by name."""
+        low, high = (self.layer.scale * (n - self.layer.offset) for n in limits(self.layer.bits))
+        steps = np.array(self.layer.weight_scales)
+        if self.fresh:
+            rows = np.moveaxis(weights, self.axis or 0, 0) if len(steps) > 1 else weights[None]
+            steps = np.array([lsq_start(row, self.layer.weight_bits) for row in rows])
+        return {self.name("low"): np.array(low), self.name("high"): np.array(high),
+                self.name("steps"): steps}  # fmt: skip
+
+    def name(self, what: str) -> str:
+        """Return the name of one of the learned numbers."""
+        return f"{self.layer.name}.{what}"
+
+    def reads(self, tape: Tape, x: Var, w: Var, learned: Mapping[str, Var]) -> list[Var]:
+        """Return input and weights rounded."""
+        ends = learned[self.name("low")], learned[self.name("high")]
+        low, high = (float(end.values[0]) for end in ends)
+        bits, steps = self.layer.bits, learned[self.name("steps")]
+
+        def x_slope(grads: Any) -> Any:
+            found = ulq_slopes(x.values[0], low, high, grads[0], bits)
+            return [[np.asarray(one)] for one in found]
+
+        step, axis = steps.values[0], self.axis if len(steps.values[0]) > 1 else None
+        wide = _shaped(step, axis, w.values[0].ndim) if axis is not None else step
+        width = self.layer.weight_bits
+
+        def w_slope(grads: Any) -> Any:
+            return [[one] for one in lsq_slopes(w.values[0], step, grads[0], width, axis)]
+
+        return [
+            tape.record([x, *ends], [ulq(x.values[0], low, high, bits)], x_slope),
+            tape.record([w, steps], [fake(w.values[0], wide, 0, width)], w_slope),
+        ]
+
+    def learnt(self, found: Mapping[str, Values]) -> LayerScales:
+        """Return the layer's record with what was learned."""
+        low, high = (float(found[self.name(key)]) for key in ("low", "high"))
+        scale = scale_between(low, high, self.layer.bits, True)
+        steps = tuple(found[self.name("steps")].astype(np.float32).tolist())
+        return replace(self.layer, scale=scale.scale, offset=scale.offset, weight_scales=steps)
+
+
+def play(
+    graph: Graph,
+    tape: Tape,
+    feed: Mapping[str, Any],
+    learned: Mapping[str, Var],
+    rounded: Mapping[str, Rounded],
+) -> dict[str, Var]:
+    """Return every tensor of a graph on a tape, in fp64."""
+    found = {name: Var([_wide(feed[name])]) for name in graph.inputs}
+    for name, constant in graph.constants.items():
+        found[name] = learned[name] if name in learned else Var([_wide(constant.array())])
+    for node in graph.nodes:
+        reads = [found[name] for name in node.inputs]
+        if node.name in rounded:
+            reads[:2] = rounded[node.name].reads(tape, reads[0], reads[1], learned)
+        found[node.output] = tape.apply(node.op, *reads, **node.attrs)
+    return found
+
+
+def _wide(array: Any) -> Values:
+    given = np.asarray(array)
+    return given.astype(np.float64) if given.dtype.kind == "f" else given
+
+
+def fit(
+    graph: Graph,
+    feeds: Feeds,
+    loss: Loss,
+    *,
+    steps: int,
+    parameters: Sequence[str],
+    rounded: Mapping[str, Rounded] | None = None,
+    rate: float = 0.01,
+    seed: int = 0,
+) -> tuple[dict[str, Values], list[float]]:
+    """Return parameters after so many steps of Adam on one feed each, and the losses.
+
+    The first output is compared. With `rounded` layers their ranges and steps are learned too.
+    """
+    points = rounded or {}
+    values = {name: _wide(graph.constants[name].array()) for name in parameters}
+    for node in graph.nodes:
+        if node.name in points:
+            values |= points[node.name].start(_wide(graph.constants[node.inputs[1]].array()))
+    rng, optimizer, losses = np.random.default_rng(seed), Adam(rate), []
+    states = {name: optimizer.start(value) for name, value in values.items()}
+    order: list[int] = []
+    for step in range(1, steps + 1):
+        order = order or rng.permutation(len(feeds)).tolist()
+        place, tape = order.pop(), Tape()
+        learned = {name: Var([value]) for name, value in values.items()}
+        out = play(graph, tape, feeds[place], learned, points)[graph.outputs[0]]
+        value, slope = loss(out.values[0], place)
+        losses.append(value)
+        tape.backward(out, [slope])
+        for name, var in learned.items():
+            if var.grads is not None:
+                new, states[name] = optimizer.update(values[name], var.grads[0], states[name], step)
+                values[name] = _kept(name, new)
+    return values, losses
+
+
+def _kept(name: str, value: Values) -> Values:
+    """Return a learned number within what makes sense: 0 stays in a range, a step positive."""
+    if name.endswith(".low"):
+        return np.minimum(value, 0.0)
+    return np.maximum(value, EPSILON) if name.endswith((".high", ".steps")) else value
+
+
+def with_values(graph: Graph, values: Mapping[str, Values]) -> Graph:
+    """Return the graph with other constants, in fp32."""
+    new = {
+        name: Constant(TensorType(v.shape, "fp32"), v.astype(np.float32))
+        for name, v in values.items() if name in graph.constants
+    }  # fmt: skip
+    return replace(graph, constants={**graph.constants, **new})
+
+
+def trained_weights(graph: Graph) -> tuple[str, ...]:
+    """Return the constants that training changes: fp32 arrays where weights stand, and vectors."""
+    found: dict[str, None] = {}
+    for node in graph.nodes:
+        for place, name in enumerate(node.inputs):
+            kind = graph.constants[name].type if name in graph.constants else None
+            weighs = place in operator_of(node.op).weights or node.op in ("add", "mul")
+            if kind is not None and kind.dtype == "fp32" and kind.shape and weighs:
+                found[name] = None
+    return tuple(found)
+
+
+# -- what to learn --------------------------------------------------------------------------------
+def cross_entropy(labels: Sequence[Values]) -> Loss:
+    """Return the mean -log softmax(z)[label] over rows."""
+
+    def loss(z: Values, place: int) -> tuple[float, Values]:
+        p, wanted = softmax(z), labels[place]
+        rows = np.arange(len(z))
+        slope = p.copy()
+        slope[rows, wanted] -= 1
+        return float(-np.log(np.maximum(p[rows, wanted], 1e-300)).mean()), slope / len(z)
+
+    return loss
+
+
+def softmax(z: Values, temperature: float = 1.0) -> Values:
+    """Return exp(z / T) over the last axis, shares of their sum."""
+    e = np.exp((z - z.max(axis=-1, keepdims=True)) / temperature)
+    found: Values = e / e.sum(axis=-1, keepdims=True)
+    return found
+
+
+def soft_targets(teacher: Sequence[Values], temperature: float = 4.0) -> Loss:
+    """Return T^2 KL(teacher || student) of softened answers, mean over rows (Hinton 2015).
+
+    The square keeps the size of the slope: it is T (q - p) / rows.
+    """
+
+    def loss(z: Values, place: int) -> tuple[float, Values]:
+        p, q = softmax(teacher[place], temperature), softmax(z, temperature)
+        value = np.sum(p * (np.log(p) - np.log(q))) / len(z)
+        return float(temperature**2 * value), temperature * (q - p) / len(z)
+
+    return loss
+
+
+def squared(wanted: Sequence[Values]) -> Loss:
+    """Return the mean squared distance from what is wanted."""
+
+    def loss(y: Values, place: int) -> tuple[float, Values]:
+        error = y - wanted[place]
+        return float(np.mean(error**2)), 2 * error / error.size
+
+    return loss
+
+
+def retrain(
+    found: Quantised, feeds: Feeds, loss: Loss, *, steps: int, rate: float = 1e-3
+) -> tuple[Quantised, list[float]]:
+    """Train a quantised graph as it rounds (QAT); return it with what was learned, and losses."""
+    graph = found.graph
+    points = rounded_layers(found)
+    weights = trained_weights(graph)
+    values, losses = fit(
+        graph, feeds, loss, steps=steps, parameters=weights, rounded=points, rate=rate
+    )
+    layers = tuple(points[layer.name].learnt(values) for layer in found.layers)
+    return Quantised(with_values(graph, values), layers), losses
+
+
+def rounded_layers(found: Quantised, fresh: bool = True) -> dict[str, Rounded]:
+    """Return the place of each quantised layer on the tape."""
+    graph = found.graph
+    return {
+        name: Rounded(layer, channel_axis(graph.node(name), graph), fresh)
+        for name, layer in by_node(found).items()
+    }
+
+
+def distil(
+    found: Quantised, feeds: Feeds, *, steps: int, rate: float = 3e-4
+) -> tuple[Quantised, dict[str, list[float]]]:
+    """Train each quantised layer alone to give what it gave before: block-wise distillation.
+
+    The teacher is the same graph without rounding; a block reads what the teacher's reads. Returns
+    the graph and the losses of each layer; no labels are needed.
+    """
+    graph = found.graph
+    nodes = [graph.node(layer.name) for layer in found.layers]
+    names = {name for node in nodes for name in (node.inputs[0], node.output)}
+    teacher = seen(graph, feeds, names)
+    points, layers = rounded_layers(found, fresh=False), []
+    losses: dict[str, list[float]] = {}
+    new: dict[str, Values] = {}
+    for node in nodes:
+        block = _alone(graph, node)
+        rows = [{node.inputs[0]: x} for x in teacher[node.inputs[0]]]
+        own = tuple(name for name in node.inputs[1:] if name in graph.constants)
+        values, losses[node.name] = fit(
+            block, rows, squared(teacher[node.output]), steps=steps, parameters=own,
+            rounded={node.name: points[node.name]}, rate=rate,
+        )  # fmt: skip
+        new |= values
+        layers.append(points[node.name].learnt(values))
+    return Quantised(with_values(graph, new), tuple(layers)), losses
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """Return a graph of one node."""
+    return replace(
+        graph, inputs=node.inputs[:1], outputs=node.outputs, nodes=(node,),
+        types={n: graph.types[n] for n in (*node.inputs, *node.outputs)},
+        constants={n: graph.constants[n] for n in node.inputs[1:] if n in graph.constants},
+    )  # fmt: skip

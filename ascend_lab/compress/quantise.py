@@ -1,0 +1,291 @@
+"""A trained graph in eight bits: make it ready, run samples through it, choose scales.
+
+    folded -> (balanced) -> scales of what each layer reads -> scales of weights -> (rounded)
+
+What comes out says how; `fake_quantised` puts the rounding where the hardware rounds, in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.compress.calibrators import calibrate
+from ascend_lab.compress.layers import (
+    LayerPlan,
+    Plan,
+    Quantised,
+    channel_axis,
+    folded,
+    input_axes,
+    layers_of,
+)
+from ascend_lab.compress.records import LayerScales
+from ascend_lab.compress.scales import Scale, along, channel_scales, checked, fake, limits
+from ascend_lab.compress.weights import (
+    adaptive_rounding,
+    balance_factors,
+    broadcast,
+    largest_along,
+)
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType, evaluate
+from ascend_lab.graph.ir import Values, operator_of
+
+Feeds = Sequence[Mapping[str, Any]]
+
+
+def batches_of(graph: Graph, arrays: Mapping[str, Any]) -> Feeds:
+    """Return arrays of many rows as feeds of as many rows as the graph's inputs have.
+
+    Rows that fill no feed are left out. Raises `InputError` for missing or unknown inputs, shapes
+    that do not fit, or too few rows.
+    """
+    if set(arrays) != set(graph.inputs):
+        raise InputError(f"arrays for {', '.join(graph.inputs)}", ", ".join(arrays) or "none")
+    counts = set()
+    for name in graph.inputs:
+        shape, given = graph.types[name].shape, np.shape(arrays[name])
+        if len(given) != len(shape) or given[1:] != shape[1:] or not shape:
+            raise InputError(f"samples of {name} as rows of {shape[1:]}", str(given), "reshape")
+        counts.add(given[0] // shape[0])
+    if len(counts) > 1 or 0 in counts:
+        raise InputError("as many whole batches of each input, at least one", str(sorted(counts)))
+    sizes = {name: graph.types[name].shape[0] for name in graph.inputs}
+    return [
+        {name: arrays[name][i * n : (i + 1) * n] for name, n in sizes.items()}
+        for i in range(counts.pop())
+    ]
+
+
+def seen(graph: Graph, feeds: Feeds, names: Iterable[str]) -> dict[str, list[Values]]:
+    """Return what tensors hold, one array a feed."""
+    wanted = tuple(dict.fromkeys(names))
+    runs = [evaluate(replace(graph, outputs=wanted), feed) for feed in feeds]
+    return {name: [run[name] for run in runs] for name in wanted}
+
+
+def quantise_graph(graph: Graph, feeds: Feeds, plan: Plan | None = None) -> Quantised:
+    """Return a graph made ready and the scales of its layers, chosen on samples.
+
+    Raises `InputError` for a plan that names what is not there, samples that do not fit, numbers
+    that are not finite, and a graph without a layer to quantise.
+    """
+    plan = plan or Plan()
+    plan.check(graph)
+    if plan.batches is not None and plan.batches > len(feeds):
+        raise InputError(
+            f"samples for batch_num {plan.batches}", f"{len(feeds)} batches", "add some"
+        )
+    feeds = feeds[: plan.batches]
+    graph = folded(graph, plan.unfolded) if plan.fold else graph
+    chosen = {n.name: p for n in layers_of(graph) if (p := plan.of(n)) is not None}
+    if not chosen:
+        raise InputError(f"{graph.name}: a layer to quantise", "none", "skip fewer layers")
+    graph, factors = balanced(graph, feeds, chosen)
+    nodes = [node for node in layers_of(graph) if node.name in chosen]
+    values = seen(graph, feeds, (node.inputs[0] for node in nodes))
+    scales: dict[tuple[str, str], Scale] = {}
+    layers = []
+    for node in nodes:
+        one, name = chosen[node.name], node.inputs[0]
+        key = (name, repr((one.method, one.bits, one.with_offset, one.options)))
+        if key not in scales:
+            scales[key] = calibrate(
+                values[name], one.method, bits=one.bits, asymmetric=one.with_offset, **one.options
+            )
+        steps, widths = scales[key], _weight_steps(node, graph, one)
+        found = (node.name, steps.scale, steps.offset, widths, one.bits, one.weight_bits)
+        layers.append(LayerScales(*found, factors.get(node.name, ())))
+    rounded = {name: one for name, one in chosen.items() if one.rounding is not None}
+    return _rounded(Quantised(graph, tuple(layers)), values, rounded)
+
+
+def _weight_steps(node: Node, graph: Graph, plan: LayerPlan) -> tuple[float, ...]:
+    """Return the scales of a layer's weights: by range, or by divergence if rounding is learned."""
+    weights = checked(graph.constants[node.inputs[1]].array(), f"weights of {node.name}")
+    axis = channel_axis(node, graph) if plan.channel_wise else None
+    if plan.rounding is None:
+        return channel_scales(weights, axis, plan.weight_bits)
+    rows = weights[None] if axis is None else np.moveaxis(weights, axis, 0)
+    return tuple(calibrate(row, "kl", bits=plan.weight_bits).scale for row in rows)
+
+
+def with_records(
+    graph: Graph, layers: Iterable[LayerScales], plan: Plan | None = None
+) -> Quantised:
+    """Return a graph made ready for scales that are known: norms folded, layers balanced.
+
+    Weights are not rounded by AdaRound again. Raises `InputError` for layers the graph has not.
+    """
+    plan, layers = plan or Plan(), tuple(layers)
+    graph = folded(graph, plan.unfolded) if plan.fold else graph
+    factors = {layer.name: layer.balance for layer in layers if layer.balance}
+    found = Quantised(with_balance(graph, factors), layers)
+    by_node(found)
+    return found
+
+
+def at_batch(found: Quantised, graph: Graph, plan: Plan) -> Quantised:
+    """Return the same quantised network for the graph of another batch."""
+    other = with_records(graph, found.layers, plan).graph
+    known = found.graph.constants
+    own = {layer.name for layer in found.layers}
+    weights = {node.inputs[1] for node in other.nodes if node.name in own}
+    constants = {n: known[n] if n in weights else c for n, c in other.constants.items()}
+    return Quantised(replace(other, constants=constants), found.layers)
+
+
+# -- making ready ---------------------------------------------------------------------------------
+def balanced(
+    graph: Graph, feeds: Feeds, plans: Mapping[str, LayerPlan]
+) -> tuple[Graph, dict[str, tuple[float, ...]]]:
+    """Return the graph with x / f before some layers and f in their weights, and the factors."""
+    wanted = [n for n in layers_of(graph) if n.name in plans and plans[n.name].strength is not None]
+    wanted = [node for node in wanted if input_axes(node, graph) is not None]
+    if not wanted:
+        return graph, {}
+    values = seen(graph, feeds, (node.inputs[0] for node in wanted))
+    factors: dict[str, tuple[float, ...]] = {}
+    for node in wanted:
+        x_axis, w_axis = input_axes(node, graph) or (0, 0)
+        most = np.max([largest_along(x, x_axis) for x in values[node.inputs[0]]], axis=0)
+        weights = graph.constants[node.inputs[1]].array()
+        strength = plans[node.name].strength or 0.0
+        found = balance_factors(most, largest_along(weights, w_axis), strength)
+        factors[node.name] = tuple(found.astype(np.float32).tolist())
+    return with_balance(graph, factors), factors
+
+
+def with_balance(graph: Graph, factors: Mapping[str, tuple[float, ...]]) -> Graph:
+    """Return the graph with each named layer balanced by its factors."""
+    draft = Draft(graph)
+    for node in graph.nodes:
+        if node.name in factors:
+            found, axes = np.asarray(factors[node.name], np.float32), input_axes(node, graph)
+            x, w = node.inputs[:2]
+            if axes is None or graph.types[x].shape[axes[0]] != len(found):
+                raise InputError(f"{node.name}: factors for its input channels", str(len(found)))
+            ranks = [len(graph.types[name].shape) for name in (x, w)]
+            divisor = draft.add(_constant(broadcast(found, axes[0], ranks[0])), f"{x}_factors")
+            weights = graph.constants[w].array() * broadcast(found, axes[1], ranks[1])
+            reads = (
+                draft.insert("div", (x, divisor), {}, f"{x}_balanced"),
+                draft.add(_constant(weights), f"{w}_balanced"),
+            )
+            draft.become(node, node.op, (*reads, *node.inputs[2:]), node.attrs)
+    return draft.finish()
+
+
+def _constant(array: Values) -> Constant:
+    return Constant(TensorType(array.shape, "fp32"), array.astype(np.float32, copy=False))
+
+
+def _rounded(
+    found: Quantised, values: Mapping[str, list[Values]], plans: Mapping[str, LayerPlan]
+) -> Quantised:
+    """Return the graph with some weights put on their grid by AdaRound."""
+    graph, constants = found.graph, dict(found.graph.constants)
+    for layer in found.layers:
+        if layer.name not in plans:
+            continue
+        node, how = graph.node(layer.name), plans[layer.name].rounding
+        assert how is not None
+        x = np.concatenate(values[node.inputs[0]])
+        rest = [graph.constants[name].array() for name in node.inputs[1:]]
+        wanted = _output(node, [x, *rest])
+        scales = weight_scales(layer, node, graph)
+        given = [fake(x, layer.scale, layer.offset, layer.bits), *rest]
+        weights = adaptive_rounding(node, given, wanted, scales, layer.weight_bits, how)
+        constants[node.inputs[1]] = _constant(weights)
+    return Quantised(replace(graph, constants=constants), found.layers)
+
+
+def _output(node: Node, arrays: list[Values]) -> Values:
+    operator = operator_of(node.op)
+    wide = [array.astype(np.float64) for array in arrays]
+    return np.asarray(operator.formula(*wide, **operator.settings(node.attrs)))
+
+
+# -- what it computes -----------------------------------------------------------------------------
+def weight_scales(layer: LayerScales, node: Node, graph: Graph) -> Values:
+    """Return the scales of a layer's weights, shaped to broadcast with them."""
+    axis, kind = channel_axis(node, graph), graph.types[node.inputs[1]]
+    many = len(layer.weight_scales)
+    if many > 1 and (axis is None or kind.shape[axis] != many):
+        raise InputError(f"{node.name}: one weight scale, or one a channel", str(many))
+    return along(layer.weight_scales, axis or 0, len(kind.shape))
+
+
+def fake_quantised(found: Quantised) -> Graph:
+    """Return the graph that rounds what layers read as whole numbers would, in fp32.
+
+    Raises `InputError` for scales of a layer that the graph has not.
+    """
+    graph, draft = found.graph, Draft(found.graph)
+    layers = by_node(found)
+    made: dict[tuple[str, float, int, int], str] = {}
+    for node in graph.nodes:
+        if node.name not in layers:
+            continue
+        layer, (x, w) = layers[node.name], node.inputs[:2]
+        key = (x, layer.scale, layer.offset, layer.bits)
+        if key not in made:
+            made[key] = _fake_node(draft, x, layer)
+        scales = weight_scales(layer, node, graph)
+        weights = fake(graph.constants[w].array(), scales, 0, layer.weight_bits)
+        reads = [made[key], draft.add(_constant(weights), f"{w}_fake"), *node.inputs[2:]]
+        if (whole := whole_bias(layer, node, graph)) is not None:
+            reads[2] = draft.add(_constant(whole * bias_scales(layer)), f"{reads[2]}_fake")
+        draft.become(node, node.op, reads, node.attrs)
+    return draft.finish()
+
+
+def bias_scales(layer: LayerScales) -> Values:
+    """Return the scales of a layer's sums: one, or one per output channel."""
+    return np.float32(layer.scale) * np.asarray(layer.weight_scales, np.float32)
+
+
+def whole_bias(layer: LayerScales, node: Node, graph: Graph) -> Values | None:
+    """Return round(b / (scale x weight scale)), limited to int32; None without a plain bias."""
+    plain = node.attr("alpha", 1.0) == node.attr("beta", 1.0) == 1.0
+    if len(node.inputs) < 3 or node.inputs[2] not in graph.constants or not plain:
+        return None
+    bias = graph.constants[node.inputs[2]].array()
+    if bias.ndim != 1:
+        return None
+    steps = np.rint(bias.astype(np.float64) / bias_scales(layer))
+    return np.clip(steps, -(2**31), 2**31 - 1).astype(np.int32)
+
+
+def by_node(found: Quantised) -> dict[str, LayerScales]:
+    """Return the scales by layer; raise `InputError` for a layer the graph has not."""
+    known = {node.name for node in layers_of(found.graph)}
+    for layer in found.layers:
+        if layer.name not in known:
+            raise InputError(f"{found.graph.name}: a layer", repr(layer.name), "check the records")
+    return {layer.name: layer for layer in found.layers}
+
+
+def _fake_node(draft: Draft, x: str, layer: LayerScales) -> str:
+    """Write (clip(round(x / scale) + offset) - offset) scale; return its name."""
+    low, high = limits(layer.bits)
+    step = draft.add(_constant(np.asarray(layer.scale, np.float32)), f"{x}_scale")
+    y = draft.insert("round", [draft.insert("div", [x, step])])
+    bounds = {"low": float(low - layer.offset), "high": float(high - layer.offset)}
+    y = draft.insert("clip", [y], bounds)
+    return draft.insert("muls", [y], {"number": layer.scale}, f"{x}_fake")
+
+
+def output_error(graph: Graph, found: Graph, feeds: Feeds) -> float:
+    """Return how far the outputs are off: sqrt(sum (y' - y)^2 / sum y^2) over all feeds."""
+    noise = total = 0.0
+    for feed in feeds:
+        one, other = evaluate(graph, feed), evaluate(found, feed)
+        for y, z in zip(one.values(), other.values(), strict=True):
+            wide = y.astype(np.float64)
+            noise, total = noise + float(np.sum((z - wide) ** 2)), total + float(np.sum(wide**2))
+    return float(np.sqrt(noise / total)) if total else 0.0 if not noise else float("inf")

@@ -1,0 +1,286 @@
+"""Quantise / dequantise pairs become integer layers, and what lies between them stays in bytes.
+
+    conv(dequantise(q), dequantise(w))           dequantise(conv(q, w))        sums in int32
+    quantise(relu(dequantise(sums)))             requantise(sums)              in the epilogue
+    max_pool(dequantise(q)), reshape, ...        dequantise(max_pool(q))
+    dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
+    quantise(dequantise(q)), equal scales        q
+
+y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold ox.
+Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.graph.draft import Draft
+from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
+from ascend_lab.ops.formats import is_float
+
+CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
+PRODUCTS = ("matmul", "batch_matmul", "gemm")
+MOVING = ("reshape", "transpose", "max_pool2d", "slice", "expand")
+LIMITED = {"relu": (0.0, math.inf), "relu6": (0.0, 6.0)}
+WINDOW = ("stride", "pad", "dilation")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A tensor of int8 that stands for (q - offset) scale."""
+
+    name: str
+    scale: float
+    offset: int
+
+
+def bytes_of(draft: Draft, name: str) -> Bytes | None:
+    """Return what a dequantised tensor was, if that is one scale and offset for int8."""
+    node = draft.maker(name)
+    if node is None or node.op != "dequantise" or len(node.inputs) > 1:
+        return None
+    if draft.type(node.inputs[0]).dtype != "int8":
+        return None
+    return Bytes(node.inputs[0], node.attr("scale", 1.0), node.attr("offset", 0))
+
+
+# -- uint8 ----------------------------------------------------------------------------------------
+def in_int8(graph: Graph) -> tuple[Graph, int]:
+    """Let uint8 be int8 where only dequantising nodes read it, zero points 128 lower."""
+    draft, count = Draft(graph), 0
+    for node in draft:
+        out = node.output
+        readers = graph.readers[out]
+        pure = out not in graph.outputs and all(r.op == "dequantise" for r in readers)
+        if node.op != "quantise" or draft.type(out).dtype != "uint8" or not pure:
+            continue
+        lower = node.attr("offset", 0) - 128
+        new = draft.insert("quantise", node.inputs, {**node.attrs, "dtype": "int8",
+                                                     "offset": lower}, out)  # fmt: skip
+        for reader in readers:
+            attrs = {**reader.attrs, "offset": reader.attr("offset", 0) - 128}
+            others = draft.current(reader.name).inputs[1:]
+            made = draft.insert("dequantise", (new, *others), attrs, reader.name)
+            draft.replace(reader.output, made)
+        count += 1
+    return draft.finish(), count
+
+
+# -- integer layers -------------------------------------------------------------------------------
+def integer_layer(draft: Draft, node: Node) -> bool:
+    """Compute a convolution or product of bytes in int32."""
+    x, options = bytes_of(draft, node.inputs[0]), settings(node)
+    weight = _weight(draft, node, options)
+    if x is None or weight is None or not is_float(draft.type(node.output).dtype):
+        return False
+    if options.get("trans_a") or options.get("alpha", 1.0) != 1 or options.get("beta", 1.0) != 1:
+        return False
+    bias = _bias(draft, node)
+    if len(node.inputs) > 2 and bias is None:
+        return False
+    whole, scales = weight
+    conv, title = node.op in CONVOLUTIONS, node.name
+    shape = (whole.type.shape[0], 1, 1) if conv else (draft.type(node.output).shape[-1],)
+    axes: tuple[int, ...] = (1, 2, 3) if conv else (-1 if options.get("trans_b") else 0,)
+    kind, name = TensorType(shape, "fp32"), draft.add(whole, f"{title}_weight")
+    given = [scales, whole, *([bias] if bias else [])]
+    scale = draft.add(derived(kind, partial(_scales, x.scale, shape), scales), f"{title}_scales")
+    total = partial(_whole_bias, x, shape, axes)
+    added = draft.add(derived(replace(kind, dtype="int32"), total, *given), f"{title}_bias")
+    attrs: dict[str, Any] = {key: options[key] for key in (*WINDOW, "trans_b") if key in options}
+    if conv:
+        channels = draft.type(x.name).shape[1]
+        attrs["groups"] = options.get("groups", channels)
+        attrs["pad_value"] = x.offset if np.any(options["pad"]) else 0
+    op = "conv2d" if conv else "matmul" if node.op == "gemm" else node.op
+    sums = draft.insert(op, (x.name, name), attrs, f"{title}_sums")
+    dtype = {"dtype": draft.type(node.output).dtype}
+    return draft.become(node, "dequantise", (sums, scale, added), dtype)
+
+
+def _weight(
+    draft: Draft, node: Node, options: Mapping[str, Any]
+) -> tuple[Constant, Constant] | None:
+    """Return constant int8 weights with offset 0, and their scales: one, or one a channel."""
+    maker = draft.maker(node.inputs[1])
+    if maker is None or maker.op != "dequantise" or len(maker.inputs) > 2:
+        return None
+    whole = draft.constant(maker.inputs[0])
+    if whole is None or (node.op in PRODUCTS and len(whole.type.shape) != 2):
+        return None
+    low = 128 if whole.type.dtype == "uint8" else 0
+    if maker.attr("offset", 0) != low or whole.type.dtype not in ("int8", "uint8"):
+        return None
+    if low:
+        kind = replace(whole.type, dtype="int8")
+        whole = derived(kind, lambda values: values.astype(np.int64) - 128, whole)
+    one = Constant(TensorType((1,), "fp32"), np.array([maker.attr("scale", 1.0)], np.float32))
+    if len(maker.inputs) == 1:
+        return whole, one
+    scales, rank = draft.constant(maker.inputs[1]), len(whole.type.shape)
+    if scales is None or maker.attr("scale", 1.0) != 1:
+        return None
+    sides = (1,) * (rank - len(scales.type.shape)) + scales.type.shape
+    last = node.op in PRODUCTS and not options.get("trans_b")
+    axis = rank - 1 if last else 0
+    fits = all(n == 1 or d == axis for d, n in enumerate(sides))
+    return (whole, scales) if fits else None
+
+
+def _bias(draft: Draft, node: Node) -> Constant | None:
+    """Return a constant bias in floats, if there is one: of its own, or dequantised."""
+    if len(node.inputs) < 3:
+        return None
+    name = node.inputs[2]
+    maker = draft.maker(name)
+    if maker is None:
+        return draft.constant(name)
+    given = [draft.constant(n) for n in maker.inputs]
+    if maker.op != "dequantise" or len(given) > 2 or any(g is None for g in given):
+        return None
+    a = settings(maker)
+
+    def floats(whole: Values, *scales: Values) -> Values:
+        wide = (whole.astype(np.float64) - a["offset"]) * a["scale"]
+        full: Values = wide * scales[0].astype(np.float64).reshape(-1) if scales else wide
+        return full
+
+    kind = replace(draft.type(name), dtype="fp32")
+    return derived(kind, floats, *[g for g in given if g])
+
+
+def _scales(step: float, shape: tuple[int, ...], scales: Values) -> Values:
+    flat = scales.astype(np.float64).reshape(-1) * step
+    full: Values = np.broadcast_to(flat, (math.prod(shape),)).reshape(shape)
+    return full
+
+
+def _whole_bias(
+    x: Bytes, shape: tuple[int, ...], axes: tuple[int, ...], scales: Values, weight: Values,
+    *bias: Values,
+) -> Values:  # fmt: skip
+    """round(b / (sx sw)) - ox sum qw, as int32 holds it."""
+    total: Values = -x.offset * weight.astype(np.int64).sum(axes).reshape(-1)
+    if bias:
+        step = scales.astype(np.float64).reshape(-1) * x.scale
+        total = total + np.rint(bias[0].astype(np.float64).reshape(-1) / step).astype(np.int64)
+    return np.clip(total, -(2**31), 2**31 - 1).reshape(shape)
+
+
+# -- what lies between ----------------------------------------------------------------------------
+def moved(draft: Draft, node: Node) -> bool:
+    """Move or compare bytes instead of the floats they stand for."""
+    x = bytes_of(draft, node.inputs[0])
+    if x is None or (node.op == "max_pool2d" and not draft.uses[node.output]):
+        return False
+    made = draft.insert(node.op, (x.name,), node.attrs, f"{node.name}_int8")
+    attrs = {"scale": x.scale, "offset": x.offset, "dtype": draft.type(node.output).dtype}
+    return draft.become(node, "dequantise", (made,), attrs)
+
+
+def residual(draft: Draft, node: Node) -> bool:
+    """Add a quantised summand to what a layer in front computes."""
+    sides = [bytes_of(draft, name) for name in node.inputs]
+    equal = len({draft.type(n).shape for n in (*node.inputs, node.output)}) == 1
+    if not any(sides) or not equal or node.inputs[0] == node.inputs[1]:
+        return False
+    fresh = [_is_fresh(draft, name) for name in node.inputs]
+    first = 0 if sides[1] is None else 1 if sides[0] is None else int(fresh[1] >= fresh[0])
+    other = sides[1 - first]
+    assert other is not None
+    pair = (node.inputs[first], other.name)
+    return draft.become(node, "add_dequantised", pair,
+                        {"scale": other.scale, "offset": other.offset})  # fmt: skip
+
+
+def _is_fresh(draft: Draft, name: str) -> bool:
+    """Tell whether a tensor comes from a layer that nobody else reads."""
+    node = draft.only(name, "dequantise")
+    if node is None:
+        return False
+    return draft.type(node.inputs[0]).dtype == "int32" or bool(
+        draft.only(node.inputs[0], "requantise", "quantise")
+    )
+
+
+def requantised(draft: Draft, node: Node) -> bool:
+    """Return bytes of sums at once, what came back unchanged, or scale in front."""
+    own = Bytes("", node.attr("scale", 1.0), node.attr("offset", 0))
+    if node.attr("dtype", "int8") != "int8":
+        return False
+    same = bytes_of(draft, node.inputs[0])
+    if same and (same.scale, same.offset) == (own.scale, own.offset):
+        return draft.forward(node, same.name)
+    limits = _limited(draft, node.inputs[0], own)
+    source, relu = limits or (node.inputs[0], False)
+    sums = draft.only(source, "dequantise")
+    if sums is not None and len(sums.inputs) == 3 and not sums.attr("offset", 0):
+        scales = draft.constants[sums.inputs[1]]
+        factor = sums.attr("scale", 1.0) / own.scale
+        scaled = derived(scales.type, lambda v: v.astype(np.float64) * factor, scales)
+        name = draft.add(scaled, f"{node.name}_scales")
+        attrs = {"offset": own.offset, "relu": relu}
+        return draft.become(node, "requantise", (sums.inputs[0], name, sums.inputs[2]), attrs)
+    return own.scale != 1 and _scaled_in_front(draft, node, own)
+
+
+def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
+    """Return what is cut to a range, and whether at 0, if bytes cut the rest themselves."""
+    node = draft.only(name, "clip", *LIMITED)
+    if node is None:
+        return None
+    low, high = LIMITED.get(node.op, (node.attr("low"), node.attr("high")))
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    below = low / own.scale + own.offset <= -128
+    above = high / own.scale + own.offset >= 127
+    return (node.inputs[0], not below) if above and (below or low == 0) else None
+
+
+def _scaled_in_front(draft: Draft, node: Node, own: Bytes) -> bool:
+    """Divide the summands in front by the scale: c relu(a + b) = relu(c a + c b)."""
+    path = [node]
+    top = draft.only(node.inputs[0], "relu", "add_dequantised")
+    while top is not None:
+        path.append(top)
+        if top.op == "add_dequantised":
+            break
+        top = draft.only(top.inputs[0], "relu", "add_dequantised")
+    head = draft.only(top.inputs[0], "dequantise") if top is not None else None
+    if top is None or head is None or len(head.inputs) > 1:
+        return False
+    for one in (head, top):
+        attrs = {**one.attrs, "scale": one.attr("scale", 1.0) / own.scale}
+        draft.nodes[one.name] = replace(one, attrs=attrs)
+    attrs = {key: value for key, value in node.attrs.items() if key != "scale"}
+    draft.nodes[node.name] = replace(node, attrs=attrs)
+    draft.changes += 1
+    return True
+
+
+def fold(graph: Graph) -> tuple[Graph, int]:
+    """Return the graph in integer layers, and how many rewrites that took."""
+    if not any(node.op in ("quantise", "dequantise") for node in graph.nodes):
+        return graph, 0
+    total = 0
+    for apply in (
+        in_int8,
+        sweep(integer_layer, *CONVOLUTIONS, *PRODUCTS),
+        sweep(moved, *MOVING),
+        sweep(residual, "add"),
+        sweep(requantised, "quantise"),
+    ):
+        graph, count = apply(graph)
+        total += count
+    return graph, total
+
+
+REQUANT = Pass(
+    "RequantFusionPass", "prepare", fold, "computes quantised layers in whole numbers", "rounded"
+)

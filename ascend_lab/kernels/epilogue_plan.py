@@ -1,0 +1,191 @@
+"""What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.errors import CapacityError
+from ascend_lab.kernels.epilogue import SUMS, Epilogue, step_formats
+from ascend_lab.kernels.gemm_schedule import FRACTAL, Array, Tilings
+
+Source = int | str
+"""A value (0: the sums, i + 1: the result of step i), later a tile; or an operand's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A step on tiles: the tile it writes, the tiles or operands it reads."""
+
+    op: str
+    sources: tuple[Source, ...]
+    number: float | None
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps on few tiles of UB: `tiles` are their formats, tile 0 is stored.
+
+    The sums arrive in tile `start`, converted to its format on the way out of L0C.
+    """
+
+    steps: tuple[Placed, ...]
+    tiles: tuple[str, ...]
+    start: int
+
+
+def plan_of(epilogue: Epilogue, sums: str) -> Plan:
+    """Give every value a tile: that of a source that nothing reads any more, or a new one.
+
+    Where all steps that read the sums narrow them to one format, the copy out of L0C does it.
+    """
+    formats = [epilogue.deq.dtype if epilogue.deq else sums, *step_formats(epilogue, sums)]
+    numbers = {SUMS: 0} | {i: i + 1 for i in range(len(epilogue.steps))}
+    read = [tuple(numbers.get(s, s) for s in step.sources) for step in epilogue.steps]
+    on_the_way = [] if epilogue.deq else _narrowed(epilogue, read, formats)
+    if on_the_way:
+        formats[0] = formats[on_the_way[0]]
+        read = [tuple(0 if s in on_the_way else s for s in sources) for sources in read]
+    last = 0 if len(read) in on_the_way else len(read)
+    needed = _needed(read, last)
+    end = {s: v for v in sorted(needed) if v for s in read[v - 1] if isinstance(s, int)}
+    tiles, free = [epilogue.out_dtype], [0]
+    place = {0: _take(formats[0], tiles, free)}
+    steps: list[Placed] = []
+    for value in sorted(needed - {0}):
+        sources = read[value - 1]
+        where = tuple(place[s] if isinstance(s, int) else s for s in sources)
+        free += sorted({place[s] for s in sources if isinstance(s, int) and end[s] == value})
+        place[value] = 0 if value == last else _take(formats[value], tiles, free)
+        step = epilogue.steps[value - 1]
+        steps.append(Placed(step.op, where, step.number, place[value]))
+    return Plan(tuple(steps), tuple(tiles), place[0])
+
+
+def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
+    """Return the values that are the sums in one narrower format, if no other step reads sums."""
+    readers = [value for value, sources in enumerate(read, 1) if 0 in sources]
+    kinds = {formats[v] for v in readers}
+    plain = all(epilogue.steps[v - 1].op == "vconv" for v in readers)
+    narrow = len(kinds) == 1 and DTYPE_BYTES[kinds.pop()] < DTYPE_BYTES[formats[0]]
+    return readers if plain and narrow else []
+
+
+def _needed(read: list[tuple[Source, ...]], last: int) -> set[int]:
+    """Values the last one depends on, itself and the sums included."""
+    needed = {0, last}
+    for value in range(last, 0, -1):
+        if value in needed:
+            needed |= {s for s in read[value - 1] if isinstance(s, int)}
+    return needed
+
+
+def _take(dtype: str, tiles: list[str], free: list[int]) -> int:
+    """Return a free tile of a format, the one freed last; make one if there is none."""
+    for tile in reversed(free):
+        if tiles[tile] == dtype:
+            free.remove(tile)
+            return tile
+    tiles.append(dtype)
+    return len(tiles) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What an epilogue asks of a core that tiles a product.
+
+    `tile_bytes` of UB per element of a piece of the tile, `block_bytes` of UB (or the bias table)
+    per 16 channels for one slot; `cycles` of the vector unit and `loaded_bytes` from memory per
+    element, `stored_bytes` to memory; vector instructions per piece. A tile has a multiple of
+    `columns` fractals of channels.
+    """
+
+    tile_bytes: int
+    block_bytes: int
+    cycles: float
+    loaded_bytes: int
+    stored_bytes: int
+    instructions: int
+    columns: int = 1
+
+
+def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None:
+    """Return the demand of an epilogue the chip supports."""
+    if epilogue is None:
+        return None
+    stored = DTYPE_BYTES[epilogue.out_dtype]
+    channels = epilogue.of_kind("channel")
+    if not chip.combined:
+        block = FRACTAL * DTYPE_BYTES[sums] * len(channels)
+        return Demand(0, block, 0.0, 0, stored, 0)
+    plan = plan_of(epilogue, sums)
+    loaded = sum(DTYPE_BYTES[o.dtype] for o in epilogue.of_kind("tile"))
+    kept = sum(DTYPE_BYTES[dtype] for dtype in plan.tiles[1:])
+    arrival = DTYPE_BYTES[plan.tiles[plan.start]]
+    if epilogue.deq:
+        arrival = max(arrival, 2)
+    cycles = arrival / chip.path("L0C", "UB").rate_bytes_per_cycle
+    if epilogue.deq and epilogue.deq.bias:
+        cycles += DTYPE_BYTES[sums] / chip.path("UB", "L0C").rate_bytes_per_cycle
+    for step in plan.steps:
+        formats = [plan.tiles[t] for t in (step.to, *step.sources) if isinstance(t, int)]
+        widest = max(DTYPE_BYTES[dtype] for dtype in formats)
+        cost = chip.vector_costs.get(step.op, chip.vector_costs["default"])
+        cycles += cost.slope_cycles * widest / chip.vector_bytes_per_repeat
+    return Demand(
+        2 * stored + kept + 2 * loaded,
+        sum(epilogue.unit(o) * DTYPE_BYTES[o.dtype] for o in channels),
+        cycles,
+        loaded,
+        stored,
+        len(plan.steps) + bool(epilogue.deq),
+        epilogue.width // FRACTAL,
+    )
+
+
+def channel_blocks(demand: Demand, chip: Chip, n_own: int, tile_n: int) -> int:
+    """Blocks of 16 channels a slot holds: all of the core's where that is little, or a tile's."""
+    room = chip.buffers["UB"] // 16 if chip.combined else 0
+    return n_own if n_own <= tile_n or n_own * demand.block_bytes <= room else tile_n
+
+
+def chip_left(chip: Chip, demand: Demand | None) -> Chip:
+    """Return the chip without the part of L1 that holds the bias on its way to the bias table."""
+    if chip.combined or not demand or not demand.block_bytes:
+        return chip
+    buffers = dict(chip.buffers)
+    buffers["L1"] -= 2 * buffers["BT"]
+    return replace(chip, buffers=buffers)
+
+
+def fitting(demand: Demand | None, chip: Chip, t: Tilings) -> NDArray[np.int64]:
+    """Return the places of the tilings that leave room for the epilogue.
+
+    Raises `CapacityError` if there are tilings, but none does.
+    """
+    if demand is None:
+        return np.arange(len(t.m))
+    places = np.flatnonzero(_fits(demand, chip, t.m, t.n) & (t.n % demand.columns == 0))
+    if len(t.m) and not len(places):
+        space = "UB" if chip.combined else "BT"
+        raise CapacityError(
+            f"{FRACTAL * FRACTAL * demand.tile_bytes} bytes of {space} for the epilogue of one "
+            f"16x16 tile, and {2 * demand.block_bytes} for its channels",
+            f"{chip.buffers[space]} on {chip.name}",
+            "use fewer operands or steps that live at the same time",
+        )
+    return places
+
+
+def _fits(demand: Demand, chip: Chip, m: Array, n: Array) -> NDArray[np.bool_]:
+    if not chip.combined:
+        return n * demand.block_bytes <= (chip.buffers["BT"] if demand.block_bytes else 0)
+    held = 2 * n * demand.block_bytes
+    if demand.block_bytes:
+        held = np.maximum(held, 2 * (chip.buffers["UB"] // 16))
+    room: Array = m * FRACTAL * FRACTAL * demand.tile_bytes + held
+    return room <= chip.buffers["UB"]

@@ -1,0 +1,149 @@
+"""How many cards a stream of pictures needs: stations one behind another, each with servers.
+
+    cards = max over stations of ceil(rate t / servers)      t: a server's seconds for a picture
+
+A card is one chip: its media units, the copy from the host and the network each are a station. The
+formula asks for the mean; the simulation plays every picture, by events, and says how long they
+wait. A batch is counted as its share of a picture.
+
+Sources of the rates: CANN 5.0.x, performance of JPEGD, VDEC, VENC and VPC (Ascend310), of VPC and
+JPEGE (Atlas inference products); CANN 8.0, copies from host to device.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+
+HD = 1920 * 1080
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A media unit: how many pictures at once, and pixels a second of each of these servers."""
+
+    servers: int
+    pixels_per_s: float
+
+
+UNITS: Mapping[str, Mapping[str, Unit]] = {
+    "Ascend310": {
+        "JPEGD": Unit(2, 128.0 * HD), "VDEC": Unit(1, 480.0 * HD), "VENC": Unit(1, 30.0 * HD),
+        "VPC": Unit(1, 1440.0 * HD), "software JPEG": Unit(1, 15.0 * HD),
+    },
+    "Ascend310P3": {"VPC": Unit(12, 360.0 * HD), "JPEGE": Unit(8, 128.0 * HD)},
+}  # fmt: skip
+"""Published rates by chip and unit; a unit that is missing has none that we found."""
+COPY_BYTES_PER_S = 3.1e9
+"""From host to device: 1000 decoded pictures of 1080p a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A step that every picture takes on one card: servers, and seconds of one for a picture."""
+
+    name: str
+    servers: int
+    time_s: float
+
+    @property
+    def rate_per_s(self) -> float:
+        """Pictures a second of all its servers."""
+        return self.servers / self.time_s
+
+
+def unit_station(chip: str, unit: str, width: int, height: int) -> Station:
+    """Return a media unit as a station; raises `InputError` for one without a published rate."""
+    found = UNITS.get(chip, {}).get(unit)
+    if found is None:
+        known = ", ".join(UNITS.get(chip, {})) or "none"
+        raise InputError(f"a unit of {chip} with a published rate ({known})", unit, "measure it")
+    return Station(unit, found.servers, width * height / found.pixels_per_s)
+
+
+def copy_station(picture_bytes: float) -> Station:
+    """Return the copy from host to device as a station."""
+    return Station("copy", 1, picture_bytes / COPY_BYTES_PER_S)
+
+
+def network_station(batch_s: float, batch: int = 1) -> Station:
+    """Return a network as a station, from the seconds of one batch."""
+    return Station("network", 1, batch_s / batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How many cards each station alone would need, the most of them, and whose that is."""
+
+    cards: int
+    bottleneck: str
+    by_station: Mapping[str, int]
+    busy: Mapping[str, float]
+    """Share of its time that each station works, with so many cards."""
+
+
+def cards_needed(stations: Sequence[Station], rate_per_s: float) -> Answer:
+    """Return the cards for a rate, by the mean; raises `InputError` for stations that take none."""
+    if not stations or not all(s.time_s > 0 and s.servers > 0 for s in stations):
+        raise InputError("stations that take time", str([s.name for s in stations]))
+    if not 0 < rate_per_s < math.inf:
+        raise InputError("a rate above 0 pictures a second", str(rate_per_s))
+    loads = {s.name: rate_per_s / s.rate_per_s for s in stations}
+    cards = {name: math.ceil(round(load, 9)) for name, load in loads.items()}
+    most = max(cards.values())
+    worst = max(loads, key=lambda name: loads[name])
+    return Answer(most, worst, cards, {name: load / most for name, load in loads.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a simulation saw of one card: pictures a second, shares of time, seconds a picture."""
+
+    throughput_per_s: float
+    busy: Mapping[str, float]
+    waited_s: Mapping[str, float]
+    latencies_s: tuple[float, ...]
+
+
+def play(
+    stations: Sequence[Station], rate_per_s: float, pictures: int, seed: int | None = 0
+) -> Played:
+    """Play pictures through the stations of one card, first come, first served.
+
+    They come at random (a Poisson stream of that seed) or, without a seed, evenly.
+    """
+    gaps = np.full(pictures, 1 / rate_per_s)
+    if seed is not None:
+        gaps = np.random.default_rng(seed).exponential(1 / rate_per_s, pictures)
+    starts = np.cumsum(gaps)
+    events = [(float(at), i, 0, False) for i, at in enumerate(starts)]  # sorted: a heap already
+    free = [s.servers for s in stations]
+    queues: list[deque[tuple[int, float]]] = [deque() for _ in stations]
+    waited = [0.0] * len(stations)
+    ends = np.zeros(pictures)
+    while events:
+        now, picture, place, done = heapq.heappop(events)
+        if done:
+            free[place] += 1
+            if place + 1 < len(stations):
+                heapq.heappush(events, (now, picture, place + 1, False))
+            else:
+                ends[picture] = now
+        else:
+            queues[place].append((picture, now))
+        if free[place] and queues[place]:
+            free[place] -= 1
+            first, came = queues[place].popleft()
+            waited[place] += now - came
+            heapq.heappush(events, (now + stations[place].time_s, first, place, True))
+    span = float(ends.max() - starts[0])
+    busy = {s.name: pictures * s.time_s / s.servers / span for s in stations}
+    mean = {s.name: total / pictures for s, total in zip(stations, waited, strict=True)}
+    return Played(pictures / span, busy, mean, tuple((ends - starts).tolist()))

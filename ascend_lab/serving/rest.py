@@ -1,0 +1,326 @@
+"""A real server on loopback: the KServe v2 REST protocol around a model and its batcher.
+
+    GET  /v2, /v2/health/live, /v2/health/ready, /metrics
+    GET  /v2/models/NAME[/versions/V], .../ready
+    POST /v2/models/NAME[/versions/V]/infer       tensors as JSON
+    POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
+
+Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 429 too
+many wait, 503 not served now; each as {"error": one line}. JSON has no infinity: null stands there.
+Protocol: https://github.com/kserve/open-inference-protocol; metric names are Triton's
+(docs/user_guide/metrics.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from ascend_lab import __version__
+from ascend_lab.errors import AscendLabError, InputError
+from ascend_lab.limits import json_of, shown
+from ascend_lab.serving.batcher import Batcher, FullError
+from ascend_lab.serving.model import Arrays, Model, Repository
+from ascend_lab.serving.station import Policy
+
+BODY_BYTES = 2**26
+GRACE_S = 30
+"""What a server that is told to stop gives the requests on their way."""
+DURATIONS = ("request", "queue", "compute_input", "compute_infer", "compute_output")
+COUNTERS = (
+    "request_success",
+    "count",
+    "exec_count",
+    *(f"{name}_duration_us" for name in DURATIONS),
+)
+
+
+class RefusedError(Exception):
+    """An answer that is no success: its status and what it says."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, " ".join(text.split())
+
+
+def _library() -> Any:
+    """Return starlette's modules; raise `InputError` naming the extra to install."""
+    try:
+        import starlette.applications
+        import starlette.responses
+        import starlette.routing
+        import uvicorn  # noqa: F401 - asked for here, so that one message names both
+    except ImportError as error:
+        remedy = "install ascend-lab[serve]"
+        raise InputError("starlette and uvicorn to serve", str(error), remedy) from None
+    return starlette
+
+
+class Service:
+    """What stands behind the routes: the repository of one model, and what was counted."""
+
+    def __init__(
+        self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
+    ) -> None:
+        self.policy, self.body_bytes, self.name = policy, body_bytes, name
+        self.repository = Repository(name, lambda: Batcher(load(), policy))
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self.repository.load()
+
+    def close(self) -> None:
+        """Let what waits be served, and the instances end."""
+        for batcher in self.repository.loaded.values():
+            batcher.close()
+
+    def found(self, path: Mapping[str, str]) -> tuple[int, Batcher]:
+        """Return the version that a path names; raise `RefusedError` for an unknown one."""
+        if path.get("name", self.name) != self.name:
+            raise RefusedError(404, f"no model {shown(path['name'])}; there is {self.name}")
+        found = self.repository.find(path.get("version"))
+        if found is None:
+            if path.get("version") is None:
+                raise RefusedError(503, f"{self.name} is not loaded")
+            raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
+        return found
+
+    # -- what the routes answer ------------------------------------------------------------------
+    async def server(self, request: Any) -> Any:
+        """Return the server's metadata."""
+        return {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
+
+    async def live(self, request: Any) -> Any:
+        """Return that the server runs."""
+        return {"live": True}
+
+    async def ready(self, request: Any) -> Any:
+        """Return that a model can be asked; refused if not."""
+        self.found(request.path_params)
+        return {"ready": True}
+
+    async def metadata(self, request: Any) -> Any:
+        """Return the names, datatypes and shapes of a model's tensors."""
+        version, batcher = self.found(request.path_params)
+        model = batcher.model
+        return {
+            "name": self.name, "versions": [str(version)], "platform": model.platform,
+            "inputs": [port.described() for port in model.inputs],
+            "outputs": [port.described() for port in model.outputs],
+        }  # fmt: skip
+
+    async def infer(self, request: Any) -> Any:
+        """Return a model's outputs for the tensors of a request."""
+        start_s = time.perf_counter()
+        version, batcher = self.found(request.path_params)
+        try:
+            body = json_of(await self._body(request), "a request")
+            inputs, wanted = read_request(body, batcher.model)
+            ready_s = time.perf_counter()
+            outputs = await batcher.ask(inputs)
+        except FullError:
+            self.failures["REJECTED"] += 1
+            limit = self.policy.levels[0].queue_limit
+            raise RefusedError(429, f"{limit} requests wait already; try again later") from None
+        except AscendLabError as error:
+            self.failures["OTHER"] += 1
+            raise RefusedError(400, str(error)) from error
+        done_s = time.perf_counter()
+        answer = {"model_name": self.name, "model_version": str(version), "outputs": [
+            _written(outputs[port.name], port.described()) for port in batcher.model.outputs
+            if wanted is None or port.name in wanted
+        ]}  # fmt: skip
+        if "id" in body:
+            answer["id"] = body["id"]
+        end_s = time.perf_counter()
+        for key, seconds in (("request", end_s - start_s), ("compute_input", ready_s - start_s),
+                             ("compute_output", end_s - done_s)):  # fmt: skip
+            self.counts[f"{key}_duration_us"] += int(seconds * 1e6)
+        self.counts["request_success"] += 1
+        return answer
+
+    async def _body(self, request: Any) -> bytes:
+        """Return what a request carries; no more than the limit is ever held."""
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.body_bytes:
+                raise RefusedError(413, f"a request of at most {self.body_bytes:,} bytes")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def index(self, request: Any) -> Any:
+        """Return the versions that are loaded."""
+        return [
+            {"name": self.name, "version": str(number), "state": "READY"}
+            for number in self.repository.loaded
+        ]
+
+    async def load(self, request: Any) -> Any:
+        """Read the model again and serve it as the next version; the old stays if that fails."""
+        self._known(request)
+        before = list(self.repository.loaded.values())
+        try:
+            version = await asyncio.to_thread(self.repository.load)
+        except AscendLabError as error:
+            raise RefusedError(400, f"the model cannot be loaded: {error}") from error
+        self._retire(before)
+        return {"name": self.name, "version": str(version)}
+
+    async def unload(self, request: Any) -> Any:
+        """Serve the model no more; requests on their way are answered."""
+        self._known(request)
+        before = list(self.repository.loaded.values())
+        self.repository.unload()
+        self._retire(before)
+        return {}
+
+    def _known(self, request: Any) -> None:
+        if request.path_params["name"] != self.name:
+            raise RefusedError(404, f"no model {shown(request.path_params['name'])}")
+
+    def _retire(self, batchers: list[Batcher]) -> None:
+        for batcher in batchers:
+            self.counts.update(batcher.counts)
+            batcher.counts = self.counts  # what still runs counts on
+            batcher.close()
+
+    def metrics(self) -> str:
+        """Return the counters in the text form of Prometheus."""
+        total = Counter(self.counts)
+        for batcher in self.repository.loaded.values():
+            total.update(batcher.counts)
+        waiting = sum(len(b.queue) for b in self.repository.loaded.values())
+        label = f'model="{self.name}"'
+        lines = []
+        for key in COUNTERS:
+            lines.append(f"# TYPE nv_inference_{key} counter")
+            lines.append(f"nv_inference_{key}{{{label}}} {total[key]}")
+        lines.append("# TYPE nv_inference_request_failure counter")
+        for reason in ("REJECTED", "OTHER"):
+            full = f'{label},reason="{reason}"'
+            lines.append(f"nv_inference_request_failure{{{full}}} {self.failures[reason]}")
+        lines.append("# TYPE nv_inference_pending_request_count gauge")
+        lines.append(f"nv_inference_pending_request_count{{{label}}} {waiting}")
+        return "\n".join([*lines, ""])
+
+
+def read_request(body: Any, model: Model) -> tuple[Arrays, set[str] | None]:
+    """Return a request's arrays and the outputs it asks for; raise `InputError` if it is wrong."""
+    if not isinstance(body, dict) or not isinstance(body.get("inputs"), list):
+        raise InputError("an object with inputs, a list of tensors", shown(body))
+    if "id" in body and not isinstance(body["id"], str):
+        raise InputError("id, a text", shown(body["id"]))
+    ports, found = {port.name: port for port in model.inputs}, {}
+    for tensor in body["inputs"]:
+        name = tensor.get("name") if isinstance(tensor, dict) else None
+        if not isinstance(name, str) or name not in ports or name in found:
+            raise InputError(f"inputs {', '.join(ports)}, each once", shown(name or tensor))
+        found[name] = ports[name].read(tensor, model.max_batch)
+    if missing := ports.keys() - found.keys():
+        raise InputError(f"inputs {', '.join(ports)}", f"no {', '.join(sorted(missing))}")
+    if model.batched and len({len(array) for array in found.values()}) > 1:
+        raise InputError("inputs with as many rows", shown([len(a) for a in found.values()]))
+    if body.get("outputs") is None:
+        return found, None
+    known = {port.name for port in model.outputs}
+    asked = body["outputs"] if isinstance(body["outputs"], list) else [None]
+    names = [one.get("name") if isinstance(one, dict) else None for one in asked]
+    if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
+        raise InputError(f"outputs among {', '.join(sorted(known))}", shown(wrong[0]))
+    return found, {str(name) for name in names} or None
+
+
+def _written(array: Any, described: dict[str, Any]) -> dict[str, Any]:
+    flat = np.asarray(array).ravel()
+    if flat.dtype.kind not in "biu":
+        flat = flat.astype(np.float64)
+        data = [x if finite else None for x, finite in zip(
+            flat.tolist(), np.isfinite(flat).tolist(), strict=True)]  # fmt: skip
+    else:
+        data = flat.tolist()
+    return {**described, "shape": list(array.shape), "data": data}
+
+
+def application(service: Service) -> Any:
+    """Return the ASGI application of a service."""
+    responses, routing = _library().responses, _library().routing
+
+    def route(path: str, act: Callable[[Any], Awaitable[Any]], method: str = "GET") -> Any:
+        async def answer(request: Any) -> Any:
+            try:
+                return responses.JSONResponse(await act(request))
+            except RefusedError as error:
+                return responses.JSONResponse({"error": error.text}, error.status)
+
+        return routing.Route(path, answer, methods=[method])
+
+    async def metrics(request: Any) -> Any:
+        return responses.PlainTextResponse(service.metrics())
+
+    async def other(request: Any, error: Any) -> Any:
+        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        return responses.JSONResponse({"error": text}, error.status_code, error.headers)
+
+    async def ours(request: Any, error: Any) -> Any:
+        return responses.JSONResponse({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+
+    routes = [
+        route("/v2", service.server),
+        route("/v2/health/live", service.live),
+        route("/v2/health/ready", service.ready),
+        routing.Route("/metrics", metrics),
+    ]
+    for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+        routes.append(route(base, service.metadata))
+        routes.append(route(f"{base}/ready", service.ready))
+        routes.append(route(f"{base}/infer", service.infer, "POST"))
+    routes.append(route("/v2/repository/index", service.index, "POST"))
+    routes.append(route("/v2/repository/models/{name}/load", service.load, "POST"))
+    routes.append(route("/v2/repository/models/{name}/unload", service.unload, "POST"))
+    handlers = {404: other, 405: other, Exception: ours}
+    return _library().applications.Starlette(routes=routes, exception_handlers=handlers)
+
+
+def serve(service: Service, port: int, told: Callable[[int], None]) -> None:
+    """Serve on loopback until SIGTERM or SIGINT, then answer what is on its way and return.
+
+    `port` 0 takes any free one; `told` is called with it. Raises `InputError` for one in use.
+    """
+    app = application(service)
+    import uvicorn
+
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise InputError(
+                "a free port", f"{port}: {error.strerror}", "0 takes a free one"
+            ) from None
+        listening.listen(2048)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="critical", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=GRACE_S,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+
+        def stop(number: int, frame: object) -> None:
+            server.should_exit = True
+
+        server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+        before = {one: signal.signal(one, stop) for one in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            told(listening.getsockname()[1])
+            server.run(sockets=[listening])
+        finally:
+            service.close()
+            for one, handler in before.items():
+                signal.signal(one, handler)

@@ -1,0 +1,311 @@
+"""A served model, an ensemble or two versions, simulated request by request from one seed.
+
+Arrivals, services, levels and failures draw from streams of their own, so that two policies can be
+compared on the same requests (common random numbers). Requests before the measured ones warm the
+system up and count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import InputError
+from ascend_lab.serving.rollout import Canary, Rollout, Version
+from ascend_lab.serving.station import Agenda, Batches, Jobs, Policy, Station
+
+Floats = NDArray[np.float64]
+CHUNK = 4096
+"""Random numbers drawn at once."""
+LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
+    "exponential": lambda rng, shape, n: rng.standard_exponential(n),
+    "deterministic": lambda rng, shape, n: np.ones(n),
+    "erlang": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
+    "gamma": lambda rng, shape, n: rng.gamma(shape, 1 / shape, n),
+}
+"""Laws with mean 1; the squared coefficient of variation of the last two is 1/shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How long a batch takes: of b items `mean_s + per_item_s * b` on average, in all of a law.
+
+    `seconds` by batch size, from 1, take the place of that line.
+    """
+
+    law: str = "deterministic"
+    mean_s: float = 0.0
+    per_item_s: float = 0.0
+    shape: float = 1.0
+    seconds: tuple[float, ...] = ()
+
+    def batch_s(self, items: int) -> float:
+        """Return the mean seconds of a batch."""
+        if self.seconds:
+            return self.seconds[items - 1]
+        return self.mean_s + self.per_item_s * items
+
+    def noise(self, rng: np.random.Generator) -> Iterator[float]:
+        """Yield factors with mean 1, one a batch."""
+        while True:
+            yield from LAWS[self.law](rng, self.shape, CHUNK).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Who asks: a Poisson stream, given times, or `clients` that wait for the answer and think.
+
+    `items` lists the sizes of requests, each as likely as the others.
+    """
+
+    law: str = "poisson"
+    rate_per_s: float = 1.0
+    clients: int = 1
+    think_s: float = 0.0
+    think_law: str = "deterministic"
+    items: tuple[int, ...] = (1,)
+    times_s: tuple[float, ...] = ()
+
+
+ONE = Policy()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A model of an ensemble; it starts on a request when the steps named `after` have ended."""
+
+    name: str
+    service: Service
+    policy: Policy = ONE
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What to simulate: steps of an ensemble (mostly one), or versions that a canary compares."""
+
+    arrivals: Arrivals
+    steps: tuple[Step, ...]
+    requests: int
+    seed: int = 0
+    warmup: int = 0
+    versions: tuple[Version, ...] = ()
+    canary: Canary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What became of the measured requests: arrays in order of arrival, lost ones in `lost`."""
+
+    arrival_s: Floats
+    finish_s: Floats
+    wait_s: Floats
+    level: NDArray[np.int64]
+    lost: NDArray[np.bool_]
+    window_s: tuple[float, float]
+    stations: dict[str, tuple[Policy, Batches]]
+    rollout: Rollout | None = None
+
+    @property
+    def latency_s(self) -> Floats:
+        """Seconds from arrival to answer of those served."""
+        return (self.finish_s - self.arrival_s)[~self.lost]
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Requests answered a second."""
+        start_s, end_s = self.window_s
+        return float((~self.lost).sum() / (end_s - start_s)) if end_s > start_s else 0.0
+
+    def batches(self, name: str = "") -> NDArray[np.int64]:
+        """Return the items of the batches of a step (the first) that started in the window."""
+        kept = self.stations[name or next(iter(self.stations))][1]
+        start_s, end_s = self.window_s
+        started = np.array(kept.start_s)
+        return np.array(kept.items, np.int64)[(started >= start_s) & (started <= end_s)]
+
+    def utilisation(self, name: str = "") -> float:
+        """Return the busy share of the instances of a step (the first) in the window."""
+        policy, kept = self.stations[name or next(iter(self.stations))]
+        start_s, end_s = self.window_s
+        if end_s <= start_s:
+            return 0.0
+        ends = np.clip([kept.start_s, kept.end_s], start_s, end_s)
+        return float((ends[1] - ends[0]).sum() / (policy.instances * (end_s - start_s)))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers as plain data, ready for JSON; percentiles of sorted samples."""
+        sizes, served = self.batches(), ~self.lost
+        data: dict[str, Any] = {
+            "throughput_per_s": self.throughput_per_s,
+            "latency_s": latencies(self.latency_s),
+            "wait_s": {"mean": _mean(self.wait_s[served])},
+            "mean_batch": _mean(sizes),
+            "utilisation": self.utilisation(),
+            "lost": int(self.lost.sum()),
+            "served": int(served.sum()),
+            "batches": {
+                str(s): int(n) for s, n in zip(*np.unique(sizes, return_counts=True), strict=True)
+            },
+        }
+        if len(self.stations) > 1:
+            data["steps"] = {
+                name: {
+                    "mean_batch": _mean(self.batches(name)),
+                    "utilisation": self.utilisation(name),
+                }
+                for name in self.stations
+            }
+        if len(next(iter(self.stations.values()))[0].levels) > 1:
+            data["priorities"] = [self._of_level(n) for n in range(int(self.level.max()) + 1)]
+        if self.rollout:
+            data["canary"] = self.rollout.summary()
+        return data
+
+    def _of_level(self, level: int) -> dict[str, Any]:
+        mine = self.level == level
+        kept = mine & ~self.lost
+        return {
+            "priority": level + 1,
+            "latency_s": latencies((self.finish_s - self.arrival_s)[kept]),
+            "wait_s": {"mean": _mean(self.wait_s[kept])},
+            "lost": int((mine & self.lost).sum()),
+        }
+
+
+def latencies(values: Floats) -> dict[str, float]:
+    """Return median, p95, p99 and mean of samples."""
+    if not len(values):
+        return {"p50": np.nan, "p95": np.nan, "p99": np.nan, "mean": np.nan}
+    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
+    return {"p50": p50, "p95": p95, "p99": p99, "mean": _mean(values)}
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+class _Run:
+    """One simulation on its way: stations wired to each other and to the arrivals."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.agenda = Agenda()
+        self.total = total = scenario.warmup + scenario.requests
+        streams = np.random.SeedSequence(scenario.seed).spawn(4 + len(scenario.steps))
+        self.rng = [np.random.default_rng(stream) for stream in streams]
+        levels = scenario.steps[0].policy.levels
+        shares = np.cumsum([level.share for level in levels])
+        drawn = np.searchsorted(shares[:-1] / shares[-1], self.rng[1].random(total), side="right")
+        items = scenario.arrivals.items
+        sizes = self.rng[2].choice(items, total).tolist() if len(items) > 1 else [items[0]] * total
+        self.jobs = Jobs(drawn.tolist(), sizes, [0.0] * total, [False] * total)
+        self.arrival_s, self.finish_s = [0.0] * total, [0.0] * total
+        self.sent = 0
+        self.open = scenario.arrivals.law != "closed"
+        think = Service(scenario.arrivals.think_law, scenario.arrivals.think_s)
+        self.think = think.noise(self.rng[0])
+        self.plain = len(scenario.steps) == 1
+        self.stations = [self._station(step, n) for n, step in enumerate(scenario.steps)]
+        self.rollout = None
+        if scenario.canary:
+            self.rollout = Rollout(scenario.versions, scenario.canary, self.rng[3], total)
+        self.firsts = [n for n, step in enumerate(scenario.steps) if not step.after]
+        self.next = {
+            n: [m for m, other in enumerate(scenario.steps) if step.name in other.after]
+            for n, step in enumerate(scenario.steps)
+        }
+        self.left: dict[int, list[int]] = {}
+
+    def _station(self, step: Step, place: int) -> Station:
+        noise = step.service.noise(self.rng[4 + place])
+        done = self._over if self.plain else partial(self._done, place)
+        return Station(
+            self.agenda, step.policy, step.service.batch_s, noise, self.jobs, done, self._over
+        )
+
+    def send(self, now: float, job: int) -> None:
+        """Let a request in at the first steps, or at the version it is routed to."""
+        self.arrival_s[job] = now
+        if self.plain:
+            self.stations[0].arrive(now, job)
+            return
+        if self.rollout:
+            self.stations[self.rollout.route(job)].arrive(now, job)
+            return
+        self.left[job] = [len(step.after) for step in self.scenario.steps]
+        for place in self.firsts:
+            if not self.jobs.lost[job]:
+                self.stations[place].arrive(now, job)
+
+    def _done(self, place: int, now: float, job: int) -> None:
+        if self.rollout:
+            self.rollout.answered(now, job, place, now - self.arrival_s[job])
+        elif not self.plain:
+            if job not in self.left:
+                return  # lost in another branch
+            left = self.left[job]
+            left[place] = -1
+            for other in self.next[place]:
+                left[other] -= 1
+                if not left[other] and not self.jobs.lost[job]:
+                    self.stations[other].arrive(now, job)
+            if max(left) >= 0:
+                return
+        self._over(now, job)
+
+    def _over(self, now: float, job: int) -> None:
+        """Note the end of a request, answered or lost; its client thinks and asks again."""
+        self.left.pop(job, None)
+        self.finish_s[job] = now
+        if not self.open and self.sent < self.total:
+            think_s = self.scenario.arrivals.think_s
+            self.agenda.at(now + think_s * next(self.think) if think_s else now, self._ask)
+
+    def _ask(self, now: float, _: object = None) -> None:
+        if self.sent < self.total:
+            self.sent += 1
+            self.send(now, self.sent - 1)
+
+    def arrivals(self) -> Sequence[float]:
+        """Return the times of an open stream; let closed clients begin."""
+        arrivals = self.scenario.arrivals
+        if arrivals.law == "closed":
+            for _ in range(min(arrivals.clients, self.total)):
+                self.agenda.at(0.0, self._ask)
+            return ()
+        if arrivals.times_s:
+            return arrivals.times_s
+        gaps = self.rng[0].standard_exponential(self.total) / arrivals.rate_per_s
+        found: list[float] = np.cumsum(gaps).tolist()
+        return found
+
+
+def simulate_serving(scenario: Scenario) -> Served:
+    """Return what becomes of a scenario's requests: the same for the same seed.
+
+    Raises `InputError` for given times that are not one a request.
+    """
+    times = scenario.arrivals.times_s
+    if times and len(times) != scenario.warmup + scenario.requests:
+        raise InputError("a time for each request", f"{len(times)} times", "count them again")
+    run = _Run(scenario)
+    run.agenda.run(run.arrivals(), run.send)
+    cut, lost = scenario.warmup, np.array(run.jobs.lost)
+    arrival_s, finish_s = np.array(run.arrival_s), np.array(run.finish_s)
+    before, after = finish_s[:cut][~lost[:cut]], finish_s[cut:][~lost[cut:]]
+    start_s = float(before.max()) if len(before) else float(arrival_s[0])
+    names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
+    policies = [station.policy for station in run.stations]
+    kept = [(p, s.batches) for p, s in zip(policies, run.stations, strict=True)]
+    return Served(
+        arrival_s[cut:], finish_s[cut:], np.array(run.jobs.waited_s)[cut:],
+        np.array(run.jobs.level)[cut:], lost[cut:],
+        (start_s, float(after.max()) if len(after) else start_s),
+        dict(zip(names, kept, strict=True)), run.rollout,
+    )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Deployed int8 networks: whole numbers from layer to layer, equal to ONNX Runtime's to a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ascend_lab.chip import load_chip
+from ascend_lab.graph import GraphBuilder, evaluate
+from ascend_lab.graph.compile import compile_stages
+from ascend_lab.graph.onnx import import_onnx
+from ascend_lab.graph.passes import run_passes
+from ascend_lab.graph.tasks import run_tasks
+
+
+# -- QDQ models, written node by node -------------------------------------------------------------
+class Model:
+    """A QDQ model under construction: every activation a quantised pair behind it."""
+
+    def __init__(self, seed=0, kind="int8", per_channel=True):
+        self.rng, self.kind, self.per_channel = (
+            np.random.default_rng(seed),
+            np.dtype(kind),
+            per_channel,
+        )
+        self.nodes, self.tensors = [], []
+
+    def number(self, name, values):
+        self.tensors.append(numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def node(self, op, *inputs, **attrs):
+        name = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name, **attrs))
+        return name
+
+    def pair(self, x, scale, zero):
+        zero += 128 if self.kind == np.uint8 else 0
+        step = self.number(f"{x}_s{len(self.nodes)}", np.float32(scale))
+        point = self.number(f"{x}_z{len(self.nodes)}", self.kind.type(zero))
+        return self.node(
+            "DequantizeLinear", self.node("QuantizeLinear", x, step, point), step, point
+        )
+
+    def weight(self, shape, axis=0):
+        name = f"w{len(self.tensors)}"
+        whole = self.rng.integers(-127, 128, shape).astype(np.int8)
+        count = shape[axis] if self.per_channel else 1
+        scales = self.rng.uniform(0.5, 1.5, count).astype(np.float32) / 1000
+        q, s = (
+            self.number(name, whole),
+            self.number(f"{name}_s", scales if count > 1 else scales[0]),
+        )
+        z = self.number(f"{name}_z", np.zeros(count, np.int8) if count > 1 else np.int8(0))
+        return self.node("DequantizeLinear", q, s, z, **({"axis": axis} if count > 1 else {}))
+
+    def conv(self, x, c, k, r, *, stride=1, group=1):
+        bias = self.number(f"b{len(self.tensors)}", self.rng.normal(size=k).astype(np.float32))
+        attrs = {
+            "pads": [r // 2] * 4,
+            "strides": [stride] * 2,
+            "kernel_shape": [r, r],
+            "group": group,
+        }
+        return self.node("Conv", x, self.weight((k, c // group, r, r)), bias, **attrs)
+
+    def bytes(self, x, y, shape):
+        inputs = [helper.make_tensor_value_info(x, TensorProto.FLOAT, shape)]
+        outputs = [helper.make_tensor_value_info(y, TensorProto.FLOAT, ["a", "b"])]
+        graph = helper.make_graph(self.nodes, "qdq", inputs, outputs, self.tensors)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def residual_net(seed=0, *, zero=-7, per_channel=True, kind="int8"):
+    """Stem, pool, a block with a residual, pool and classifier; scales that use the range."""
+    m = Model(seed, kind, per_channel)
+    x = m.pair("x", 0.03, zero)
+    y = m.pair(m.node("Relu", m.conv(x, 3, 20, 3, stride=2)), 0.02, -128)
+    y = m.pair(m.node("MaxPool", y, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), 0.02, -128)
+    z = m.pair(m.node("Relu", m.conv(y, 20, 24, 3)), 0.03, -128)
+    z = m.pair(m.conv(z, 24, 20, 1), 0.05, 11)
+    y = m.pair(m.node("Relu", m.node("Add", z, y)), 0.04, -128)
+    y = m.pair(m.node("GlobalAveragePool", y), 0.02, zero)
+    y = m.pair(m.node("Flatten", y), 0.02, zero)
+    w, b = m.weight((10, 20)), m.number("fc", m.rng.normal(size=10).astype(np.float32))
+    y = m.pair(m.node("Gemm", y, w, b, transB=1), 0.02, 3)
+    return m.bytes("x", y, [2, 3, 19, 18]), 0.02
+
+
+def ort_run(model, feed):
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    data = model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feed)[0]
+
+
+def drawn(shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "per_channel", "zero"), [("int8", True, -7), ("int8", False, 0), ("uint8", False, 5)]
+)
+def test_folded_layers_equal_onnx_runtime_to_a_step(kind, per_channel, zero):
+    model, step = residual_net(zero=zero, per_channel=per_channel, kind=kind)
+    onnx.checker.check_model(model)
+    x = drawn((2, 3, 19, 18))
+    wanted = ort_run(model, {"x": x})
+    graph = run_passes(import_onnx(model))[0]
+    ops = [node.op for node in graph.nodes]
+    assert (ops.count("requantise"), ops.count("conv2d"), ops.count("add")) == (4, 3, 0)
+    got = next(iter(evaluate(graph, {"x": x}).values()))
+    assert np.abs(got - wanted).max() <= 1.001 * step
+    assert (np.abs(got - wanted) < step / 2).mean() > 0.9
+    assert np.unique(wanted).size > 8
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
+def test_kernels_compute_the_deployed_network(chip):
+    """Whole layers in a kernel each: nothing is converted between convolutions."""
+    model, step = residual_net()
+    x = drawn((2, 3, 19, 18), 2)
+    stages = compile_stages(import_onnx(model), chip)
+    tasks = [task.op for task in stages.compiled.tasks]
+    assert "conv2d+requantise+dequantise+add_dequantised+relu+quantise" in tasks or (
+        "conv2d+requantise+dequantise+add_dequantised+quantise" in tasks
+    )
+    assert tasks.count("conv2d+requantise") == 2
+    got = next(iter(run_tasks(stages.compiled, {"x": x.astype(np.float16)}).values()))
+    wanted = ort_run(model, {"x": x.astype(np.float16).astype(np.float32)})
+    assert np.abs(got.astype(np.float64) - wanted).max() <= 1.1 * step  # fp16 output
+
+
+def whole_conv(rng, c, k, *, groups=1, size=9, r=3, offset=-5, residual=False):
+    net = GraphBuilder("whole")
+    x = net.input("x", (2, c, size, size), "int8")
+    w = net.constant(rng.integers(-127, 128, (k, c // groups, r, r)).astype(np.int8))
+    s = net.constant((rng.uniform(0.5, 1, (k, 1, 1)) * 3e-4).astype(np.float32))
+    b = net.constant(rng.integers(-20000, 20000, (k, 1, 1)).astype(np.int32))
+    y = net.conv2d(x, w, pad=r // 2, pad_value=offset, groups=groups)
+    y = net.requantise(y, s, b, offset=3, relu=not residual)
+    if residual:
+        q = net.input("q", y.shape, "int8")
+        y = net.dequantise(y, scale=0.5, offset=3, dtype="fp16")
+        y = net.relu(net.add_dequantised(y, q, scale=0.3, offset=-4))
+        y = net.quantise(y, scale=1.0, offset=-100)
+    net.output(y)
+    return net.build()
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend310P3"])
+@pytest.mark.parametrize(
+    "sizes", [(40, 33, 1, True), (3, 64, 1, False), (48, 48, 48, False), (64, 32, 8, False)]
+)
+def test_int8_convolutions_are_exact_in_any_number_of_channels(sizes, chip):
+    """Odd blocks, groups, a pad that stands for zero, a residual in bytes."""
+    c, k, groups, residual = sizes
+    rng = np.random.default_rng(3)
+    graph = whole_conv(rng, c, k, groups=groups, residual=residual)
+    feed = {n: rng.integers(-128, 128, graph.types[n].shape).astype(np.int8) for n in graph.inputs}
+    compiled = compile_stages(graph, chip).compiled
+    assert sum(task.op.startswith("conv2d+requantise") for task in compiled.tasks) == 1
+    got, wanted = run_tasks(compiled, feed), evaluate(graph, feed)
+    for name, own in zip(graph.outputs, got.values(), strict=True):
+        assert np.abs(own.astype(int) - wanted[name]).max() <= (1 if residual else 0)
+        assert np.unique(own).size > 15
+
+
+def test_bytes_halve_the_traffic_of_a_convolution():
+    rng, chip = np.random.default_rng(0), load_chip("Ascend310P3")
+    net = GraphBuilder("half", "fp16")
+    x = net.input("x", (4, 64, 28, 28))
+    y = net.relu(net.conv2d(x, net.constant(rng.normal(size=(64, 64, 3, 3)).astype(np.float16)),
+                            pad=1))  # fmt: skip
+    net.output(y)
+    small = whole_conv(rng, 64, 64, size=28)
+    half, byte = (
+        next(op for op in compile_stages(g, chip).timeline().operators if "conv2d" in op.type)
+        for g in (net.build(), small)
+    )
+    assert byte.timeline.cycles < half.timeline.cycles
+    assert byte.timeline.macs * 2 == half.timeline.macs  # 2 images instead of 4

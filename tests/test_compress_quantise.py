@@ -1,0 +1,429 @@
+"""Quantised graphs: ready, fake-quantised as ONNX Runtime computes them, configured, recorded."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from ascend_lab.cli import ascend_lab as main
+from ascend_lab.compress import (
+    LayerPlan,
+    LayerScales,
+    Plan,
+    Quantised,
+    Rounding,
+    balance_factors,
+    batches_of,
+    fake_quantised,
+    layers_of,
+    output_error,
+    parse_config,
+    parse_records,
+    qdq_model,
+    quantise_graph,
+    read_records,
+    records_text,
+    save_records,
+    with_records,
+)
+from ascend_lab.compress.weights import gate
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph import GraphBuilder, evaluate, evaluate_all
+from ascend_lab.graph.onnx import export_onnx, save_onnx
+
+RNG = np.random.default_rng(5)
+ROWS = {"x": RNG.normal(size=(16, 3, 10, 10)).astype(np.float32)}
+
+
+def network(batch=4):
+    """A convolution with a norm, a depthwise one, a transposed one, products of both kinds."""
+    rng = np.random.default_rng(0)
+
+    def vector(size, low=-1.0, high=1.0):
+        return net.constant(rng.uniform(low, high, size).astype(np.float32))
+
+    net = GraphBuilder("net")
+    x = net.input("x", (batch, 3, 10, 10))
+    y = net.conv2d(x, net.weight((16, 3, 3, 3)), pad=1, name="first")
+    y = net.batch_norm(y, vector(16, 0.5, 2), vector(16), vector(16), vector(16, 0.5, 2))
+    y = net.relu(y, name="act")
+    y = net.relu(net.depthwise_conv2d(y, net.weight((16, 1, 3, 3)), pad=1, name="deep"))
+    y = net.conv_transpose2d(y, net.weight((16, 4, 2, 2)), stride=2, name="up")
+    y = net.reshape(y, shape=(batch, 1600))
+    y = net.relu(net.matmul(y, net.weight((1600, 12)), name="flat"))
+    net.output(net.gemm(y, net.weight((5, 12)), vector(5), trans_b=True, name="last"))
+    return net.build()
+
+
+def onnx_runtime(model, feed):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    data = model if isinstance(model, bytes) else model.SerializeToString()
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feed)[0]
+
+
+PLANS = {
+    "asymmetric": LayerPlan("ifmr"),
+    "symmetric": LayerPlan("kl"),
+    "per tensor": LayerPlan("minmax", channel_wise=False),
+    "sixteen bits": LayerPlan("minmax", bits=16),
+    "four bit weights": LayerPlan("minmax", weight_bits=4),
+    "balanced": LayerPlan("minmax", strength=0.5),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_onnx_runtime_computes_the_fake_quantised_values(name):
+    """Its fused int8 kernels too: all levels of optimisation are on."""
+    graph = network()
+    feeds = batches_of(graph, ROWS)
+    found = quantise_graph(graph, feeds, Plan(PLANS[name]))
+    fake, model = fake_quantised(found), qdq_model(found)
+    onnx.checker.check_model(model, full_check=True)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("QuantizeLinear") == 5
+    assert "BatchNormalization" not in kinds
+    for feed in feeds:
+        (mine,), theirs = evaluate(fake, feed).values(), onnx_runtime(model, feed)
+        close = 3e-7 if PLANS[name].bits == 8 else 2e-5  # sixteen bits are not summed exactly
+        assert np.abs(mine - theirs).max() <= close * np.abs(mine).max()
+    error = output_error(graph, fake, feeds)
+    assert error < (0.3 if PLANS[name].weight_bits == 4 else 0.03)
+
+
+def test_every_tensor_between_layers_equals_the_runtimes_to_one_step():
+    graph = network()
+    feed = batches_of(graph, ROWS)[0]
+    found = quantise_graph(graph, [feed], Plan(LayerPlan("ifmr")))
+    fake, model = evaluate_all(fake_quantised(found), feed), qdq_model(found)
+    for layer in found.layers:
+        source = found.graph.node(layer.name).inputs[0]
+        name = f"{source}_dequantised"
+        shown = onnx.ModelProto.FromString(model.SerializeToString())
+        shown.graph.output.insert(0, onnx.ValueInfoProto(name=name))
+        off = np.abs(onnx_runtime(shown, feed) - fake[f"{source}_fake"])
+        assert off.max() <= layer.scale * 1.001
+        assert np.mean(off > layer.scale / 2) < 1e-3
+
+
+def test_weights_lie_in_the_file_as_bytes():
+    graph = network()
+    found = quantise_graph(graph, batches_of(graph, ROWS))
+    model = qdq_model(found)
+    kinds = {t.name: t.data_type for t in model.graph.initializer}
+    whole = [n for n, kind in kinds.items() if kind == onnx.TensorProto.INT8 and "/whole" in n]
+    assert len(whole) == 5
+    assert sum(kind == onnx.TensorProto.INT32 for kind in kinds.values()) >= 2, "biases"
+    assert model.ByteSize() < export_onnx(found.graph).ByteSize() / 2.5
+
+
+def test_channels_beat_tensors_and_depthwise_layers_gain_most():
+    rng = np.random.default_rng(2)
+    net = GraphBuilder("deep")
+    x = net.input("x", (2, 8, 6, 6))
+    spread = np.geomspace(0.02, 3, 8)[:, None, None, None]
+    weights = (rng.normal(size=(8, 1, 3, 3)) * spread).astype(np.float32)
+    y = net.depthwise_conv2d(x, net.constant(weights), pad=1)
+    net.output(net.mul(y, net.constant((1 / spread[:, 0]).astype(np.float32))))
+    graph = net.build()
+    feeds = batches_of(graph, {"x": rng.normal(size=(8, 8, 6, 6)).astype(np.float32)})
+    each, one = (
+        output_error(graph, fake_quantised(quantise_graph(graph, feeds, Plan(plan))), feeds)
+        for plan in (LayerPlan("minmax"), LayerPlan("minmax", channel_wise=False))
+    )
+    assert each < one / 10
+
+
+def test_balance_helps_where_one_channel_dominates():
+    rng = np.random.default_rng(3)
+    net = GraphBuilder("product")
+    x = net.input("x", (32, 16))
+    net.output(net.matmul(x, net.constant(rng.normal(size=(16, 8)).astype(np.float32))))
+    graph = net.build()
+    rows = rng.normal(size=(64, 16)).astype(np.float32)
+    rows[:, 3] *= 80
+    feeds = batches_of(graph, {"x": rows})
+    noise = []
+    for strength in (None, 0.5):
+        found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", strength=strength)))
+        wanted, fake = (evaluate(g, feeds[0]) for g in (graph, fake_quantised(found)))
+        others = [w - f for w, f in zip(wanted.values(), fake.values(), strict=True)]
+        noise.append(float(np.mean(np.square(others))))
+    assert noise[1] < noise[0] / 4
+    assert len(found.layers[0].balance) == 16
+
+
+def test_balance_factors_are_those_of_the_original():
+    """Rows 2 and 3 are zero in one of the two: golden values of AMCT's code."""
+    x = np.cos(np.arange(48)).reshape(4, 12) * np.array([1, 10, 0, 5])[:, None]
+    w = np.sin(np.arange(24)).reshape(4, 6)
+    w[3] = 0
+    found = balance_factors(np.abs(x).max(axis=1), np.abs(w).max(axis=1))
+    assert found == pytest.approx([1.021193, 3.162231, 3.192183, 1.580930], abs=2e-6)
+    assert balance_factors(np.zeros(2), np.zeros(2)).tolist() == [1, 1]
+    with pytest.raises(InputError, match="strength"):
+        balance_factors(x[:, 0], w[:, 0], 0.1)
+
+
+def test_learned_rounding_brings_a_layer_closer_than_rounding_to_the_nearest():
+    rng = np.random.default_rng(4)
+    net = GraphBuilder("product")
+    x = net.input("x", (64, 12))
+    net.output(net.matmul(x, net.constant(rng.normal(size=(12, 6)).astype(np.float32))))
+    graph = net.build()
+    rows = (rng.normal(size=(64, 3)) @ rng.normal(size=(3, 12))).astype(np.float32)
+    feeds = batches_of(graph, {"x": rows})
+    error = {}
+    for steps in (1, 600):
+        how = Rounding(steps, rate=0.02)
+        found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", weight_bits=3, rounding=how)))
+        error[steps] = output_error(graph, fake_quantised(found), feeds)
+        grid = found.graph.constants[found.graph.nodes[0].inputs[1]].array()
+        steps_of = grid / np.float32(found.layers[0].weight_scales)
+        assert np.abs(steps_of - np.rint(steps_of)).max() < 1e-4
+    assert error[600] < 0.7 * error[1]
+    h, slope = gate(np.array([-9.0, 0.0, 9.0]))
+    assert h.tolist() == [0, 0.5, 1]
+    assert slope.tolist() == [0, 0.3, 0]
+
+
+# -- plans, files ---------------------------------------------------------------------------------
+CONFIG = """
+# of all layers
+batch_num: 2
+activation_offset: false
+skip_layers: "up"
+common_config {
+  arq_quantize { channel_wise: true quant_bits: 7 }
+  ifmr_quantize { search_range_start: 0.8 search_range_end: 1.2 search_step: 0.02 }
+}
+override_layer_types { layer_type: "Gemm" calibration_config {
+  hfmg_quantize { num_of_bins: 1024 asymmetric: true } } }
+override_layer_configs { layer_name: "deep" calibration_config {
+  arq_quantize { channel_wise: false } ifmr_quantize { dst_type: INT16 }
+  dmq_balancer { migration_strength: 0.4 } } }
+"""
+
+
+def test_a_configuration_file_says_what_happens_to_each_layer():
+    plan = parse_config(CONFIG)
+    assert plan.batches == 2 and plan.fold
+    assert plan.common.options["ratios"] == pytest.approx(np.arange(0.8, 1.199, 0.02))
+    graph = network()
+    found = quantise_graph(graph, batches_of(graph, ROWS), plan)
+    by_name = {layer.name: layer for layer in found.layers}
+    assert list(by_name) == ["first", "deep", "flat", "last"]
+    assert [layer.bits for layer in found.layers] == [8, 16, 8, 8]
+    assert [layer.weight_bits for layer in found.layers] == [7, 8, 7, 7]
+    assert [layer.offset == 0 for layer in found.layers] == [True, True, False, False]
+    assert len(by_name["deep"].weight_scales) == 1
+    assert plan.layers["deep"].strength == 0.4
+
+
+def test_layers_stay_out_of_it_by_type_and_norms_by_name():
+    graph = network()
+    feeds = batches_of(graph, ROWS)
+    text = 'skip_layer_types: ["Conv2d", "ConvTranspose2d"] skip_fusion_layers: "first"'
+    found = quantise_graph(graph, feeds, parse_config(text))
+    assert [layer.name for layer in found.layers] == ["flat", "last"]
+    assert any(node.op == "batch_norm" for node in found.graph.nodes)
+    found = quantise_graph(graph, feeds, parse_config("do_fusion: false"))
+    assert any(node.op == "batch_norm" for node in found.graph.nodes)
+    assert output_error(graph, found.graph, feeds) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batch: 1", "batch"),
+        ("batch_num: 0", "batch_num"),
+        ("batch_num: 1 batch_num: 2", "batch_num once"),
+        ("batch_num: many", "batch_num"),
+        ("batch_num 1", "colon"),
+        ("do_fusion: 1", "do_fusion"),
+        ("skip_layers: fc", "skip_layers"),
+        ("common_config { ifmr_quantize { } hfmg_quantize { } }", "both"),
+        ("common_config { arq_quantize { } ada_quantize { } }", "both"),
+        ("common_config { hfmg_quantize { num_of_bins: 1000 } }", "num_of_bins"),
+        ("common_config { arq_quantize { quant_bits: 9 } }", "quant_bits"),
+        ("common_config { ifmr_quantize { search_step: 0 } }", "search_step"),
+        ("common_config { ifmr_quantize { max_percentile: 1.5 } }", "max_percentile"),
+        ("common_config { ifmr_quantize { dst_type: INT4 } }", "dst_type"),
+        ("common_config { dmq_balancer { migration_strength: 0.9 } }", "migration_strength"),
+        ("common_config { nuq_quantize { } }", "not public"),
+        ("common_config {", "the end"),
+        ("}", "one of the keys"),
+        ("override_layer_types { calibration_config { } }", "layer_type"),
+        ('skip_layers: "a', "text"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_refused_by_its_key(text, words):
+    with pytest.raises(AscendLabError, match=words) as caught:
+        parse_config(text, where="my.cfg")
+    assert str(caught.value).startswith("my.cfg: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['skip_layers: "none"', 'skip_layer_types: "Conv9"', "batch_num: 5",
+     'override_layer_configs { layer_name: "x" calibration_config { } }',
+     'skip_layer_types: ["Conv", "Linear", "ConvTranspose"]'],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_the_graph_is_refused(text):
+    graph = network()
+    with pytest.raises(InputError):
+        quantise_graph(graph, batches_of(graph, ROWS), parse_config(text))
+
+
+def test_records_are_written_and_read_back(tmp_path):
+    graph = network()
+    feeds = batches_of(graph, ROWS)
+    found = quantise_graph(graph, feeds, Plan(LayerPlan(strength=0.5)))
+    file = tmp_path / "record.txt"
+    save_records(found.layers, file)
+    layers = read_records(file)
+    assert [layer.name for layer in layers] == [layer.name for layer in found.layers]
+    again = with_records(graph, layers)
+    one, two = (evaluate(fake_quantised(each), feeds[0]) for each in (found, again))
+    for name, value in one.items():
+        assert np.allclose(two[name], value, atol=2e-3)
+
+
+def test_a_published_record_is_read():
+    text = """record {
+      key: "conv1"
+      value { scale_d: 0.00392156886 offset_d: -128 scale_w: [0.1, 0.25] offset_w: 0
+              skip_fusion: true dst_type: INT8 } }"""
+    (layer,) = parse_records(text)
+    assert layer == LayerScales("conv1", 0.00392156886, -128, (0.1, 0.25))
+    assert parse_records(records_text([layer])) == (layer,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('record { key: "a" value { scale_d: 1 } }', "scale_w"),
+        ('record { key: "a" value { scale_d: 0 scale_w: 1 } }', "above 0"),
+        ('record { key: "a" value { scale_d: nan scale_w: 1 } }', "scale_d"),
+        ('record { key: "a" value { scale_d: 1 scale_w: 1 offset_d: 200 } }', "offset"),
+        ('record { key: "a" value { scale_d: 1 scale_w: 1 offset_w: 3 } }', "symmetric"),
+        ('record { key: "a" value { scale_h: 1 } }', "recurrent"),
+        ('record { value { scale_d: 1 scale_w: 1 } }', "key"),
+        ('record { key: "a" value { scale_d: 1 scale_w: 1 } } ' * 2, "twice"),
+        ("prune_record { }", "pruning"),
+        ("record " * 3, "record"),
+        ("\x00", "protobuf"),
+        ("record {" * 40, "key"),
+    ],
+)  # fmt: skip
+def test_records_that_cannot_be_are_refused(text, words):
+    with pytest.raises(AscendLabError, match=words):
+        parse_records(text)
+
+
+def test_what_a_graph_has_not_is_refused():
+    graph = network()
+    feeds = batches_of(graph, ROWS)
+    with pytest.raises(InputError, match="layer"):
+        fake_quantised(Quantised(graph, (LayerScales("act", 1.0, 0, (1.0,)),)))
+    with pytest.raises(InputError, match="one a channel"):
+        fake_quantised(Quantised(graph, (LayerScales("first", 1.0, 0, (1.0, 2.0)),)))
+    with pytest.raises(UnsupportedError, match="8 or 16"):
+        qdq_model(quantise_graph(graph, feeds, Plan(LayerPlan(bits=4))))
+    for arrays in (
+        {}, {"y": ROWS["x"]}, {"x": ROWS["x"][:3]}, {"x": ROWS["x"][..., :4]},
+        {"x": np.float32(1)}, {"x": ROWS["x"], "y": ROWS["x"]},
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            batches_of(graph, arrays)
+    bad = ROWS["x"].copy()
+    bad[0, 0, 0, 0] = np.nan
+    with pytest.raises(InputError, match="finite"):
+        quantise_graph(graph, batches_of(graph, {"x": bad}))
+    assert len(layers_of(graph)) == 5
+
+
+# -- command --------------------------------------------------------------------------------------
+def run(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def files(tmp_path):
+    save_onnx(network(), tmp_path / "net.onnx")
+    np.savez(tmp_path / "x.npz", **ROWS)
+    return tmp_path
+
+
+def test_the_command_writes_a_model_that_runs(files, capsys):
+    words = ("quantize", files / "net.onnx", "--calibration", files / "x.npz")
+    out_file, records = files / "q.onnx", files / "r.txt"
+    more = ("--method", "kl", "--output", out_file, "--records", records, "--json", "-")
+    code, out, err = run(capsys, *words, *more)
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert [row["op"] for row in data["layers"]] == ["conv2d"] * 2 + [
+        "conv_transpose2d", "matmul", "gemm"]  # fmt: skip
+    assert data["size_bytes"] == out_file.stat().st_size < data["float_bytes"]
+    assert 0 < data["output_error"] < 0.1
+    assert [layer.name for layer in read_records(records)] == [r["name"] for r in data["layers"]]
+    feed = {"x": ROWS["x"][:4]}
+    wanted = onnx_runtime((files / "net.onnx").read_bytes(), feed)
+    off = onnx_runtime(out_file.read_bytes(), feed) - wanted
+    assert np.linalg.norm(off) < 0.1 * np.linalg.norm(wanted)
+    code, out, err = run(capsys, *words, "--output", out_file)
+    assert (code, err) == (0, "") and "off by" in out
+
+
+def test_a_model_of_any_batch_stays_one(files, capsys):
+    model = onnx.load(files / "net.onnx")
+    for entry in (*model.graph.input, *model.graph.output):
+        entry.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    for tensor in model.graph.initializer:
+        if tensor.name == "int64_constant":
+            shape = onnx.numpy_helper.to_array(tensor).copy()
+            shape[0] = -1
+            tensor.CopyFrom(onnx.numpy_helper.from_array(shape, tensor.name))
+    onnx.save(model, files / "open.onnx")
+    words = ("quantize", files / "open.onnx", "--calibration", files / "x.npz")
+    code, out, err = run(capsys, *words, "--output", files / "q.onnx", "--json", "-")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["batch"] == "any"
+    for rows in (1, 7):
+        assert (
+            onnx_runtime((files / "q.onnx").read_bytes(), {"x": ROWS["x"][:rows]}).shape[0] == rows
+        )
+
+
+def test_the_command_refuses_in_one_line_and_leaves_files_alone(files, capsys):
+    net, samples, target = files / "net.onnx", files / "x.npz", files / "q.onnx"
+    target.write_bytes(b"mine")
+    (files / "bad.cfg").write_text("batch_num: 0")
+    (files / "ifmr.cfg").write_text("common_config { ifmr_quantize { } }")
+    np.savez(files / "nan.npz", x=np.full((4, 3, 10, 10), np.nan, np.float32))
+    np.savez(files / "few.npz", x=ROWS["x"][:2])
+    np.savez(files / "other.npz", y=ROWS["x"])
+    usual = ("--calibration", samples, "--output", target)
+    for words in (
+        (net, "--output", target), (net, "--calibration", samples), (files / "none.onnx", *usual),
+        (files, *usual), (samples, *usual), (net, *usual, "--method", "mean"),
+        (net, *usual, "--config", files / "bad.cfg"), (net, *usual, "--config", files / "none"),
+        (net, *usual, "--config", files / "ifmr.cfg", "--method", "kl"),
+        (net, *usual, "--config", net),
+        *((net, "--calibration", files / f"{name}.npz", "--output", target)
+          for name in ("nan", "few", "other", "none")),
+        (net, "--calibration", samples, "--output", net),
+        (net, "--calibration", samples, "--output", files),
+        (net, "--calibration", samples, "--output", "-"),
+        (net, *usual, "--records", target), ("zoo:none", *usual),
+    ):  # fmt: skip
+        code, out, err = run(capsys, "quantize", *words)
+        assert (code, out, err.count("\n")) == (2, "", 1), (words, err)
+        assert target.read_bytes() == b"mine"

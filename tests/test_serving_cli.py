@@ -1,0 +1,232 @@
+"""`ascend-lab serve-sim`: the answers' keys, models as servers, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ascend_lab.cli import ascend_lab as main
+from ascend_lab.graph import zoo
+from ascend_lab.graph.compile import compile_stages
+from ascend_lab.serving import affine, closed_forms, read_scenario
+from ascend_lab.serving.times import batch_sizes
+
+PLAIN = """
+[service]
+law = "exponential"
+mean_s = 1.0
+[arrivals]
+law = "poisson"
+rate_per_s = 3.0
+[server]
+instances = 1
+max_batch = 4
+max_delay_s = 0.0
+queue_limit = 0
+[run]
+requests = 30000
+seed = 4
+"""
+Simulate = Callable[..., Any]
+
+
+@pytest.fixture
+def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Simulate:
+    def found(text: str, *flags: str) -> Any:
+        config = tmp_path / "server.toml"
+        config.write_text(text, "utf-8")
+        code = main(["serve-sim", str(config), "--json", "-", *flags])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    return found
+
+
+def test_the_answer_has_the_promised_keys_and_values(simulate: Simulate) -> None:
+    data = simulate(PLAIN)
+    assert {"throughput_per_s", "latency_s", "wait_s", "mean_batch", "utilisation", "lost"} <= set(
+        data
+    )
+    assert set(data["latency_s"]) == {"p50", "p95", "p99", "mean"}
+    queue, size = closed_forms.batches(3, 1, 4)
+    assert data["throughput_per_s"] == pytest.approx(3, rel=0.02)
+    assert data["latency_s"]["mean"] == pytest.approx(queue.W, rel=0.1)
+    assert data["wait_s"]["mean"] == pytest.approx(queue.Wq, rel=0.15)
+    assert data["mean_batch"] == pytest.approx(size, rel=0.02)
+    assert data["utilisation"] == pytest.approx(queue.utilisation, abs=0.01)
+    assert (data["lost"], data["served"]) == (0, 30000)
+    assert simulate(PLAIN) == data
+    assert simulate(PLAIN.replace("seed = 4", "seed = 5")) != data
+
+
+def test_text_and_figure_say_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulate: Simulate
+) -> None:
+    data = simulate(PLAIN)
+    figure = tmp_path / "f.svg"
+    assert main(["serve-sim", str(tmp_path / "server.toml"), "--figure", str(figure)]) == 0
+    out = capsys.readouterr().out
+    assert f"{data['throughput_per_s']:.6g} requests/s (simulated), 30000 answered, 0 lost" in out
+    assert out.count("batch    ") == 4 and "####" in out
+    assert "<svg" in figure.read_text("utf-8")
+
+
+def test_a_network_on_a_chip_is_a_server(simulate: Simulate) -> None:
+    text = '[service]\nmodel = "zoo:squeezenet"\nchip = "Ascend310"\n'
+    text += "[arrivals]\nrate_per_s = 200\n[server]\nmax_batch = 4\n[run]\nrequests = 2000\n"
+    data = simulate(text)
+    seconds = data["service"]["model"]["seconds"]
+    own = {b: compile_stages(zoo.build("squeezenet", batch=b), "Ascend310").timeline().time_s
+           for b in (1, 4)}  # fmt: skip
+    assert [seconds["1"], seconds["4"]] == pytest.approx([own[1], own[4]], rel=1e-12)
+    assert data["service"]["model"]["worst_error"] < 0.1
+    assert data["latency_s"]["p50"] > own[1] * (1 - 1e-9)
+    top = 'model = "zoo:squeezenet"\nchip = "Ascend310"\n' + text.split("\n", 3)[3]
+    assert simulate(top) == data
+    table = '[model]\nname = "zoo:squeezenet"\nchip = "Ascend310"\n' + text.split("\n", 3)[3]
+    assert simulate(table) == data
+
+
+def test_a_line_through_times_says_how_far_they_lie_from_it() -> None:
+    line = affine({b: 1.8874 + 0.1438 * b for b in (1, 2, 4, 128)})
+    assert (line.mean_s, line.per_item_s) == pytest.approx((1.8874, 0.1438))
+    assert line.worst_error < 1e-12
+    assert affine({1: 1.0, 2: 4.0}).mean_s == 0
+    assert affine({1: 1.0, 2: 1.0, 3: 1.5}).worst_error > 0.1
+    assert batch_sizes(1) == [1]
+    assert batch_sizes(6) == [1, 2, 4, 6]
+
+
+def test_further_tables_are_read_and_reported(simulate: Simulate) -> None:
+    data = simulate(PLAIN.replace("rate_per_s = 3.0", "rate_per_s = 0.8")
+                    .replace("max_batch = 4", "max_batch = 1") + """
+[[priorities]]
+share = 3
+[[priorities]]
+share = 5
+timeout_s = 50
+action = "delay"
+[[failures]]
+instance = 0
+at_s = 100
+repair_s = 5
+""")  # fmt: skip
+    waits = [row["wait_s"]["mean"] for row in data["priorities"]]
+    assert waits == pytest.approx([1.142857, 5.714286], rel=0.2)
+    data = simulate("""
+[[steps]]
+name = "decode"
+[[steps]]
+name = "classify"
+after = ["decode"]
+service = {mean_s = 0.5}
+[service]
+law = "exponential"
+mean_s = 1
+[arrivals]
+rate_per_s = 0.5
+[run]
+requests = 30000
+""")
+    assert data["latency_s"]["mean"] == pytest.approx(closed_forms.tandem(0.5, [1, 0.5]), rel=0.05)
+    assert set(data["steps"]) == {"decode", "classify"}
+
+
+CANARY = """
+[service]
+law = "exponential"
+mean_s = 0.01
+[arrivals]
+rate_per_s = 50
+[run]
+requests = 20000
+[canary]
+stages = [0.1, 0.5, 1.0]
+window = 500
+max_error_rate = 0.02
+max_p95_s = 0.2
+[[versions]]
+name = "1"
+[[versions]]
+name = "2"
+"""
+
+
+def test_a_canary_is_promoted_or_rolled_back_and_loses_nothing(simulate: Simulate) -> None:
+    good = simulate(CANARY)
+    assert good["canary"]["outcome"] == "promoted"
+    assert [row["share"] for row in good["canary"]["history"]] == [0.1, 0.5, 1.0]
+    wrong = simulate(CANARY + "error_rate = 0.2\n")
+    slow = simulate(CANARY + "service = {mean_s = 0.1}\n")
+    for data, why in ((wrong, "error rate"), (slow, "p95")):
+        assert data["canary"]["outcome"] == "rolled back"
+        assert why in data["canary"]["history"][-1]["decision"]
+        assert (data["lost"], data["served"], data["canary"]["share"]) == (0, 20000, 0)
+        rows = data["canary"]["versions"]
+        assert rows["1"]["answered"] + rows["2"]["answered"] == 22000  # the warm-up too
+
+
+WRONG = {
+    "rate_per_s = 3.0": ("rate_per_s = nan", "rate_per_s = -1", "rate_per_s = 0",
+                         'rate_per_s = "3"', "rate_per_s = true", "rate_per_s = 1e300", ""),
+    'law = "poisson"': ('law = "normal"', "law = 3", 'law = "closed"'),
+    'law = "exponential"': ('law = "erlang"', 'law = "erlang"\nshape = 0', 'law = ""', "",
+                            'law = "erlang"\nshape = 1.5', 'model = "zoo:nothing"\nchip="Toy"'),
+    "mean_s = 1.0": ("mean_s = -1", "mean_s = 0", "", "mean_s = []", 'model = "x.onnx"'),
+    "instances = 1": ("instances = 0", "instances = 1.0", "instances = 99999999", "instance = 1"),
+    "max_batch = 4": ("max_batch = 0", "max_batch = 10000000", "preferred = [9]",
+                      "preferred = []"),
+    "max_delay_s = 0.0": ("max_delay_s = -1", "max_delay_s = nan"),
+    "queue_limit = 0": ("queue_limit = -1", "queue_limit = 0.5", "loss = 1"),
+    "requests = 30000": ("requests = 0", "requests = 10000000000", 'requests = "many"'),
+    "seed = 4": ("seed = -1", "seed = 1.5", "warmup = -1"),
+    "[run]": ("[runs]", "[[run]]", "[[priorities]]\nshare = 0\n[run]",
+              "[[failures]]\ninstance = 4\nat_s = 1\nrepair_s = 1\n[run]",
+              "[canary]\n[run]", '[[versions]]\nname = "1"\n[run]', "[[steps]]\n[run]",
+              '[[steps]]\nname = "a"\nafter = ["a"]\n[run]', 'server = 3\n[run]',
+              "[run", '[[steps]]\nname = "a"\nserver = {instances = -1}\n[run]'),
+}  # fmt: skip
+BAD = [(old, new) for old, many in WRONG.items() for new in many]
+
+
+@pytest.mark.parametrize(("old", "new"), BAD)
+def test_a_wrong_file_is_one_line(
+    old: str, new: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(PLAIN.replace(old, new), "utf-8")
+    assert main(["serve-sim", str(config), "--json", str(tmp_path / "out.json")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1), err
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])
+def test_no_file_a_folder_and_no_picture(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(PLAIN, "utf-8")
+    words = [str(tmp_path / name)]
+    if name == "picture.gif":
+        words = [str(config), "--figure", *words]
+    assert main(["serve-sim", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_model_stands_beside_its_file(tmp_path: Path) -> None:
+    from ascend_lab.graph.onnx import save_onnx
+
+    save_onnx(zoo.build("squeezenet"), tmp_path / "net.onnx")
+    config = tmp_path / "server.toml"
+    config.write_text('model = "net.onnx"\nchip = "Ascend310"\n[arrivals]\nrate_per_s = 1\n')
+    (seconds,) = read_scenario(config).scenario.steps[0].service.seconds
+    own = compile_stages(zoo.build("squeezenet"), "Ascend310").timeline().time_s
+    assert seconds == pytest.approx(own, rel=0.05)
+    assert np.isfinite(seconds)

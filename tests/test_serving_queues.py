@@ -1,0 +1,367 @@
+"""The simulated server against queueing theory, a recursion of its own, and simpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.serving import (
+    Arrivals,
+    Failure,
+    Level,
+    Policy,
+    Scenario,
+    Served,
+    Service,
+    Step,
+    interval,
+    simulate_serving,
+)
+from ascend_lab.serving import closed_forms as theory
+
+ONE = Policy()
+EXPONENTIAL, DETERMINISTIC = Service("exponential", 1.0), Service("deterministic", 1.0)
+
+
+def served(
+    rate: float, service: Service, policy: Policy = ONE, n: int = 40_000, **how: Any
+) -> Served:
+    arrivals = how.pop("arrivals", Arrivals(rate_per_s=rate))
+    return simulate_serving(
+        Scenario(arrivals, (Step("model", service, policy),), n, how.get("seed", 3), n // 10)
+    )
+
+
+# -- closed forms against values from textbooks and exact chains ----------------------------------
+def close(found: float, value: float) -> bool:
+    return math.isclose(found, value, rel_tol=2e-6, abs_tol=1e-7)
+
+
+def test_single_queues_have_the_values_of_the_textbook() -> None:
+    mm1, md1 = theory.mg1(0.8, 1), theory.mg1(0.8, 1, 0)
+    assert (mm1.L, mm1.W, mm1.Wq, mm1.Lq) == pytest.approx((4, 5, 4, 3.2))
+    assert close(theory.mm1_percentile(0.8, 1, 0.95), 14.97866)
+    assert (md1.Wq, md1.W, md1.L, md1.Lq) == pytest.approx((2, 3, 2.4, 1.6))
+    assert theory.mg1(0.8, 1, 4).Wq == pytest.approx(10)
+    erlang2 = theory.mg1(0.7, 1, 1 / 2)
+    assert (erlang2.Wq, erlang2.L) == pytest.approx((1.75, 1.925))
+    lost = theory.mm1k(0.8, 1, 5)
+    assert close(lost.blocked, 0.0888195) and close(lost.L, 1.868332) and close(lost.W, 2.563065)
+    assert theory.shared(0.8, 1, 3) == pytest.approx(15)
+
+
+def test_many_servers_levels_and_tandems_have_the_values_of_the_textbook() -> None:
+    for load, c, waits, wq, number in (
+        (1.6, 2, 0.711111, 1.777778, 4.444444),
+        (3.2, 4, 0.596432, 0.745541, 5.585730),
+    ):
+        found = theory.mmc(load, 1, c)
+        assert theory.erlang_c(load, c) == pytest.approx(waits, abs=1e-6)
+        assert (found.Wq, found.L) == pytest.approx((wq, number), abs=1e-6)
+    assert close(theory.erlang_b(8, 10), 0.1216611)
+    assert theory.priorities([0.3, 0.5], 1) == pytest.approx([1.142857, 5.714286], abs=1e-6)
+    assert theory.tandem(0.5, [1, 1 / 2, 1 / 4]) == pytest.approx(2.952381, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rate", "most", "values"),
+    [
+        (
+            1.5,
+            2,
+            (0.8228757, 0.1056119, 4.155105, 5.655105, 3.770070, 1.677124, 4.645751, 5.145751),
+        ),
+        (3, 4, (0.8881797, 0.0359341, 7.657496, 10.657496, 3.552499, 3.111820, 7.942917, 9.442917)),
+    ],
+)
+def test_batch_service_has_the_values_of_the_chain(
+    rate: float, most: int, values: tuple[float, ...]
+) -> None:
+    queue, size = theory.batches(rate, 1, most)
+    idle = 1 - queue.utilisation
+    found = (theory.batch_root(rate, 1, most), idle, queue.Lq, queue.L, queue.W, size,
+             theory.joined_batches(rate, 1, most),
+             theory.joined_batches(rate, 1, most, full=True))  # fmt: skip
+    assert found == pytest.approx(values, abs=1e-6)
+    chain, same = theory.growing_batches(rate, 0, 1, most)
+    assert (chain.L, chain.W, same) == pytest.approx((queue.L, queue.W, size), rel=1e-8)
+
+
+def test_other_batch_services_come_from_the_chain() -> None:
+    two, size = theory.growing_batches(3, 0, 1, 4, least=2)
+    assert (two.L, 1 - two.utilisation, size) == pytest.approx((10.234486, 0.0971897, 3.322957))
+    grows, size = theory.growing_batches(0.8, 0.1438, 1.8874, 4)
+    assert (grows.L, grows.W, size) == pytest.approx((3.896861, 4.871076, 2.054927))
+
+
+@pytest.mark.parametrize(
+    ("rate", "size", "w", "bound", "busy"),
+    [
+        (0.695410, 1.711549, 3.145885, 3.298182, 0.866860),
+        (2.086231, 5.631637, 4.224800, 4.226154, 0.999184),
+        (3.477051, 13.125196, 5.901865, 5.901867, 0.99999917),
+        (5.563282, 52.500695, 14.714722, 14.714722, 1.0),
+    ],
+)
+def test_batches_without_a_maximum_have_the_published_response_time(
+    rate: float, size: float, w: float, bound: float, busy: float
+) -> None:
+    """V100, ResNet-50: a = 0.1438 ms, t0 = 1.8874 ms (Inoue, arXiv 1912.06322)."""
+    found = theory.take_all(rate, 0.1438, 1.8874)
+    values = (found.mean_batch, found.W, found.bound, found.utilisation)
+    assert values == pytest.approx((size, w, bound, busy), rel=1e-6)
+
+
+# -- the simulator inside 99 % intervals ----------------------------------------------------------
+CASES: dict[str, tuple[float, Service, Policy, theory.Queue]] = {
+    "M/M/1": (0.8, EXPONENTIAL, Policy(), theory.mg1(0.8, 1)),
+    "M/D/1": (0.8, DETERMINISTIC, Policy(), theory.mg1(0.8, 1, 0)),
+    "M/E2/1": (0.7, Service("erlang", 1, shape=2), Policy(), theory.mg1(0.7, 1, 0.5)),
+    "M/G/1": (0.5, Service("gamma", 1, shape=0.25), Policy(), theory.mg1(0.5, 1, 4)),
+    "M/M/2": (1.6, EXPONENTIAL, Policy(2), theory.mmc(1.6, 1, 2)),
+    "M/M/4": (3.2, EXPONENTIAL, Policy(4), theory.mmc(3.2, 1, 4)),
+    "M/M/1/5": (0.8, EXPONENTIAL, Policy(levels=(Level(queue_limit=4),)), theory.mm1k(0.8, 1, 5)),
+    "batches of 2": (1.5, EXPONENTIAL, Policy(max_batch=2), theory.batches(1.5, 1, 2)[0]),
+    "batches of 4": (3, EXPONENTIAL, Policy(max_batch=4), theory.batches(3, 1, 4)[0]),
+    "growing batches": (
+        0.8, Service("exponential", 1.8874, 0.1438), Policy(max_batch=8),
+        theory.growing_batches(0.8, 0.1438, 1.8874, 8)[0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_queue_is_what_theory_says(name: str) -> None:
+    rate, service, policy, queue = CASES[name]
+    found = served(rate, service, policy)
+    assert queue.Wq in interval(found.wait_s[~found.lost])
+    assert queue.W in interval(found.latency_s)
+    assert queue.blocked in interval(found.lost) or not found.lost.any()
+    assert found.utilisation() == pytest.approx(queue.utilisation, abs=0.02)
+    if name == "M/M/1":
+        below = found.latency_s < theory.mm1_percentile(rate, 1, 0.95)
+        assert 0.95 in interval(below)
+
+
+@pytest.mark.parametrize("rate", [0.695410, 2.086231, 3.477051])
+def test_deterministic_batches_are_what_the_chain_says(rate: float) -> None:
+    exact = theory.take_all(rate, 0.1438, 1.8874)
+    found = served(rate, Service("deterministic", 1.8874, 0.1438), Policy(max_batch=512))
+    assert exact.W in interval(found.latency_s)
+    assert exact.mean_batch in interval(found.batches())
+    assert found.utilisation() == pytest.approx(exact.utilisation, abs=0.01)
+
+
+def test_nobody_waits_in_a_loss_system() -> None:
+    found = served(8, EXPONENTIAL, Policy(10, loss=True))
+    assert theory.erlang_b(8, 10) in interval(found.lost)
+    assert not found.wait_s.any()
+
+
+def test_priorities_wait_as_cobham_says() -> None:
+    found = served(0.8, EXPONENTIAL, Policy(levels=(Level(0.3), Level(0.5))), 100_000)
+    for level, wq in enumerate(theory.priorities([0.3, 0.5], 1)):
+        assert wq in interval(found.wait_s[found.level == level])
+
+
+def test_a_tandem_is_the_sum_of_its_queues() -> None:
+    steps = tuple(
+        Step(f"s{n}", Service("exponential", s), after=(f"s{n - 1}",) if n else ())
+        for n, s in enumerate((1.0, 0.5, 0.25))
+    )
+    found = simulate_serving(Scenario(Arrivals(rate_per_s=0.5), steps, 40_000, 2, 4000))
+    assert theory.tandem(0.5, [1, 0.5, 0.25]) in interval(found.latency_s)
+    assert found.utilisation("s1") == pytest.approx(0.25, abs=0.01)
+
+
+def test_branches_of_an_ensemble_run_side_by_side() -> None:
+    """Without queues the time of a diamond is its longest way."""
+    many = Policy(50)
+    steps = (
+        Step("in", Service("deterministic", 1), many),
+        Step("left", Service("deterministic", 5), many, ("in",)),
+        Step("right", Service("deterministic", 2), many, ("in",)),
+        Step("out", Service("deterministic", 3), many, ("left", "right")),
+    )
+    found = simulate_serving(Scenario(Arrivals(rate_per_s=0.1), steps, 500))
+    assert found.latency_s == pytest.approx(9)
+
+
+def test_closed_clients_obey_littles_law() -> None:
+    arrivals = Arrivals("closed", clients=5, think_s=2, think_law="exponential")
+    found = served(0, EXPONENTIAL, arrivals=arrivals)
+    assert found.throughput_per_s == pytest.approx(theory.machine_repair(5, 1, 2), rel=0.02)
+    cycle_s = found.latency_s.mean() + 2
+    assert found.throughput_per_s * cycle_s == pytest.approx(5, rel=0.01)  # N = X (R + Z)
+
+
+@pytest.mark.parametrize(
+    ("clients", "published"), [(1, (62.6, 21371e-6)), (2, (73.2, 34381e-6)),
+                               (3, (73.2, 50298e-6)), (4, (73.4, 65569e-6))],
+)  # fmt: skip
+def test_a_default_server_saturates_as_measured(
+    clients: int, published: tuple[float, float]
+) -> None:
+    """Triton's user guide, optimization.md: Inception in ONNX on one GPU, infer/s and p95."""
+    service_s = 1 / 73.3
+    arrivals = Arrivals("closed", clients=clients, think_s=1 / 62.6 - service_s)
+    found = served(0, Service("deterministic", service_s), n=5000, arrivals=arrivals)
+    assert found.throughput_per_s == pytest.approx(published[0], rel=0.005)
+    assert found.latency_s.mean() <= published[1]
+
+
+# -- other oracles --------------------------------------------------------------------------------
+def test_a_single_queue_is_lindleys_recursion() -> None:
+    """The same arrivals and services, one by one: W' = max(W + S - gap, 0)."""
+    n, rng = 2000, np.random.default_rng(5)
+    times = np.cumsum(rng.exponential(1 / 0.9, n))
+    found = simulate_serving(
+        Scenario(Arrivals(times_s=tuple(times)), (Step("m", EXPONENTIAL),), n, seed=11)
+    )
+    waits, wait = [0.0], 0.0
+    service_s = (found.finish_s - found.arrival_s - found.wait_s).tolist()
+    for gap, s in zip(np.diff(times), service_s, strict=False):
+        wait = max(wait + s - gap, 0.0)
+        waits.append(wait)
+    assert found.wait_s == pytest.approx(waits, abs=1e-9)
+    assert service_s == pytest.approx(_first_draws(11, n))
+
+
+def _first_draws(seed: int, n: int) -> list[float]:
+    stream = np.random.SeedSequence(seed).spawn(5)[4]
+    return list(itertools.islice(EXPONENTIAL.noise(np.random.default_rng(stream)), n))
+
+
+def by_simpy(
+    times: list[float], tau: Any, instances: int, most: int, delay_s: float
+) -> list[float]:
+    """Return when each request is answered by processes that wait for each other."""
+    env, waiting, ends = simpy.Environment(), [], [0.0] * len(times)
+    news = [env.event()]
+
+    def wake() -> None:
+        news[0].succeed()
+        news[0] = env.event()
+
+    def client() -> Any:
+        for job, time_s in enumerate(times):
+            yield env.timeout(time_s - env.now)
+            waiting.append((env.now, job))
+            wake()
+
+    def instance() -> Any:
+        while True:
+            due_s = waiting[0][0] + delay_s if waiting else None
+            if due_s is None:
+                yield news[0]
+            elif len(waiting) < most and env.now < due_s:
+                yield env.any_of([news[0], env.timeout(due_s - env.now)])
+            else:
+                batch = [waiting.pop(0) for _ in range(min(most, len(waiting)))]
+                yield env.timeout(tau(len(batch)))
+                for _, job in batch:
+                    ends[job] = env.now
+
+    env.process(client())
+    for _ in range(instances):
+        env.process(instance())
+    env.run(until=times[-1] + 1000)
+    return ends
+
+
+@settings(max_examples=25)
+@given(
+    rate=st.floats(0.2, 3), instances=st.integers(1, 3), most=st.integers(1, 5),
+    delay_s=st.sampled_from((0.0, 0.3, 2.0)), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_simpy_answers_at_the_same_moments(
+    rate: float, instances: int, most: int, delay_s: float, seed: int
+) -> None:
+    times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, 80)).tolist()
+    service = Service("deterministic", 0.9, 0.17)
+    policy = Policy(instances, most, delay_s)
+    found = simulate_serving(
+        Scenario(Arrivals(times_s=tuple(times)), (Step("m", service, policy),), 80)
+    )
+    ends = by_simpy(times, service.batch_s, instances, most, delay_s)
+    assert found.finish_s == pytest.approx(ends, abs=1e-9)
+
+
+# -- policies -------------------------------------------------------------------------------------
+def answers(times: list[float], policy: Policy, tau: float = 10.0, items: Any = (1,)) -> Served:
+    arrivals = Arrivals(times_s=tuple(times), items=items)
+    steps = (Step("m", Service("deterministic", tau), policy),)
+    return simulate_serving(Scenario(arrivals, steps, len(times)))
+
+
+def test_the_delay_counts_from_the_oldest_request() -> None:
+    found = answers([0, 4, 20.5], Policy(3, 3, 5.0))
+    assert found.wait_s.tolist() == [5, 1, 5]
+    found = answers([0, 1, 2, 3], Policy(1, 2, 5.0))  # a full batch goes at once
+    assert found.wait_s.tolist() == [1, 0, 9, 8]
+
+
+def test_a_preferred_size_goes_at_once_and_is_no_maximum() -> None:
+    policy = Policy(1, 6, 5.0, preferred=(2, 4))
+    found = answers([0, 1, 1.5, 2, 2.5, 3, 3.5], policy, 3.0)  # while 2 run, 5 come
+    assert found.batches().tolist() == [2, 4, 1]
+    found = answers([0, 1, 2, 3, 4, 5, 30], Policy(1, 6, 2.5, preferred=(4,)))
+    assert found.batches().tolist() == [3, 3, 1]  # the delay of the oldest is over: all that wait
+    assert answers([0, 1, 2, 3, 4], Policy(1, 6, preferred=(3,))).batches().tolist() == [1, 3, 1]
+
+
+def test_requests_with_batches_of_their_own_are_never_split() -> None:
+    found = answers([0, 1, 2, 3], Policy(1, 4), items=(3,))
+    assert found.batches().tolist() == [3, 3, 3, 3]
+    mixed = served(0.3, DETERMINISTIC, Policy(max_batch=4),
+                   arrivals=Arrivals(rate_per_s=3, items=(1, 3)), n=4000)  # fmt: skip
+    assert mixed.batches().max() == 4
+    assert not mixed.lost.any()
+
+
+def test_who_waits_too_long_is_rejected_or_served_last() -> None:
+    times = [0.0, 1.0, 2.0, 9.5, 9.6]
+    reject = answers(times, Policy(levels=(Level(timeout_s=8.5),)))
+    assert reject.lost.tolist() == [False, True, False, True, True]
+    assert reject.finish_s.tolist() == pytest.approx([10, 9.5, 20, 18, 18.1])
+    delay = answers(times, Policy(levels=(Level(timeout_s=8.5, action="delay"),)))
+    assert not delay.lost.any()
+    assert np.argsort(delay.finish_s).tolist() == [0, 2, 1, 3, 4]
+
+
+def test_a_full_queue_turns_away_and_keeps_whom_it_took() -> None:
+    found = answers([0, 1, 2, 3, 11], Policy(levels=(Level(queue_limit=2),)))
+    assert found.lost.tolist() == [False, False, False, True, False]
+    assert sorted(found.finish_s[~found.lost]) == [10, 20, 30, 40]
+
+
+def test_a_dying_instance_loses_no_accepted_request() -> None:
+    found = answers([0, 1, 2], Policy(2, 1, failures=(Failure(0, 4.0, 100.0),)))
+    assert not found.lost.any()
+    assert found.finish_s.tolist() == [
+        21.0,
+        11.0,
+        31.0,
+    ]  # the first is served again, before the last
+    full = Policy(1, 2, levels=(Level(queue_limit=1, timeout_s=3),), failures=(Failure(0, 4, 9),))
+    found = answers([0, 1, 2, 3], full)
+    assert found.lost.tolist() == [False, True, True, True]
+    assert found.finish_s[0] == 23
+    dead = tuple(Failure(n % 3, 40.0 * n, 25.0) for n in range(1, 40))
+    found = served(1.5, EXPONENTIAL, Policy(3, 2, failures=dead), 3000)
+    assert not found.lost.any()
+    assert (found.finish_s > found.arrival_s).all()
+
+
+def test_common_random_numbers_make_a_second_instance_help_everyone() -> None:
+    one, two = (served(0.9, EXPONENTIAL, Policy(c), 3000) for c in (1, 2))
+    assert (one.arrival_s == two.arrival_s).all()
+    assert (two.wait_s <= one.wait_s + 1e-9).all()
+    assert (served(0.9, EXPONENTIAL, n=3000).finish_s == one.finish_s).all()  # the same seed
