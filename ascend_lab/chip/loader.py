@@ -1,7 +1,5 @@
 """Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields

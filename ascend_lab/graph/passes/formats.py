@@ -3,8 +3,6 @@
 int8: y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, one scale each, sx = max|x| / 127.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
