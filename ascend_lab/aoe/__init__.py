@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         random_order,
         search_named,
     )
-    from ascend_lab.aoe.subgraph import network_bound
     from ascend_lab.aoe.tuning import Result, tune_operator
     from ascend_lab.aoe.vector import VectorJob, VectorMeasure
 
@@ -47,7 +46,6 @@ _HOMES = {
     "operators": ("Tunable", "operators_of"),
     "report": ("Report",),
     "search": ("SEARCHES", "Annealing", "Genetic", "Mcts", "random_order", "search_named"),
-    "subgraph": ("network_bound",),
     "tuning": ("Result", "tune_operator"),
     "vector": ("VectorJob", "VectorMeasure"),
 }
@@ -79,7 +77,6 @@ __all__ = [
     "drive",
     "mutated",
     "nearest",
-    "network_bound",
     "open_knowledge",
     "operators_of",
     "random_completion",

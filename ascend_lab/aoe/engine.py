@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ from ascend_lab.aoe.bank import (
 )
 from ascend_lab.aoe.network import Chosen, NetworkResult, tune_network
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings, jobs_of
-from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, network_bound, tune_subgraph
+from ascend_lab.aoe.subgraph import SlicePlan, SubgraphResult, tune_subgraph
 from ascend_lab.aoe.subgraph import compiled as compiled_slices
 from ascend_lab.aoe.subgraph.slicing import sliced
 from ascend_lab.aoe.subgraph.tune import plan_time
 from ascend_lab.aoe.workers import Deadline, Workers, workers_of
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, simulate_graph
+from ascend_lab.graph import Compiled, Graph, NetworkTimeline, bound_of, ledger, simulate_graph
 from ascend_lab.graph.canonical import canonical
 from ascend_lab.graph.compile import Front, Road, finish_stages, front_stages
 from ascend_lab.graph.lower import piece_of
@@ -48,7 +48,7 @@ class Tuning:
     """A tuned network: what each job found, and the times before and after (model results).
 
     `bound_s`: no slicing and no schedule is faster. `outcomes`: what became of the bank's entry for
-    the slicing. `warnings` are the bank's.
+    the slicing. `warnings` are the bank's. The ledgers say where the seconds before and after go.
     """
 
     graph: Graph
@@ -62,6 +62,8 @@ class Tuning:
     spent_s: float
     outcomes: tuple[Outcome, ...] = ()
     warnings: tuple[str, ...] = ()
+    ledger_before: Mapping[str, float] = field(default_factory=dict)
+    ledger_after: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def interrupted(self) -> bool:
@@ -133,7 +135,7 @@ class _Jobs:
         """Run the jobs."""
         started = time.monotonic()
         chip, settings, knowledge = self.chip, self.settings, self.knowledge
-        front, baseline, baseline_s = self._compiled(graph, dtype)
+        front, baseline, before = self._compiled(graph, dtype)
         # what ends a run is done on the same network: it takes less than what began it
         deadline = self.deadline.keeping(TAIL * (time.monotonic() - started))
         late = (_LATE.format(settings.time_limit_s),) if deadline.over else ()
@@ -150,26 +152,25 @@ class _Jobs:
                 progress=self.progress, deadline=deadline,
             )  # fmt: skip
             compiled = operators.compiled
-        result_s = simulate_graph(compiled).time_s
-        bound_s = network_bound(front.rewritten, chip) if result_s else 0.0
+        after, bound = simulate_graph(compiled), bound_of(front.rewritten, chip)
         return Tuning(
-            graph, compiled, self.jobs, sliced, operators, baseline_s, result_s, bound_s,
-            time.monotonic() - started, (outcome,) if outcome else (),
-            (*knowledge.warnings, *late),
+            graph, compiled, self.jobs, sliced, operators, before.time_s, after.time_s,
+            bound.time_s, time.monotonic() - started, (outcome,) if outcome else (),
+            (*knowledge.warnings, *late), ledger(before, bound), ledger(after, bound),
         )  # fmt: skip
 
-    def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, float]:
-        """Return the network as it is and its seconds."""
+    def _compiled(self, graph: Graph, dtype: str) -> tuple[Front, Compiled, NetworkTimeline]:
+        """Return the network as it is and its times."""
         self.progress(OVERALL, 0, 3, "")
         self.progress("compile", 0, 3, "")
         front = front_stages(graph, self.chip, Road(dtype=dtype))
         self.progress("compile", 1, 3, "")
         baseline = finish_stages(front, self.chip).compiled
         self.progress("compile", 2, 3, "")
-        baseline_s = simulate_graph(baseline).time_s
+        times = simulate_graph(baseline)
         self.progress("compile", 3, 3, "")
         self.progress(OVERALL, 1, 3, "")
-        return front, baseline, baseline_s
+        return front, baseline, times
 
 
 # -- job 1, a whole network -----------------------------------------------------------------------
@@ -197,7 +198,7 @@ def slice_network(
         )
     except KeyboardInterrupt:  # before any plan was timed
         time_s = plan_time(graph, SlicePlan(), chip)
-        bound_s = network_bound(graph, chip)
+        bound_s = bound_of(graph, chip).time_s
         found = SubgraphResult(SlicePlan(), graph, time_s, time_s, bound_s, 0, interrupted=True)
     if found.interrupted:
         return found, None
@@ -246,5 +247,5 @@ def _from_bank(graph: Graph, chip: Chip, decision: Decision) -> SubgraphResult |
         return None
     if after_s > before_s:
         return None
-    bound_s = network_bound(graph, chip)
+    bound_s = bound_of(graph, chip).time_s
     return SubgraphResult(plan, sliced(graph, plan), before_s, after_s, bound_s, 0)

@@ -24,12 +24,11 @@ from ascend_lab.aoe.bank import (
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.aoe.operators import Tunable, operators_of
 from ascend_lab.aoe.settings import OVERALL, Progress, Settings
-from ascend_lab.aoe.subgraph.tune import bound_parts
 from ascend_lab.aoe.tuning import NOT_REACHED, Result, job_of, tune_operator, untuned
 from ascend_lab.aoe.vector.prior import DECISIONS, learn
 from ascend_lab.aoe.workers import Deadline, TimeUpError, Workers
 from ascend_lab.errors import AscendLabError, InputError
-from ascend_lab.graph import Compiled, NetworkTimeline, simulate_graph
+from ascend_lab.graph import Compiled, NetworkTimeline, bound_of, simulate_graph
 from ascend_lab.graph.lower import Choice, choice_of
 from ascend_lab.graph.tasks import with_choices
 
@@ -207,10 +206,10 @@ def potential(operator: Tunable) -> float:
 def estimated(operator: Tunable) -> float:
     """Return about what `potential` does, without a space: from work, rates and cold operands."""
     chip, graph = operator.chip, operator.piece.graph
-    parts = bound_parts(graph, chip)
+    least = bound_of(graph, chip)
     cold = sum(graph.types[n].size_bytes for n in graph.inputs if n not in operator.warm)
     memory_s = cold / chip.device_memory.rate_bytes_per_s
-    busy_s = max(parts["cube"], parts["vector"], memory_s) + chip.launch_overhead_s
+    busy_s = max(least.cube, least.vector, memory_s) + chip.launch_overhead_s
     return operator.count * max(operator.default_cycles - busy_s * chip.clock_hz, 0.0)
 
 

@@ -162,6 +162,10 @@ class Report:
             "bound(ms)": _ms(t.bound_s),
             "gap_to_bound": f"{t.gap:.2%}",
             "gap_formula": GAP_FORMULA,
+            "bound_s": t.bound_s,
+            "gap": t.gap,
+            "ledger_before": dict(t.ledger_before),
+            "ledger_after": dict(t.ledger_after),
             "warnings": list(t.warnings),
         }
 

@@ -228,6 +228,7 @@ def _network(run: _Run, network: Network, sections: dict[str, list[Any]]) -> boo
 def _print(report: Report) -> None:
     """Print what was found."""
     from ascend_lab.aoe.report import FORMULA, GAP_FORMULA
+    from ascend_lab.graph.ledger import ledger_table
 
     name, tuning = report.name, report.tuning
 
@@ -248,6 +249,7 @@ def _print(report: Report) -> None:
         f"  network: gap {tuning.gap:.2%} = {GAP_FORMULA}, bound {tuning.bound_s * 1e3:.4f} ms "
         "(of any slicing and schedule; it counts no waits and one launch)"
     )
+    print("\n".join(ledger_table(tuning.ledger_before, tuning.ledger_after)))
 
 
 def _operators(found: NetworkResult) -> str:

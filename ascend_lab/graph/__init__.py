@@ -1,5 +1,6 @@
 """Graphs of operators: build or import, rewrite, lay out, fuse, lower, plan memory, time."""
 
+from ascend_lab.graph.bound import Bound, bound_of
 from ascend_lab.graph.compile import (
     Road,
     Stages,
@@ -24,6 +25,7 @@ from ascend_lab.graph.ir import (
     to_text,
     verify,
 )
+from ascend_lab.graph.ledger import ledger
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.placement import buffers_of, constant_bytes, in_place_pairs, plan_network
 from ascend_lab.graph.slice import rules_of
@@ -32,6 +34,7 @@ from ascend_lab.graph.tasks import Compiled, Task, run_tasks
 from ascend_lab.graph.text import Table, from_text, table
 
 __all__ = [
+    "Bound",
     "Compiled",
     "Constant",
     "Draft",
@@ -48,6 +51,7 @@ __all__ = [
     "Task",
     "TensorType",
     "Value",
+    "bound_of",
     "buffers_of",
     "compile_graph",
     "compile_stages",
@@ -60,6 +64,7 @@ __all__ = [
     "fusion_rule",
     "in_place_pairs",
     "infer",
+    "ledger",
     "live_bytes",
     "ordered",
     "parse_switches",

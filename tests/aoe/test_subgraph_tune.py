@@ -11,7 +11,6 @@ from ascend_lab.aoe.subgraph import (
     Region,
     SlicePlan,
     compiled,
-    network_bound,
     prepared,
     sliced,
     tune_subgraph,
@@ -19,12 +18,10 @@ from ascend_lab.aoe.subgraph import (
 from ascend_lab.aoe.subgraph.segments import WHOLE, Segments, cheapest, cut_points, even, every
 from ascend_lab.aoe.subgraph.tune import (
     PlanSpace,
-    bound_parts,
-    compulsory_bytes,
     plan_time,
 )
 from ascend_lab.chip import load_chip
-from ascend_lab.graph import GraphBuilder, evaluate, run_tasks, simulate_graph
+from ascend_lab.graph import GraphBuilder, bound_of, evaluate, run_tasks, simulate_graph
 from ascend_lab.graph.compile import front_stages
 
 CHIP = load_chip("Ascend310")
@@ -76,7 +73,7 @@ def test_tuned_is_faster_equal_and_above_the_bound(tight):
     graph, chip = tight
     result = tune_subgraph(chain_net(), chip, budget=12)
     assert result.plan.regions and result.after_s < result.before_s
-    assert network_bound(graph, chip) == result.bound_s < result.after_s
+    assert bound_of(graph, chip).time_s == result.bound_s < result.after_s
     assert result.gain > 0 and result.gap > 0 and result.tried > 12
     assert plan_time(graph, result.plan, chip) == pytest.approx(result.after_s)
     rng = np.random.default_rng(0)
@@ -184,32 +181,3 @@ def test_the_space_of_plans_is_what_it_counts(tight):
 
 def test_even_parts():
     assert even(7, 2) == (4, 3) and even(16, 6) == (3, 3, 3, 3, 2, 2) and even(4, 4) == (1,) * 4
-
-
-def test_bound_by_hand():
-    graph = prepared(chain_net(layers=1, batch=1, size=8), CHIP)
-    parts = bound_parts(graph, CHIP)
-    macs = 8 * 8 * 16 * 16
-    assert parts["cube"] == pytest.approx(2 * macs / CHIP.peak_ops_per_s("fp16"))
-    assert compulsory_bytes(graph, CHIP) == (8 * 8 * 16 + 16 * 16) * 2
-    assert parts["vector"] == 0.0
-    bound = max(parts.values()) + CHIP.launch_overhead_s
-    assert network_bound(graph, CHIP) == network_bound(compiled(graph, CHIP), CHIP) == bound
-
-
-@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
-@pytest.mark.parametrize("model", ["resnet18", "bert_base", "mobilenet_v2", "unet"])
-def test_bound_is_below_what_the_default_takes(model, chip):
-    from ascend_lab.graph import zoo
-
-    chip = load_chip(chip)
-    graph = prepared(zoo.build(model), chip)
-    assert 0 < network_bound(graph, chip) < plan_time(graph, SlicePlan(), chip)
-
-
-def test_what_is_read_in_part_is_not_compulsory():
-    net = GraphBuilder("part", "fp16")
-    x = net.input("x", (4, 64, 8, 8))
-    weight = net.constant(np.ones((16, 64, 1, 1), np.float16))
-    net.output(net.conv2d(x, weight, stride=2))
-    assert compulsory_bytes(net.build(), CHIP) == 16 * 64 * 2

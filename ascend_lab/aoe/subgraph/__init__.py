@@ -2,7 +2,7 @@
 
 from ascend_lab.aoe.subgraph.segments import Segments, cheapest, compiled, even, every, prepared
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
-from ascend_lab.aoe.subgraph.tune import SubgraphResult, network_bound, plan_time, tune_subgraph
+from ascend_lab.aoe.subgraph.tune import SubgraphResult, plan_time, tune_subgraph
 
 __all__ = [
     "Region",
@@ -13,7 +13,6 @@ __all__ = [
     "compiled",
     "even",
     "every",
-    "network_bound",
     "plan_time",
     "prepared",
     "ranges_of",

@@ -1,0 +1,244 @@
+"""The bound of a network is below every time that is reached, and its ledger adds up."""
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from ascend_lab.aoe import Settings, engine
+from ascend_lab.aoe.report import Report
+from ascend_lab.aoe.subgraph import prepared
+from ascend_lab.aoe.subgraph.segments import Segments
+from ascend_lab.aoe.subgraph.tune import PlanSpace, plan_time
+from ascend_lab.chip import load_chip
+from ascend_lab.cli import ascend_lab as main
+from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, ledger, zoo
+from ascend_lab.graph.ledger import TERMS
+from tests.graph_strategies import smooth_graphs, whole_graphs
+
+CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A", "Ascend910B2")
+CHIP = load_chip("Ascend310")
+QUICK = (
+    ("resnet18", 16, "Ascend310"),
+    ("mobilenet_v2", 1, "Ascend310P3"),
+    ("shufflenet_v2", 1, "Ascend910A"),
+    ("squeezenet", 16, "Ascend910B2"),
+)
+"""What every run checks; `pytest -m full` takes the whole zoo, two batches, four chips."""
+ALL = tuple(product(sorted(zoo.ZOO), (1, 16), CHIPS))
+
+
+def check(times, bound):
+    """The bound is below the time, and the terms, none below nothing, add up to it."""
+    assert bound.time_s <= times.time_s
+    found = ledger(times, bound)
+    assert list(found) == list(TERMS)
+    assert found["bound"] == pytest.approx(bound.time_s, abs=1e-15)
+    assert min(found.values()) >= 0.0
+    assert sum(found.values()) == pytest.approx(times.time_s, abs=1e-12)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "chip"),
+    [pytest.param(*row, marks=() if row in QUICK else pytest.mark.full) for row in ALL],
+)
+def test_the_zoo_is_above_its_bound(name, batch, chip):
+    stages = compile_stages(zoo.build(name, batch=batch), load_chip(chip))
+    bound = bound_of(stages.rewritten, stages.compiled.chip)
+    check(stages.timeline(), bound)
+    after = bound_of(stages.compiled.graph, stages.compiled.chip)
+    assert after.time_s == pytest.approx(bound.time_s, rel=0.02)  # layouts change no work
+
+
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910B2"])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(graph=whole_graphs() | smooth_graphs())
+def test_random_graphs_are_above_their_bound(chip, graph):
+    chip = replace(load_chip(chip), launch_overhead_s=0.0)  # nothing hides what is too high
+    for fusion in (True, False):
+        stages = compile_stages(graph, chip, fusion=fusion)
+        check(stages.timeline(), bound_of(stages.rewritten, chip))
+    plain = compile_stages(graph, chip, passes=())
+    check(plain.timeline(), bound_of(plain.rewritten, chip))
+
+
+def net_of(write, *shape):
+    """A graph of one input: `write(net, x, weights)` returns its output."""
+    net = GraphBuilder("small", "fp16")
+    rng = np.random.default_rng(0)
+
+    def weights(*size):
+        return net.constant(rng.standard_normal(size).astype(np.float16))
+
+    found = write(net, net.input("x", shape), weights)
+    net.output(*(found if isinstance(found, tuple) else (found,)))
+    return net.build()
+
+
+def cycles(graph, chip=CHIP):
+    """Every part of the bound in cycles."""
+    bound = bound_of(graph, chip)
+    return {name: getattr(bound, name) * chip.clock_hz for name in bound.__slots__}
+
+
+@pytest.mark.parametrize(
+    ("shape", "write", "least"),
+    [
+        ((2048, 2048), lambda net, x, w: net.matmul(x, w(2048, 2048)), 0.7),
+        ((64, 64, 112, 112), lambda net, x, w: net.relu(x), 0.9),
+        ((1024, 1024), lambda net, x, w: net.exp(x), 0.85),
+        ((16, 4096), lambda net, x, w: net.matmul(x, w(4096, 4096)), 0.7),
+    ],
+)
+@pytest.mark.parametrize("chip", ["Ascend310", "Ascend910A"])
+def test_the_bound_is_close_where_little_is_wasted(chip, shape, write, least):
+    stages = compile_stages(net_of(write, *shape), chip)
+    times, bound = stages.timeline(), bound_of(stages.rewritten, stages.compiled.chip)
+    found = check(times, bound)
+    assert bound.time_s >= least * (times.time_s - found["launches"])
+
+
+def test_products_by_hand():
+    stem = net_of(lambda net, x, w: net.conv2d(x, w(64, 3, 7, 7), stride=2), 1, 3, 21, 21)
+    assert cycles(stem)["cube"] == pytest.approx(8 * 8 * 64 * 10 / 256 / 2)  # 147 products deep
+    assert cycles(stem)["results"] == pytest.approx(8 * 8 * 64 * 2 / 256 / 2)  # L0C to UB
+    assert cycles(stem)["vector"] == cycles(stem)["results"]
+    deep = net_of(lambda net, x, w: net.matmul(x, w(40, 24)), 5, 40)
+    assert cycles(deep)["cube"] == pytest.approx(5 * 24 * 3 / 256 / 2)
+    edge = net_of(lambda net, x, w: net.conv2d(x, w(16, 16, 3, 3), pad=1), 1, 16, 2, 2)
+    assert cycles(edge)["cube"] == pytest.approx(4 * 16 * 4 / 256 / 2)  # 4 of 9 taps hit the image
+    split = load_chip("Ascend910B2")
+    wide = cycles(net_of(lambda net, x, w: net.matmul(x, w(64, 64)), 64, 64), split)
+    assert wide["results"] == pytest.approx(64 * 64 * 2 / 74.3 / 24) and wide["vector"] == 0.0
+
+
+def test_what_the_cube_may_do_counts_for_no_vector_unit():
+    def mixed(net, x, w):
+        y = net.avg_pool2d(net.depthwise_conv2d(x, w(16, 1, 3, 3), pad=1), kernel=2, stride=2)
+        return net.add(net.relu(y), y)
+
+    found = cycles(net_of(mixed, 1, 16, 8, 8))
+    assert found["cube"] == found["vector"] == found["results"] == 0.0
+    repeat = min(c.slope_cycles + c.head_cycles / 255 for c in CHIP.vector_costs.values())
+    curve = cycles(net_of(lambda net, x, w: net.gelu(net.relu(x)), 128, 64))
+    assert curve["vector"] == pytest.approx(64 / 2 * repeat)
+    repeated = net_of(lambda net, x, w: net.exp(net.expand(x, shape=(128, 64))), 1, 64)
+    assert cycles(repeated)["vector"] == 0.0
+    largest = cycles(net_of(lambda net, x, w: net.max_pool2d(x, kernel=2, stride=2), 1, 16, 32, 32))
+    assert largest["vector"] == pytest.approx(16 * 16 * 16 / 128 / 2 * repeat)
+    lone = net_of(lambda net, x, w: net.max_pool2d(x, kernel=1), 1, 16, 32, 32)
+    assert cycles(lone)["vector"] == 0.0
+
+
+def bytes_of(graph, chip=CHIP):
+    """Bytes of the bound."""
+    return bound_of(graph, chip).memory * chip.device_memory.rate_bytes_per_s
+
+
+def test_bytes_by_hand():
+    def conv(**how):
+        return net_of(lambda net, x, w: net.conv2d(x, w(16, 64, 1, 1), **how), 4, 64, 8, 8)
+
+    image, weight = 4 * 64 * 8 * 8 * 2, 16 * 64 * 2
+    assert bytes_of(conv()) == pytest.approx(image + weight)
+    assert bytes_of(conv(stride=2)) == pytest.approx(weight)  # a quarter of the image is read
+    hole = net_of(lambda net, x, w: net.conv2d(x, w(8, 16, 3, 3), pad=1), 1, 16, 1, 1)
+    assert bytes_of(hole) == pytest.approx(16 * 2)  # one tap of nine
+    part = net_of(lambda net, x, w: net.split(net.relu(x), sizes=(2, 6), axis=0)[0], 8, 16)
+    assert bytes_of(part) == 0.0
+    small = replace(CHIP, l2=replace(CHIP.l2, size_bytes=4096))
+    graph = net_of(lambda net, x, w: net.relu(x), 64, 64)
+    assert bytes_of(graph, small) == pytest.approx(8192 + 8192 - 4096)  # L2 keeps what it can
+    assert bytes_of(graph) == pytest.approx(8192)
+
+
+def test_sums_that_are_only_added_up_leave_once_and_may_share_steps():
+    def two(net, x, w):
+        return net.relu(net.add(net.matmul(x, w(24, 32)), net.matmul(net.exp(x), w(24, 32))))
+
+    found = cycles(net_of(two, 16, 24))
+    assert found["results"] == pytest.approx(16 * 32 * 2 / 256 / 2)
+    assert found["cube"] == pytest.approx(2 * 16 * 32 * 24 / 4096 / 2)  # 48 deep: 3 steps, not 4
+
+
+def test_a_chain_waits_for_itself():
+    def chain(net, x, w):
+        for _ in range(5):
+            x = net.relu(net.matmul(x, w(16, 16)))
+        return x
+
+    def beside(net, x, w):
+        return tuple(net.relu(net.matmul(x, w(16, 16))) for _ in range(5))
+
+    long, wide = (cycles(net_of(write, 16, 16)) for write in (chain, beside))
+    assert long["chain"] == pytest.approx(5 * wide["chain"]) and wide["chain"] > 0
+    assert long["cube"] == pytest.approx(wide["cube"])
+
+
+def test_a_network_of_views_takes_nothing():
+    graph = net_of(lambda net, x, w: net.reshape(x, shape=(8, 32)), 16, 16)
+    stages = compile_stages(graph, CHIP)
+    bound = bound_of(stages.rewritten, CHIP)
+    assert bound.time_s == 0.0 == stages.timeline().time_s
+    assert set(ledger(stages.timeline(), bound).values()) == {0.0}
+
+
+@pytest.mark.parametrize("tensors", [1, 3])
+def test_no_slicing_of_a_chain_goes_below(tensors):
+    l2 = replace(CHIP.l2, size_bytes=2**18)
+    chip = replace(CHIP, l2=l2, launch_overhead_s=1e-7)
+
+    def chain(net, x, w):
+        for _ in range(3):
+            x = net.clip(net.conv2d(x, w(16, 16, tensors, tensors), pad=tensors // 2), low=-3.0,
+                         high=3.0)  # fmt: skip
+        return x
+
+    graph = prepared(net_of(chain, 4, 16, 40, 40), chip)
+    segments, bound = Segments(graph, chip), bound_of(graph, chip)
+    ways = {(i, j): [("batch", (1,) * 4), ("batch", (2, 2)), ("height", (20, 20))]
+            for i in range(segments.count) for j in range(i + 1, segments.count + 1)}  # fmt: skip
+    space = PlanSpace(segments, ways)
+    plans = [space.plan(p) for p in space.points() if {v[3] for v in p if len(v) > 3} <= {"depth"}]
+    times = [plan_time(graph, plan, chip) for plan in plans[::5]]
+    assert len(times) > 5 and len(set(times)) > 3
+    assert 0.02 * min(times) < bound.time_s <= min(times)
+
+
+def test_tuning_reports_bound_and_ledgers(tmp_path):
+    l2 = replace(CHIP.l2, size_bytes=2**17)
+    graph = net_of(lambda net, x, w: net.relu(net.conv2d(x, w(32, 16, 3, 3), pad=1)), 4, 16, 24, 24)
+    found = engine.tune(graph, replace(CHIP, l2=l2), "1,2", settings=Settings(budget=6))
+    report = Report("net", found).as_dict()
+    own = report["opat"]["ascend_lab"]
+    assert {**own, **report["sgat"]["ascend_lab"]}.items() >= {"bound_s": found.bound_s}.items()
+    assert own["bound_s"] == found.bound_s <= found.result_s
+    assert own["gap"] == pytest.approx(found.result_s / found.bound_s - 1)
+    for key, time_s in (("before", found.baseline_s), ("after", found.result_s)):
+        assert list(own[f"ledger_{key}"]) == list(TERMS)
+        assert sum(own[f"ledger_{key}"].values()) == pytest.approx(time_s, abs=1e-12)
+    assert (
+        found.bound_s
+        == bound_of(compile_stages(graph, CHIP).rewritten, replace(CHIP, l2=l2)).time_s
+    )
+
+
+def test_simulate_prints_bound_and_ledger(capsys):
+    words = ["simulate", "zoo:squeezenet", "--batch", "1", "--chip", "Ascend310"]
+    assert main([*words, "--json", "-"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert sum(data["ledger"].values()) == pytest.approx(data["time_s"], abs=1e-12)
+    assert data["ledger"]["bound"] == pytest.approx(data["bound_s"])
+    assert data["memory_bytes"] == data["totals"]["memory_bytes"]
+    assert data["kernels"] == data["totals"]["kernels"] == data["launches"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("where the time goes:") + 1 : -1]
+    assert lines[-1].startswith("total ")
+    printed = {line[2:11].strip(): float(line.split("us")[0].split()[-1]) for line in table}
+    assert sum(printed.values()) == pytest.approx(data["time_s"] * 1e6, abs=0.05)
+    assert printed["bound"] == pytest.approx(data["bound_s"] * 1e6, abs=0.005)
