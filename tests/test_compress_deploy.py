@@ -1,7 +1,5 @@
 """Deployed int8 networks: whole numbers from layer to layer, equal to ONNX Runtime's to a step."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """Lowering: from a piece of a graph to its kernel, by default or as a tuner chose."""
 
-from __future__ import annotations
-
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
