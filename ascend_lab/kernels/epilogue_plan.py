@@ -165,7 +165,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         cycles,
         loaded,
         stored,
-        len(plan.steps) + bool(epilogue.deq),
+        len(plan.steps) + (len(epilogue.deq.names) if epilogue.deq else 0),
         epilogue.width // FRACTAL,
     )
 
