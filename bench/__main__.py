@@ -17,6 +17,7 @@ from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
+from bench.light import light_figures
 from bench.media import media_figures
 from bench.runtime import runtime_figures
 from bench.speed import (
@@ -41,6 +42,7 @@ BENCHES = (
     bench_batch,
     bench_graphs,
     memory_figures,
+    light_figures,
     runtime_figures,
     tuners.tuner_figures,
     cluster_figures,
