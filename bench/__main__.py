@@ -20,6 +20,7 @@ from bench.graph import memory_figures
 from bench.light import light_figures
 from bench.media import media_figures
 from bench.runtime import runtime_figures
+from bench.serving import serving_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,
@@ -50,6 +51,7 @@ BENCHES = (
     gradient_figures,
     media_figures,
     compression_figures,
+    serving_figures,
     bench_import,
 )
 

@@ -38,7 +38,7 @@ LINES = {
     "output": 120,
     "parallel": 5090,
     "runtime": 2360,
-    "serving": 2400,
+    "serving": 2525,
     "sim": 2430,
     "train": 1750,
 }

@@ -115,6 +115,7 @@ def test_gears_share_the_weights_and_other_batches_are_refused_by_name(capsys):
     error = refused(capsys, "run", "m.alm", "--inputs", "x.npz", "--outputs", "y.npz")
     assert "x:1,3,9,9; x:2,3,9,9; x:4,3,9,9" in error and "x:3,3,9,9" in error and "pad" in error
     assert "batch 3" in refused(capsys, "simulate", "m.alm", "--batch", 3)
+    assert "(x); got z" in refused(capsys, "run", "m.alm", "--input-shape", "z:1")
     assert not Path("y.npz").exists()
 
 

@@ -455,6 +455,38 @@ def test_a_callback_that_nobody_takes_is_told(device):
     rt.synchronize_stream(stream)
 
 
+def test_what_raises_leaves_the_stream_going(device):
+    stream, seen = rt.create_stream(), []
+
+    def faulty(_=None):
+        raise ValueError("mine")
+
+    rt.subscribe_report(77, stream)
+    rt.launch_callback(faulty, 0, rt.BLOCK, stream)
+    rt.launch_kernel("k", "AI Core", 1.0, stream, faulty)
+    rt.launch_kernel("l", "AI Core", 1.0, stream, lambda: seen.append(rt.now_s()))
+    for _ in "ab":
+        with pytest.raises(ValueError, match="mine"):
+            rt.synchronize_stream(stream)
+    rt.synchronize_stream(stream)
+    assert seen == [2.0] and not PROCESSES[0].in_callback
+
+
+def test_a_reset_event_holds_only_who_waits_already(device):
+    one, two, event = rt.create_stream(), rt.create_stream(), rt.create_event()
+    for _ in range(3):
+        rt.launch_kernel("a", "AI Core", 1.0, one)
+        rt.record_event(event, one)
+    rt.stream_wait_event(two, event)
+    rt.reset_event(event)
+    rt.launch_kernel("b", "VPC", 1.0, two)
+    rt.synchronize_stream(two)
+    assert rt.now_s() == 4.0
+    rt.stream_wait_event(two, event)
+    rt.synchronize_stream(two)
+    assert rt.now_s() == 4.0
+
+
 def test_streams_have_a_limit(device):
     made = [rt.create_stream() for _ in range(rt.MOST_STREAMS - 1)]
     fails(200000, rt.create_stream)

@@ -238,9 +238,7 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph.bound import bound_of
     from ascend_lab.graph.compile import Road, front_stages
-    from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
     from ascend_lab.graph.switches import Switches, read_switches
 
@@ -267,9 +265,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    found = account(times, bound_of(front.rewritten, chip))
-    lines = table(times, len(graph.nodes), found["ledger"])
-    emit(arguments.json, {**times.summary(), **found}, lines)
+    emit(arguments.json, *told(times, front, graph))
     return 0
 
 
@@ -289,6 +285,15 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
     emit(arguments.json, {**hosted.summary(), **found}, lines)
     return 0
+
+
+def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
+    """Return what is said of a network's times: as data, and as lines."""
+    from ascend_lab.graph.bound import bound_of
+    from ascend_lab.graph.ledger import account
+
+    found = account(times, bound_of(front.rewritten, times.chip))
+    return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
 
 
 def _simulate_offline(arguments: argparse.Namespace) -> int:

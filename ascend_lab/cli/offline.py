@@ -21,7 +21,7 @@ from ascend_lab.cli.common import (
     refuse_idle,
     with_cores,
 )
-from ascend_lab.cli.network import table, unknown_names
+from ascend_lab.cli.network import told, unknown_names
 from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.tune_inputs import shapes_of
@@ -65,7 +65,7 @@ def _compile(arguments: argparse.Namespace) -> int:
     given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
              "compression")  # fmt: skip
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
-    data = compile_offline(gears, chip, road, options=options, table=table)
+    data = compile_offline(gears, chip, road, options=options, told=told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
     write_whole(arguments.output, data)
     rows = [

@@ -23,7 +23,7 @@ from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, ChipError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, evaluate, from_text
 from ascend_lab.graph.ai_cpu import CpuKernel
-from ascend_lab.graph.compile import DEFAULT_ROAD, finish_stages, front_stages
+from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.lower import Lowered, packed, piece_of
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
@@ -46,7 +46,8 @@ from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
 AI_CORE = "AI Core"
 OPERATORS_OF = (media,)
 """Rooms whose operators may stand in the graphs of a file: reading one needs them."""
-Table = Callable[[NetworkTimeline, int], list[str]]
+Told = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
+"""What to say of a network's times: as data, and as lines."""
 
 
 class _Weights:
@@ -76,11 +77,11 @@ def compile_offline(
     road: Road = DEFAULT_ROAD,
     *,
     options: Mapping[str, str] | None = None,
-    table: Table = lambda times, nodes: [],
+    told: Told = lambda times, front, graph: (times.summary(), []),
 ) -> memoryview:
     """Return the offline model of a network for a chip; `gears` are its graphs by batch.
 
-    One graph under None has fixed sizes. `table` prints the times as `ascend-lab simulate` does.
+    One graph under None has fixed sizes. `told` is what the file says of its times.
     Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
     """
     weights, kernels = _Weights(), dict[str, int]()
@@ -94,7 +95,7 @@ def compile_offline(
         compiled = finish_stages(front, chip, road).compiled
         parts += [
             (Kind.GRAPH, number, _graphs(found, compiled, weights, kernels)),
-            (Kind.TASKS, number, _times(times, table(times, len(found.graph.nodes)))),
+            (Kind.TASKS, number, _times(times, *told(times, front, found.graph))),
             (Kind.MEMORY, number, _memory(compiled)),
         ]
         inputs = {n: found.graph.types[n].shape for n in found.graph.inputs}
@@ -183,9 +184,9 @@ def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
     return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
 
 
-def _times(times: NetworkTimeline, lines: Sequence[str]) -> list[Values]:
-    """Return what `ascend-lab simulate` says, and each task's seconds on its engine."""
-    return _json({"summary": times.summary(), "table": lines, "tasks": engine_rows(times),
+def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
+    """Return what is said of the times, and each task's seconds on its engine."""
+    return _json({"summary": data, "table": lines, "tasks": engine_rows(times),
                   "events": network_events(times)})  # fmt: skip
 
 
@@ -338,9 +339,14 @@ class OfflineModel:
         Raises `InputError` naming the gears: a batch between two of them is padded by the caller.
         """
         wanted = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        known = self.gears[0].inputs
+        if unknown := next((name for name in wanted if name not in known), None):
+            raise InputError(
+                f"an input of the model ({', '.join(known)})", unknown, "mend the name"
+            )
         for gear in self.gears:
             first = next((s[0] for s in gear.inputs.values() if s), None)
-            fits = all(gear.inputs.get(name, shape) == shape for name, shape in wanted.items())
+            fits = all(gear.inputs[name] == shape for name, shape in wanted.items())
             if fits and batch in (None, gear.batch or first):
                 return gear
         needed = f"inputs of a gear ({'; '.join(_shown(gear.inputs) for gear in self.gears[:8])})"

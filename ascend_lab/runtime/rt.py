@@ -171,7 +171,8 @@ def stream_wait_event(stream: Stream | None, event: Event) -> None:
 
 def reset_event(event: Event, stream: Stream | None = None) -> None:
     """Forget the records of an event."""
-    _together(process(), stream, event)[1].marks.clear()
+    signal = _together(process(), stream, event)[1]
+    signal.first = signal.last = None
 
 
 def _together(
@@ -187,14 +188,14 @@ def _together(
 
 def query_event(event: Event) -> bool:
     """Tell whether the last record of an event has been reached."""
-    marks = process().get(Event, event).signal.marks
-    return bool(marks) and marks[-1].time_s is not None
+    last = process().get(Event, event).signal.last
+    return last is not None and last.time_s is not None
 
 
 def synchronize_event(event: Event) -> None:
     """Wait until the last record of an event is reached; at once if there is none."""
     found = process(waits=True)
-    if found.get(Event, event).signal.marks:
+    if found.get(Event, event).signal.last:
         found.clock.run(lambda: query_event(event))
 
 
@@ -202,11 +203,11 @@ def event_elapsed_time(start: Event, end: Event) -> float:
     """Return the milliseconds between two events that have been reached."""
     found, times = process(), []
     for event in (start, end):
-        marks = found.get(Event, event).signal.marks
-        if not marks or marks[-1].time_s is None:
+        last = found.get(Event, event).signal.last
+        if last is None or last.time_s is None:
             remedy = "record it and synchronise"
             raise AclError(INVALID, "events that have been reached", str(event), remedy)
-        times.append(marks[-1].time_s)
+        times.append(last.time_s)
     return (times[1] - times[0]) * 1e3
 
 

@@ -36,10 +36,11 @@ class Task:
 
 @dataclass(eq=False, slots=True)
 class Signal:
-    """An event that streams record and wait for; `marks` are its records as they were issued."""
+    """An event that streams record and wait for, and the first and last record issued of it."""
 
     name: str
-    marks: list[Mark] = field(default_factory=list)
+    first: Mark | None = None
+    last: Mark | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -54,15 +55,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Hold the stream for an event; `issued` records of it came before."""
+    """Hold the stream for an event: for the last record `before`, or the first one after."""
 
     signal: Signal
-    issued: int
+    before: Mark | None
 
     def mark(self) -> Mark | None:
         """Return the record that is waited for, None if there is none."""
-        marks = self.signal.marks
-        return marks[max(self.issued - 1, 0)] if marks else None
+        return self.before or self.signal.first
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Streams:
         self._servers = dict(servers or {})
         self._queues: dict[Hashable, deque[Command]] = {}
         self._ready: deque[Hashable] = deque()
-        self._stuck: set[Hashable] = set()
+        self._stuck: list[Hashable] = []
         self._asking: dict[str, deque[tuple[Hashable, Task]]] = {}
         self._busy: dict[str, int] = {}
         self._ends: list[tuple[float, int, Action]] = []
@@ -115,18 +115,18 @@ class Streams:
 
     def record(self, stream: Hashable, signal: Signal) -> Mark:
         """Issue a record of an event."""
-        mark = Mark(signal, stream)
-        signal.marks.append(mark)
+        signal.last = mark = Mark(signal, stream)
+        signal.first = signal.first or mark
         self.issue(stream, mark)
         return mark
 
     def wait(self, stream: Hashable, signal: Signal) -> None:
         """Issue a wait for an event."""
-        self.issue(stream, Wait(signal, len(signal.marks)))
+        self.issue(stream, Wait(signal, signal.last))
 
     def is_idle(self, stream: Hashable) -> bool:
         """Tell whether a stream has done all it was given."""
-        return not self._queues.get(stream)
+        return stream not in self._queues
 
     # -- the clock --------------------------------------------------------------------------------
     def run(self, done: Callable[[], bool], until_s: float = float("inf")) -> bool:
@@ -154,9 +154,8 @@ class Streams:
 
     def _step(self, stream: Hashable) -> None:
         """Let a stream go on until it has to wait."""
-        queue = self._queues[stream]
-        while queue and self._passes(stream, queue[0]):
-            queue.popleft()
+        while (queue := self._queues.get(stream)) and self._passes(stream, queue[0]):
+            self._pop(stream)
 
     def _passes(self, stream: Hashable, head: Command) -> bool:
         """Do what needs no time; else ask for it, and tell that the stream has to wait."""
@@ -177,29 +176,36 @@ class Streams:
             return False
         served = head.served()
         if served is None:
-            self._stuck.add(stream)
+            self._stuck.append(stream)
         elif served:
-            head.function()
+            self._later(0.0, stream, head.function)
         else:
             self.calls.append((stream, head))
-        return bool(served) or (served is False and not head.blocks)
+        return served is False and not head.blocks
 
     def take_call(self) -> None:
         """Run the oldest call that waits for the host's own loop."""
         stream, call = self.calls.popleft()
-        call.function()
-        if call.blocks:
-            self._next(stream)
+        try:
+            call.function()
+        finally:
+            if call.blocks:
+                self._next(stream)
 
     def retry(self) -> None:
         """Look again at calls that no thread took."""
         self._ready.extend(self._stuck)
         self._stuck.clear()
 
-    def _next(self, stream: Hashable) -> None:
+    def _pop(self, stream: Hashable) -> None:
         queue = self._queues[stream]
         queue.popleft()
-        if queue:
+        if not queue:
+            del self._queues[stream]
+
+    def _next(self, stream: Hashable) -> None:
+        self._pop(stream)
+        if stream in self._queues:
             self._ready.append(stream)
 
     def _serve(self, engine: str) -> None:
@@ -211,23 +217,29 @@ class Streams:
             if task.begin:
                 task.begin()
             self.spans.append(Span(stream, task.name, engine, self.now_s, self.now_s + task.time_s))
-            end = self.now_s + task.time_s, next(self._number), self._finish(stream, task)
-            heapq.heappush(self._ends, end)
+            self._later(task.time_s, stream, task.end, engine)
 
-    def _finish(self, stream: Hashable, task: Task) -> Action:
+    def _later(
+        self, time_s: float, stream: Hashable, end: Action | None, engine: str | None = None
+    ) -> None:
+        """Let a stream go on after some seconds, and free its engine, whatever `end` raises."""
+
         def finish() -> None:
-            self._busy[task.engine] -= 1
-            if task.end:
-                task.end()
-            self._next(stream)
-            self._serve(task.engine)
+            try:
+                if end:
+                    end()
+            finally:
+                self._next(stream)
+                if engine is not None:
+                    self._busy[engine] -= 1
+                    self._serve(engine)
 
-        return finish
+        heapq.heappush(self._ends, (self.now_s + time_s, next(self._number), finish))
 
     # -- why nothing goes on ----------------------------------------------------------------------
     def _deadlock(self) -> DeadlockError:
         """Return what holds the streams: a circle of waits, or a call that no thread takes."""
-        for start in (s for s, queue in self._queues.items() if queue):
+        for start in self._queues:
             path: dict[Hashable, str] = {}
             stream: Hashable = start
             while stream not in path:
