@@ -23,7 +23,7 @@ LINES = {
     "chip": 635,
     "cli": 4000,
     "cluster": 2955,
-    "compress": 2220,
+    "compress": 3420,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
@@ -43,7 +43,7 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 415
+FILES = 416
 IMPORT_LINES = 6100
 ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
