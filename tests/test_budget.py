@@ -43,8 +43,8 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 428
-IMPORT_LINES = 6100
+FILES = 430
+IMPORT_LINES = 6350
 ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
