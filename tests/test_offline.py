@@ -269,6 +269,7 @@ BAD = (
      "--insert_op_conf"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--compression", MODEL], ""),
     (["simulate", MODEL], "--chip"),
+    (["run", MODEL, "--seed=-5"], "--seed of at least 0"),
 )  # fmt: skip
 
 
@@ -313,7 +314,7 @@ def checked(capsys, folder, faults):
     return {row["name"]: [c["code"] for c in row["cause"]] for row in report["op"] if row["cause"]}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert_base"])
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet", "bert_base"])
 def test_kernels_of_networks_survive_as_text(name):
     compiled = compile_graph(zoo.build(name), "Ascend910A")
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
