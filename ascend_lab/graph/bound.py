@@ -138,11 +138,13 @@ class _Work:
     def _different(self, node: Node, size: int) -> int:
         """Return how many results of a node may differ: what is repeated is computed once."""
         known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
-        if node.op in ("expand", "gather", "embedding", "one_hot", "pad", "select"):
+        if node.op in ("expand", "pad"):
             return 0
+        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
+            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
         if node.op == "concat":
             return min(size, sum(known)) if len(set(node.inputs)) == len(known) else 0
-        if node.has("pointwise", "broadcasts") or node.op in CURVES:
+        if node.has("pointwise", "broadcasts") or node.op in ("select", *CURVES):
             return min(size, max(known, default=0))
         full = all(k >= self.graph.types[n].elements
                    for n, k in zip(node.inputs, known, strict=True))  # fmt: skip
