@@ -44,7 +44,7 @@ LINES = {
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 403
-IMPORT_LINES = 5815
+IMPORT_LINES = 5820
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
