@@ -19,6 +19,8 @@ from bench.compress import compression_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.media import media_figures
+from bench.runtime import runtime_figures
+from bench.serving import serving_figures
 from bench.speed import (
     bench_batch,
     bench_candidates,
@@ -42,12 +44,14 @@ BENCHES = (
     bench_graphs,
     bound_figures,
     memory_figures,
+    runtime_figures,
     tuners.tuner_figures,
     cluster_figures,
     strategy_figures,
     gradient_figures,
     media_figures,
     compression_figures,
+    serving_figures,
     bench_import,
 )
 

@@ -20,18 +20,23 @@ from onnx import helper, numpy_helper
 
 from ascend_lab import ops
 from ascend_lab.aoe.bank import Store
+from ascend_lab.chip import load_chip
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cli.bank import _parser as bank_parser
 from ascend_lab.cli.tune_flags import parser as aoe_parser
 from ascend_lab.cli.verbs import _parser as lab_parser
 from ascend_lab.data import data_path
+from ascend_lab.graph.onnx import import_model
 from ascend_lab.limits import count, decimal, whole
+from ascend_lab.runtime import compile_offline
+from ascend_lab.runtime.container import MAGIC
 
 ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
-OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "records")
+OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "records",
+           "check_report")  # fmt: skip
 
 NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
            str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
@@ -60,12 +65,14 @@ GOOD: dict[str, tuple[str, ...]] = {
     "dilation": ("1", "2"),
     "groups": ("1", "2"),
     "run-kernel file": ("kernel.py",),
-    "model": ("model.onnx", "open.onnx"),
+    "model": ("model.onnx", "open.onnx", "model.alm"),
     "model_path": ("models",),
     "singleop": ("op.json",),
     "tune_ops_file": ("ops.json",),
     "inputs": ("x.npz",),
     "input_shape": ("x:1,16", "x:-1,16"),
+    "fusion_switch_file": ("switch.cfg",),
+    "mode": ("0", "3"),
     "dynamic_batch_size": ("1,2",),
     "fusion_switch": ("switch.cfg",),
     "tuned": ("tuned.jsonl",),
@@ -94,7 +101,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "precision_mode": ("force_fp16", "allow_fp32_to_bf16"),
     "executor": ("serial",),
     "operand": ("bank.jsonl", "bank.db", "0"),
-    **dict.fromkeys((*OUTPUTS[:4], "records"), ("new.json", "old.json")),
+    **dict.fromkeys((*OUTPUTS[:4], "records", "check_report"), ("new.json", "old.json")),
     "values": ("x.npy",),
     "calibration": ("x.npz",),
     "config": ("amct.cfg",),
@@ -170,6 +177,7 @@ def files() -> dict[str, bytes]:
         "model.onnx": relu_model(1),
         "open.onnx": relu_model("n"),
         "half.onnx": relu_model(1)[:90],
+        "model.alm": bytes(compile_offline({None: import_model(relu_model(1))}, load_chip("Toy"))),
         "models/a.onnx": relu_model(1),
         "chip.toml": toy.replace(b'name = "Toy"', b'name = "My\\u001b[31m\\nchip"'),
         "cluster.toml": (
@@ -337,7 +345,7 @@ def _check_files(words: Sequence[str], code: int, contents: dict[str, bytes], fo
         own = name in named or (words[:3] == ["aoe", "bank", "export"] and name in words)
         assert own, f"{name} was changed"
         assert code in (0, 1), f"{name} was changed by a command that failed"
-        array = now.startswith(b"\x93NUMPY") or zipfile.is_zipfile(io.BytesIO(now))
+        array = now.startswith((b"\x93NUMPY", MAGIC)) or zipfile.is_zipfile(io.BytesIO(now))
         if not array and "export" not in words:
             json.loads(now)
     assert (folder / "loop").readlink() == Path("loop") and not any(folder.glob(".ascend_lab-*"))

@@ -379,6 +379,19 @@ b: fp32[5] = fill(0.0)
 y: fp32[6, 5] = gemm(x, w, b) y
 =>
 y: fp32[6, 5] = matmul(x, w) y
+== RequantFusionPass
+(q: int8[1, 2, 4, 4]) -> (y)
+w: int8[2, 2, 1, 1] = [1, 2, 3, 4]
+x: fp32[1, 2, 4, 4] = dequantise(q) {scale = 0.5, offset = 3} x
+v: fp32[2, 2, 1, 1] = dequantise(w) {scale = 0.25} v
+c: fp32[1, 2, 4, 4] = conv2d(x, v) c
+y: int8[1, 2, 4, 4] = quantise(c) {scale = 2.0} y
+=>
+c_weight: int8[2, 2, 1, 1] = [1, 2, 3, 4.0]
+c_bias: int32[2, 1, 1] = [-9, -21.0]
+y_scales: fp32[2, 1, 1] = [0.0625, 0.0625]
+c_sums: int32[1, 2, 4, 4] = conv2d(q, c_weight) c_sums
+y: int8[1, 2, 4, 4] = requantise(c_sums, y_scales, c_bias) y
 """)
 CHANGING = cases("""
 == PoolingToConvPass
@@ -438,6 +451,12 @@ y: bf16[2, 3] = exp(c_bf16) y
 """)
 """Passes that compute something else."""
 NOTHING = cases("""
+== RequantFusionPass
+(x: fp32[1, 2, 4, 4]) -> (y)
+w: fp32[2, 2, 1, 1] = [1, 2, 3, 4]
+q: int8[1, 2, 4, 4] = quantise(x) {scale = 0.5} q
+d: fp32[1, 2, 4, 4] = dequantise(q) {scale = 0.5} d
+y: fp32[1, 2, 4, 4] = conv2d(d, w) y
 == DeadCodeEliminationPass
 (x: fp32[2, 3]) -> (y)
 y: fp32[2, 3] = relu(x) y

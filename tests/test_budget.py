@@ -21,13 +21,13 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3620,
+    "cli": 3850,
     "cluster": 2955,
     "compress": 2220,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 15605,
+    "graph": 16000,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
@@ -37,14 +37,14 @@ LINES = {
     "ops": 6490,
     "output": 120,
     "parallel": 5090,
-    "runtime": 1300,
-    "serving": 2400,
+    "runtime": 2360,
+    "serving": 2525,
     "sim": 2430,
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 403
-IMPORT_LINES = 5820
+FILES = 416
+IMPORT_LINES = 6015
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -257,7 +257,7 @@ def test_layers_stay_out_of_it_by_type_and_norms_by_name():
         ("common_config { dmq_balancer { migration_strength: 0.9 } }", "migration_strength"),
         ("common_config { nuq_quantize { } }", "not public"),
         ("common_config {", "the end"),
-        ("}", "one of the keys"),
+        ("}", "a key"),
         ("override_layer_types { calibration_config { } }", "layer_type"),
         ('skip_layers: "a', "text"),
     ],

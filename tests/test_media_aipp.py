@@ -329,6 +329,41 @@ def test_a_wrong_file_is_named(text: str, said: str) -> None:
     assert said in str(found.value)
 
 
+def text_of(s: Aipp, rank: int) -> str:
+    """Return settings as a configuration file says them."""
+    sizes = {"src_image_size_w": s.width, "src_image_size_h": s.height}
+    lines: dict[str, Any] = {"aipp_mode": "static", "related_input_rank": rank, **sizes}
+    lines |= {"input_format": s.input_format, "padding": "true", "padding_value": s.padding_value}
+    lines |= {"rbuv_swap_switch": s.rbuv_swap, "ax_swap_switch": s.ax_swap}
+    sides = zip(("top", "bottom", "left", "right"), s.padding, strict=True)
+    lines |= {f"{side}_padding_size": size for side, size in sides}
+    for key, values in (("mean", s.mean), ("min", s.least), ("var_reci", s.var_reci)):
+        lines |= {f"{key}_chn_{i}": value for i, value in enumerate(values)}
+    if s.crop:
+        names = ("load_start_pos_w", "load_start_pos_h", "crop_size_w", "crop_size_h")
+        lines |= {"crop": "true", **dict(zip(names, s.crop, strict=True))}
+    if s.csc:
+        lines["csc_switch"] = "true"
+        for i, row in enumerate(s.csc.matrix):
+            lines |= {f"matrix_r{i}c{j}": value for j, value in enumerate(row)}
+        for name, bias in (("input", s.csc.in_bias), ("output", s.csc.out_bias)):
+            lines |= {f"{name}_bias_{i}": value for i, value in enumerate(bias)}
+    words = {True: "true", False: "false"}
+    said = (
+        f"  {key}: {words[value] if isinstance(value, bool) else value}"
+        for key, value in lines.items()
+    )
+    return "aipp_op {\n" + "\n".join(said) + "  # as drawn\n}\n"
+
+
+@given(images=blocks(), value=st.floats(-60000, 60000, width=16), rank=st.integers(0, 9))
+def test_a_file_says_what_settings_are(images: list[Aipp], value: float, rank: int) -> None:
+    drawn = [replace(s, scaled=None, padding_value=value) for s in images[:1]]
+    texts = "".join(text_of(s, rank + i) for i, s in enumerate(drawn))
+    found = parse_config(texts)
+    assert [op.settings for op in found] == drawn and found[0].rank == rank
+
+
 YUV = Aipp("YUV420SP_U8", 64, 48)
 
 

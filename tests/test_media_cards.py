@@ -51,6 +51,8 @@ def test_strides_of_the_decoder() -> None:
         (lambda: crop_box(1, 0, 4, 4), "even place"),
         (lambda: unit_station("Ascend310", "PNGD", 64, 64), "published rate"),
         (lambda: unit_station("Toy", "VPC", 64, 64), r"\(none\)"),
+        (lambda: unit_station("Ascend310", "VDEC", 1920, 100), "VDEC: from 128 x 128 to 4096"),
+        (lambda: unit_station("Ascend310", "VENC", 0, 64), "VENC: from 1 x 1"),
         (lambda: cards_needed([], 1.0), "stations"),
         (lambda: cards_needed([Station("a", 1, 0.0)], 1.0), "stations that take time"),
         (lambda: cards_needed([Station("a", 1, 1.0)], float("nan")), "rate above 0"),

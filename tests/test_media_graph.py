@@ -18,6 +18,7 @@ from ascend_lab.graph import (
     compile_graph,
     evaluate,
     from_text,
+    random_inputs,
     run_compiled,
     simulate_graph,
     zoo,
@@ -51,6 +52,7 @@ def test_values_are_those_of_aipp_and_the_network(small_channel: bool) -> None:
     apart = evaluate(graph, {"x": aipp(raw, NV12)})
     fed = insert_aipp(graph, [AippOp(0, NV12)], small_channel=small_channel)
     assert str(fed.types["x"]) == "uint8[2, 900]" and fed.inputs == ("x",)
+    assert random_inputs(fed)["x"].max() > 200
     (found,), (wanted,) = evaluate(fed, {"x": raw}).values(), apart.values()
     assert np.array_equal(found, wanted)
     again = from_text(str(fed), {n: c.array() for n, c in fed.constants.items()})

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, zoo
-from ascend_lab.graph.onnx import import_model, save_onnx
+from ascend_lab.graph import GraphBuilder, run_compiled, zoo
+from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
-from ascend_lab.runtime import compile_offline, load_offline, unpack_parts
+from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
 from ascend_lab.runtime.container import checksum, pack_parts
 from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
 
@@ -115,6 +115,7 @@ def test_gears_share_the_weights_and_other_batches_are_refused_by_name(capsys):
     error = refused(capsys, "run", "m.alm", "--inputs", "x.npz", "--outputs", "y.npz")
     assert "x:1,3,9,9; x:2,3,9,9; x:4,3,9,9" in error and "x:3,3,9,9" in error and "pad" in error
     assert "batch 3" in refused(capsys, "simulate", "m.alm", "--batch", 3)
+    assert "(x); got z" in refused(capsys, "run", "m.alm", "--input-shape", "z:1")
     assert not Path("y.npz").exists()
 
 
@@ -190,6 +191,46 @@ def test_a_chip_of_ones_own_goes_with_its_file(capsys, folder):
     good(capsys, "run", "m.alm", "--compiled", "--chip", "my.toml")
 
 
+AIPP = """aipp_op { aipp_mode: static input_format: RGB888_U8
+  mean_chn_0: 100 mean_chn_1: 110 mean_chn_2: 120
+  var_reci_chn_0: 0.25 var_reci_chn_1: 0.5 var_reci_chn_2: 0.125 }"""
+
+
+def test_frames_of_a_camera_go_in_where_aipp_is_inserted(capsys, folder):
+    Path("a.cfg").write_text(AIPP)
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "m.alm",
+         "--insert_op_conf", "a.cfg")  # fmt: skip
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 9, 9, 3)).astype(np.uint8)
+    image = (pixels - np.array([100.0, 110, 120])) * [0.25, 0.5, 0.125]
+    np.savez("frames.npz", x=pixels.reshape(1, -1))
+    np.savez("image.npz", x=image.transpose(0, 3, 1, 2).astype(np.float32))
+    good(capsys, "run", "m.alm", "--inputs", "frames.npz", "--outputs", "a.npz")
+    good(capsys, "run", MODEL, "--inputs", "image.npz", "--outputs", "b.npz")
+    with np.load("a.npz") as one, np.load("b.npz") as two:
+        np.testing.assert_allclose(one["y"], two["y"], rtol=1e-5)
+    flags = ("--insert_op_conf", "a.cfg", "--enable_small_channel", "1")
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "s.alm", *flags)
+    for file in ("m.alm", "s.alm"):
+        good(capsys, "run", file, "--compiled", "--inputs", "frames.npz", "--outputs", "c.npz")
+        with np.load("a.npz") as one, np.load("c.npz") as two:
+            np.testing.assert_allclose(one["y"], two["y"], atol=0.02)
+
+
+def test_a_record_file_puts_layers_in_eight_bits(capsys, folder):
+    x = np.random.default_rng(0).standard_normal((4, 3, 9, 9), np.float32)
+    np.savez("c.npz", x=x)
+    np.savez("x.npz", x=x[:1])
+    good(capsys, "quantize", MODEL, "--calibration", "c.npz", "--records", "r.txt", "--output",
+         "q.onnx")  # fmt: skip
+    good(capsys, "compile", MODEL, "--chip", "Ascend310", "--compression", "r.txt", "--output",
+         "q.alm")  # fmt: skip
+    for model, file in (("q.alm", "a.npz"), ("q.onnx", "b.npz"), (MODEL, "c.npz")):
+        good(capsys, "run", model, "--inputs", "x.npz", "--outputs", file)
+    with np.load("a.npz") as one, np.load("b.npz") as two, np.load("c.npz") as three:
+        assert one["y"].tobytes() == two["y"].tobytes() != three["y"].tobytes()
+        assert one["best"].dtype == three["best"].dtype == np.int64
+
+
 BAD = (
     (["compile", MODEL, "--chip", "Toy"], "--output"),
     (["compile", MODEL, "--chip", "Toi", "--output", "m.alm"], "Toy"),
@@ -213,6 +254,10 @@ BAD = (
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--input_shape", "z:1,3,9,9"], "z"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--aicore_num", "9"], "--aicore_num"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--fusion_switch_file", MODEL], "f"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--insert_op_conf", MODEL], ""),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--enable_small_channel", "1"],
+     "--insert_op_conf"),
+    (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--compression", MODEL], ""),
     (["simulate", MODEL], "--chip"),
 )  # fmt: skip
 
@@ -266,6 +311,25 @@ def test_kernels_of_networks_survive_as_text(name):
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
     for kernel in kernels[:40]:
         assert kernel_of(json.loads(json.dumps(kernel_data(kernel)))) == kernel
+
+
+def test_operators_of_the_ai_cpu_are_kept_apart():
+    net = GraphBuilder("whole", "int32")
+    x, y = net.input("x", (2, 70)), net.input("y", (2, 70))
+    weight = net.constant(np.arange(70, dtype=np.int32), name="w")
+    net.output(net.less(x, weight), net.greater(y, weight), net.greater(x, y), net.add(x, y))
+    chip, kinds = load_chip("Ascend310"), {"x": "int32", "y": "int32"}
+    gears = {None: Imported(net.build(), kinds, {})}
+    data = compile_offline(gears, chip)
+    gear = OfflineModel("m", unpack_parts(data, "m")).gears[0]
+    engines = [row[1] for row in gear.times["tasks"]]
+    assert engines.count("AI CPU") == 3 and engines.count("AI Core") == 1
+    assert len(gear.model.kernels) == 4
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.integers(0, 70, (2, 70)).astype(np.int32) for name in "xy"}
+    wanted = run_compiled(gears[None].graph, inputs, chip)
+    found = gear.run(inputs, kernels=True)
+    assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
 
 
 def test_a_file_of_no_partitions_is_a_file():

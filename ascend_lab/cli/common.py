@@ -32,6 +32,7 @@ OUTPUTS = (
     "outputs",
     "fusion_result",
     "check_report",
+    "report",
     "figure",
     "records",
 )

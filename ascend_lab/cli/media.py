@@ -11,7 +11,7 @@ import numpy as np
 from ascend_lab.cli.common import JSON, Verb, emit, flag
 from ascend_lab.cli.network import load_array
 from ascend_lab.errors import InputError
-from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, read_file, refuse_above
+from ascend_lab.limits import ARRAY_BYTES, TABLE_BYTES, read_file, refuse_above, whole
 from ascend_lab.output import write_whole
 
 
@@ -58,9 +58,9 @@ def _block(path: str) -> bytes:
 
 def save_array(path: str, array: Any) -> None:
     """Write an array into an .npy file."""
-    whole = io.BytesIO()
-    np.lib.format.write_array(whole, np.ascontiguousarray(array))
-    write_whole(path, whole.getvalue())
+    raw = io.BytesIO()
+    np.lib.format.write_array(raw, np.ascontiguousarray(array))
+    write_whole(path, raw.getvalue())
 
 
 VERBS = (
@@ -70,7 +70,7 @@ VERBS = (
             flag("config", metavar="CONFIG.cfg"),
             flag("--image", required=True, metavar="X.npy", help="raw frames, flat uint8"),
             flag("--output", required=True, metavar="Y.npy", help="write fp16 (n, c, h, w) to it"),
-            flag("--rank", type=int, default=0, metavar="N", help="related_input_rank (0)"),
+            flag("--rank", type=whole, default=0, metavar="N", help="related_input_rank (0)"),
             flag("--block", metavar="F.bin", help="parameters, with aipp_mode: dynamic"),
             flag("--chip", help="keep this chip's limits, too"),
             JSON,

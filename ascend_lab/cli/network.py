@@ -33,6 +33,7 @@ from ascend_lab.cli.common import (
     shapes_of,
     with_tuned,
 )
+from ascend_lab.cli.hosted import WHOLE, placed, values_of
 from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.limits import ARRAY_BYTES, refuse_above, shown, whole
 from ascend_lab.output import write_whole
@@ -58,7 +59,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.inputs:
         refuse_idle(arguments, "without --inputs", "--seed")
     given = load_arrays(arguments.inputs) if arguments.inputs else None
-    found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+    try:
+        found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
+    except UnsupportedError as error:
+        refuse_idle(arguments, WHOLE, "--compiled")
+        hosted = placed(arguments, given, error)
+        nodes = sum(len(part.nodes) for part in hosted.parts)
+        title = f"{hosted.name}: {nodes} nodes, {len(hosted.off_core)} of them off the core"
+        return _print_outputs(arguments, title, values_of(hosted))
     graph = found.graph
     _check_size(graph)
     inputs = _inputs(graph, given, arguments.seed)
@@ -68,14 +76,22 @@ def _run(arguments: argparse.Namespace) -> int:
         from ascend_lab.graph import evaluate
 
         values = evaluate(graph, inputs)
+    from ascend_lab.graph.onnx.tensors import in_type
+
     outputs = {name: in_type(values[name], kind) for name, kind in found.output_types.items()}
+    title = f"{graph.name}: {len(graph.nodes)} nodes, {graph.parameter_count:,} parameters"
+    return _print_outputs(arguments, title, outputs)
+
+
+def _print_outputs(arguments: argparse.Namespace, title: str, outputs: Arrays) -> int:
+    """Write and print a model's outputs."""
     if arguments.outputs:
         save_arrays(arguments.outputs, outputs)
     rows = {name: _summary(array) for name, array in outputs.items()}
-    lines = [f"{graph.name}: {len(graph.nodes)} nodes, {graph.parameter_count:,} parameters"]
+    lines = [title]
     lines += [
-        f"  {name}  {row['type']}{row['shape']}  "
-        f"min {row['min']:.6g}  max {row['max']:.6g}  mean {row['mean']:.6g}"
+        f"  {name}  {row['type']}{row['shape']}"
+        + "".join(f"  {key} {row[key]:.6g}" for key in ("min", "max", "mean") if key in row)
         for name, row in rows.items()
     ]
     if arguments.compiled and not all(
@@ -114,8 +130,9 @@ def _offline(arguments: argparse.Namespace) -> OfflineModel:
     from ascend_lab.chip import load_chip
     from ascend_lab.runtime import load_offline
 
-    idle = ("--tuned", "--bank", "--aicore-num", "--dtype", "--fusion-switch", "--fusion-result",
-            "--no-fusion", "--memory-limit")  # fmt: skip
+    decided = ("tuned", "bank", "aicore-num", "dtype", "fusion-switch", "fusion-result",
+               "no-fusion", "memory-limit")  # fmt: skip
+    idle = (f"--{name}" for name in decided)
     refuse_idle(arguments, "for a model that is not compiled yet", *idle)
     chip = load_chip(arguments.chip) if "chip" in arguments.given else None
     return load_offline(arguments.model, chip)
@@ -146,16 +163,9 @@ def _check_size(graph: Graph) -> None:
             raise UnsupportedError(needed, f"{wide / 2**30:.1f} GiB", "use smaller inputs")
 
 
-def in_type(values: Any, kind: str) -> Any:
-    """Return an array in the ONNX element type of an output."""
-    from ascend_lab.graph.onnx.tensors import NUMPY
-
-    if kind == "bool":
-        return np.asarray(values) != 0
-    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
-
-
 def _summary(array: Any) -> dict[str, Any]:
+    if array.dtype.kind in "SU":
+        return {"type": "string", "shape": list(array.shape)}
     wide = array.astype(np.float64)
     with np.errstate(all="ignore"):
         numbers = (wide.min(), wide.max(), wide.mean()) if array.size else (0.0, 0.0, 0.0)
@@ -228,9 +238,7 @@ LONGEST = 44
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from ascend_lab.graph.bound import bound_of
     from ascend_lab.graph.compile import Road, front_stages
-    from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
     from ascend_lab.graph.switches import Switches, read_switches
 
@@ -244,7 +252,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
             "--memory-limit of at least 1 byte", str(arguments.memory_limit), "raise it"
         )
     switches = read_switches(arguments.fusion_switch) if arguments.fusion_switch else Switches()
-    graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+    try:
+        graph = import_with(arguments.model, None, shapes_of(arguments), arguments.batch).graph
+    except UnsupportedError as error:
+        return _simulate_placed(arguments, error)
     if unknown := unknown_names(switches):
         print(f"ascend-lab: no pass or rule is called {', '.join(unknown)}", file=sys.stderr)
     road = Road(switches=switches, dtype=arguments.dtype, fusion=not arguments.no_fusion)
@@ -254,10 +265,32 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_network_trace(times, arguments.trace)
     if arguments.fusion_result:
         write_whole(arguments.fusion_result, fused.result_json(front.matches))
-    found = account(times, bound_of(front.rewritten, chip))
-    lines = table(times, len(graph.nodes), found["ledger"])
-    emit(arguments.json, {**times.summary(), **found}, lines)
+    emit(arguments.json, *told(times, front, graph))
     return 0
+
+
+def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
+    """Print the time of a model that is placed on core, AI CPU and host."""
+    from ascend_lab.graph.network import write_network_trace
+
+    refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
+                "--memory-limit")  # fmt: skip
+    hosted = placed(arguments, None, error)
+    times = hosted.timeline()
+    if arguments.trace:
+        write_network_trace(times, arguments.trace)
+    nodes = sum(len(part.nodes) for part in hosted.parts)
+    emit(arguments.json, hosted.summary(), [*table(times, nodes), *hosted.lines()])
+    return 0
+
+
+def told(times: NetworkTimeline, front: Front, graph: Graph) -> tuple[dict[str, Any], list[str]]:
+    """Return what is said of a network's times: as data, and as lines."""
+    from ascend_lab.graph.bound import bound_of
+    from ascend_lab.graph.ledger import account
+
+    found = account(times, bound_of(front.rewritten, times.chip))
+    return {**times.summary(), **found}, table(times, len(graph.nodes), found["ledger"])
 
 
 def _simulate_offline(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from ascend_lab.cli.common import (
     refuse_idle,
     with_cores,
 )
-from ascend_lab.cli.network import table, unknown_names
+from ascend_lab.cli.network import told, unknown_names
 from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.tune_inputs import shapes_of
@@ -29,17 +30,19 @@ from ascend_lab.limits import count, wholes_of
 from ascend_lab.output import check_writable, write_whole
 
 if TYPE_CHECKING:
+    from ascend_lab.chip import Chip
     from ascend_lab.graph import Road
     from ascend_lab.graph.onnx import Imported
 
 GEARS = range(2, 101)
 LARGEST_BATCH = 2048
 """Limits of --dynamic_batch_size, as ATC's."""
-OWN = ("--fusion_switch_file",)
+OWN = ("--fusion_switch_file", "--insert_op_conf", "--enable_small_channel")
+"""Options that mean something here, though not to `aoe`."""
 NO_MEANING = {name: why for name, why in REFUSED.items() if len(name) > 2 and name not in OWN} | {
     "--precision_mode_v2": "--precision_mode says it",
     "--om": "an offline model of CANN is another format",
-    "--sparsity": "`ascend-lab quantize` and its kin change weights before they are compiled",
+    "--sparsity": "what makes weights sparse changes them before they are compiled",
     "--buffer_optimize": "what lies in L2 is simulated",
     "--enable_single_stream": "kernels of a network run one after another",
     "--external_weight": "weights lie in the file",
@@ -58,10 +61,11 @@ def _compile(arguments: argparse.Namespace) -> int:
     road = _road(arguments)
     if arguments.check_report and not _report(arguments):
         return 1
-    gears = _gears(arguments)
-    given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num")
+    gears = _gears(arguments, chip)
+    given = ("precision_mode", "input_shape", "dynamic_batch_size", "aicore_num", "insert_op_conf",
+             "compression")  # fmt: skip
     options = {name: str(getattr(arguments, name)) for name in given if name in arguments.given}
-    data = compile_offline(gears, chip, road, options=options, table=table)
+    data = compile_offline(gears, chip, road, options=options, told=told)
     model = OfflineModel(arguments.output, unpack_parts(data, arguments.output))
     write_whole(arguments.output, data)
     rows = [
@@ -158,11 +162,37 @@ def _sized(arguments: argparse.Namespace, batch: int | None) -> dict[str, tuple[
     return {n: tuple(batch if k == -1 and batch else k for k in s) for n, s in shapes.items()}
 
 
-def _gears(arguments: argparse.Namespace) -> Mapping[int | None, Imported]:
-    """Return the model's graph for every gear."""
+def _gears(arguments: argparse.Namespace, chip: Chip) -> Mapping[int | None, Imported]:
+    """Return the model's graph for every gear, camera frames in place of images if asked for."""
     batches = _batches(arguments.dynamic_batch_size)
     load = partial(import_with, arguments.model, None)
-    return {n: load(_sized(arguments, n), n) for n in batches}
+    found = {n: load(_sized(arguments, n), n) for n in batches}
+    if arguments.compression:
+        found = {n: _compressed(arguments.compression, one) for n, one in found.items()}
+    if not arguments.insert_op_conf:
+        refuse_idle(arguments, "with --insert_op_conf", "--enable_small_channel")
+        return found
+    return {n: _with_aipp(arguments, one, chip) for n, one in found.items()}
+
+
+def _compressed(records: str, found: Imported) -> Imported:
+    """Return a model with the layers of a record file in eight bits."""
+    from ascend_lab.compress import qdq_model, read_records, with_records
+    from ascend_lab.graph.onnx import import_onnx
+
+    made = with_records(found.graph, read_records(records))
+    return replace(found, graph=import_onnx(qdq_model(made)))
+
+
+def _with_aipp(arguments: argparse.Namespace, found: Imported, chip: Chip) -> Imported:
+    """Return a model with AIPP in front: its inputs are frames, or parameters, in bytes."""
+    from ascend_lab.media import insert_aipp, read_config
+
+    operations, small = read_config(arguments.insert_op_conf), arguments.enable_small_channel == "1"
+    graph = insert_aipp(found.graph, operations, chip, small_channel=small)
+    kinds = {n: found.input_types.get(n, "uint8") for n in graph.inputs}
+    kinds |= {n: "uint8" for n in graph.inputs if graph.types[n].dtype == "uint8"}
+    return replace(found, graph=graph, input_types=kinds)
 
 
 def _no_meaning(name: str) -> Flag:
@@ -185,6 +215,10 @@ VERBS = (
             flag("--precision_mode", default="force_fp16", metavar="P",
                  help="force_fp16 (default), allow_fp32_to_bf16, ..."),
             flag("--fusion_switch_file", metavar="F", help="passes and rules to turn off"),
+            flag("--compression", metavar="F", help="scales that `quantize --records` wrote: int8"),
+            flag("--insert_op_conf", metavar="F.cfg", help="AIPP: camera frames, not images"),
+            flag("--enable_small_channel", choices=("0", "1"), default="0",
+                 help="1: AIPP writes four channels a pixel"),
             flag("--aicore_num", type=count, metavar="N", help="use N of the chip's cores"),
             flag("--check_report", metavar="F.json", help="write a precheck report, node by node"),
             JSON,

@@ -9,7 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from ascend_lab import __version__
-from ascend_lab.cli import cluster, compress, media, models, network, offline, serving, solve
+from ascend_lab.cli import (
+    cluster,
+    compress,
+    media,
+    migrate,
+    models,
+    network,
+    offline,
+    serving,
+    solve,
+)
 from ascend_lab.cli.common import (
     CHIP,
     JSON,
@@ -295,6 +305,7 @@ VERBS = (
     *network.VERBS,
     *offline.VERBS,
     *models.VERBS,
+    *migrate.VERBS,
     *compress.VERBS,
     *solve.VERBS,
     *cluster.VERBS,

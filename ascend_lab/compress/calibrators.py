@@ -126,9 +126,7 @@ def hfmg(batches: Batches, bits: int, asymmetric: bool, bins: int = 4096) -> Sca
         counts = rebinned(counts, *ends) + histogram(one, bins, low, high)[0]
     if not high > low:
         return scale_between(low, high, bits, asymmetric)
-    ranges, moments = tail_cuts(counts), moments_of(counts)
-    losses = [histogram_loss(moments, bins, *one, 2**bits) for one in ranges]
-    left, right = ranges[int(np.argmin(losses))]
+    left, right = best_range(counts, 2**bits)
     width = (high - low) / bins
     return scale_between(low + left * width, low + (right + 1) * width, bits, asymmetric)
 
@@ -171,6 +169,25 @@ def tail_cuts(counts: Values) -> list[tuple[int, int]]:
         else:
             left = ahead
         found.append((left, right))
+    return found
+
+
+def best_range(counts: Values, levels: int) -> tuple[int, int]:
+    """Return the visited range of bins with the least squared error, the first of equals.
+
+    Ranges shrink: once what lies outside alone costs more than the best, no later one is better.
+    """
+    moments, bins = moments_of(counts), len(counts)
+    best, found = math.inf, (0, bins - 1)
+    for left, right in tail_cuts(counts):
+        edges = np.array([left, right + 1.0])
+        count, total, squares = map(np.diff, moments(np.array([0, *edges, bins])))
+        outside = squares[::2] - 2 * edges * total[::2] + edges**2 * count[::2]
+        if outside.sum() >= best:
+            break
+        loss = histogram_loss(moments, bins, left, right, levels)
+        if loss < best:
+            best, found = loss, (left, right)
     return found
 
 

@@ -52,7 +52,7 @@ def batches_of(graph: Graph, arrays: Mapping[str, Any]) -> Feeds:
         if len(given) != len(shape) or given[1:] != shape[1:] or not shape:
             raise InputError(f"samples of {name} as rows of {shape[1:]}", str(given), "reshape")
         counts.add(given[0] // shape[0])
-    if len(counts) > 1 or 0 in counts:
+    if len(counts) != 1 or 0 in counts:
         raise InputError("as many whole batches of each input, at least one", str(sorted(counts)))
     sizes = {name: graph.types[name].shape[0] for name in graph.inputs}
     return [

@@ -60,10 +60,14 @@ class CpuTimeline(KernelTimeline):
     missed_bytes: int
     hit_share: float
     engine: str = NAME
+    seconds: tuple[float, float] | None = None
+    """Of a launch and of the work itself, where the chip file does not say them: on the host."""
 
     @property
     def cycles(self) -> int:
         """Cycles of moving the bytes."""
+        if self.seconds is not None:
+            return math.ceil(self.seconds[1] * self.chip.clock_hz)
         moved, rate = self.read_bytes, self.chip.device_memory.rate_bytes_per_s
         if self.engine == NAME:
             moved = max(self.read_bytes, self.factor_bytes) + self.written_bytes
@@ -73,7 +77,8 @@ class CpuTimeline(KernelTimeline):
     @property
     def launch_cycles(self) -> int:
         """Cycles until the AI CPU starts; the core's own loader has nothing to start."""
-        return round(self.chip.ai_cpu_overhead_s * self.chip.clock_hz) * (self.engine == NAME)
+        launch_s = self.chip.ai_cpu_overhead_s * (self.engine == NAME)
+        return round((self.seconds[0] if self.seconds else launch_s) * self.chip.clock_hz)
 
     @property
     def core_count(self) -> int:

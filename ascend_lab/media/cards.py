@@ -41,6 +41,8 @@ UNITS: Mapping[str, Mapping[str, Unit]] = {
     "Ascend310P3": {"VPC": Unit(12, 360.0 * HD), "JPEGE": Unit(8, 128.0 * HD)},
 }  # fmt: skip
 """Published rates by chip and unit; a unit that is missing has none that we found."""
+SIZES = {"JPEGD": (32, 32, 8192, 8192), "VDEC": (128, 128, 4096, 4096), "VPC": (10, 6, 8192, 8192)}
+"""Least width and height a unit reads, and largest."""
 COPY_BYTES_PER_S = 3.1e9
 """From host to device: 1000 decoded pictures of 1080p a second."""
 
@@ -60,11 +62,18 @@ class Station:
 
 
 def unit_station(chip: str, unit: str, width: int, height: int) -> Station:
-    """Return a media unit as a station; raises `InputError` for one without a published rate."""
+    """Return a media unit as a station; raises `InputError` for one without a published rate.
+
+    And for a picture of a size that the unit does not read.
+    """
     found = UNITS.get(chip, {}).get(unit)
     if found is None:
         known = ", ".join(UNITS.get(chip, {})) or "none"
         raise InputError(f"a unit of {chip} with a published rate ({known})", unit, "measure it")
+    low_w, low_h, most_w, most_h = SIZES.get(unit, (1, 1, math.inf, math.inf))
+    if not (low_w <= width <= most_w and low_h <= height <= most_h):
+        needed = f"{unit}: from {low_w} x {low_h} to {most_w:g} x {most_h:g} pixels"
+        raise InputError(needed, f"{width} x {height}", "use the host")
     return Station(unit, found.servers, width * height / found.pixels_per_s)
 
 

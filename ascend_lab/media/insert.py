@@ -99,6 +99,7 @@ GRAPH_ONLY["aipp"] = Operator(
     types=TypeRule(("uint8",), result=lambda main, attrs: str(attrs["dtype"])),
     slicing=lambda shapes, *, shape, **rest: axis_rules("Transpose", ["frames are whole"] * 4),
     traits=("frames",), tolerances=exact(),
+    index_bounds={"frames": lambda *given, **rest: 256},  # what random frames are drawn from
 )  # fmt: skip
 
 

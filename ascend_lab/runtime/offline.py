@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab import __version__
+from ascend_lab import __version__, media
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import CapacityError, ChipError, InputError
 from ascend_lab.graph import Compiled, Constant, Fill, Graph, Road, Task, evaluate, from_text
-from ascend_lab.graph.ai_cpu import CpuKernel, CpuTimeline
-from ascend_lab.graph.compile import DEFAULT_ROAD, finish_stages, front_stages
+from ascend_lab.graph.ai_cpu import CpuKernel
+from ascend_lab.graph.compile import DEFAULT_ROAD, Front, finish_stages, front_stages
 from ascend_lab.graph.ir import LONGEST, Values, to_text
 from ascend_lab.graph.lower import Lowered, packed, piece_of
 from ascend_lab.graph.network import PLAN, NetworkTimeline, network_events
@@ -43,8 +43,11 @@ from ascend_lab.runtime.container import (
 )
 from ascend_lab.runtime.kernel_text import kernel_data, kernel_of
 
-ENGINES = ("AI Core", "AI CPU")
-Table = Callable[[NetworkTimeline, int], list[str]]
+AI_CORE = "AI Core"
+OPERATORS_OF = (media,)
+"""Rooms whose operators may stand in the graphs of a file: reading one needs them."""
+Told = Callable[[NetworkTimeline, Front, Graph], tuple[dict[str, Any], list[str]]]
+"""What to say of a network's times: as data, and as lines."""
 
 
 class _Weights:
@@ -68,48 +71,31 @@ class _Weights:
         return self._known[key]
 
 
-class _Kernels:
-    """Kernels as data, each once."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._known: dict[int, int] = {}
-
-    def add(self, lowered: Lowered) -> int:
-        """Return the number of a kernel."""
-        key = id(lowered.kernel)
-        if key not in self._known:
-            self._known[key] = len(self.rows)
-            self.rows.append(kernel_data(lowered.kernel))
-        return self._known[key]
-
-
 def compile_offline(
     gears: Mapping[int | None, Imported],
     chip: Chip,
     road: Road = DEFAULT_ROAD,
     *,
     options: Mapping[str, str] | None = None,
-    table: Table = lambda times, nodes: [],
+    told: Told = lambda times, front, graph: (times.summary(), []),
 ) -> memoryview:
     """Return the offline model of a network for a chip; `gears` are its graphs by batch.
 
-    One graph under None has fixed sizes. `table` prints the times as `ascend-lab simulate` does.
+    One graph under None has fixed sizes. `told` is what the file says of its times.
     Raises as `compile_stages`, and `CapacityError` for a network that would have to be tiled.
     """
-    weights, kernels = _Weights(), _Kernels()
+    weights, kernels = _Weights(), dict[str, int]()
     parts, rows = [], []
     for number, (batch, found) in enumerate(gears.items()):
         front = front_stages(found.graph, chip, road)
         times, _ = simulate_within(front, chip, None, road)
         if isinstance(times, TiledTimeline):
-            got = f"{times.peak_bytes:,} in one piece"
-            raise CapacityError(f"a network within {times.limit_bytes:,} bytes of {chip.name}", got,
-                                "compile it for a smaller batch")  # fmt: skip
+            needed = f"{chip.name} to hold the network: {times.limit_bytes:,} bytes of memory"
+            raise CapacityError(needed, f"{times.tiles} tiles", "compile it for a smaller batch")
         compiled = finish_stages(front, chip, road).compiled
         parts += [
             (Kind.GRAPH, number, _graphs(found, compiled, weights, kernels)),
-            (Kind.TASKS, number, _times(times, table(times, len(found.graph.nodes)))),
+            (Kind.TASKS, number, _times(times, *told(times, front, found.graph))),
             (Kind.MEMORY, number, _memory(compiled)),
         ]
         inputs = {n: found.graph.types[n].shape for n in found.graph.inputs}
@@ -123,7 +109,7 @@ def compile_offline(
     shared = [
         (Kind.META, 0, _json(meta)),
         (Kind.WEIGHTS, 0, weights.body or _bytes(b"")),
-        (Kind.KERNELS, 0, _bytes(zlib.compress(json.dumps(kernels.rows).encode()))),
+        (Kind.KERNELS, 0, _bytes(zlib.compress(f"[{','.join(kernels)}]".encode()))),
     ]
     return pack_parts([*shared, *parts])
 
@@ -148,14 +134,15 @@ def chip_checksum(chip: Chip) -> str:
 
 
 def _graphs(
-    found: Imported, compiled: Compiled, weights: _Weights, kernels: _Kernels
+    found: Imported, compiled: Compiled, weights: _Weights, kernels: dict[str, int]
 ) -> list[Values]:
-    """Return both graphs, and the tasks with what their kernels read."""
+    """Return both graphs, and the tasks with what their kernels read; `kernels` numbers these."""
     tasks = []
     for task in compiled.tasks:
         row: dict[str, Any] = {"nodes": task.nodes}
         if task.lowered is not None:
-            row["kernel"] = kernels.add(task.lowered)
+            text = json.dumps(kernel_data(task.lowered.kernel))
+            row["kernel"] = kernels.setdefault(text, len(kernels))
             row["extra"] = {n: weights.add(a) for n, a in task.lowered.extra.items()}
             if not isinstance(task.lowered.kernel, CpuKernel):
                 row["forms"] = {
@@ -197,12 +184,17 @@ def _graph(graph: Graph, weights: _Weights) -> dict[str, Any]:
     return {"text": text, "data": long, "narrowed": sorted(graph.narrowed)}
 
 
-def _times(times: NetworkTimeline, lines: Sequence[str]) -> list[Values]:
-    """Return what `ascend-lab simulate` says, and each task's seconds on its engine."""
-    tasks = [[op.name, ENGINES[isinstance(op.timeline, CpuTimeline)], op.time_s]
-             for op in times.operators]  # fmt: skip
-    return _json({"summary": times.summary(), "table": lines, "tasks": tasks,
+def _times(times: NetworkTimeline, data: Mapping[str, Any], lines: Sequence[str]) -> list[Values]:
+    """Return what is said of the times, and each task's seconds on its engine."""
+    return _json({"summary": data, "table": lines, "tasks": engine_rows(times),
                   "events": network_events(times)})  # fmt: skip
+
+
+def engine_rows(times: NetworkTimeline) -> list[list[Any]]:
+    """Return name, engine and seconds of every kernel, launch included."""
+    return [
+        [op.name, op.type.partition(" on the ")[2] or AI_CORE, op.time_s] for op in times.operators
+    ]
 
 
 def _memory(compiled: Compiled) -> list[Values]:
@@ -221,25 +213,19 @@ class Gear:
     batch: int | None
     inputs: Mapping[str, tuple[int, ...]]
 
-    def _part(self, kind: Kind) -> Any:
-        return json.loads(bytes(self.model.parts[kind, self.number]))
-
     @cached_property
     def _graphs(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._part(Kind.GRAPH)
-        return found
+        return self.model.json(Kind.GRAPH, self.number)
 
     @cached_property
     def times(self) -> dict[str, Any]:
         """The times: `summary` and `table` of `ascend-lab simulate`, `events`, `tasks`."""
-        found: dict[str, Any] = self._part(Kind.TASKS)
-        return found
+        return self.model.json(Kind.TASKS, self.number)
 
     @cached_property
     def memory(self) -> dict[str, Any]:
         """The memory plan: work_bytes, weight_bytes, (address, bytes) of every tensor."""
-        found: dict[str, Any] = self._part(Kind.MEMORY)
-        return found
+        return self.model.json(Kind.MEMORY, self.number)
 
     @cached_property
     def imported(self) -> Imported:
@@ -291,8 +277,7 @@ class OfflineModel:
     @cached_property
     def meta(self) -> dict[str, Any]:
         """Name, chip, number format, options, gears, where the weights lie."""
-        found: dict[str, Any] = json.loads(bytes(self.parts[Kind.META, 0]))
-        return found
+        return self.json(Kind.META)
 
     @cached_property
     def gears(self) -> tuple[Gear, ...]:
@@ -317,7 +302,7 @@ class OfflineModel:
         try:
             return self.check_chip(load_chip(self.meta["chip"]))
         except ChipError:
-            needed = f"{self.where}: --chip with the file of {self.meta['chip']}"
+            needed = f"{self.where}: the chip file of {self.meta['chip']}"
             raise InputError(needed, "no chip of that name", "give the .toml") from None
 
     def check_chip(self, chip: Chip) -> Chip:
@@ -329,6 +314,11 @@ class OfflineModel:
             needed = f"{self.where}: the numbers of {name} it is for"
             raise InputError(needed, f"a {name} with others", REMEDY)
         return chip
+
+    def json(self, kind: Kind, gear: int = 0) -> dict[str, Any]:
+        """Return a partition of plain data."""
+        found: dict[str, Any] = json.loads(bytes(self.parts[kind, gear]))
+        return found
 
     def array(self, key: int) -> Values:
         """Return weights by number: a view of the file."""
@@ -348,23 +338,21 @@ class OfflineModel:
 
         Raises `InputError` naming the gears: a batch between two of them is padded by the caller.
         """
+        wanted = {name: tuple(shape) for name, shape in (shapes or {}).items()}
+        known = self.gears[0].inputs
+        if unknown := next((name for name in wanted if name not in known), None):
+            raise InputError(
+                f"an input of the model ({', '.join(known)})", unknown, "mend the name"
+            )
         for gear in self.gears:
-            named = (shapes or {}).keys() & gear.inputs.keys()
-            fits = all(tuple((shapes or {})[n]) == gear.inputs[n] for n in named)
-            if fits and batch in (None, self._batch_of(gear)):
+            first = next((s[0] for s in gear.inputs.values() if s), None)
+            fits = all(gear.inputs[name] == shape for name, shape in wanted.items())
+            if fits and batch in (None, gear.batch or first):
                 return gear
-        sizes = "; ".join(
-            ", ".join(f"{n}:{','.join(map(str, s))}" for n, s in gear.inputs.items())
-            for gear in self.gears[:8]
-        )
-        got = f"batch {batch}" if batch is not None else _shown(shapes or {})
-        needed = f"{self.where}: inputs of a gear ({sizes})"
-        raise InputError(needed, got, "pad the inputs to a gear, or compile for this one")
-
-    @staticmethod
-    def _batch_of(gear: Gear) -> int | None:
-        sizes = [s[0] for s in gear.inputs.values() if s]
-        return gear.batch or (sizes[0] if sizes else None)
+        needed = f"inputs of a gear ({'; '.join(_shown(gear.inputs) for gear in self.gears[:8])})"
+        got = f"batch {batch}" if batch is not None else _shown(wanted)
+        remedy = "pad the inputs to a gear, or compile for this one"
+        raise InputError(f"{self.where}: {needed}", got, remedy)
 
 
 def _shown(shapes: Mapping[str, Sequence[int]]) -> str:

@@ -33,8 +33,8 @@ class Batcher:
 
     model: Model
     policy: Policy
+    counts: Counter[str]
     queue: deque[Waiting] = field(default_factory=deque)
-    counts: Counter[str] = field(default_factory=Counter)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False
@@ -58,8 +58,6 @@ class Batcher:
 
     async def _serve(self) -> None:
         while True:
-            while self.queue and self.queue[0].answer.cancelled():
-                self.queue.popleft()
             if not self.queue:
                 if self.closed:
                     return

@@ -114,13 +114,6 @@ def machine_repair(clients: int, mean_s: float, think_s: float) -> float:
     return (1 - 1 / total) / mean_s if think_s else 1 / mean_s
 
 
-def kingman(rate: float, mean_s: float, arrivals_cv2: float, service_cv2: float) -> float:
-    """Return Wq of any single server, roughly: r/(1-r) (ca^2 + cs^2)/2 S (Kingman, 1961)."""
-    r = rate * mean_s
-    _stable(r)
-    return r / (1 - r) * (arrivals_cv2 + service_cv2) / 2 * mean_s
-
-
 def batch_root(rate: float, mean_s: float, most: int) -> float:
     """Return the root in (0, 1) of mu r^(K+1) - (l + mu) r + l = 0."""
     _stable(rate * mean_s / most)
@@ -221,11 +214,3 @@ def take_all(rate: float, per_item_s: float, mean_s: float, most: int = 800) -> 
     never_idle = 1.5 * t0 / (1 - la) + a / 2 * (la + 2) / (1 - la**2)
     work_s = a * mean + t0
     return Taken(mean, w, min(alone, never_idle), work_s / (work_s + float(p @ none) / rate))
-
-
-def devices(rate: float, service_s: float, target_utilisation: float) -> int:
-    """Return how many devices keep the load at or below a target: ceil(rate * S / target)."""
-    if not (rate > 0 and service_s > 0 and 0 < target_utilisation <= 1):
-        got = f"{rate:g} a second of {service_s:g} s at {target_utilisation:g}"
-        raise InputError("a rate, a time above 0 and a target in (0, 1]", got)
-    return math.ceil(rate * service_s / target_utilisation - 1e-9)

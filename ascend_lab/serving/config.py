@@ -12,91 +12,104 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ascend_lab.errors import InputError
-from ascend_lab.limits import HUGE, TINY, shown, toml_of
+from ascend_lab.limits import HUGE, TINY, json_number, shown, toml_of
 from ascend_lab.serving.rollout import Canary, Version
 from ascend_lab.serving.simulate import LAWS, Arrivals, Scenario, Service, Step
 from ascend_lab.serving.station import Failure, Level, Policy
 from ascend_lab.serving.times import Line, affine, network_seconds
 
-REQUESTS, MOST_BATCH, MOST_TIMED, CLIENTS = 4_000_000, 4096, 256, 100_000
+REQUESTS, MOST_BATCH, MOST_TIMED, CLIENTS, MOST_TABLES = 2_000_000, 4096, 256, 100_000, 64
 """Most of each that a file may ask for; `MOST_TIMED`: the largest batch whose time is modelled."""
 Reader = Callable[[str, Any], Any]
 
 
-def _number(where: str, value: Any, low: float = 0.0, high: float = HUGE) -> float:
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not fine or not low <= value <= high or 0 < abs(value) < TINY:
-        raise InputError(f"{where}: a number from {low:g} to {high:g}", shown(value), "mend it")
-    return float(value)
+def _wrong(where: str, needed: str, value: Any) -> InputError:
+    return InputError(f"{where}: {needed}", shown(value), "mend it")
 
 
-def _whole(where: str, value: Any, low: int = 0, high: int = REQUESTS) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        needed = f"{where}: a whole number from {low} to {high:,}"
-        raise InputError(needed, shown(value), "mend it")
-    return value
+def _number(low: float = 0.0, high: float = HUGE) -> Reader:
+    def read(where: str, value: Any) -> float:
+        number = json_number(value)
+        if number is None or not low <= number <= high or 0 < abs(number) < TINY:
+            raise _wrong(where, f"a number from {low:g} to {high:g}", value)
+        return number
+
+    return read
 
 
-def _word(where: str, value: Any, *words: str) -> str:
-    if not isinstance(value, str) or (words and value not in words) or not value.isprintable():
-        among = f"one of {', '.join(words)}" if words else "a text"
-        raise InputError(f"{where}: {among}", shown(value), "mend it")
-    return value
+def _whole(low: int = 0, high: int = REQUESTS) -> Reader:
+    def read(where: str, value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise _wrong(where, f"a whole number from {low} to {high:,}", value)
+        return value
+
+    return read
+
+
+def _word(*words: str) -> Reader:
+    def read(where: str, value: Any) -> str:
+        if not isinstance(value, str) or (words and value not in words) or not value.isprintable():
+            raise _wrong(where, f"one of {', '.join(words)}" if words else "a text", value)
+        return value
+
+    return read
+
+
+def _some(one: Reader) -> Reader:
+    def read(where: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not 0 < len(value) <= MOST_TABLES:
+            raise _wrong(where, f"a list of 1 to {MOST_TABLES}", value)
+        return tuple(one(f"{where}[{n}]", item) for n, item in enumerate(value))
+
+    return read
 
 
 def _flag(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InputError(f"{where}: true or false", shown(value), "mend it")
+        raise _wrong(where, "true or false", value)
     return value
 
 
-def _some(where: str, value: Any, one: Reader, most: int = 64) -> tuple[Any, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= most:
-        raise InputError(f"{where}: a list of 1 to {most}", shown(value), "mend it")
-    return tuple(one(f"{where}[{n}]", item) for n, item in enumerate(value))
+def _any(where: str, value: Any) -> Any:
+    return value
 
 
-_POSITIVE = partial(_number, low=TINY)
-_SHARE = partial(_number, high=1.0)
-_SERVICE: dict[str, Reader] = {
-    "law": lambda where, value: _word(where, value, *LAWS),
-    "mean_s": _number, "per_item_s": _number, "shape": partial(_number, low=1e-3, high=1e6),
-    "model": _word, "chip": _word,
-    "dtype": lambda where, value: _word(where, value, "fp16", "bf16", "int8"),
+_BATCH, _TIME, _POSITIVE, _SHARE = _whole(1, MOST_BATCH), _number(), _number(TINY), _number(0, 1)
+_KEYS: dict[str, dict[str, Reader]] = {
+    "service": {
+        "law": _word(*LAWS), "mean_s": _TIME, "per_item_s": _TIME, "shape": _number(1e-3, 1e6),
+        "model": _word(), "chip": _word(), "dtype": _word("fp16", "bf16", "int8"),
+    },
+    "server": {
+        "instances": _whole(1, 10_000), "max_batch": _BATCH, "max_delay_s": _TIME,
+        "queue_limit": _whole(), "loss": _flag, "preferred": _some(_BATCH),
+    },
+    "arrivals": {
+        "law": _word("poisson", "closed"), "rate_per_s": _POSITIVE, "clients": _whole(1, CLIENTS),
+        "think_s": _TIME, "think_law": _word("exponential", "deterministic"),
+        "items": _some(_BATCH),
+    },
+    "run": {"requests": _whole(1), "seed": _whole(0, 2**53), "warmup": _whole()},
+    "priorities": {
+        "share": _POSITIVE, "timeout_s": _TIME, "queue_limit": _whole(),
+        "action": _word("reject", "delay"),
+    },
+    "failures": {"instance": _whole(), "at_s": _TIME, "repair_s": _TIME},
+    "canary": {
+        "stages": _some(_SHARE), "window": _whole(20), "max_error_rate": _SHARE,
+        "max_p95_s": _POSITIVE, "users": _whole(1, 1_000_000), "salt": _word(),
+    },
+    "steps": {"name": _word(), "service": _any, "server": _any, "after": _some(_word())},
+    "versions": {"name": _word(), "service": _any, "server": _any, "error_rate": _SHARE},
+    "model": {}, "chip": {},
 }  # fmt: skip
-_SERVER: dict[str, Reader] = {
-    "instances": partial(_whole, low=1, high=10_000),
-    "max_batch": partial(_whole, low=1, high=MOST_BATCH),
-    "max_delay_s": _number, "queue_limit": _whole, "loss": _flag,
-    "preferred": lambda where, value: _some(where, value, partial(_whole, low=1, high=MOST_BATCH)),
-}  # fmt: skip
-_ARRIVALS: dict[str, Reader] = {
-    "law": lambda where, value: _word(where, value, "poisson", "closed"),
-    "rate_per_s": _POSITIVE, "clients": partial(_whole, low=1, high=CLIENTS), "think_s": _number,
-    "think_law": lambda where, value: _word(where, value, "exponential", "deterministic"),
-    "items": lambda where, value: _some(where, value, partial(_whole, low=1, high=MOST_BATCH)),
-}  # fmt: skip
-_RUN: dict[str, Reader] = {
-    "requests": partial(_whole, low=1), "seed": partial(_whole, high=2**53), "warmup": _whole,
-}  # fmt: skip
-_LEVEL: dict[str, Reader] = {
-    "share": _POSITIVE, "timeout_s": _number, "queue_limit": _whole,
-    "action": lambda where, value: _word(where, value, "reject", "delay"),
-}  # fmt: skip
-_FAILURE: dict[str, Reader] = {"instance": _whole, "at_s": _number, "repair_s": _number}
-_CANARY: dict[str, Reader] = {
-    "stages": lambda where, value: _some(where, value, _SHARE),
-    "window": partial(_whole, low=20), "max_error_rate": _SHARE, "max_p95_s": _POSITIVE,
-    "users": partial(_whole, low=1, high=1_000_000), "salt": _word,
-}  # fmt: skip
+"""Every table's keys, and what reads each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +120,18 @@ class Read:
     timed: Mapping[str, tuple[dict[int, float], Line]] = field(default_factory=dict)
 
 
-def _table(where: str, table: Any, readers: Mapping[str, Reader]) -> dict[str, Any]:
+def _table(name: str, table: Any) -> dict[str, Any]:
     """Return the values of a table, each read as its key says."""
+    for key in _plain(name, table):
+        if key not in _KEYS[name]:
+            raise InputError(f"[{name}]: keys among {', '.join(_KEYS[name])}", shown(key))
+    return {key: _KEYS[name][key](f"[{name}] {key}", value) for key, value in table.items()}
+
+
+def _plain(name: str, table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise InputError(f"a table [{where}]", shown(table), "write keys and values")
-    for key in table:
-        if key not in readers:
-            remedy = f"there are {', '.join(readers)}"
-            raise InputError(f"[{where}]: known keys", shown(key), remedy)
-    return {key: readers[key](f"[{where}] {key}", value) for key, value in table.items()}
+        raise InputError(f"a table [{name}]", shown(table), "write keys and values")
+    return table
 
 
 def _needs(where: str, table: Mapping[str, Any], *keys: str) -> None:
@@ -137,116 +153,94 @@ class _Reading:
     """The tables of a file, on their way into a scenario."""
 
     def __init__(self, tables: dict[str, Any], folder: Path) -> None:
-        known = ("service", "arrivals", "server", "run", "priorities", "failures", "steps",
-                 "versions", "canary", "model", "chip")  # fmt: skip
-        _table("the file", tables, dict.fromkeys(known, lambda where, value: value))
+        if unknown := tables.keys() - _KEYS.keys():
+            raise InputError(f"tables among {', '.join(_KEYS)}", shown(min(unknown)))
         self.tables, self.folder = tables, folder
         self.timed: dict[str, tuple[dict[int, float], Line]] = {}
         named = {key: tables[key] for key in ("model", "chip") if key in tables}
         self.tables["service"] = {**named, **self._own("service")}
-        levels = [_table("priorities", t, _LEVEL) for t in self._many("priorities")]
-        self.levels = tuple(Level(**level) for level in levels)
+        levels = [_table("priorities", table) for table in self._many("priorities")]
+        self.levels = tuple(Level(**level) for level in levels) or (Level(),)
 
     def _own(self, name: str) -> dict[str, Any]:
-        found = self.tables.get(name, {})
-        if not isinstance(found, dict):
-            raise InputError(f"a table [{name}]", shown(found), "write keys and values")
-        return found
+        return _plain(name, self.tables.get(name, {}))
 
     def _many(self, name: str) -> list[Any]:
         found = self.tables.get(name, [])
-        if not isinstance(found, list) or len(found) > 64:
-            raise InputError(f"at most 64 tables [[{name}]]", shown(found), "write [[ ]]")
+        if not isinstance(found, list) or len(found) > MOST_TABLES:
+            raise InputError(
+                f"at most {MOST_TABLES} tables [[{name}]]", shown(found), "write [[ ]]"
+            )
         return found
 
     def read(self) -> Read:
-        run = _table("run", self._own("run"), _RUN)
+        run, arrivals = _table("run", self._own("run")), self._arrivals()
         requests = run.get("requests", 100_000)
-        arrivals = self._arrivals()
         steps, versions = self._steps()
-        canary = Canary(**_table("canary", self._own("canary"), _CANARY)) if versions else None
         if bool(versions) != ("canary" in self.tables) or len(versions) not in (0, 2):
             got = f"{len(versions)} [[versions]]"
             raise InputError("[canary] and two [[versions]], the old one first", got, "or none")
+        canary = Canary(**_table("canary", self._own("canary"))) if versions else None
         most = min(step.policy.max_batch for step in steps)
         if max(arrivals.items) > most:
-            raise InputError(
-                f"[arrivals] items of at most max_batch {most}", f"{max(arrivals.items)}"
-            )
-        warmup = run.get("warmup", requests // 10)
-        scenario = Scenario(
-            arrivals, steps, requests, run.get("seed", 0), warmup, versions, canary
-        )  # fmt: skip
-        return Read(scenario, self.timed)
+            needed = f"[arrivals] items of at most max_batch {most}"
+            raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
+        warmup, seed = run.get("warmup", requests // 10), run.get("seed", 0)
+        return Read(Scenario(arrivals, steps, requests, seed, warmup, versions, canary), self.timed)
 
     def _arrivals(self) -> Arrivals:
-        found = _table("arrivals", self._own("arrivals"), _ARRIVALS)
-        law = found.get("law", "poisson")
-        _needs("arrivals", found, "clients" if law == "closed" else "rate_per_s")
+        found = _table("arrivals", self._own("arrivals"))
+        _needs("arrivals", found, "clients" if found.get("law") == "closed" else "rate_per_s")
         return Arrivals(**found)
 
     def _steps(self) -> tuple[tuple[Step, ...], tuple[Version, ...]]:
         """Return the steps, and the versions if those are what the file lists."""
-        listed, versions = self._many("steps"), self._many("versions")
-        if listed and versions:
+        kinds = [kind for kind in ("steps", "versions") if self._many(kind)]
+        if len(kinds) > 1:
             raise InputError("[[steps]] or [[versions]]", "both", "choose one")
-        if not listed and not versions:
-            return (self._step("", {}, {}),), ()
-        kind, tables = ("steps", listed) if listed else ("versions", versions)
-        keep: Reader = lambda where, value: value  # noqa: E731
-        more: dict[str, Reader] = {"name": _word, "service": keep, "server": keep}
-        own = {"after": lambda where, value: _some(where, value, _word)} if listed else {
-            "error_rate": _SHARE}  # fmt: skip
-        rows = [_table(kind, table, {**more, **own}) for table in tables]
+        if not kinds:
+            return (self._step({"name": "model"}),), ()
+        rows = [_table(kinds[0], table) for table in self._many(kinds[0])]
+        names: list[str] = []
         for row in rows:
-            _needs(kind, row, "name")
-        names = [row["name"] for row in rows]
-        for n, row in enumerate(rows):
-            unknown = [name for name in row.get("after", ()) if name not in names[:n]]
-            if names.index(row["name"]) < n or unknown:
+            _needs(kinds[0], row, "name")
+            unknown = [name for name in row.get("after", ()) if name not in names]
+            if row["name"] in names or unknown:
                 got = f"{shown(row['name'])} after {', '.join(unknown) or 'one of that name'}"
-                raise InputError(f"[[{kind}]] with names, after steps above", got, "mend it")
-        steps = tuple(
-            self._step(row["name"], row.get("service", {}), row.get("server", {}),
-                       row.get("after", ())) for row in rows
-        )  # fmt: skip
-        if listed:
+                raise InputError(f"[[{kinds[0]}]] with names, after steps above", got, "mend it")
+            names.append(row["name"])
+        steps = tuple(map(self._step, rows))
+        if kinds == ["steps"]:
             return steps, ()
         return steps, tuple(Version(row["name"], row.get("error_rate", 0.0)) for row in rows)
 
-    def _step(self, name: str, service: Any, server: Any, after: tuple[str, ...] = ()) -> Step:
+    def _step(self, row: dict[str, Any]) -> Step:
         """Return a step: its own keys, and what they leave out as the file has it for all."""
-        for table in (service, server):
-            _table(name, table, dict.fromkeys(table, lambda where, value: value))
-        policy = self._policy({**self._own("server"), **server})
-        given = {**self._own("service"), **service}
-        return Step(name or "model", self._service(given, policy, name), policy, after)
+        own = {name: _plain(name, row.get(name, {})) for name in ("server", "service")}
+        policy = self._policy({**self._own("server"), **own["server"]})
+        service = self._service({**self._own("service"), **own["service"]}, policy, row["name"])
+        return Step(row["name"], service, policy, row.get("after", ()))
 
     def _policy(self, table: dict[str, Any]) -> Policy:
-        found = _table("server", table, _SERVER)
+        found = _table("server", table)
         limit, most = found.pop("queue_limit", 0), found.get("max_batch", 1)
         if max(found.get("preferred", (1,))) > most:
             got = shown(list(found["preferred"]))
             raise InputError(f"[server] preferred of at most max_batch {most}", got, "mend it")
-        levels = self.levels or (Level(),)
-        levels = tuple(
-            Level(one.share, one.timeout_s, one.action, one.queue_limit or limit) for one in levels
-        )
-        failures = []
-        for row in self._many("failures"):
-            values = _table("failures", row, _FAILURE)
-            _needs("failures", values, *_FAILURE)
-            if values["instance"] >= found.get("instances", 1):
-                got = str(values["instance"])
+        levels = tuple(replace(one, queue_limit=one.queue_limit or limit) for one in self.levels)
+        failures = [_table("failures", row) for row in self._many("failures")]
+        for row in failures:
+            _needs("failures", row, *_KEYS["failures"])
+            if row["instance"] >= found.get("instances", 1):
+                got = str(row["instance"])
                 raise InputError("[[failures]] instance below [server] instances", got, "from 0")
-            failures.append(Failure(**values))
-        return Policy(**found, levels=levels, failures=tuple(failures))
+        return Policy(**found, levels=levels, failures=tuple(Failure(**row) for row in failures))
 
     def _service(self, table: dict[str, Any], policy: Policy, name: str) -> Service:
-        if isinstance(table.get("model"), dict):  # [model] name, chip
-            table = {**table, **table["model"], "model": table["model"].get("name")}
-            table.pop("name", None)
-        found = _table("service", table, _SERVICE)
+        if isinstance(named := table.get("model"), dict):  # [model] name, chip
+            table = {**table, "model": named.get("name"), **{k: v for k, v in named.items()
+                                                             if k != "name"}}  # fmt: skip
+        found = _table("service", table)
         model, chip = found.pop("model", ""), found.pop("chip", "")
         dtype = found.pop("dtype", "fp16")
         if not model:
@@ -254,15 +248,14 @@ class _Reading:
         if not chip:
             raise InputError("a chip for the model", "none", 'add chip = "Ascend310"')
         if {"mean_s", "per_item_s"} & found.keys():
-            got = "both"
-            raise InputError("[service] a model, or mean_s and per_item_s", got, "choose one")
+            raise InputError("[service] a model, or mean_s and per_item_s", "both", "choose one")
         if policy.max_batch > MOST_TIMED:
-            got = f"{policy.max_batch:,}"
-            raise InputError(f"max_batch of at most {MOST_TIMED} for a model", got, "lower it")
+            needed = f"max_batch of at most {MOST_TIMED} for a model"
+            raise InputError(needed, f"{policy.max_batch:,}", "lower it")
         local = self.folder / model
         place = str(local) if not model.startswith("zoo:") and local.exists() else model
         seconds, timed = network_seconds(place, chip, policy.max_batch, dtype)
-        self.timed[name or "model"] = (timed, affine(timed))
+        self.timed[name] = (timed, affine(timed))
         return Service(**found, seconds=seconds)
 
 

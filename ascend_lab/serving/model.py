@@ -1,4 +1,4 @@
-"""A model that can be asked: its tensors in the words of KServe v2, its values, its versions.
+"""A model that can be asked: its tensors in the words of KServe v2, and its values.
 
 A model takes batches if its first sizes follow the batch and rows do not touch each other, which is
 tried once. Batches run in gears of 1, 2, 4, ... rows: what is missing repeats the last row.
@@ -191,36 +191,3 @@ def _rows_apart(one: Graph, two: Graph) -> bool:
         for n in one.outputs
         for k in (0, 1)
     )
-
-
-class Repository:
-    """The versions of a model: loaded on demand, the highest is served, a failed load changes none.
-
-    Requests on their way keep the version that they began with.
-    """
-
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        self.name, self._load = name, load
-        self.loaded: dict[int, Any] = {}
-        self.last = 0
-
-    def load(self) -> int:
-        """Load the next version, then drop the one before; return its number.
-
-        Raises what loading raises: then the old version is served on.
-        """
-        found = self._load()
-        self.last += 1
-        self.loaded = {self.last: found}
-        return self.last
-
-    def unload(self) -> None:
-        """Serve no version: new requests are refused, those on their way finish."""
-        self.loaded = {}
-
-    def find(self, version: str | None = None) -> tuple[int, Any] | None:
-        """Return a version by its number, or the highest; None if it is not served."""
-        if version is None:
-            return max(self.loaded.items(), default=None, key=lambda item: item[0])
-        number = int(version) if version.isascii() and version.isdigit() and len(version) < 9 else 0
-        return (number, self.loaded[number]) if number in self.loaded else None

@@ -3,7 +3,7 @@
     GET  /v2, /v2/health/live, /v2/health/ready, /metrics
     GET  /v2/models/NAME[/versions/V], .../ready
     POST /v2/models/NAME[/versions/V]/infer       tensors as JSON
-    POST /v2/repository/index, /v2/repository/models/NAME/load, .../unload
+    POST /v2/repository/models/NAME/load, .../unload
 
 Every request is checked before it waits: 400 wrong, 404 unknown, 405 method, 413 too large, 429 too
 many wait, 503 not served now; each as {"error": one line}. JSON has no infinity: null stands there.
@@ -28,7 +28,7 @@ from ascend_lab import __version__
 from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import json_of, shown
 from ascend_lab.serving.batcher import Batcher, FullError
-from ascend_lab.serving.model import Arrays, Model, Repository
+from ascend_lab.serving.model import Arrays, Model
 from ascend_lab.serving.station import Policy
 
 BODY_BYTES = 2**26
@@ -65,81 +65,68 @@ def _library() -> Any:
 
 
 class Service:
-    """What stands behind the routes: the repository of one model, and what was counted."""
+    """What stands behind the routes: one version of a model at a time, and what was counted."""
 
     def __init__(
         self, name: str, load: Callable[[], Model], policy: Policy, body_bytes: int = BODY_BYTES
     ) -> None:
-        self.policy, self.body_bytes, self.name = policy, body_bytes, name
-        self.repository = Repository(name, lambda: Batcher(load(), policy))
+        self.name, self.load_model, self.policy, self.body_bytes = name, load, policy, body_bytes
         self.counts: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.repository.load()
+        self.version = 1
+        self.batcher: Batcher | None = Batcher(load(), policy, self.counts)
 
     def close(self) -> None:
-        """Let what waits be served, and the instances end."""
-        for batcher in self.repository.loaded.values():
-            batcher.close()
+        """Serve no new requests; those on their way are answered."""
+        if self.batcher:
+            self.batcher.close()
+        self.batcher = None
 
-    def found(self, path: Mapping[str, str]) -> tuple[int, Batcher]:
-        """Return the version that a path names; raise `RefusedError` for an unknown one."""
-        if path.get("name", self.name) != self.name:
-            raise RefusedError(404, f"no model {shown(path['name'])}; there is {self.name}")
-        found = self.repository.find(path.get("version"))
-        if found is None:
-            if path.get("version") is None:
-                raise RefusedError(503, f"{self.name} is not loaded")
+    def found(self, path: Mapping[str, str]) -> Batcher:
+        """Return what serves a path's version; raise `RefusedError` if nothing does."""
+        if self.batcher is None:
+            raise RefusedError(503, f"{self.name} is not loaded")
+        if path.get("version", str(self.version)) != str(self.version):
             raise RefusedError(404, f"{self.name} has no version {shown(path['version'])} now")
-        return found
-
-    # -- what the routes answer ------------------------------------------------------------------
-    async def server(self, request: Any) -> Any:
-        """Return the server's metadata."""
-        return {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
-
-    async def live(self, request: Any) -> Any:
-        """Return that the server runs."""
-        return {"live": True}
+        return self.batcher
 
     async def ready(self, request: Any) -> Any:
-        """Return that a model can be asked; refused if not."""
+        """Return that the model can be asked; refused if not."""
         self.found(request.path_params)
         return {"ready": True}
 
     async def metadata(self, request: Any) -> Any:
-        """Return the names, datatypes and shapes of a model's tensors."""
-        version, batcher = self.found(request.path_params)
-        model = batcher.model
+        """Return the names, datatypes and shapes of the model's tensors."""
+        model = self.found(request.path_params).model
         return {
-            "name": self.name, "versions": [str(version)], "platform": model.platform,
+            "name": self.name, "versions": [str(self.version)], "platform": model.platform,
             "inputs": [port.described() for port in model.inputs],
             "outputs": [port.described() for port in model.outputs],
         }  # fmt: skip
 
     async def infer(self, request: Any) -> Any:
-        """Return a model's outputs for the tensors of a request."""
-        start_s = time.perf_counter()
-        version, batcher = self.found(request.path_params)
+        """Return the model's outputs for the tensors of a request."""
+        times_s = [time.perf_counter()]
+        batcher, version = self.found(request.path_params), self.version
         try:
             body = json_of(await self._body(request), "a request")
             inputs, wanted = read_request(body, batcher.model)
-            ready_s = time.perf_counter()
+            times_s.append(time.perf_counter())
             outputs = await batcher.ask(inputs)
         except FullError:
-            self.failures["REJECTED"] += 1
+            self.counts["REJECTED"] += 1
             limit = self.policy.levels[0].queue_limit
             raise RefusedError(429, f"{limit} requests wait already; try again later") from None
         except AscendLabError as error:
-            self.failures["OTHER"] += 1
+            self.counts["OTHER"] += 1
             raise RefusedError(400, str(error)) from error
-        done_s = time.perf_counter()
+        times_s.append(time.perf_counter())
         answer = {"model_name": self.name, "model_version": str(version), "outputs": [
             _written(outputs[port.name], port.described()) for port in batcher.model.outputs
             if wanted is None or port.name in wanted
         ]}  # fmt: skip
         if "id" in body:
             answer["id"] = body["id"]
-        end_s = time.perf_counter()
+        start_s, ready_s, done_s, end_s = *times_s, time.perf_counter()
         for key, seconds in (("request", end_s - start_s), ("compute_input", ready_s - start_s),
                              ("compute_output", end_s - done_s)):  # fmt: skip
             self.counts[f"{key}_duration_us"] += int(seconds * 1e6)
@@ -148,67 +135,41 @@ class Service:
 
     async def _body(self, request: Any) -> bytes:
         """Return what a request carries; no more than the limit is ever held."""
-        parts, size = [], 0
+        data = bytearray()
         async for part in request.stream():
-            size += len(part)
-            if size > self.body_bytes:
+            data += part
+            if len(data) > self.body_bytes:
                 raise RefusedError(413, f"a request of at most {self.body_bytes:,} bytes")
-            parts.append(part)
-        return b"".join(parts)
-
-    async def index(self, request: Any) -> Any:
-        """Return the versions that are loaded."""
-        return [
-            {"name": self.name, "version": str(number), "state": "READY"}
-            for number in self.repository.loaded
-        ]
+        return bytes(data)
 
     async def load(self, request: Any) -> Any:
         """Read the model again and serve it as the next version; the old stays if that fails."""
-        self._known(request)
-        before = list(self.repository.loaded.values())
         try:
-            version = await asyncio.to_thread(self.repository.load)
+            model = await asyncio.to_thread(self.load_model)
         except AscendLabError as error:
             raise RefusedError(400, f"the model cannot be loaded: {error}") from error
-        self._retire(before)
-        return {"name": self.name, "version": str(version)}
+        self.close()
+        self.version += 1
+        self.batcher = Batcher(model, self.policy, self.counts)
+        return {"name": self.name, "version": str(self.version)}
 
     async def unload(self, request: Any) -> Any:
-        """Serve the model no more; requests on their way are answered."""
-        self._known(request)
-        before = list(self.repository.loaded.values())
-        self.repository.unload()
-        self._retire(before)
+        """Serve the model no more."""
+        self.close()
         return {}
-
-    def _known(self, request: Any) -> None:
-        if request.path_params["name"] != self.name:
-            raise RefusedError(404, f"no model {shown(request.path_params['name'])}")
-
-    def _retire(self, batchers: list[Batcher]) -> None:
-        for batcher in batchers:
-            self.counts.update(batcher.counts)
-            batcher.counts = self.counts  # what still runs counts on
-            batcher.close()
 
     def metrics(self) -> str:
         """Return the counters in the text form of Prometheus."""
-        total = Counter(self.counts)
-        for batcher in self.repository.loaded.values():
-            total.update(batcher.counts)
-        waiting = sum(len(b.queue) for b in self.repository.loaded.values())
-        label = f'model="{self.name}"'
-        lines = []
-        for key in COUNTERS:
-            lines.append(f"# TYPE nv_inference_{key} counter")
-            lines.append(f"nv_inference_{key}{{{label}}} {total[key]}")
-        lines.append("# TYPE nv_inference_request_failure counter")
-        for reason in ("REJECTED", "OTHER"):
-            full = f'{label},reason="{reason}"'
-            lines.append(f"nv_inference_request_failure{{{full}}} {self.failures[reason]}")
-        lines.append("# TYPE nv_inference_pending_request_count gauge")
-        lines.append(f"nv_inference_pending_request_count{{{label}}} {waiting}")
+        label, lines = f'model="{self.name}"', []
+        rows = [(f"{key} counter", f"{key}{{{label}}}", self.counts[key]) for key in COUNTERS]
+        rows += [("request_failure counter", f'request_failure{{{label},reason="{reason}"}}',
+                  self.counts[reason]) for reason in ("REJECTED", "OTHER")]  # fmt: skip
+        waiting = len(self.batcher.queue) if self.batcher else 0
+        rows.append(("pending_request_count gauge", f"pending_request_count{{{label}}}", waiting))
+        for kind, name, value in rows:
+            if f"# TYPE nv_inference_{kind}" not in lines:
+                lines.append(f"# TYPE nv_inference_{kind}")
+            lines.append(f"nv_inference_{name} {value}")
         return "\n".join([*lines, ""])
 
 
@@ -249,44 +210,54 @@ def _written(array: Any, described: dict[str, Any]) -> dict[str, Any]:
     return {**described, "shape": list(array.shape), "data": data}
 
 
+def _handlers(answer_of: Callable[..., Any]) -> dict[Any, Any]:
+    """Return what answers where no route does."""
+
+    async def other(request: Any, error: Any) -> Any:
+        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
+        return answer_of({"error": text}, error.status_code, error.headers)
+
+    async def ours(request: Any, error: Any) -> Any:
+        return answer_of({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+
+    return {404: other, 405: other, Exception: ours}
+
+
 def application(service: Service) -> Any:
     """Return the ASGI application of a service."""
-    responses, routing = _library().responses, _library().routing
+    library = _library()
+    answer_of, text_of = library.responses.JSONResponse, library.responses.PlainTextResponse
 
     def route(path: str, act: Callable[[Any], Awaitable[Any]], method: str = "GET") -> Any:
         async def answer(request: Any) -> Any:
             try:
-                return responses.JSONResponse(await act(request))
+                if (name := request.path_params.get("name", service.name)) != service.name:
+                    raise RefusedError(404, f"no model {shown(name)}; there is {service.name}")
+                return answer_of(await act(request))
             except RefusedError as error:
-                return responses.JSONResponse({"error": error.text}, error.status)
+                return answer_of({"error": error.text}, error.status)
 
-        return routing.Route(path, answer, methods=[method])
+        return library.routing.Route(path, answer, methods=[method])
+
+    async def about(request: Any) -> Any:
+        return {"name": "ascend_lab", "version": __version__, "extensions": ["model_repository"]}
+
+    async def live(request: Any) -> Any:
+        return {"live": True}
 
     async def metrics(request: Any) -> Any:
-        return responses.PlainTextResponse(service.metrics())
-
-    async def other(request: Any, error: Any) -> Any:
-        text = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        return responses.JSONResponse({"error": text}, error.status_code, error.headers)
-
-    async def ours(request: Any, error: Any) -> Any:
-        return responses.JSONResponse({"error": f"a mistake of ours: {type(error).__name__}"}, 500)
+        return text_of(service.metrics())
 
     routes = [
-        route("/v2", service.server),
-        route("/v2/health/live", service.live),
-        route("/v2/health/ready", service.ready),
-        routing.Route("/metrics", metrics),
-    ]
+        route("/v2", about), route("/v2/health/live", live),
+        route("/v2/health/ready", service.ready), library.routing.Route("/metrics", metrics),
+        route("/v2/repository/models/{name}/load", service.load, "POST"),
+        route("/v2/repository/models/{name}/unload", service.unload, "POST"),
+    ]  # fmt: skip
     for base in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-        routes.append(route(base, service.metadata))
-        routes.append(route(f"{base}/ready", service.ready))
-        routes.append(route(f"{base}/infer", service.infer, "POST"))
-    routes.append(route("/v2/repository/index", service.index, "POST"))
-    routes.append(route("/v2/repository/models/{name}/load", service.load, "POST"))
-    routes.append(route("/v2/repository/models/{name}/unload", service.unload, "POST"))
-    handlers = {404: other, 405: other, Exception: ours}
-    return _library().applications.Starlette(routes=routes, exception_handlers=handlers)
+        routes += [route(base, service.metadata), route(f"{base}/ready", service.ready),
+                   route(f"{base}/infer", service.infer, "POST")]  # fmt: skip
+    return library.applications.Starlette(routes=routes, exception_handlers=_handlers(answer_of))
 
 
 def serve(service: Service, port: int, told: Callable[[int], None]) -> None:

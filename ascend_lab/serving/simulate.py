@@ -2,7 +2,7 @@
 
 Arrivals, services, levels and failures draw from streams of their own, so that two policies can be
 compared on the same requests (common random numbers). Requests before the measured ones warm the
-system up and count nowhere.
+system up and count nowhere. How far a mean can be trusted says an `interval` around it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from ascend_lab.serving.station import Agenda, Batches, Jobs, Policy, Station
 Floats = NDArray[np.float64]
 CHUNK = 4096
 """Random numbers drawn at once."""
+GROUPS = 20
+T_99 = 2.8609
+"""Two-sided 99 % quantile of Student's t with GROUPS - 1 degrees of freedom."""
 LAWS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {
     "exponential": lambda rng, shape, n: rng.standard_exponential(n),
     "deterministic": lambda rng, shape, n: np.ones(n),
@@ -176,6 +179,30 @@ class Served:
             "wait_s": {"mean": _mean(self.wait_s[kept])},
             "lost": int((mine & self.lost).sum()),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and what holds the true one in 99 of 100 simulations."""
+
+    mean: float
+    half: float
+
+    def __contains__(self, value: float) -> bool:
+        return abs(value - self.mean) <= self.half
+
+
+def interval(samples: Any) -> Interval:
+    """Return mean and 99 % interval of samples that depend on their neighbours, by batch means.
+
+    The means of `GROUPS` long stretches are nearly independent. Raises `InputError` for fewer than
+    ten samples a stretch.
+    """
+    values = np.asarray(samples, float)
+    if len(values) < 10 * GROUPS:
+        raise InputError(f"at least {10 * GROUPS} samples", str(len(values)), "simulate longer")
+    means = np.array([part.mean() for part in np.array_split(values, GROUPS)])
+    return Interval(float(values.mean()), T_99 * float(means.std(ddof=1)) / GROUPS**0.5)
 
 
 def latencies(values: Floats) -> dict[str, float]:

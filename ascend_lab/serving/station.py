@@ -104,7 +104,6 @@ class Batches:
 
     start_s: list[float] = field(default_factory=list)
     end_s: list[float] = field(default_factory=list)
-    requests: list[int] = field(default_factory=list)
     items: list[int] = field(default_factory=list)
 
 
@@ -241,7 +240,6 @@ class Station:
         kept, items = self.batches, self.jobs.items
         kept.start_s.append(start_s)
         kept.end_s.append(now)
-        kept.requests.append(len(batch))
         kept.items.append(len(batch) if self.plain else sum(items[job] for _, job in batch))
         return batch
 

@@ -7,6 +7,7 @@ Sizes between those that are timed get what lies between; each instance has a ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,23 +29,30 @@ class Line:
 
 
 def affine(points: dict[int, float]) -> Line:
-    """Return the line through seconds by size, by least squares of the relative errors.
+    """Return the line closest to seconds by size; raises as `fit`."""
+    (mean_s, per_item_s), worst = fit([(1, b) for b in points], list(points.values()))
+    return Line(mean_s, per_item_s, worst)
 
-    Neither of its numbers is negative. Raises `InputError` without points.
+
+def fit(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
+    """Return what each column of the rows costs, nothing below 0, and the largest relative error.
+
+    Least squares of the relative errors, on the best of all faces of the region. Raises
+    `InputError` without rows.
     """
-    if not points:
-        raise InputError("a time to fit a line to", "none", "time a size")
-    b, seconds = np.array(list(points), float), np.array(list(points.values()))
-    if len(points) == 1:
-        return Line(float(seconds[0]), 0.0, 0.0)
-    ways = [np.linalg.lstsq(np.stack([1 / seconds, b / seconds], 1), np.ones_like(b), rcond=None)]
-    t0, a = ways[0][0]
-    if t0 < 0 or a < 0:  # on the edge: through the origin, or flat
-        one = (b if t0 < 0 else np.ones_like(b)) / seconds
-        best = float(one.sum() / (one @ one))
-        t0, a = (0.0, best) if t0 < 0 else (best, 0.0)
-    errors = np.abs((t0 + a * b) / seconds - 1)
-    return Line(float(t0), float(a), float(errors.max()))
+    if not rows:
+        raise InputError("a time to fit to", "none", "time a size")
+    scaled = np.array(rows, float) / np.array(seconds)[:, None]
+    width, least = scaled.shape[1], np.inf
+    best = np.zeros(width)
+    for face in range(1, 2**width):
+        used = [k for k in range(width) if face >> k & 1]
+        part = np.linalg.lstsq(scaled[:, used], np.ones(len(scaled)), rcond=None)[0]
+        error = float(((scaled[:, used] @ part - 1) ** 2).sum())
+        if (part >= 0).all() and error < least - 1e-12:
+            best, least = np.zeros(width), error
+            best[used] = part
+    return best.tolist(), float(np.abs(scaled @ best - 1).max())
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ from ascend_lab.errors import GraphError, InputError, UnsupportedError
 from ascend_lab.graph.onnx.converter import NEWEST_OPSET, find, title
 from ascend_lab.graph.onnx.tensors import (
     ELEMENTS,
+    EXTERNAL,
     FORMATS,
     NUMPY,
     Limits,
     Shape,
     Tensor,
     check_size,
+    tensor_of,
 )
 
 if TYPE_CHECKING:
@@ -102,15 +105,68 @@ def checked_nodes(model: ModelProto, opset: int, limits: Limits) -> Sequence[Nod
     Raises `UnsupportedError` for too many nodes or one that cannot be converted, `GraphError` for
     names written twice, names nothing writes and cycles.
     """
+    nodes = _sound_nodes(model, limits)
+    for node in model.graph.node:
+        find(node, opset)
+    return nodes
+
+
+def _sound_nodes(model: ModelProto, limits: Limits) -> Sequence[NodeProto]:
+    """Return the nodes in order, whatever they compute; raises as `checked_nodes`."""
     graph = model.graph
     if len(graph.node) > limits.nodes:
         raise UnsupportedError(f"at most {limits.nodes} nodes", str(len(graph.node)), "split it")
     if graph.sparse_initializer:
         raise UnsupportedError("dense initialisers", "a sparse one", "store it densely")
     _check_text(graph)
-    for node in graph.node:
-        find(node, opset)
     return _ordered(graph, _names(graph))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A sound model: its nodes in order, its inputs that are no initialisers."""
+
+    model: ModelProto
+    nodes: Sequence[NodeProto]
+    inputs: Sequence[ValueInfoProto]
+
+    def constants(self) -> dict[str, Any]:
+        """Return the initialisers' values by name."""
+        from onnx import numpy_helper
+
+        return {tensor.name: numpy_helper.to_array(tensor)
+                for tensor in self.model.graph.initializer}  # fmt: skip
+
+
+def whole_parts(source: str | Path | bytes | ModelProto, limits: Limits) -> Parts:
+    """Return a model whose operators nobody has looked at; raises as `import_onnx` for files.
+
+    Its nodes have titles of their own, its own functions are written out, external data are read.
+    """
+    import onnx
+    from onnx import inliner, numpy_helper
+
+    model, folder = load(source, limits)
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == EXTERNAL:
+            array = tensor_of(tensor, folder, limits).array()
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    ordered = onnx.GraphProto(node=_sound_nodes(model, limits))
+    del model.graph.node[:]
+    model.graph.node.extend(ordered.node)
+    seen: Counter[str] = Counter()
+    for node in model.graph.node:
+        name = title(node)
+        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        seen[name] += 1
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [entry for entry in model.graph.input if entry.name not in weights]
+    return Parts(model, list(model.graph.node), inputs)
 
 
 def _names(graph: GraphProto) -> set[str]:

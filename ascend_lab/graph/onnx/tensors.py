@@ -54,6 +54,14 @@ BITS = ("int32", "int8", "uint8")
 SMALL = 2**18
 """Most elements of a tensor that is computed while importing."""
 
+
+def in_type(values: Any, kind: str) -> Any:
+    """Return an array in an ONNX element type, such as an output's."""
+    if kind == "bool":
+        return np.asarray(values) != 0
+    return np.asarray(values).astype(NUMPY.get(kind, np.asarray(values).dtype), copy=False)
+
+
 Known = Values | Fill | Callable[[], Values]
 
 

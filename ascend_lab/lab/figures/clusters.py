@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyBboxPatch, Patch, Rectangle
+from matplotlib.patches import Circle, FancyBboxPatch
 
 from ascend_lab.cluster import Schedule, Topology, collective_time, execute, load_topology
 from ascend_lab.cluster.files import Kind, family, kind_of, link_kinds, rate_text
@@ -65,7 +65,7 @@ def fig_topology(topology: Topology) -> st.LabFigure:
     _links(ax, topology, plan, looks)
     _nodes(ax, topology, plan)
     for x, y in plan.dots:
-        ax.text(x, y, "···", ha="center", va="center", fontsize=11)
+        st.put(ax, x, y, "···", fontsize=11)
     handles = [_handle(looks[kind], kind, count) for kind, count in kinds[: len(LOOKS)]]
     if handles:
         fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=7.5)
@@ -193,18 +193,14 @@ def _place_network(topology: Topology, plan: _Plan, outer: Sequence[int]) -> Non
 def _servers(ax: Any, topology: Topology, plan: _Plan) -> None:
     drawn = _ends_of(len(topology.groups), MOST_SERVERS)
     for server, (left, right) in zip(drawn, plan.boxes, strict=True):
-        style: dict[str, Any] = {
-            "facecolor": st.LIGHT,
-            "edgecolor": st.INK,
-            "linewidth": 0.8,
-            "zorder": 0,
-        }
         shape = "round,pad=0,rounding_size=0.08"
-        ax.add_patch(FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, **style))
+        box = FancyBboxPatch((left, 0), right - left, SERVER_IN, boxstyle=shape, zorder=0)
+        box.set(facecolor=st.LIGHT, edgecolor=st.INK, linewidth=0.8)
+        ax.add_patch(box)
         count = len(topology.groups[server])
         name = f"server {server}" if len(topology.groups) > 1 else topology.name
         title = f"{name}: {count} device{'s' if count > 1 else ''}"
-        ax.text((left + right) / 2, -0.12, title, ha="center", va="center", fontsize=8)
+        st.put(ax, (left + right) / 2, -0.12, title)
 
 
 def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) -> None:
@@ -221,18 +217,14 @@ def _links(ax: Any, topology: Topology, plan: _Plan, looks: dict[Kind, Look]) ->
 def _nodes(ax: Any, topology: Topology, plan: _Plan) -> None:
     for node, at in plan.places.items():
         label = topology.label(node)
-        text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "zorder": 4}
         if node < topology.size:
             short = label.removeprefix("npu") or label
             ax.add_patch(Circle(at, DISC_IN, facecolor=st.PAPER, edgecolor=st.INK, zorder=3))
-            ax.text(*at, short[:6], fontsize=7 if len(short) < 4 else 5.5, **text)
+            st.put(ax, *at, short[:6], fontsize=7 if len(short) < 4 else 5.5, zorder=4)
             continue
-        width, height = BOX_IN
-        corner = at[0] - width / 2, at[1] - height / 2
-        ax.add_patch(
-            Rectangle(corner, width, height, facecolor="#FFFFFF", edgecolor=st.INK, zorder=3)
-        )
-        ax.text(*at, label[:10], fontsize=7, **text)
+        corner = at[0] - BOX_IN[0] / 2, at[1] - BOX_IN[1] / 2
+        st.box(ax, *corner, *BOX_IN, facecolor="#FFFFFF", edgecolor=st.INK, zorder=3)
+        st.put(ax, *at, label[:10], fontsize=7, zorder=4)
 
 
 def _alt(topology: Topology, kinds: Sequence[tuple[Kind, int]]) -> str:
@@ -292,22 +284,13 @@ def fig_holdings(schedule: Schedule, after: Sequence[int] | None = None) -> st.L
     if not 0 < len(shown) <= MOST_PANELS:
         raise InputError(f"at most {MOST_PANELS} rounds to draw", str(len(shown)), "choose some")
     fig, axes = st.new_figure(ncols=len(shown), height_in=1.7)
-    panels = np.atleast_1d(axes)
-    said = []
+    panels, said = st.panels(axes), []
     for number, ax in zip(shown, panels, strict=True):
         held = contributions(schedule, number)
         ax.imshow(held, cmap=SHADES, vmin=0, vmax=schedule.ranks, aspect="equal")
         for (rank, block), count in np.ndenumerate(held):
             dark = count > schedule.ranks / 2
-            ax.text(
-                block,
-                rank,
-                str(count),
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="#FFFFFF" if dark else st.INK,
-            )
+            st.put(ax, block, rank, str(count), color="#FFFFFF" if dark else st.INK)
         ax.set(title="start" if number == 0 else f"round {number}", xticks=[], yticks=[])
         ax.tick_params(length=0)
         said.append(f"after {number} rounds {int((held == schedule.ranks).sum())} complete")
@@ -333,16 +316,16 @@ def fig_best_collective(
     for (row, column), name in np.ndenumerate(np.array(names)):
         letters, colour = FAMILIES[name]
         ink = "#FFFFFF" if colour in DARK else st.INK
-        ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fc=colour, ec="#FFFFFF", lw=1))
-        ax.text(column, row, letters, ha="center", va="center", fontsize=8, color=ink)
+        st.box(ax, column - 0.5, row - 0.5, 1, 1, fc=colour, ec="#FFFFFF", lw=1)
+        st.put(ax, column, row, letters, color=ink)
     ax.set(xlim=(-0.5, len(sizes_bytes) - 0.5), ylim=(-0.5, len(counts) - 0.5))
     ax.set(xlabel="size", ylabel="devices")
     ax.set_xticks(range(len(sizes_bytes)), [_size(n) for n in sizes_bytes])
     ax.set_yticks(range(len(counts)), [str(p) for p in counts])
     ax.tick_params(length=0)
     used = [name for name in FAMILIES if any(name in line for line in names)]
-    patches = [Patch(fc=FAMILIES[n][1], ec=st.INK, label=f"{FAMILIES[n][0]}: {n}") for n in used]
-    fig.legend(handles=patches, loc="outside upper center", ncols=min(4, len(used)), frameon=False)
+    looks = {f"{FAMILIES[n][0]}: {n}": {"fc": FAMILIES[n][1], "ec": st.INK} for n in used}
+    st.key(fig, looks, loc="outside upper center", ncols=min(4, len(used)))
     lines = zip(counts, names, strict=True)
     said = "; ".join(f"{p} devices {_runs(line, sizes_bytes)}" for p, line in lines)
     return st.finish(fig, alt=f"The quickest {op} on {kind}: {said}.")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, Normalize
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ascend_lab.chip import Chip
@@ -23,6 +22,14 @@ Grid = NDArray[np.int64]
 TINTS = LinearSegmentedColormap.from_list("copies", ["#EAF2F8", st.SKY, st.BLUE])
 NUMBERED = (26, 12)
 """Rows and columns up to which cells carry their number."""
+
+
+def _look(colour: str, hatch: str) -> dict[str, Any]:
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
+
+
+WAYS = (_look(st.VERMILLION, "xx"), _look(st.ORANGE, "//"), _look(st.BLUE, ""))
+"""Write the matrix, multiply it; never store it."""
 
 
 def copies_of(shape: ConvShape) -> tuple[Grid, Grid]:
@@ -123,11 +130,10 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
         if numbers and pixel:
             dark = norm(copies[pixel]) > 0.7
             colour, size = ("#FFFFFF" if dark else st.INK), (8 if rows <= 10 else 5)
-            ax.text(x, y, str(pixel), ha="center", va="center", fontsize=size, color=colour)
+            st.put(ax, x, y, str(pixel), fontsize=size, color=colour)
         if pixel == marked:
-            box = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=st.VERMILLION)
-            box.set(linewidth=2.2 if rows <= 16 else 1.0, zorder=3)
-            ax.add_patch(box)
+            box = st.box(ax, x - 0.5, y - 0.5, 1, 1, fill=False, edgecolor=st.VERMILLION, zorder=3)
+            box.set_linewidth(2.2 if rows <= 16 else 1.0)
     if numbers:
         ax.set_xticks(np.arange(0.5, columns - 1), minor=True)
         ax.set_yticks(np.arange(0.5, rows - 1), minor=True)
@@ -137,32 +143,19 @@ def _cells(ax: Any, cells: Grid, copies: Grid, norm: Normalize, marked: int) -> 
 
 def _balance(ax: Any, sizes: Mapping[str, int]) -> None:
     """Draw the elements of image and matrix in multiples of the image."""
-    looks = {
-        "pixels": (st.BLUE, "", "pixels"),
-        "distinct": (st.BLUE, "", None),
-        "copies": (st.SKY, "//", "copies"),
-        "padding": (st.LIGHT, "..", "zeros of the pads"),
-        "fractals": (st.GREY, "xx", None),
-        "blocks": (st.GREY, "xx", "zeros that fill 16 x C0 blocks"),
+    pixels, copies = _look(st.BLUE, ""), _look(st.SKY, "//")
+    pads, blocks = _look(st.LIGHT, ".."), _look(st.GREY, "xx")
+    rows = {
+        "image": {"pixels": pixels, "blocks": blocks},
+        "matrix": {"distinct": pixels, "copies": copies, "padding": pads, "fractals": blocks},
     }
-    rows = {"image": ("pixels", "blocks"), "matrix": ("distinct", "copies", "padding", "fractals")}
-    for y, names in enumerate(rows.values()):
-        left = 0.0
-        for name in names:
-            colour, hatch, label = looks[name]
-            width = sizes[name] / sizes["pixels"]
-            ax.barh(
-                y, width, left=left, facecolor=colour, hatch=hatch, edgecolor=st.INK, label=label,
-                linewidth=0.6,
-            )  # fmt: skip
-            left += width
-    ax.set_yticks([0, 1], list(rows))
-    ax.invert_yaxis()
+    for y, looks in enumerate(rows.values()):
+        st.stack(ax, y, [(sizes[name] / sizes["pixels"], look) for name, look in looks.items()])
+    st.name_rows(ax, rows)
     ax.set_xlabel("elements / elements of the image")
-    found = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    words = [label for _, _, label in looks.values() if label in found]
-    place = {"ncols": 4, "loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "fontsize": 7}
-    ax.legend([found[word] for word in words], words, **place)
+    words = {"pixels": pixels, "copies": copies, "zeros of the pads": pads}
+    words["zeros that fill 16 x C0 blocks"] = blocks
+    st.key(ax, words, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 0.98), fontsize=7)
 
 
 @st.styled
@@ -182,9 +175,9 @@ def fig_stored(
         times = [phase.cycles / chip.clock_hz * 1e6 for phase in stored.phases]
         once = (formed.memory_bytes / 1e6, formed.cycles / chip.clock_hz * 1e6)
         for ax, parts, whole in ((left, moved, once[0]), (right, times, once[1])):
-            ax.bar(x - 0.2, parts[0], 0.38, **_look(st.VERMILLION, "xx"))
-            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **_look(st.ORANGE, "//"))
-            ax.bar(x + 0.2, whole, 0.38, **_look(st.BLUE, ""))
+            ax.bar(x - 0.2, parts[0], 0.38, **WAYS[0])
+            ax.bar(x - 0.2, parts[1], 0.38, bottom=parts[0], **WAYS[1])
+            ax.bar(x + 0.2, whole, 0.38, **WAYS[2])
         ratio = stored.cycles / formed.cycles
         right.text(x - 0.2, sum(times), f"{ratio:.1f}x", ha="center", va="bottom")
         said.append(
@@ -195,20 +188,9 @@ def fig_stored(
         ax.set_xticks(range(len(kernels)), [f"{k}x{k}" for k in kernels])
         ax.set_xlabel("kernel")
         ax.set_ylabel(word)
-    handles = [
-        Rectangle((0, 0), 1, 1, label=label, **_look(*look))
-        for label, look in (
-            ("write the matrix", (st.VERMILLION, "xx")),
-            ("multiply the stored matrix", (st.ORANGE, "//")),
-            ("never store it", (st.BLUE, "")),
-        )
-    ]
-    left.legend(handles=handles, loc="upper left")
+    words = ("write the matrix", "multiply the stored matrix", "never store it")
+    st.key(left, dict(zip(words, WAYS, strict=True)), loc="upper left")
     return st.finish(fig, alt=f"Stored against not stored on {chip.name}. " + "; ".join(said) + ".")
-
-
-def _look(colour: str, hatch: str) -> dict[str, Any]:
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK, "linewidth": 0.6}
 
 
 def _timed(shape: ConvShape, chip: Chip) -> Any:
@@ -265,9 +247,7 @@ def fig_groups(shape: ConvShape, chip: Chip) -> st.LabFigure:
     vector = simulate(depthwise_launch(replace(shape, groups=shape.c), chip), chip).cycles * scale
     fig, ax = st.new_figure(height_in=2.9)
     ax.plot(widths, cube, color=st.VERMILLION, marker="o", linestyle="-", label="cube, simulated")
-    ax.plot(
-        widths, fair, color=st.GREY, marker="", linestyle="--", label="in proportion to the work"
-    )
+    ax.plot(widths, fair, color=st.GREY, linestyle="--", label="in proportion to the work")
     ax.plot([1], [vector], color=st.GREEN, marker="D", linestyle="", label="vector unit, simulated")
     ax.axvline(FRACTAL, color=st.INK, linewidth=0.8, linestyle=":")
     ax.set_xscale("log", base=2)

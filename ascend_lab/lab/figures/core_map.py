@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 from matplotlib.path import Path as Outline
 from matplotlib.patheffects import Normal, Stroke
 
@@ -132,10 +132,9 @@ def _box(ax: Any, name: str, text: str, pipe: str = "", *, thick: bool = False) 
         look = st.PIPE_STYLE[pipe].patch_args()
     elif thick:
         look["linewidth"] = 2.6
-    ax.add_patch(Rectangle((x, y), width, height, zorder=3, **look))
-    style = st.PIPE_STYLE[pipe].text_args() if pipe else {"color": st.INK, "fontsize": 8}
-    style["linespacing"] = 1.25
-    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", zorder=4, **style)
+    st.box(ax, x, y, width, height, zorder=3, **look)
+    style = st.PIPE_STYLE[pipe].text_args() if pipe else {"color": st.INK}
+    st.put(ax, x + width / 2, y + height / 2, text, zorder=4, linespacing=1.25, **style)
 
 
 def _arrow(ax: Any, points: Sequence[Point], pipe: str, width_pt: float, *, dim: bool) -> None:
@@ -172,7 +171,7 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
         if not dim:
             text = f"{path.pipe} {path.rate_bytes_per_cycle:g}"
             box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 0.8}
-            ax.text(*at, text, ha="center", va="center", fontsize=8, zorder=2.5, bbox=box)
+            st.put(ax, *at, text, zorder=2.5, bbox=box)
     ends = [((71, 45), (84, 42)), ((71, 33), (84, 37)), ((88, 33), (88, 28)), ((94, 28), (94, 33))]
     if "BT" in chip.buffers:
         ends.append(((71, 27), (85, 33)))
@@ -183,23 +182,18 @@ def _draw_paths(ax: Any, chip: Chip, chosen: Collection[Hop] | None) -> None:
 def _draw_frame(ax: Any, chip: Chip, unit: str, bottom: float, top: float) -> None:
     """Draw the border of one core, its scalar unit and the queues the scalar unit feeds."""
     edge: dict[str, Any] = {"facecolor": "none", "edgecolor": st.GREY, "linestyle": (0, (4, 2))}
-    ax.add_patch(Rectangle((14, bottom), 85.5, top - bottom, zorder=0, linewidth=1.0, **edge))
+    st.box(ax, 14, bottom, 85.5, top - bottom, zorder=0, linewidth=1.0, **edge)
     row = top - 5.0
     scalar = st.PIPE_STYLE["S"]
-    ax.add_patch(Rectangle((15.5, row), 9, 4, zorder=3, **scalar.patch_args()))
-    ax.text(20, row + 1.9, "scalar S", ha="center", va="center", zorder=4, **scalar.text_args())
-    ax.annotate(
-        "",
-        (28, row + 2),
-        (24.5, row + 2),
-        arrowprops={"arrowstyle": "-|>", "color": st.INK},
-        zorder=2,
-    )
+    st.box(ax, 15.5, row, 9, 4, zorder=3, **scalar.patch_args())
+    st.put(ax, 20, row + 1.9, "scalar S", zorder=4, **scalar.text_args())
+    arrow = {"arrowstyle": "-|>", "color": st.INK}
+    ax.annotate("", (28, row + 2), (24.5, row + 2), arrowprops=arrow, zorder=2)
     for place, pipe in enumerate(unit_pipes(chip, unit)):
         x = 28 + 8.6 * place
         look = st.PIPE_STYLE[pipe]
-        ax.add_patch(Rectangle((x, row), 8, 4, zorder=3, **look.patch_args()))
-        ax.text(x + 4, row + 2, pipe, ha="center", va="center", zorder=4, **look.text_args())
+        st.box(ax, x, row, 8, 4, zorder=3, **look.patch_args())
+        st.put(ax, x + 4, row + 2, pipe, zorder=4, **look.text_args())
     kind = {"core": "cores", "cube": "cube cores", "vector": "vector cores"}[unit]
     count = chip.cores_of(unit)
     ax.text(98.5, row + 2, f"{count} {kind}", ha="right", va="center", fontsize=8)
@@ -242,7 +236,7 @@ def fig_core_map(chip_names: Sequence[str] = ("Ascend910A", "Ascend910B2")) -> s
     chips = [load_chip(name) for name in chip_names]
     fig, axes = st.new_figure(nrows=len(chips), height_in=3.85 * len(chips))
     texts = []
-    for ax, chip in zip([axes] if len(chips) == 1 else axes, chips, strict=True):
+    for ax, chip in zip(st.panels(axes), chips, strict=True):
         kind = "cube and vector in one core" if chip.combined else "cube and vector in split cores"
         ax.set_title(f"{chip.name}: {kind}, {chip.clock_hz / 1e9:g} GHz", loc="left")
         _draw_core(ax, chip)

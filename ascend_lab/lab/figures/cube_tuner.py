@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.cube.space import CubeSpace
@@ -40,15 +39,12 @@ def fig_toy_tiles(cycles: Mapping[tuple[int, int], int | None]) -> st.LabFigure:
         else:
             shade = 0.05 + 0.75 * (cost - least) / max(most - least, 1)
             box = {"fc": st.BLUE, "alpha": 1 - shade, "ec": st.INK, "lw": 0.8}
-        ax.add_patch(Rectangle((x, y), 0.94, 0.9, **box))
+        st.box(ax, x, y, 0.94, 0.9, **box)
         text = "does not fit" if cost is None else f"{cost:,}"
         dark = cost is not None and cost - least < 0.45 * (most - least)
         paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5} if cost is None else None
-        look = {
-            "color": "#FFFFFF" if dark else st.INK,
-            "weight": "bold" if (m, n) == best else None,
-        }
-        ax.text(x + 0.47, y + 0.45, text, ha="center", va="center", fontsize=8, bbox=paper, **look)
+        ink, weight = "#FFFFFF" if dark else st.INK, "bold" if (m, n) == best else None
+        st.put(ax, x + 0.47, y + 0.45, text, bbox=paper, color=ink, weight=weight)
     ax.set(xlim=(-0.05, len(cols)), ylim=(len(rows), -0.05), xlabel="n (fractals)")
     ax.set(ylabel="m (fractals)", title="cycles of a tile m x n")
     ax.set_xticks([i + 0.47 for i in range(len(cols))], [str(n) for n in cols])
@@ -86,9 +82,9 @@ def fig_crossover(space: Space, one: Point, two: Point, picks: Sequence[bool]) -
             fill: dict[str, Any] = {"fc": fills[x], "ec": st.INK}
             if changed:
                 fill = {"fc": "#FFFFFF", "ec": st.VERMILLION, "hatch": "////"}
-            ax.add_patch(Rectangle((x, y), 0.94, 0.84, lw=0.8, **fill))
+            st.box(ax, x, y, 0.94, 0.84, lw=0.8, **fill)
             box = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2} if changed else None
-            ax.text(x + 0.47, y + 0.42, str(value), ha="center", va="center", fontsize=8, bbox=box)
+            st.put(ax, x + 0.47, y + 0.42, str(value), bbox=box)
     ax.set(xlim=(-1.2, len(one)), ylim=(len(lines), -0.1), yticks=[])
     ax.set_xticks([i + 0.47 for i in range(len(one))], space.names)
     ax.xaxis.tick_top()

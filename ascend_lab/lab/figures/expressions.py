@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 from matplotlib.ticker import FuncFormatter
 
 from ascend_lab import dsl as te
@@ -88,10 +88,8 @@ def _bars_of_bytes(
     ax: Any, runs: Mapping[str, KernelTimeline | None], shape: tuple[int, int]
 ) -> None:
     values = [moved_bytes(r) / (shape[0] * shape[1]) if r else 0.0 for r in runs.values()]
-    ax.barh(
-        range(len(values)), values, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6
-    )
     for row, value in enumerate(values):
+        ax.barh(row, value, height=0.45, facecolor=st.BLUE, edgecolor=st.INK, linewidth=0.6)
         ax.text(value + 0.02 * max(values), row, f"{value:.0f}", va="center", fontsize=8)
     ax.set_title("bytes per element", loc="left", pad=3, fontsize=8.5)
     _letters(ax, len(values), 1.15 * max(values))
@@ -225,8 +223,8 @@ def fig_graph(outputs: Tensor | Sequence[Tensor]) -> st.LabFigure:
         _box(ax, tensor, place[tensor])
     for lane, elements in enumerate(sizes):
         first = next(t for t in tensors if t.elements == elements)
-        text: dict[str, Any] = {"fontsize": 7.5, "color": st.INK, "va": "bottom"}
-        ax.text(place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane, _shape(first), **text)
+        at = place[first][0] - HALF_WIDTH, HALF_HEIGHT + 0.06 - lane
+        ax.text(*at, _shape(first), fontsize=7.5, va="bottom")
     return st.finish(fig, alt=_graph_alt(tensors, names))
 
 
@@ -266,13 +264,11 @@ def _edges(ax: Any, tensors: Sequence[Tensor], place: dict[Tensor, tuple[float, 
 def _box(ax: Any, tensor: Tensor, at: tuple[float, float]) -> None:
     colour, line = FORMAT_EDGE.get(tensor.dtype, (st.GREEN, "-"))
     corner = at[0] - HALF_WIDTH, at[1] - HALF_HEIGHT
-    look: dict[str, Any] = {"edgecolor": colour, "linewidth": 1.6, "linestyle": line}
-    box = Rectangle(corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER, **look)
-    ax.add_patch(box)
+    box = st.box(ax, *corner, 2 * HALF_WIDTH, 2 * HALF_HEIGHT, zorder=2, facecolor=st.PAPER)
+    box.set(edgecolor=colour, linewidth=1.6, linestyle=line)
     word = tensor.label if tensor.body is None else operation_of(tensor)
-    text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "zorder": 3}
-    ax.text(at[0], at[1] + 0.07, word, fontsize=7, **text)
-    ax.text(at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, **text)
+    st.put(ax, at[0], at[1] + 0.07, word, fontsize=7, zorder=3)
+    st.put(ax, at[0], at[1] - 0.1, tensor.dtype, fontsize=6.5, zorder=3)
 
 
 def _graph_alt(tensors: Sequence[Tensor], names: dict[Tensor, str]) -> str:

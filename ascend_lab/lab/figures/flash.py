@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Rectangle
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
@@ -163,17 +162,15 @@ def fig_flash_blocks(
 
 def _draw_blocks(ax: Any, length: int, rows: int, keys: int, own: int) -> None:
     """Draw the matrix of scores; the first core's rows tinted, one block filled."""
-    ax.add_patch(Rectangle((0, 0), length, length, fc=st.LIGHT, ec=st.INK))
-    ax.add_patch(Rectangle((0, 0), length, min(own * rows, length), fc=st.SKY, ec="none"))
+    st.box(ax, 0, 0, length, length, fc=st.LIGHT, ec=st.INK)
+    st.box(ax, 0, 0, length, min(own * rows, length), fc=st.SKY, ec="none")
     for at in range(rows, length, rows):
         ax.plot([0, length], [at, at], color=st.INK, lw=0.5, ls="-")
     for at in range(keys, length, keys):
         ax.plot([at, at], [0, min(rows, length)], color=st.INK, lw=0.5, ls="-")
-    size = min(keys, length), min(rows, length)
-    ax.add_patch(Rectangle((0, 0), *size, fc=st.ORANGE, ec=st.INK))
+    st.box(ax, 0, 0, min(keys, length), min(rows, length), fc=st.ORANGE, ec=st.INK)
     ax.set(xlim=(0, length), ylim=(length, 0), aspect="equal", xlabel="keys", ylabel="rows of q")
-    ax.set_xticks([0, length])
-    ax.set_yticks([0, length])
+    ax.set(xticks=[0, length], yticks=[0, length])
     ax.set_title("blue: first core, orange: a block", loc="left")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Polygon, Rectangle
+from matplotlib.patches import Polygon
 from numpy.typing import NDArray
 
 from ascend_lab import dsl
@@ -204,7 +204,7 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
         label = "vector" if name == "V" else name
         ax.text(-0.02 * columns, (low + high) / 2, label, ha="right", va="center", fontsize=8)
         if name in ("L2", "memory"):
-            ax.add_patch(Rectangle((0, low), columns, high - low, facecolor=st.LIGHT))
+            st.box(ax, 0, low, columns, high - low, facecolor=st.LIGHT)
     left = 0.0
     for phase in phases:
         first = left
@@ -212,16 +212,14 @@ def _draw_bands(ax: Any, phases: Sequence[Sequence[Operation]]) -> None:
             _draw_operation(ax, left, op)
             left += len(op.buffers)
         low, high = BANDS["UB"]
-        ax.add_patch(Rectangle((first + 0.06, low), left - first - 0.12, high - low, fc=st.LIGHT))
+        st.box(ax, first + 0.06, low, left - first - 0.12, high - low, fc=st.LIGHT)
 
 
 def _draw_operation(ax: Any, left: float, op: Operation) -> None:
     low, high = BANDS["V"]
     look, width = st.PIPE_STYLE["V"], len(op.buffers)
-    place = (left + 0.06, low), width - 0.12, high - low
-    ax.add_patch(Rectangle(*place, **look.patch_args()))
-    middle = left + width / 2, (low + high) / 2
-    ax.text(*middle, op.op, ha="center", va="center", **look.text_args())
+    st.box(ax, left + 0.06, low, width - 0.12, high - low, **look.patch_args())
+    st.put(ax, left + width / 2, (low + high) / 2, op.op, **look.text_args())
 
 
 def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, most: int) -> None:
@@ -238,7 +236,7 @@ def _draw_column(ax: Any, x: float, crossing: Crossing, ghost: Crossing | None, 
     name = crossing.tensor or (ghost.tensor if ghost else "")
     levels = ["UB"] + ["memory" if sizes["memory"] else "L2"] * bool(sizes["L2"])
     for level in levels:
-        ax.text(x, sum(BANDS[level]) / 2, name, ha="center", va="center", fontsize=8)
+        st.put(ax, x, sum(BANDS[level]) / 2, name)
 
 
 def _arrow(
@@ -253,12 +251,7 @@ def _arrow(
     corners += [(2 * x - px, py) for px, py in reversed(corners[:3])]
     look: dict[str, Any] = {"facecolor": colour, "edgecolor": st.INK, "linewidth": 0.6}
     if not colour:
-        look = {
-            "facecolor": "none",
-            "edgecolor": st.GREY,
-            "linewidth": 0.9,
-            "linestyle": (0, (3, 2)),
-        }
+        look = {"fc": "none", "ec": st.GREY, "linewidth": 0.9, "linestyle": (0, (3, 2))}
     ax.add_patch(Polygon(corners, closed=True, **look))
 
 
@@ -268,14 +261,10 @@ def _draw_totals(ax: Any, way: Sequence[Crossing]) -> None:
     for level, size in total.items():
         middle = sum(GAPS[level]) / 2
         ax.barh(middle, size / MIB, height=0.5, facecolor=colours[level], edgecolor=st.INK)
-        text = f"{size / MIB:.4g}"
-        ax.annotate(
-            text, (size / MIB, middle), (3, 0), textcoords="offset points", va="center", fontsize=8
-        )
-    ax.set(ylim=(-0.05, 4.65))
+        place = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 8}
+        ax.annotate(f"{size / MIB:.4g}", (size / MIB, middle), **place)
+    ax.set(ylim=(-0.05, 4.65), xticks=[], yticks=[])
     ax.margins(x=0.3)
-    ax.set_yticks([])
-    ax.set_xticks([])
     ax.set_facecolor("none")
     ax.spines["bottom"].set_visible(False)
 
@@ -315,9 +304,7 @@ def fig_chain_lengths(lengths: Sequence[int], gains: Mapping[str, Sequence[float
             f"{values[-1]:.2f} with {lengths[-1]}"
         )
     ax.axhline(1.0, color=st.INK, linewidth=0.8)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(lengths, [str(k) for k in lengths])
-    ax.minorticks_off()
+    st.doubling(ax, lengths)
     ax.margins(x=0.03)
     ax.set_xlim(right=lengths[-1] * 1.5)
     ax.set_xlabel("additions in the chain, each with an input of its own")

@@ -153,8 +153,8 @@ def _number(ax: Any, timeline: Timeline, rows: dict[str, int], window: Window) -
             if high - low > 0.011 * width * (1 + len(str(count))):
                 middle = (low + high) / 2
                 look = st.PIPE_STYLE[pipe]
-                text = ax.text(middle, row, str(count), ha="center", va="center", fontsize=8)
-                text.set_color(look.text_colour)  # a halo of the bar's colour keeps the hatch off
+                text = st.put(ax, middle, row, str(count), color=look.text_colour)
+                # a halo of the bar's colour keeps the hatch off
                 text.set_path_effects([Stroke(linewidth=3, foreground=look.colour), Normal()])
 
 
@@ -250,7 +250,7 @@ def fig_buffer_depths(
     shown = window or (0, max(t.cycles for t in timelines.values()))
     height = 0.7 + len(timelines) * (0.28 + 0.23 * len(pipes))
     fig, axes = st.new_figure(nrows=len(timelines), height_in=height, sharex=True)
-    panels = [axes] if len(timelines) == 1 else list(axes)
+    panels = st.panels(axes)
     for ax, (label, timeline) in zip(panels, timelines.items(), strict=True):
         draw_gantt(ax, timeline, window=shown, pipes=pipes, critical=critical)
         ax.set_title(f"{label}: {timeline.cycles:,} cycles", loc="left", pad=3)
@@ -310,8 +310,8 @@ def _node(ax: Any, x: float, pipe: str, text: str) -> None:
     box = FancyBboxPatch((x - 0.75, -0.45), 1.5, 0.9, boxstyle="round,pad=0.08")
     box.set(facecolor=look.colour, edgecolor=st.INK, linewidth=0.8)
     ax.add_patch(box)
-    ax.text(x, 0, text, ha="center", va="center", color=look.text_colour)
-    ax.text(x, -0.82, pipe, ha="center", va="center", fontweight="bold")
+    st.put(ax, x, 0, text, fontsize=9, color=look.text_colour)
+    st.put(ax, x, -0.82, pipe, fontsize=9, fontweight="bold")
 
 
 def _arc(
@@ -327,8 +327,7 @@ def _token(ax: Any, x: float, y: float) -> None:
 
 
 def _label(ax: Any, x: float, y: float, text: str, bold: bool) -> None:
-    weight = "bold" if bold else "normal"
-    ax.text(x, y, f"{text} cycles a tile", ha="center", va="center", fontweight=weight)
+    st.put(ax, x, y, f"{text} cycles a tile", fontsize=9, fontweight="bold" if bold else "normal")
 
 
 def steady_cycles(
@@ -355,7 +354,7 @@ def fig_more_buffers(
     than a factor d, drawn as a thin line.
     """
     fig, axes = st.new_figure(ncols=len(chips), height_in=2.9, sharey=True)
-    panels = [axes] if len(chips) == 1 else list(axes)
+    panels = st.panels(axes)
     said = []
     for ax, (label, chip) in zip(panels, chips.items(), strict=True):
         ratios = [_ratio(simulate(kernel(chip, (g,), 1, 4), chip)) for g in degrees]

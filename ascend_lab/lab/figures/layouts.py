@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
-from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from ascend_lab.chip import BLOCK_BYTES
@@ -74,11 +73,8 @@ def fig_element(
         place = address(layout, (row, column))
         ax.axhline(row, color=st.VERMILLION, linewidth=0.7)
         ax.axvline(column, color=st.VERMILLION, linewidth=0.7)
-        ax.plot(
-            [column], [row], "o", ms=7, color=st.VERMILLION, markeredgecolor="#FFFFFF", zorder=5
-        )
-        ax.set_xlim(-0.5, padded[1] - 0.5)
-        ax.set_ylim(padded[0] - 0.5, -0.5)
+        ax.plot([column], [row], "o", ms=7, color=st.VERMILLION, mec="#FFFFFF", zorder=5)
+        ax.set(xlim=(-0.5, padded[1] - 0.5), ylim=(padded[0] - 0.5, -0.5))
         text = f"{name}: address {place:,}, {100 * layout.padded_share:.0f} % padding"
         ax.set_title(text)
         said.append(text)
@@ -103,12 +99,9 @@ def fig_padding(most: int = 96, dtypes: Sequence[str] = ("fp16", "int8")) -> st.
         said.append(
             f"{dtype}: {100 * shares[2]:.0f} % with 3 channels, none with {none[0]} and multiples"
         )
-    ax.set_xlim(0, most + 1)
-    ax.set_ylim(0, 1)
+    ax.set(xlim=(0, most + 1), ylim=(0, 1), xlabel="channels", ylabel="padding")
     ax.set_xticks(range(0, most + 1, 16))
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-    ax.set_xlabel("channels")
-    ax.set_ylabel("padding")
     ax.legend(loc="upper right")
     return st.finish(fig, alt="Share of padding in NC1HWC0, saw teeth. " + "; ".join(said) + ".")
 
@@ -163,15 +156,7 @@ def _fractal(layout: AddressMap) -> tuple[int, int]:
 def _write_addresses(ax: Any, layout: AddressMap) -> None:
     for (row, column), place in np.ndenumerate(addresses(layout)):
         dark = place < 0.45 * layout.elements
-        ax.text(
-            column,
-            row,
-            str(place),
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="#FFFFFF" if dark else st.INK,
-        )
+        st.put(ax, column, row, str(place), color="#FFFFFF" if dark else st.INK)
 
 
 def _number_fractals(ax: Any, layout: AddressMap) -> None:
@@ -184,8 +169,8 @@ def _number_fractals(ax: Any, layout: AddressMap) -> None:
             _arrow(ax, layout, start, columns if whole else min(rows, columns))
             if not whole:
                 at = (column + (columns - 1) / 2, row + (rows - 1) / 2)
-                box = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
-                ax.text(*at, str(number), ha="center", va="center", bbox=box)
+                paper = {"facecolor": st.PAPER, "edgecolor": "none", "pad": 1.5}
+                st.put(ax, *at, str(number), fontsize=9, bbox=paper)
 
 
 def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
@@ -195,21 +180,15 @@ def _arrow(ax: Any, layout: AddressMap, start: int, length: int) -> None:
         return
     down, right = (1.5, 0.0) if last[1] > first[1] else (0.0, 1.5)
     ends = [(column + right, row + down) for row, column in (first, last)]
-    ax.annotate(
-        "",
-        xy=ends[1],
-        xytext=ends[0],
-        arrowprops={"arrowstyle": "-|>", "color": "#FFFFFF", "linewidth": 1.2},
-    )
+    look = {"arrowstyle": "-|>", "color": "#FFFFFF", "linewidth": 1.2}
+    ax.annotate("", xy=ends[1], xytext=ends[0], arrowprops=look)
 
 
 def _hatch_padding(ax: Any, layout: AddressMap) -> None:
     (rows, columns), (height, width) = layout.shape, layout.padded_shape
-    right = Rectangle((columns - 0.5, -0.5), width - columns, height)
-    below = Rectangle((-0.5, rows - 0.5), columns, height - rows)
-    for patch in (right, below):
-        patch.set(facecolor=st.LIGHT, edgecolor=st.GREY, hatch="////", linewidth=0.0)
-        ax.add_patch(patch)
+    look = {"facecolor": st.LIGHT, "edgecolor": st.GREY, "hatch": "////", "linewidth": 0.0}
+    st.box(ax, columns - 0.5, -0.5, width - columns, height, **look)
+    st.box(ax, -0.5, rows - 0.5, columns, height - rows, **look)
 
 
 # -- the transpose and scatter chapter: block shapes, conflicts, ways to scatter -------------------
@@ -297,10 +276,10 @@ def _heat(ax: Any, chosen: tuple[int, int], itemsize: int) -> None:
     for i, row in enumerate(grid):
         for j, value in enumerate(row):
             text = f"{value:.2g}" if value < 9.95 else f"{value:.0f}"
-            ax.text(j, i, text, ha="center", va="center", fontsize=7, color="black")
+            st.put(ax, j, i, text, fontsize=7, color="black")
     places = [float(np.log2(side)) for side in chosen]
     corner = places[1] - 0.5, places[0] - 0.5
-    ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", linewidth=2.2))
+    st.box(ax, *corner, 1, 1, fill=False, edgecolor="black", linewidth=2.2)
     ticks = range(len(SIDES))
     ax.set_xticks(ticks, [str(s) for s in SIDES])
     ax.set_yticks(ticks, [str(s) for s in SIDES])
@@ -326,7 +305,7 @@ def _graph(ax: Any, index: NDArray[Any], cores: int, rows: int) -> dict[int, lis
         ax.plot([0, 1], place, color=colour, lw=width, ls=line, zorder=1)
     for core in range(cores):
         ax.plot(0, core_y(core), marker="s", ms=15, mfc=st.PAPER, mec=st.BLUE, mew=1.4, zorder=2)
-        ax.text(0, core_y(core), str(core), ha="center", va="center", fontsize=8, color="black")
+        st.put(ax, 0, core_y(core), str(core), color="black")
     for row in range(rows):
         bad = row in torn
         face, edge = (st.VERMILLION, st.VERMILLION) if bad else (st.PAPER, st.GREEN)
@@ -363,11 +342,8 @@ def fig_scatter_ways(
             colour, marker = WAYS[name]
             scaled = [v * factor for v in values]
             ax.plot(times_each, scaled, color=colour, marker=marker, ms=5, label=name)
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(times_each, [str(t) for t in times_each])
-        ax.minorticks_off()
-        ax.set_xlabel("updates of each row")
-        ax.set_ylabel(label)
+        st.doubling(ax, times_each)
+        ax.set(xlabel="updates of each row", ylabel=label)
     left.set_ylim(bottom=0)
     right.set_yscale("log")
     right.legend(loc="center right")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te
@@ -67,7 +66,7 @@ def fig_many_cores(
     chip = chip or load_chip("Ascend910A")
     most = cross_core_folds.vector_cores(chip)
     fig, axes = st.new_figure(ncols=len(shapes), height_in=3.1, sharey=True)
-    panels = [axes] if len(shapes) == 1 else list(axes)
+    panels = st.panels(axes)
     said = [_panel(ax, chip, s, ways, most) for ax, s in zip(panels, shapes, strict=True)]
     panels[0].set_ylabel("efficiency")
     panels[0].set_ylim(0, 1.09)
@@ -129,9 +128,8 @@ def fig_fold_crossover(
     ax.axhline(floor_cycles, color=st.GREY, lw=1)
     note = {"fontsize": 8, "color": st.INK, "ha": "right", "va": "bottom"}
     ax.text(rows[-1], floor_cycles * 1.04, "memory needs this", **note)
-    ax.set_xscale("log", base=2)
+    st.doubling(ax, rows)
     ax.set_yscale("log", base=2)
-    ax.set_xticks(rows, [f"{r:,}" for r in rows])
     top = max(map(max, cycles.values()))
     ticks = [1000 * 2**k for k in range(20) if floor_cycles * 0.7 < 1000 * 2**k < 1.5 * top]
     ax.set_yticks(ticks, [f"{t:,}" for t in ticks])
@@ -216,11 +214,10 @@ def _bands(ax: Any, counts: Sequence[int], axis: str) -> None:
         place = (0, start) if axis == "rows" else (start, 0)
         width, height = (1.0, size) if axis == "rows" else (size, 1.0)
         face = st.SKY if core % 2 else st.BLUE
-        ax.add_patch(Rectangle(place, width, height, facecolor=face, edgecolor="white", lw=0.5))
+        st.box(ax, place[0], place[1], width, height, facecolor=face, edgecolor="white", lw=0.5)
         if size > 0.06:
             at = (place[0] + width / 2, place[1] + height / 2)
-            ink = st.INK if core % 2 else "white"
-            ax.text(*at, str(core), ha="center", va="center", color=ink, fontsize=8)
+            st.put(ax, *at, str(core), color=st.INK if core % 2 else "white")
         start += size
     ax.set(xlim=(-0.02, 1.02), ylim=(1.02, -0.02), aspect="equal")
     ax.axis("off")

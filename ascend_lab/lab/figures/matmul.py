@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.patches import Patch, Polygon
+from matplotlib.patches import Polygon
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
@@ -39,7 +39,7 @@ def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> st.LabFigure:
     """
     fig, axes = st.new_figure(ncols=len(cuts), height_in=2.9)
     facts = []
-    for ax, cut in zip(np.atleast_1d(axes), cuts, strict=True):
+    for ax, cut in zip(st.panels(axes), cuts, strict=True):
         small = side // cut
         if side % cut:
             raise st.FigureError("cuts that divide the side", f"{cut} of {side}", "choose another")
@@ -50,14 +50,11 @@ def fig_blocks(side: int = 16, cuts: Sequence[int] = (1, 4)) -> st.LabFigure:
         numbers = 2 * cut**3 * small**2
         unit = "block" if cut == 1 else "blocks"
         ax.set_title(f"{cut**3} {unit} of {small} × {small} × {small}")
-        ax.text(
-            0.5, -0.1, f"{side**3:,} MACs, {numbers:,} numbers of A and B",
-            ha="center", va="top", transform=ax.transAxes, fontsize=8.5,
-        )  # fmt: skip
+        text, place = f"{side**3:,} MACs, {numbers:,} numbers of A and B", ax.transAxes
+        st.put(ax, 0.5, -0.1, text, va="top", transform=place, fontsize=8.5)
         verb = "takes" if cut == 1 else "take"
         facts.append(f"{cut**3} {unit} of side {small} {verb} {numbers} numbers of A and B")
-    handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
-    fig.legend(handles=handles, loc="outside right center")
+    st.key(fig, OPERANDS, loc="outside right center")
     alt = f"{side**3} multiply-adds drawn as cubes whose faces are the operands: "
     return st.finish(fig, alt=alt + "; ".join(facts) + ".")
 
@@ -99,7 +96,7 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.
     """
     fig, axes = st.new_figure(ncols=len(panels), height_in=2.7, sharey=True)
     facts = []
-    for ax, (title, curves) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+    for ax, (title, curves) in zip(st.panels(axes), panels.items(), strict=True):
         looks = zip(LINES, (8, 5, 3), curves.items(), strict=False)
         for (colour, style, marker), dot, (name, shares) in looks:
             sizes = np.arange(1, len(shares) + 1)
@@ -112,9 +109,8 @@ def fig_useful_share(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> st.
         ax.set(title=title, xlim=(0, len(sizes) + 1), ylim=(0, 108), xticks=range(0, 65, 16))
         ax.grid(axis="y")
         ax.legend(loc="lower right")
-    np.atleast_1d(axes)[0].set_ylabel("useful share of the MACs, %")
-    for ax in np.atleast_1d(axes):
         ax.set_xlabel("size")
+    st.panels(axes)[0].set_ylabel("useful share of the MACs, %")
     return st.finish(fig, alt="Useful share of multiply-adds. " + ". ".join(facts) + ".")
 
 
@@ -146,8 +142,7 @@ def fig_traffic(
             facts.append(f"{' '.join(name.split())}: {1e-9 * total:.2f} GB ({parts})")
     left.set(title="the sums stay: which tile?", ylabel="GB moved")
     right.set_title("one tile: what stays?")
-    handles = [Patch(label=name, **look) for name, look in OPERANDS.items()]
-    left.legend(handles=handles, loc="upper center", ncols=3)
+    st.key(left, OPERANDS, loc="upper center", ncols=3)
     return st.finish(fig, alt="Bytes moved, A, B and C stacked. " + "; ".join(facts) + ".")
 
 
@@ -185,15 +180,14 @@ def fig_tile_fit(
     try:
         run = simulate(gemm_launch(shape, chip, schedule), chip)
     except CapacityError:
-        right.text(0.5, 0.5, f"does not fit:\n{', '.join(over)}", ha="center", va="center",
-                   transform=right.transAxes, fontsize=11, fontweight="bold")  # fmt: skip
+        text, big = f"does not fit:\n{', '.join(over)}", {"fontsize": 11, "fontweight": "bold"}
+        st.put(right, 0.5, 0.5, text, transform=right.transAxes, **big)
         right.axis("off")
     told = _pipe_bars(right, run) if run else f"it does not fit in {', '.join(over)}"
     fig.suptitle(f"{chip.name}, tile {tile_m} × {tile_n}, {tile_k} deep, {step_k} a stage")
     full = ", ".join(f"{b} {100 * n / chip.buffers[b]:.0f}%" for b, n in needs.items())
-    return st.finish(
-        fig, alt=f"Tile {tile_m} x {tile_n} x {tile_k} on {chip.name}: {full}; {told}."
-    )
+    tile = f"Tile {tile_m} x {tile_n} x {tile_k}"
+    return st.finish(fig, alt=f"{tile} on {chip.name}: {full}; {told}.")
 
 
 def _grid(chip: Chip) -> tuple[int, int]:
@@ -246,7 +240,7 @@ def fig_rule(
     """
     fig, axes = st.new_figure(ncols=len(estimates), height_in=3.0)
     facts = []
-    for ax, (title, guess) in zip(np.atleast_1d(axes), estimates.items(), strict=True):
+    for ax, (title, guess) in zip(st.panels(axes), estimates.items(), strict=True):
         real = simulated[title]
         chosen, best = int(np.argmin(guess)), int(np.argmin(real))
         low, high = 0.85 * min(guess.min(), real.min()), 1.2 * max(guess.max(), real.max())
@@ -254,9 +248,8 @@ def fig_rule(
         ax.plot(real, guess, ".", color=st.GREY, markersize=3, alpha=0.6, label="a tiling")
         look = {"mec": st.INK, "mew": 0.9, "linestyle": "none"}
         ax.plot(real[best], guess[best], "D", color=st.GREEN, ms=8, label="fastest", **look)
-        ax.plot(
-            real[chosen], guess[chosen], "o", color=st.VERMILLION, ms=6, label="the rule's", **look
-        )
+        look |= {"color": st.VERMILLION, "label": "the rule's"}
+        ax.plot(real[chosen], guess[chosen], "o", ms=6, **look)
         ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
         loss = real[chosen] / real[best]
         ticks = [a * 10**b for b in range(3, 9) for a in (1, 2, 5) if low < a * 10**b < high]
@@ -270,7 +263,6 @@ def fig_rule(
             f"{title}: {len(real)} tilings from {real.min()} to {real.max()} cycles; the rule's "
             f"choice takes {real[chosen]}, {loss:.2f} times the fastest"
         )
-    first = np.atleast_1d(axes)[0]
-    first.set_ylabel("estimated cycles")
-    first.legend(loc="upper left")
+    st.panels(axes)[0].set_ylabel("estimated cycles")
+    st.panels(axes)[0].legend(loc="upper left")
     return st.finish(fig, alt="Estimate against simulation. " + ". ".join(facts) + ".")

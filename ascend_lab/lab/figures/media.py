@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from ascend_lab.lab.figures import style as st
 from ascend_lab.media import Aipp, Station, aipp, cards_needed, convert, csc_of, play
@@ -62,8 +63,7 @@ def fig_readings() -> st.LabFigure:
         ax.imshow(image.transpose(1, 2, 0), interpolation="nearest")
         ax.set_title(name, fontsize=7)
         ax.set_xlabel(f"off by {off[name]:.0f}", fontsize=7)
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xticks=[], yticks=[])
     told = ", ".join(f"{name} {value:.0f}" for name, value in off.items())
     alt = (
         "Five copies of a small scene, a red house on a green meadow under a blue sky. Right as "
@@ -86,8 +86,8 @@ def fig_cards(
                   edgecolor=st.INK)  # fmt: skip
         left.text(answer.by_station[name], i, f" {answer.by_station[name]}", va="center")
     left.set_yticks(range(len(names)), names)
-    left.set_xlim(0, answer.cards * 1.2)
-    left.set_xlabel("cards that it asks for")
+    left.set(xlim=(0, answer.cards * 1.2), xlabel="cards that it asks for")
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     counts = range(max(1, answer.cards - 2), answer.cards + 5)
     late = {
         n: 1e3 * float(np.quantile(play(stations, rate_per_s / n, pictures).latencies_s, 0.99))
@@ -95,9 +95,7 @@ def fig_cards(
     }
     right.plot(list(late), list(late.values()), marker="o", color=st.BLUE)
     right.axvline(answer.cards, color=st.VERMILLION, linestyle="--", label="by the formula")
-    right.set_yscale("log")
-    right.set_xlabel("cards")
-    right.set_ylabel("ms until 99 % are through")
+    right.set(yscale="log", xlabel="cards", ylabel="ms until 99 % are through")
     right.legend()
     each = ", ".join(f"{name} {n}" for name, n in answer.by_station.items())
     told = ", ".join(f"{n}: {ms:.0f}" for n, ms in late.items())

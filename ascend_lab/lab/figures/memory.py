@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from ascend_lab.chip import Chip, load_chip
@@ -40,16 +39,15 @@ def fig_tile_sides(tiles: Sequence[tuple[int, int]] = ((16, 256), (64, 64))) -> 
     facts = []
     gap, thick = 8, 8
     tallest = max(m for m, _ in tiles)
-    for ax, (m, n) in zip(np.atleast_1d(axes), tiles, strict=True):
+    for ax, (m, n) in zip(st.panels(axes), tiles, strict=True):
         parts = (
             ((0, 0), n, m, st.LIGHT, ""),
             ((-gap - thick, 0), thick, m, st.SKY, "\\\\\\"),
             ((0, -gap - thick), n, thick, st.ORANGE, "///"),
         )
         for corner, width, height, colour, hatch in parts:
-            ax.add_patch(
-                Rectangle(corner, width, height, facecolor=colour, hatch=hatch, edgecolor=st.INK)
-            )
+            look = {"facecolor": colour, "hatch": hatch, "edgecolor": st.INK}
+            st.box(ax, *corner, width, height, **look)
         ax.text(n / 2, m + 4, f"C: {m} × {n}", ha="center", va="top", fontsize=8)
         ax.text(n / 2, -gap - thick - 4, f"B: {n}", ha="center", va="bottom", fontsize=8)
         ax.text(-gap - thick - 4, m / 2, f"A: {m}", ha="right", va="center", fontsize=8)
@@ -102,13 +100,10 @@ def _nested(timelines: Mapping[str, Timeline], xlim: tuple[float, float] | None)
     axes[0].set_yticks([5, 10, 20, 50, 100], ["5%", "10%", "20%", "50%", "100%"])
     axes[0].yaxis.set_minor_locator(NullLocator())
     axes[0].set_xticks([10, 100, 1000], ["10", "100", "1000"])
-    keys = [
-        Line2D(
-            [], [], linestyle="none", marker=mark, mfc="#FFFFFF", mec=st.INK, ms=7, label=dot.name
-        )
-        for dot, mark in zip(dots, MARKERS * 4, strict=False)
-    ]
-    fig.legend(handles=keys, loc="outside lower center", ncols=2)
+    look: dict[str, Any] = {"linestyle": "none", "mfc": "#FFFFFF", "mec": st.INK, "ms": 7}
+    pairs = zip(dots, MARKERS * 4, strict=False)
+    marks = [Line2D([], [], marker=mark, label=dot.name, **look) for dot, mark in pairs]
+    fig.legend(handles=marks, loc="outside lower center", ncols=2)
     return st.finish(fig, alt=_roof_alt(chip, peak, dots, roofs))
 
 
@@ -243,25 +238,17 @@ def fig_working_set(sides: Sequence[int], runs: Sequence[Timeline]) -> st.LabFig
 def fig_energy(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     """Draw picojoules per multiply-accumulate of each program, split by where they go."""
     fig, ax = st.new_figure(height_in=0.9 + 0.4 * len(timelines))
-    looks = (
-        (st.VERMILLION, ""),
-        (st.SKY, "\\\\"),
-        (st.BLUE, "xx"),
-        (st.GREEN, ".."),
-        (st.ORANGE, "++"),
-    )
+    colours = (st.VERMILLION, st.SKY, st.BLUE, st.GREEN, st.ORANGE)
+    pairs = zip(colours, ("", "\\\\", "xx", "..", "++"), strict=True)
+    looks = [{"facecolor": c, "hatch": h, "edgecolor": st.INK} for c, h in pairs]
     facts = []
     for row, (name, run) in enumerate(timelines.items()):
-        left = 0.0
         parts = energy_parts(run)
-        for (colour, hatch), (part, width) in zip(looks, parts.items(), strict=True):
-            label = part if row == 0 else None
-            ax.barh(row, width, left=left, color=colour, hatch=hatch, edgecolor=st.INK, label=label)
-            left += width
+        whole = st.stack(ax, row, zip(parts.values(), looks, strict=True))
         told = ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
-        facts.append(f"{name} {left:.2f} pJ per MAC ({told})")
-    ax.set_yticks(range(len(timelines)), list(timelines))
-    ax.invert_yaxis()
+        facts.append(f"{name} {whole:.2f} pJ per MAC ({told})")
+    st.name_rows(ax, timelines)
     ax.set_xlabel("pJ per multiply-accumulate")
-    fig.legend(loc="outside lower center", ncols=5)
+    if timelines:
+        st.key(fig, dict(zip(parts, looks, strict=True)), loc="outside lower center", ncols=5)
     return st.finish(fig, alt="Energy by place: " + "; ".join(facts) + ".")

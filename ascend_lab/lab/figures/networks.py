@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -71,14 +70,9 @@ def fig_network(graph: Graph | None = None, *, known: int | None = None) -> st.L
     for name in shown.inputs:
         _box(ax, places[name], "input", st.INK)
     for i, node in enumerate(shown.nodes):
-        look = (
-            st.LIGHT
-            if i >= limit
-            else st.ORANGE
-            if known is not None and i == limit - 1
-            else st.BLUE
-        )
-        _box(ax, places[node.output], node.op, look)
+        newest = known is not None and i == limit - 1
+        colour = st.LIGHT if i >= limit else st.ORANGE if newest else st.BLUE
+        _box(ax, places[node.output], node.op, colour)
     _texts(ax, shown, places, lanes, limit)
     return st.finish(fig, alt=_alt(shown, limit))
 
@@ -136,11 +130,9 @@ def _edges(
 
 
 def _box(ax: Any, at: Place, word: str, colour: str) -> None:
-    corner = at[0] * LANE - BOX / 2, at[1] - ROW / 2
-    ax.add_patch(Rectangle(corner, BOX, ROW, facecolor=st.PAPER, edgecolor=colour, linewidth=1.6,
-                           zorder=2))  # fmt: skip
-    text: dict[str, Any] = {"ha": "center", "va": "center", "color": st.INK, "fontsize": 6.8}
-    ax.text(at[0] * LANE, at[1], word, zorder=3, **text)
+    box = st.box(ax, at[0] * LANE - BOX / 2, at[1] - ROW / 2, BOX, ROW, zorder=2)
+    box.set(facecolor=st.PAPER, edgecolor=colour, linewidth=1.6)
+    st.put(ax, at[0] * LANE, at[1], word, zorder=3, fontsize=6.8)
 
 
 def _texts(ax: Any, graph: Graph, places: dict[str, Place], lanes: int, limit: int) -> None:
@@ -201,8 +193,7 @@ def fig_dispatch(
         ax.set_title(f"{TITLES[way]}: {told}", loc="left", fontsize=8)
         _spans(ax, run)
         ax.set_yticks([0, 1], ["host", "device"])
-        ax.set_ylim(1.5, -0.5)
-        ax.set_xlim(0, longest_us * 1.01)
+        ax.set(ylim=(1.5, -0.5), xlim=(0, longest_us * 1.01))
     axes[-1].set_xlabel("time in µs")
     fig.suptitle(name)
     parts = (f"{TITLES[w]} {r.time_s * 1e6:,.0f} µs, {r.busy_share:.0%}" for w, r in runs.items())
@@ -340,8 +331,7 @@ def fig_passes(
     fig, axes = st.new_figure(ncols=2, height_in=1.0 + 0.24 * len(rows), sharey=True)
     _bars(axes[0], [row[1] for row in rows], st.BLUE, "operators", "{:,.0f}")
     _bars(axes[1], [row[2] / 2**20 for row in rows], st.ORANGE, "MiB read and written", "{:.1f}")
-    axes[0].set_yticks(range(len(rows)), [row[0] for row in rows])
-    axes[0].invert_yaxis()
+    st.name_rows(axes[0], [row[0] for row in rows])
     often = f"{report.rounds} round{'s' * (report.rounds > 1)}"
     fig.suptitle(f"{name}, {order} order, {often} (grey: as before)")
     last = rows[-1]

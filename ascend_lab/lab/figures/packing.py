@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
-from matplotlib.artist import Artist
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -26,6 +26,8 @@ RULES = ("greedy-by-start", "greedy-by-size", "best of")
 SHORT_TASKS = 2
 """A result that only the next task reads lives this long."""
 TIME_LIMIT_S = 60.0
+SOON: dict[str, Any] = {"facecolor": st.SKY, "edgecolor": st.INK, "hatch": ""}
+WAITS: dict[str, Any] = {"facecolor": st.ORANGE, "edgecolor": st.INK, "hatch": "//"}
 
 
 @cache
@@ -41,13 +43,12 @@ def fig_plans(buffers: Sequence[Buffer], plans: Mapping[str, Plan]) -> st.LabFig
     if not buffers or not plans:
         raise InputError("buffers, and at least one plan", f"{len(buffers)} and {len(plans)}")
     fig, axes = st.new_figure(ncols=len(plans), height_in=2.6, sharey=True)
-    for ax, (name, plan) in zip(_listed(axes), plans.items(), strict=True):
+    for ax, (name, plan) in zip(st.panels(axes), plans.items(), strict=True):
         _draw(ax, buffers, plan, labels=True)
         ax.set_title(f"{name}: {plan.height_bytes}")
         ax.set_xlabel("task")
-    first = _listed(axes)[0]
-    first.set_ylabel("address (bytes)")
-    first.set_ylim(0, max(plan.height_bytes for plan in plans.values()) * 1.03)
+    top = max(plan.height_bytes for plan in plans.values())
+    st.panels(axes)[0].set(ylabel="address (bytes)", ylim=(0, top * 1.03))
     bound = next(iter(plans.values())).lower_bound_bytes
     told = "; ".join(
         f"{name} needs {plan.height_bytes}: "
@@ -68,23 +69,23 @@ def fig_arenas(
     """
     chosen = networks or NETWORKS
     fig, axes = st.new_figure(len(chosen), len(methods), 0.7 + 1.55 * len(chosen))
-    told = []
+    grid, told = np.reshape(axes, (len(chosen), -1)), []
     for row, (name, batch) in enumerate(chosen.items()):
         compiled = network(name, batch)
         buffers = buffers_of(compiled)
         plans = [_planned(compiled, method, in_place=False) for method in methods]
         top = max(plan.height_bytes for plan in plans) / 2**20
         for column, (method, plan) in enumerate(zip(methods, plans, strict=True)):
-            ax: Axes = axes.reshape(len(chosen), -1)[row, column]
+            ax = grid[row, column]
             _draw(ax, buffers, plan, unit=2**20)
             ax.set_ylim(0, top * 1.22)
             ax.set_title(f"{name}, {method}" if row == 0 or not column else method, fontsize=8)
             ax.text(0.98, 0.97, _verdict(plan), transform=ax.transAxes, ha="right", va="top")
             told.append(f"{name} of batch {batch} by {method} {_verdict(plan)}")
-        axes.reshape(len(chosen), -1)[row, 0].set_ylabel("address (MiB)")
-    for ax in axes.reshape(len(chosen), -1)[-1]:
+        grid[row, 0].set_ylabel("address (MiB)")
+    for ax in grid[-1]:
         ax.set_xlabel("task")
-    fig.legend(handles=_legend(), loc="outside lower center", ncols=3)
+    _legend(fig)
     alt = f"Heights of plans, and how far above the most live bytes: {'; '.join(told)}."
     return st.finish(fig, alt=alt)
 
@@ -105,7 +106,7 @@ def fig_arena(
     ax.set_ylabel("address (MiB)")
     sharing = "in place where allowed" if in_place else "nothing in place"
     ax.set_title(f"{name}, batch {batch}, {method}, {sharing}: {_verdict(plan)}")
-    fig.legend(handles=_legend(), loc="outside lower center", ncols=3)
+    _legend(fig)
     bound = plan.lower_bound_bytes / 2**20
     alt = (
         f"{len(plan.offsets)} activations of {name}, batch {batch}, placed by {method}, {sharing}: "
@@ -123,13 +124,12 @@ def _verdict(plan: Plan) -> str:
     return f"{plan.height_bytes / 2**20:.1f} MiB, {above}"
 
 
-def _legend() -> list[Artist]:
+def _legend(fig: st.LabFigure) -> None:
     """Explain the two kinds of rectangles and the line."""
-    return [
-        Patch(facecolor=st.SKY, edgecolor=st.INK, label="read by the next task only"),
-        Patch(facecolor=st.ORANGE, edgecolor=st.INK, hatch="//", label="waits longer"),
-        Line2D([], [], color=st.VERMILLION, linestyle="--", linewidth=1.4, label="most live bytes"),
-    ]
+    line = Line2D([], [], color=st.VERMILLION, linestyle="--", linewidth=1.4)
+    line.set_label("most live bytes")
+    looks = {"read by the next task only": SOON, "waits longer": WAITS}
+    st.key(fig, looks, line, loc="outside lower center", ncols=3)
 
 
 def _draw(
@@ -138,29 +138,15 @@ def _draw(
     """Put the rectangles of a plan on the axes, and the lower bound as a dashed line."""
     for b in buffers:
         low, size = plan.offsets[b.id] / unit, b.size_bytes / unit
-        waits = b.upper - b.lower > SHORT_TASKS
-        ax.add_patch(
-            Rectangle(
-                (b.lower, low),
-                b.upper - b.lower,
-                size,
-                facecolor=st.ORANGE if waits else st.SKY,
-                hatch="//" if waits else "",
-                edgecolor=st.INK,
-                linewidth=0.9 if labels else 0.4,
-            )
-        )
+        look = WAITS if b.upper - b.lower > SHORT_TASKS else SOON
+        line = 0.9 if labels else 0.4
+        st.box(ax, b.lower, low, b.upper - b.lower, size, linewidth=line, **look)
         if labels:
-            box = {"facecolor": st.ORANGE if waits else st.SKY, "edgecolor": "none", "pad": 1.0}
+            paper = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.0}
             x, y = (b.lower + b.upper) / 2, low + size / 2
-            ax.text(x, y, str(b.id), ha="center", va="center", bbox=box)
+            st.put(ax, x, y, str(b.id), fontsize=9, bbox=paper)
     ax.axhline(plan.lower_bound_bytes / unit, color=st.VERMILLION, linestyle="--", linewidth=1.4)
     ax.set_xlim(min(b.lower for b in buffers), max(b.upper for b in buffers))
-
-
-def _listed(axes: object) -> list[Axes]:
-    """Return one or many axes as a list."""
-    return [axes] if isinstance(axes, Axes) else list(axes)  # type: ignore[call-overload]
 
 
 # -- what L2 makes of it --------------------------------------------------------------------------

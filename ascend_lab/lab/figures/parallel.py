@@ -81,15 +81,8 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
                 colour, line = AXIS_STYLE[name]
                 ax.plot((x0, x1), (y0, y1), color=colour, ls=line, lw=2.2, zorder=1)
         number = place[1] + counts[1] * (place[0] + counts[0] * place[2])
-        ax.text(
-            *_at(*place),
-            str(number),
-            ha="center",
-            va="center",
-            fontsize=8,
-            zorder=2,
-            bbox={"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": st.INK},
-        )
+        disc = {"boxstyle": "circle,pad=0.25", "facecolor": "#FFFFFF", "edgecolor": st.INK}
+        st.put(ax, *_at(*place), str(number), zorder=2, bbox=disc)
     last = _at(counts[0] - 1, counts[1] - 1, counts[2] - 1)
     first, below = _at(0, 0, 0), _at(0, counts[1] - 1, counts[2] - 1)
     labels = (
@@ -108,36 +101,18 @@ def _cube(ax: Any, degrees: Mapping[str, int], traffic: Mapping[str, float]) -> 
 
 def _timeline(ax: Any, timed: PipelineTime) -> None:
     for job in timed.tasks:
-        forward = job.task.phase == FORWARD
         span = job.end_s - job.start_s
-        ax.barh(
-            job.device,
-            span,
-            left=job.start_s,
-            height=0.72,
-            fc=st.SKY if forward else st.ORANGE,
-            ec=st.INK,
-            lw=0.5,
-        )
-        ax.text(
-            job.start_s + span / 2,
-            job.device,
-            str(job.task.micro_batch),
-            ha="center",
-            va="center",
-            fontsize=7,
-        )
-    stages = len(timed.busy_s)
-    ax.barh(
-        range(stages), timed.end_s, height=0.72, fc=st.LIGHT, hatch="//", ec=st.GREY, lw=0, zorder=0
-    )
-    ax.set_yticks(range(stages), [f"stage {i}" for i in range(stages)])
-    ax.set(
-        xlabel="time (forward 1, backward 2)",
-        title=f"forward, backward, and {timed.bubble:.0%} bubble",
-        ylim=(stages - 0.4, -0.6),
-        xlim=(0, timed.end_s),
-    )
+        look = {"fc": st.SKY if job.task.phase == FORWARD else st.ORANGE, "ec": st.INK, "lw": 0.5}
+        ax.barh(job.device, span, left=job.start_s, height=0.72, **look)
+        middle = job.start_s + span / 2
+        st.put(ax, middle, job.device, str(job.task.micro_batch), fontsize=7)
+    stages = range(len(timed.busy_s))
+    idle = {"fc": st.LIGHT, "hatch": "//", "ec": st.GREY, "lw": 0, "zorder": 0}
+    ax.barh(stages, timed.end_s, height=0.72, **idle)
+    ax.set_yticks(stages, [f"stage {i}" for i in stages])
+    ax.set(ylim=(len(stages) - 0.4, -0.6), xlim=(0, timed.end_s))
+    ax.set_xlabel("time (forward 1, backward 2)")
+    ax.set_title(f"forward, backward, and {timed.bubble:.0%} bubble")
 
 
 def _amount(size_bytes: float) -> str:
@@ -162,26 +137,34 @@ def fig_plan_memory(
         "activations_bytes": ("activations", st.PURPLE),
     }
     fig, ax = st.new_figure(height_in=0.95 + 0.27 * len(memories))
-    start = np.zeros(len(memories))
-    for key, (label, colour) in kinds.items():
-        part = np.array([getattr(memory, key) / 1e9 for memory in memories.values()])
-        ax.barh(
-            range(len(memories)), part, left=start, height=0.7, fc=colour, ec=st.INK, lw=0.4,
-            label=label,
-        )  # fmt: skip
-        start += part
-    for row, total in enumerate(start):
-        ax.text(total, row, f" {total:.1f}", va="center", fontsize=8)
+    parts = {
+        label: ([getattr(m, name) / 1e9 for m in memories.values()], colour, "")
+        for name, (label, colour) in kinds.items()
+    }
+    totals = _stacked(ax, list(memories), parts, ".1f")
     if capacity_bytes is not None:
         ax.axvline(capacity_bytes / 1e9, color=st.VERMILLION, ls="--", lw=1.2, label="a device has")
-    ax.set_yticks(range(len(memories)), list(memories))
-    ax.invert_yaxis()
-    ax.set(xlabel="GB a device")
-    ax.margins(x=0.09)
+    ax.set_xlabel("GB a device")
     ax.legend(loc="lower right")
-    said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, start, strict=True))
+    said = ", ".join(f"{name} {total:.1f} GB" for name, total in zip(memories, totals, strict=True))
     limit = f" A device has {capacity_bytes / 1e9:.0f} GB." if capacity_bytes else ""
     return st.finish(fig, alt=f"What a device must hold, by plan: {said}.{limit}")
+
+
+def _stacked(
+    ax: Any, names: Sequence[str], parts: Mapping[str, tuple[Sequence[float], str, str]], form: str
+) -> NDArray[Any]:
+    """Draw a bar a name, of parts: label -> (lengths, colour, hatch); return their totals."""
+    totals = np.zeros(len(names))
+    for label, (lengths, colour, hatch) in parts.items():
+        look = {"fc": colour, "hatch": hatch, "ec": st.INK, "lw": 0.4, "label": label}
+        ax.barh(range(len(names)), lengths, left=totals, height=0.7, **look)
+        totals += lengths
+    for row, total in enumerate(totals):
+        ax.text(total, row, f" {total:{form}}", va="center", fontsize=8)
+    st.name_rows(ax, names)
+    ax.margins(x=0.09)
+    return totals
 
 
 @st.styled
@@ -225,33 +208,18 @@ def fig_placements(plans: Sequence[PlanTime]) -> st.LabFigure:
     if not plans:
         raise InputError("at least one plan to draw", "none", "time one")
     fig, ax = st.new_figure(height_in=1.0 + 0.27 * len(plans))
-    kinds = {
-        "compute": ([t.compute_s for t in plans], st.SKY, ""),
-        "tensor exchanges": ([t.exchange_s for t in plans], st.VERMILLION, "//"),
-        "bubble and transfers": (
-            [t.pipeline_s - t.compute_s - t.exchange_s for t in plans],
-            st.LIGHT,
-            "",
-        ),
-        "gradients and update": ([t.exposed_s for t in plans], st.BLUE, "xx"),
+    waits = [t.pipeline_s - t.compute_s - t.exchange_s for t in plans]
+    parts = {
+        "compute": ([1e3 * t.compute_s for t in plans], st.SKY, ""),
+        "tensor exchanges": ([1e3 * t.exchange_s for t in plans], st.VERMILLION, "//"),
+        "bubble and transfers": ([1e3 * wait_s for wait_s in waits], st.LIGHT, ""),
+        "gradients and update": ([1e3 * t.exposed_s for t in plans], st.BLUE, "xx"),
     }
-    start = np.zeros(len(plans))
-    for label, (seconds, colour, hatch) in kinds.items():
-        part = 1e3 * np.array(seconds)
-        ax.barh(
-            range(len(plans)), part, left=start, height=0.7, fc=colour, hatch=hatch, ec=st.INK,
-            lw=0.4, label=label,
-        )  # fmt: skip
-        start += part
-    for row, total in enumerate(start):
-        ax.text(total, row, f" {total:.0f}", va="center", fontsize=8)
     names = [", ".join(t.plan.axes) for t in plans]
-    ax.set_yticks(range(len(plans)), names)
-    ax.invert_yaxis()
-    ax.margins(x=0.09)
-    ax.set(xlabel="ms a step")
+    totals = _stacked(ax, names, parts, ".0f")
+    ax.set_xlabel("ms a step")
     fig.legend(loc="outside upper center", ncols=4, columnspacing=1.2)
-    said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, start, strict=True))
+    said = "; ".join(f"{name} {total:.0f} ms" for name, total in zip(names, totals, strict=True))
     first = plans[0].plan
     text = f"Degrees {first.data} x {first.tensor} x {first.pipeline} (data, tensor, pipeline)"
     return st.finish(fig, alt=f"{text}, axes from the innermost outwards: {said}.")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ascend_lab import dsl as te
@@ -198,14 +197,10 @@ def fig_pairs(pairs: Mapping[str, tuple[Schedule, Schedule]]) -> st.LabFigure:
                 ax.text(0, height_of(items) + 0.85, cost, va="center", fontsize=7, weight="bold")
                 pipes |= set(pipes_in(items))
             two[0].set_title(name, loc="left", color=st.BLUE)
-            arrow = two[1].text(
-                -0.1, 1.2, "→", fontsize=11, color=st.BLUE, ha="center", va="center"
-            )
-            arrow.set_in_layout(False)
+            st.put(two[1], -0.1, 1.2, "→", fontsize=11, color=st.BLUE, in_layout=False)
             said.append(f"{name}: {costs[0]} before, {costs[1]} after")
     order = [p for p in PIPES if p in pipes]
-    handles = [Patch(label=p, **st.PIPE_STYLE[p].patch_args()) for p in order]
-    fig.legend(handles=handles, loc="outside lower center", ncols=len(order))
+    st.pipe_legend(fig, order, loc="outside lower center", ncols=len(order))
     return st.finish(fig, alt="Loop nests before and after a primitive. " + "; ".join(said))
 
 
@@ -236,17 +231,15 @@ def fig_tails(n: int = 22, factor: int = 8) -> st.LabFigure:
         twice = sum(count for _, count in ranges) - n
         for number, (start, count) in enumerate(ranges):
             moved = bool(twice) and number == len(ranges) - 1
-            _draw_part(
-                ax, 2.4 * line + moved, start, count, 2 if moved else number % 2, twice * moved
-            )
+            colour = 2 if moved else number % 2
+            _draw_part(ax, 2.4 * line + moved, start, count, colour, twice * moved)
         if twice:
             shared = {"facecolor": "none", "edgecolor": st.INK, "hatch": "////", "linewidth": 0}
             ax.barh(2.4 * line + 0.5, twice, 1.8, n - factor, **shared)
         counts = ", ".join(str(count) for _, count in ranges)
         said.append(f"{tail}: parts of {counts}, {twice} elements computed twice")
     ax.set_yticks([0, 2.9], ["cut", "guard"])
-    ax.set_ylim(4.1, -0.7)
-    ax.set_xlim(-0.05, n + 0.05)
+    ax.set(ylim=(4.1, -0.7), xlim=(-0.05, n + 0.05))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel(f"element of y, n = {n}, split by {factor} (hatched: computed twice)")
     return st.finish(fig, alt=f"A loop of {n} steps split by {factor}. " + "; ".join(said))
@@ -256,8 +249,7 @@ def _draw_part(ax: Any, low: float, start: int, count: int, colour: int, hidden:
     """Draw one part of a split loop; its label keeps out of the first `hidden` elements."""
     face, ink = ((st.BLUE, "#FFFFFF"), (st.SKY, st.INK), (st.ORANGE, st.INK))[colour]
     ax.barh(low, count, 0.8, start, facecolor=face, edgecolor=st.INK, linewidth=0.8)
-    middle = start + hidden + (count - hidden) / 2
-    ax.text(middle, low, f"{count} from {start}", ha="center", va="center", fontsize=8, color=ink)
+    st.put(ax, start + hidden + (count - hidden) / 2, low, f"{count} from {start}", color=ink)
 
 
 def _line(n: int) -> Schedule:
@@ -315,10 +307,7 @@ def fig_choices(
     for place, (name, (cycles, colour)) in enumerate(bars.items()):
         right.plot([cycles], [place], "o", color=colour, markersize=9, markeredgecolor=st.INK)
         right.text(1200, place - 0.3, f"{name}: {cycles:,} cycles", fontsize=8, va="center")
-    right.set_xscale("log")
-    right.set_xlim(1000, 1e7)
-    right.set_ylim(1.5, -0.7)
-    right.set_yticks([])
+    right.set(xscale="log", xlim=(1000, 1e7), ylim=(1.5, -0.7), yticks=[])
     right.grid(axis="x")
     right.set_xlabel(f"cycles; {gm_bytes(run) / 1e6:.2f} MB cross the GM interface")
     text = (

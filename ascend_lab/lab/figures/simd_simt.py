@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch, Rectangle
 
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.machines import (
@@ -50,8 +49,7 @@ def fig_streams(runs: Sequence[Run], peaks: Sequence[float], elements: int) -> s
     for ax, one, peak in zip(axes[0], runs, peaks, strict=True):
         _stream_column(ax, one, peak, elements)
     _lengths(fig.add_subplot(grid[1, :]), runs, elements)
-    handles = [Patch(label=cause, **look) for cause, look in CAUSES.items()]
-    fig.legend(handles=handles, loc="outside upper center", ncols=3)
+    st.key(fig, CAUSES, loc="outside upper center", ncols=3)
     alt = "; ".join(
         f"{one.machine}: {one.instructions:,} instructions, {one.cycles / elements:.2f} cycles per "
         f"element ({_shares(one)}), {one.ops_per_cycle / peak:.1%} of its peak of {peak:g} "
@@ -78,26 +76,20 @@ def _stream_column(ax: Any, one: Run, peak: float, elements: int) -> None:
         y = 0.82 - 0.09 * row
         ax.text(0, y, line.text, **small)
         ax.text(1.0, y, f"x{line.count:,}", ha="right", color=st.BLUE, **small)
-    left = 0.0
-    for cause, look in CAUSES.items():
-        width = getattr(one.bar, cause) / one.cycles
-        ax.barh(0.13, width, height=0.12, left=left, linewidth=0.6, **look)
-        left += width
+    looks = {cause: {**look, "height": 0.12, "linewidth": 0.6} for cause, look in CAUSES.items()}
+    st.stack(ax, 0.13, [(getattr(one.bar, c) / one.cycles, look) for c, look in looks.items()])
     ax.text(0.5, 0.05, f"{one.cycles / elements:.2f} cycles/element", ha="center", va="top")
 
 
 def _lengths(ax: Any, runs: Sequence[Run], elements: int) -> None:
     """Draw the same times to one scale."""
     shortest = min(one.cycles for one in runs)
+    looks = {cause: {**look, "height": 0.62, "linewidth": 0.4} for cause, look in CAUSES.items()}
     for row, one in enumerate(runs):
-        left = 0.0
-        for cause, look in CAUSES.items():
-            width = getattr(one.bar, cause) / elements
-            ax.barh(row, width, left=left, height=0.62, **{**look, "linewidth": 0.4})
-            left += width
-        ax.text(left, row, f"  {one.cycles / shortest:.1f}x", va="center", fontsize=8)
-    ax.set_yticks(range(len(runs)), [one.machine for one in runs])
-    ax.invert_yaxis()
+        parts = [(getattr(one.bar, cause) / elements, look) for cause, look in looks.items()]
+        end = st.stack(ax, row, parts)
+        ax.text(end, row, f"  {one.cycles / shortest:.1f}x", va="center", fontsize=8)
+    st.name_rows(ax, [one.machine for one in runs])
     ax.set_xlim(0, max(one.cycles for one in runs) / elements * 1.09)
     ax.set_xlabel("cycles per element, all four to one scale")
 
@@ -172,18 +164,16 @@ def fig_tops_per_watt() -> st.LabFigure:
         face = "#FFFFFF" if row.trust == "assumed" else colour
         ax.plot(value, y, marker=marker, color=colour, markerfacecolor=face, markersize=7)
         ax.text(value * 1.18, y, f"{value:.2g}", va="center", fontsize=8)
-    ax.set_yticks(range(len(rows)), [f"{row.title}, {row.number_format}" for row in rows])
-    ax.invert_yaxis()
+    st.name_rows(ax, [f"{row.title}, {row.number_format}" for row in rows])
     ax.set(xscale="log", xlim=(0.002, 5), xlabel="peak TOPS per watt of the whole chip")
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.grid(axis="x")
+    marks = {f"{kind} unit": (mark, c, c) for kind, (mark, c) in UNIT_MARKS.items()}
+    marks["hollow: assumed"] = ("s", st.GREY, "#FFFFFF")
     handles = [
-        Line2D([], [], marker=marker, color=colour, linestyle="none", label=f"{kind} unit")
-        for kind, (marker, colour) in UNIT_MARKS.items()
+        Line2D([], [], marker=marker, color=colour, mfc=face, linestyle="none", label=label)
+        for label, (marker, colour, face) in marks.items()
     ]
-    hollow = Line2D([], [], marker="s", color=st.GREY, markerfacecolor="#FFFFFF", linestyle="none")
-    hollow.set_label("hollow: assumed")
-    handles.append(hollow)
     fig.legend(handles=handles, loc="outside lower center", ncols=4)
     alt = "; ".join(
         f"{row.title} {row.kind} unit {row.number_format} "
@@ -228,11 +218,9 @@ def fig_divergence(mask: Sequence[bool], depth: int = 3) -> st.LabFigure:
     axes[0].set_ylabel("issue slot of the warp")
     axes[0].set_yticks(np.arange(2 * depth + 1) + 0.5, range(1, 2 * depth + 2))
     labels = {"all": "the test, all lanes", "then": "then side", "else": "else side"}
-    handles = [
-        Patch(label=labels[side], edgecolor=st.INK, linewidth=0.6, **SIDES[side]) for side in SIDES
-    ]
-    handles.append(Patch(label="lane switched off", facecolor="#FFFFFF", edgecolor=st.GREY))
-    fig.legend(handles=handles, loc="outside lower center", ncols=4)
+    looks = {labels[s]: {"edgecolor": st.INK, "linewidth": 0.6, **SIDES[s]} for s in SIDES}
+    looks["lane switched off"] = {"facecolor": "#FFFFFF", "edgecolor": st.GREY}
+    st.key(fig, looks, loc="outside lower center", ncols=4)
     alt = (
         f"Two warps of {WARP} lanes run an if with {depth} instructions on each side; "
         f"{int(given.sum())} of {given.size} lanes take the then side. In the order given they "
@@ -248,9 +236,7 @@ def _lane_rows(ax: Any, warp: int, rows: Sequence[tuple[str, np.ndarray]]) -> No
         for lane, active in enumerate(lanes):
             look = SIDES[side] if active else {"facecolor": "#FFFFFF", "hatch": ""}
             edge = st.INK if active else st.LIGHT
-            ax.add_patch(
-                Rectangle((start + lane, y + 0.1), 1, 0.8, edgecolor=edge, linewidth=0.3, **look)
-            )
+            st.box(ax, start + lane, y + 0.1, 1, 0.8, edgecolor=edge, linewidth=0.3, **look)
 
 
 @st.styled
@@ -265,15 +251,13 @@ def fig_sectors(patterns: Mapping[str, np.ndarray], item_bytes: int = 4) -> st.L
         for sector in range(size // 32):
             hit = bool((address // 32 == sector).any())
             face, hatch = (st.SKY, "//") if hit else ("#FFFFFF", "")
-            box = Rectangle((32 * sector, row - 0.3), 32, 0.6, edgecolor=st.GREY, linewidth=0.5)
-            box.set(facecolor=face, hatch=hatch)
-            ax.add_patch(box)
+            look = {"edgecolor": st.GREY, "linewidth": 0.5, "facecolor": face, "hatch": hatch}
+            st.box(ax, 32 * sector, row - 0.3, 32, 0.6, **look)
         for at in address[0]:
-            ax.add_patch(Rectangle((at, row - 0.3), item_bytes, 0.6, facecolor=st.INK, linewidth=0))
-        ax.text(
-            size + 12, row, f"{sectors} sectors, {100 * used:.3g}% used", va="center", fontsize=8
-        )
-        sentences.append(f"{name}: {sectors} sectors, {100 * used:.3g}% of the bytes used")
+            st.box(ax, at, row - 0.3, item_bytes, 0.6, facecolor=st.INK, linewidth=0)
+        text = f"{sectors} sectors, {100 * used:.3g}%"
+        ax.text(size + 12, row, f"{text} used", va="center", fontsize=8)
+        sentences.append(f"{name}: {text} of the bytes used")
     ax.set_yticks(range(len(patterns)), list(patterns))
     ax.set(xlim=(0, size * 1.36), ylim=(len(patterns) - 0.4, -0.6))
     ax.set_xticks(range(0, size + 1, 128))
@@ -304,11 +288,9 @@ def fig_warps(machine: Simt, residents: Sequence[int], warps: int = 8) -> st.Lab
         ax.set(ylim=(warps - 0.4, -0.6), yticks=[])
     axes[-1].set_xlabel("cycle")
     axes[len(plans) // 2].set_ylabel("one row per warp")
-    handles = [
-        Patch(label="an instruction issues", facecolor=st.BLUE),
-        Line2D([], [], label="a load is on its way", color=st.GREY, linewidth=1.5),
-    ]
-    fig.legend(handles=handles, loc="outside lower center", ncols=2)
+    load = Line2D([], [], label="a load is on its way", color=st.GREY, linewidth=1.5)
+    issue = {"an instruction issues": {"facecolor": st.BLUE}}
+    st.key(fig, issue, load, loc="outside lower center", ncols=2)
     times = ", ".join(f"{count} resident {ends[count]} cycles" for count in residents)
     alt = (
         f"{warps} warps of saxpy with a load latency of {machine.port.latency_cycles} cycles: "
@@ -349,11 +331,11 @@ def _array(
             m = step - r - c
             busy = 0 <= m < a.shape[0]
             face = st.SKY if busy else "#FFFFFF"
-            ax.add_patch(Rectangle((c, r), 1, 1, facecolor=face, edgecolor=st.INK, linewidth=0.8))
+            st.box(ax, c, r, 1, 1, facecolor=face, edgecolor=st.INK, linewidth=0.8)
             ax.text(c + 0.08, r + 0.26, f"x{b[r, c]:g}", fontsize=6)
             if busy:
-                ax.text(c + 0.55, r + 0.68, f"{sums[r, c]:g}", ha="center", va="center")
+                st.put(ax, c + 0.55, r + 0.68, f"{sums[r, c]:g}", fontsize=9)
     for c in range(columns):
         m = step - (rows - 1) - c
         if 0 <= m < a.shape[0]:
-            ax.text(c + 0.5, rows + 0.4, f"↓{sums[rows - 1, c]:g}", ha="center", va="center")
+            st.put(ax, c + 0.5, rows + 0.4, f"↓{sums[rows - 1, c]:g}", fontsize=9)

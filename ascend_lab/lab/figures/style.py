@@ -15,7 +15,7 @@ common form of colour blindness can tell apart; hatches carry the same informati
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
@@ -23,10 +23,11 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 from cycler import cycler
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from ascend_lab.errors import AscendLabError
 
@@ -200,7 +201,7 @@ def new_figure(
     """Return a figure of the book's width and its axes.
 
     The axes come as `matplotlib.figure.Figure.subplots` returns them: one `Axes` for 1 x 1, an
-    array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise.
+    array of shape (n,) for one row or column, of shape (nrows, ncols) otherwise; see `panels`.
     """
     if nrows < 1 or ncols < 1 or not 0.5 <= height_in <= 12.0:
         needed = "a figure needs at least one row and one column and a height of 0.5 to 12 inches"
@@ -217,6 +218,49 @@ def new_figure(
             height_ratios=height_ratios,
         )
     return fig, axes
+
+
+def panels(axes: Any) -> list[Any]:
+    """Return the axes of `new_figure`, one or many, as a list, row by row."""
+    return list(np.atleast_1d(axes).flat)
+
+
+def put(ax: Any, x: float, y: float, text: str, /, **look: Any) -> Any:
+    """Write a text centred at a point, small unless `look` says otherwise; return it."""
+    return ax.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 8, **look})
+
+
+def box(ax: Any, x: float, y: float, width: float, height: float, /, **look: Any) -> Any:
+    """Draw a rectangle from its corner with the least x and y, and return it."""
+    return ax.add_patch(Rectangle((x, y), width, height, **look))
+
+
+def stack(ax: Any, row: float, parts: Iterable[tuple[float, Mapping[str, Any]]]) -> float:
+    """Draw horizontal bars, (length, look) each, one behind the other; return where they end."""
+    end = 0.0
+    for length, look in parts:
+        ax.barh(row, length, left=end, **look)
+        end += length
+    return end
+
+
+def name_rows(ax: Any, names: Collection[str]) -> None:
+    """Name the rows 0, 1, 2, ... of a chart, the first on top."""
+    ax.set_yticks(range(len(names)), list(names))
+    ax.invert_yaxis()
+
+
+def doubling(ax: Any, ticks: Sequence[float], names: Iterable[str] = ()) -> None:
+    """Make the x axis logarithmic to base 2, with a name at each tick: its number if none."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(ticks, list(names) or [f"{tick:,}" for tick in ticks])
+    ax.minorticks_off()
+
+
+def key(where: Any, looks: Mapping[str, Mapping[str, Any]], *more: Any, **place: Any) -> None:
+    """Add a legend of patches, label -> look, and of `more` handles, to a figure or to axes."""
+    handles = [Patch(label=label, **look) for label, look in looks.items()]
+    where.legend(handles=[*handles, *more], **place)
 
 
 def finish(fig: LabFigure, *, alt: str) -> LabFigure:
@@ -236,5 +280,4 @@ def finish(fig: LabFigure, *, alt: str) -> LabFigure:
 
 def pipe_legend(ax: Any, pipes: Sequence[str], **legend_args: Any) -> None:
     """Add a legend of pipes, colour and hatch, to the axes, in the order given."""
-    handles = [Patch(label=pipe, **PIPE_STYLE[pipe].patch_args()) for pipe in pipes]
-    ax.legend(handles=handles, **legend_args)
+    key(ax, {pipe: PIPE_STYLE[pipe].patch_args() for pipe in pipes}, **legend_args)

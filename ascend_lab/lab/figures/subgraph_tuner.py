@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
 
 from ascend_lab.aoe.subgraph.segments import even
 from ascend_lab.aoe.subgraph.slicing import HALOS, Region, ranges_of
@@ -141,9 +141,9 @@ def fig_bands(
         told.append(f"{name}: {said}, time {case.now}")
     axes[1].set_xlabel("time (one row of L2 = 1)")
     axes[1].set_xlim(0, 1.01 * max(case.now for case in cases.values()))
-    shown = [Patch(fc=c, hatch=h, ec=st.INK, label=label) for c, h, label in LOOKS.values()]
-    shown += [Patch(fc=st.LIGHT, label="is in L2"), Patch(fc=st.GREY, label="launch")]
-    fig.legend(handles=shown, loc="outside lower center", ncols=3)
+    looks = {label: {"fc": c, "hatch": h, "ec": st.INK} for c, h, label in LOOKS.values()}
+    looks |= {"is in L2": {"fc": st.LIGHT}, "launch": {"fc": st.GREY}}
+    st.key(fig, looks, loc="outside lower center", ncols=3)
     kept = "stored" if stored else "recomputed"
     alt = f"Two operators on {rows} rows, an L2 of {l2_rows} rows, halo {halo} {kept}."
     return st.finish(fig, alt=f"{alt} {'; '.join(told)}.")
@@ -153,14 +153,13 @@ def _draw_bands(ax: Axes, case: Bands) -> None:
     y, z = case.base
     top = z + case.rows
     for at, since, until in case.stays:
-        ax.add_patch(Rectangle((since, at), until - since, 1, fc=st.LIGHT, lw=0))
+        st.box(ax, since, at, until - since, 1, fc=st.LIGHT, lw=0)
     for kind, at, start, end in case.events:
         if kind == "launch":
-            ax.add_patch(Rectangle((start, 0), end - start, top, fc=st.GREY, alpha=0.45, lw=0))
+            st.box(ax, start, 0, end - start, top, fc=st.GREY, alpha=0.45, lw=0)
             continue
         colour, hatch, _ = LOOKS[kind]
-        box = Rectangle((start, at), end - start, 1, fc=colour, hatch=hatch, ec=st.INK, lw=0.4)
-        ax.add_patch(box)
+        st.box(ax, start, at, end - start, 1, fc=colour, hatch=hatch, ec=st.INK, lw=0.4)
     for edge in (y, z):
         ax.axhline(edge, color=st.INK, lw=0.8)
     ax.set_ylim(top, 0)
@@ -183,20 +182,18 @@ def fig_slice_times(
     fig, ax = st.new_figure(height_in=2.7)
     x = range(len(counts))
     low = [floor + (n - 1) * launches for n in counts]
-    ax.bar(x, [times[n] for n in counts], color=st.SKY, ec=st.INK, lw=0.6, width=0.6,
-           label="simulated")  # fmt: skip
-    ax.bar(x, low, color=st.GREEN, ec=st.INK, lw=0.6, width=0.6, label="if everything hit L2")
+    look: dict[str, Any] = {"ec": st.INK, "lw": 0.6, "width": 0.6}
+    ax.bar(x, [times[n] for n in counts], color=st.SKY, label="simulated", **look)
+    ax.bar(x, low, color=st.GREEN, label="if everything hit L2", **look)
     extra = [(n - 1) * launches for n in counts]
-    ax.bar(
-        x, extra, color=st.GREY, ec=st.INK, lw=0.6, width=0.6, hatch="//", label="extra launches"
-    )
+    ax.bar(x, extra, color=st.GREY, hatch="//", label="extra launches", **look)
     ax.axhline(times[1], color=st.VERMILLION, ls="--", lw=1, label="whole")
     for i, n in enumerate(counts):
         ax.text(i, times[n], f"{times[n]:,.0f}", ha="center", va="bottom", fontsize=8)
     if fits is not None:
         ax.axvline(sum(n < fits for n in counts) - 0.5, color=st.INK, ls=":", lw=1)
-        ax.text(sum(n < fits for n in counts) - 0.46, 1.17 * max(times.values()),
-                "live set fits", fontsize=8, va="top")  # fmt: skip
+        at = sum(n < fits for n in counts) - 0.46, 1.17 * max(times.values())
+        ax.text(*at, "live set fits", fontsize=8, va="top")
     ax.set_ylim(0, 1.2 * max(times.values()))
     ax.set_xticks(list(x), [str(n) for n in counts])
     ax.set(xlabel="slices", ylabel="time (µs)")
@@ -229,9 +226,8 @@ def fig_halo(graph: Graph, parts: Sequence[int], axis: str = "height") -> st.Lab
     axes[0].set_ylabel("row")
     axes[0].invert_yaxis()
     sizes = "+".join(map(str, parts))
-    return st.finish(
-        fig, alt=f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
-    )
+    alt = f"Rows each slice of {sizes} computes of each result. {'; '.join(told)}."
+    return st.finish(fig, alt=alt)
 
 
 def _draw_spans(ax: Axes, x: int, spans: Sequence[tuple[int, int] | None]) -> int:
@@ -240,8 +236,8 @@ def _draw_spans(ax: Axes, x: int, spans: Sequence[tuple[int, int] | None]) -> in
     colours = (st.BLUE, st.ORANGE, st.GREEN, st.PURPLE, *st.PALETTE)
     for i, span in enumerate(spans):
         if span:
-            colour = colours[i % len(colours)]
-            ax.bar(x - 0.4 + (i + 0.5) * width, span[1] - span[0], width, span[0], color=colour,
-                   ec=st.INK, lw=0.4)  # fmt: skip
-            total += span[1] - span[0]
+            look: dict[str, Any] = {"color": colours[i % len(colours)], "ec": st.INK, "lw": 0.4}
+            at, rows = x - 0.4 + (i + 0.5) * width, span[1] - span[0]
+            ax.bar(at, rows, width, span[0], **look)
+            total += rows
     return total

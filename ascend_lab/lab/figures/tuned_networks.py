@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from ascend_lab.aoe.gradient import AlphaBeta, Cost, Gradient, end_of, plan
 from ascend_lab.aoe.gradient.planning import MIB, by_cap
@@ -51,8 +50,7 @@ def fig_waterfall(networks: Mapping[str, tuple[Steps, float]]) -> st.LabFigure:
         raise InputError("a network with steps", str(networks), "give some")
     fig, axes = st.new_figure(nrows=len(networks), height_in=2.7 * len(networks))
     said = []
-    panels = [axes] if len(networks) == 1 else list(axes)
-    for ax, (name, (steps, bound_ms)) in zip(panels, networks.items(), strict=True):
+    for ax, (name, (steps, bound_ms)) in zip(st.panels(axes), networks.items(), strict=True):
         _waterfall(ax, steps, bound_ms)
         ax.set_title(name, loc="left")
         ax.set_ylabel("ms (model)")
@@ -117,6 +115,7 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
 
     A ledger is what `graph.ledger` returns: seconds by term. Raises `InputError` for none.
     """
+<<<<<<< HEAD
     if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
         raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
@@ -135,10 +134,91 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
     ax.set_yticks(range(len(ledgers)), list(ledgers))
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.13), xlabel="share of the time; right: time, and how many times the bound")
+||||||| da3dd68
+    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
+    said, used = [], []
+    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
+        left, parts = 0.0, time_by_limit(line)
+        for unit, style in UNIT_STYLE.items():
+            share = parts.get(unit, 0.0) / line.time_s
+            if share >= VISIBLE:
+                ax.barh(at, share, left=left, height=0.6, edgecolor=st.INK, **style)
+                left += share
+                used.append(unit)
+        bound = bound_s / line.time_s
+        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
+        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
+        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
+        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
+        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
+    ax.set_yticks(range(len(lines)), list(lines))
+    ax.invert_yaxis()
+    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
+=======
+    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
+    said, used = [], set[str]()
+    looks = {unit: {"edgecolor": st.INK, "height": 0.6, **s} for unit, s in UNIT_STYLE.items()}
+    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
+        parts = time_by_limit(line)
+        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
+        used |= shown.keys()
+        st.stack(ax, at, [(shown[u], looks[u]) for u in looks if u in shown])
+        bound = bound_s / line.time_s
+        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
+        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
+        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
+        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
+    st.name_rows(ax, lines)
+    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
+>>>>>>> main
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
+<<<<<<< HEAD
     handles = [Patch(edgecolor=st.INK, label=t, **TERM_STYLE[t]) for t in TERM_STYLE if t in used]
     fig.legend(handles=handles, loc="outside upper center", ncols=4)
     return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
+||||||| da3dd68
+    handles = [Patch(edgecolor=st.INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
+    fig.legend(handles=handles, loc="outside upper center", ncols=4)
+    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
+
+
+def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
+    """Return the seconds of a network by what limits its kernels, the largest first.
+
+    Launches, and barriers between phases, stand apart as "launches".
+    """
+    found: dict[str, float] = {}
+    for operator in line.operators:
+        work_s = 0.0
+        for phase in operator.timeline.phases:
+            phase_s = phase.cycles / line.chip.clock_hz
+            limit = UNITS[phase.limit]
+            found[limit] = found.get(limit, 0.0) + phase_s
+            work_s += phase_s
+        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+=======
+    shades = {u: {"edgecolor": st.INK, **UNIT_STYLE[u]} for u in UNIT_STYLE if u in used}
+    st.key(fig, shades, loc="outside upper center", ncols=4)
+    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
+
+
+def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
+    """Return the seconds of a network by what limits its kernels, the largest first.
+
+    Launches, and barriers between phases, stand apart as "launches".
+    """
+    found: dict[str, float] = {}
+    for operator in line.operators:
+        work_s = 0.0
+        for phase in operator.timeline.phases:
+            phase_s = phase.cycles / line.chip.clock_hz
+            limit = UNITS[phase.limit]
+            found[limit] = found.get(limit, 0.0) + phase_s
+            work_s += phase_s
+        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+>>>>>>> main
 
 
 @lru_cache(maxsize=4)
@@ -168,21 +248,14 @@ def fig_switches(
     line = simulate_graph(compile_with(one_block(), device, on))
     best = simulate_graph(compile_with(one_block(), device, TECHNIQUES)).time_s
     fig, ax = st.new_figure(height_in=1.9)
-    left = 0.0
-    colours = {"conv2d": st.VERMILLION, "trans_data": st.PIPE_STYLE["MTE2"].colour}
-    for operator in line.operators:
-        kind = operator.type.split("+")[0]
-        ms = operator.time_s * 1e3
-        ax.barh(0, ms, left=left, height=0.6, fc=colours.get(kind, st.GREEN), ec=st.INK)
-        left += ms
+    kinds = {"conv2d": "convolution", "trans_data": "conversion"}
+    colours = {"convolution": st.VERMILLION, "conversion": st.PIPE_STYLE["MTE2"].colour}
+    looks = {k: {"fc": c, "ec": st.INK} for k, c in (colours | {"other": st.GREEN}).items()}
+    parts = [(o.time_s * 1e3, kinds.get(o.type.split("+")[0], "other")) for o in line.operators]
+    left = st.stack(ax, 0, [(ms, {**looks[kind], "height": 0.6}) for ms, kind in parts])
     ax.axvline(best * 1e3, color=st.INK, lw=2, ls=(0, (3, 2)))
     ax.set(yticks=[], xlabel="ms (model); dashes: all techniques on", xlim=(0, left * 1.02))
-    kinds = {"convolution": "conv2d", "conversion": "trans_data", "other": ""}
-    handles = [
-        Patch(fc=colours.get(kind, st.GREEN), ec=st.INK, label=label)
-        for label, kind in kinds.items()
-    ]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    st.key(fig, looks, loc="outside lower center", ncols=3)
     factor = line.time_s / best
     ax.set_title(f"{len(line.operators)} kernels, {left:.2f} ms, {factor:.2f}x", loc="left")
     off = ", ".join(n for n in TECHNIQUES if n not in on)
@@ -219,26 +292,18 @@ def fig_buckets(
     backward = float(table.ready_s[-1])
     fig, ax = st.new_figure(height_in=0.9 + 0.42 * len(splits))
     ax.barh(0, 1e3 * backward, height=0.6, fc=st.SKY, ec=st.INK, lw=0.5)
-    ax.text(1e3 * backward / 2, 0, "backward", ha="center", va="center", fontsize=8)
+    st.put(ax, 1e3 * backward / 2, 0, "backward")
     said = []
     for row, (name, given) in enumerate(splits.items(), 1):
         split = checked(given, len(rows))
         for i, (start, time_s) in enumerate(lanes_of(split, rows, cost)):
-            ax.barh(
-                row,
-                1e3 * time_s,
-                left=1e3 * start,
-                height=0.6,
-                ec=st.INK,
-                lw=0.3,
-                fc=(st.BLUE, st.ORANGE)[i % 2],
-            )
+            look = {"ec": st.INK, "lw": 0.3, "fc": (st.BLUE, st.ORANGE)[i % 2]}
+            ax.barh(row, 1e3 * time_s, left=1e3 * start, height=0.6, **look)
         end = end_of(split, rows, cost)
         ax.text(1e3 * end, row, f" {1e3 * end:.1f}", va="center", fontsize=8)
         said.append(f"{name} {len(split)} buckets, end {1e3 * end:.2f} ms")
     ax.axvline(1e3 * backward, color=st.VERMILLION, lw=1, ls="--", zorder=0)
-    ax.set_yticks(range(len(splits) + 1), ["compute", *splits])
-    ax.invert_yaxis()
+    st.name_rows(ax, ["compute", *splits])
     ax.margins(x=0.09)
     ax.set(xlabel="ms from the start of backward", xlim=(0, None))
     ax.spines[["top", "right"]].set_visible(False)
@@ -264,12 +329,8 @@ def fig_caps(
     ax.text(caps[0] / MIB, 1e3 * best.end_s, "best split", va="bottom", fontsize=8)
     ax.axhline(1e3 * best.ready_s, color=st.GREY, ls=":", lw=1.2)
     ax.text(caps[0] / MIB, 1e3 * best.ready_s, "backward", va="top", fontsize=8)
-    ax.set(
-        xscale="log",
-        xlabel="bucket closed at (MiB)",
-        ylabel="all sent (ms)",
-        ylim=(0, max(ends) * 1.05),
-    )
+    ax.set(xscale="log", xlabel="bucket closed at (MiB)")
+    ax.set(ylabel="all sent (ms)", ylim=(0, max(ends) * 1.05))
     ax.grid(color=st.LIGHT, lw=0.6)
     low = int(np.argmin(ends))
     text = f"alpha {alpha_us:g} us, {gbytes_per_s:g} GB/s: best single size {caps[low] / MIB:.2f}"
@@ -309,8 +370,7 @@ def fig_validation(rows: Sequence[ValidationRow]) -> st.LabFigure:
         ax.axvspan(-100 * limit, 100 * limit, color=st.LIGHT, zorder=0)
         ax.axvline(0, color=st.GREY, linewidth=0.8)
         ax.set_xlabel(label)
-    left.set_yticks(range(len(shown)), [row.name for row in shown])
-    left.invert_yaxis()
+    st.name_rows(left, [row.name for row in shown])
     _legend(right)
     return st.finish(fig, alt=_alt(shown))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.colors import LinearSegmentedColormap, to_hex
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from ascend_lab.aoe.drive import drive
@@ -52,7 +52,7 @@ def fig_toy_tree(
             label = f"{point[-1]}\n{costs[point]:g}"
         box = {"boxstyle": "round", "fc": "#FFFFFF", "ec": st.VERMILLION if bold else st.INK}
         look = {"color": st.INK if n or len(point) < 2 else "#767676"}
-        ax.text(x, y, label, ha="center", va="center", fontsize=8, bbox=box, **look)
+        st.put(ax, x, y, label, bbox=box, **look)
     ax.set(xlim=(-0.6, len(costs) - 0.4), ylim=(-0.45, 2.35), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     said = ", ".join(f"{'-'.join(map(str, p))} {c:g}" for p, c in costs.items())
@@ -147,14 +147,12 @@ def _draw(
     look: dict[str, Any] = (
         {"ec": st.VERMILLION, "lw": 2.2, "zorder": 4} if bold else {"ec": st.INK, "lw": 0.3}
     )
-    ax.add_patch(Rectangle((at, top), 0.34, bottom - top, fc=to_hex(shade), **look))
+    st.box(ax, at, top, 0.34, bottom - top, fc=to_hex(shade), **look)
     if bottom - top > labels:
         text = "start" if not point else "none" if point[-1] in ("", 0) else str(point[-1])
-        dark = worst < 0.45
-        ax.text(
-            at + 0.17, (top + bottom) / 2, text, ha="center", va="center", fontsize=7,
-            color="#FFFFFF" if dark else st.INK, weight="bold" if bold else None, zorder=5,
-        )  # fmt: skip
+        ink: dict[str, Any] = {"color": "#FFFFFF" if worst < 0.45 else st.INK, "zorder": 5}
+        weight = "bold" if bold else None
+        st.put(ax, at + 0.17, (top + bottom) / 2, text, fontsize=7, weight=weight, **ink)
 
 
 @st.styled
@@ -183,13 +181,9 @@ def fig_before_after(timelines: Mapping[str, Timeline]) -> st.LabFigure:
     rows = len(pipes_of(timelines.values()))
     last = max(line.cycles for line in timelines.values())
     fig, axes = st.new_figure(nrows=len(timelines), height_in=(0.6 + 0.3 * rows) * len(timelines))
-    for ax, (name, line) in zip(_listed(axes), timelines.items(), strict=True):
+    for ax, (name, line) in zip(st.panels(axes), timelines.items(), strict=True):
         draw_gantt(ax, line, critical=True, numbers=False)
         ax.set(xlim=(0, last), title=f"{name}: {line.cycles:,} cycles")
     gantt_legend(fig, timelines.values())
     said = " ".join(f"{name}: {describe(line)}" for name, line in timelines.items())
     return st.finish(fig, alt=f"Gantt charts. {said}")
-
-
-def _listed(axes: Any) -> list[Any]:
-    return list(axes) if hasattr(axes, "__len__") else [axes]

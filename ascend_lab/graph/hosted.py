@@ -1,0 +1,351 @@
+"""ONNX models that no graph holds whole: what has no kernel runs on the AI CPU or on the host.
+
+    model -> values on the host -> sizes of every tensor -> seconds of every node on every engine
+          -> least placement -> parts: graphs for the core, nodes for the others, copies between
+
+A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime, or where it is
+missing or refuses, the reference evaluator of ONNX computes it. Sizes that depend on values (the
+places of NonZero) are those of the inputs given: other inputs, another placement. The AI CPU takes
+tensors of numbers; strings, sequences and branches are the host's. What comes in and goes out lies
+on the device, as for networks without such nodes; what is constant lies on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph.ai_cpu import CpuTimeline
+from ascend_lab.graph.compile import FORMATS, compile_graph
+from ascend_lab.graph.engines import CORE, CPU, HOST, Host, Placement, Problem, Work
+from ascend_lab.graph.evaluate import evaluate
+from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
+from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
+from ascend_lab.graph.onnx.converter import title
+from ascend_lab.graph.onnx.host import (
+    Values,
+    all_reads,
+    branches,
+    ends,
+    is_numbers,
+    moved_bytes,
+    random_feed,
+    run_on_host,
+    size_bytes,
+    sub_model,
+    wide,
+)
+from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx.tensors import NUMPY, Limits
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+    from ascend_lab.graph.tasks import Compiled
+
+COPY, INPUTS, OUTPUTS = "copy", "graph inputs", "graph outputs"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nodes that run one after another: a graph compiled for the core, or nodes of the others."""
+
+    nodes: tuple[NodeProto, ...]
+    imported: Imported | None
+    compiled: Compiled | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A placed model; `reasons` says for each node off the core why, by its title."""
+
+    name: str
+    chip: Chip
+    model: ModelProto
+    parts: tuple[Part, ...]
+    problem: Problem
+    placement: Placement
+    reasons: Mapping[str, str]
+    values: Mapping[str, Any]
+    """Every tensor for the inputs given, as the host computes it."""
+    host: Host
+
+    @property
+    def wanted(self) -> list[str]:
+        """Return the tensors that leave their part, or may."""
+        outputs = [entry.name for entry in self.model.graph.output]
+        return [*outputs, *(name for work in self.problem.works for name in work.reads)]
+
+    @property
+    def off_core(self) -> dict[str, str]:
+        """Return the nodes on the AI CPU or the host, and the engine of each."""
+        return {n: engine for n, engine in self.placement.engines.items() if engine != CORE}
+
+    def run(self) -> dict[str, Values]:
+        """Return the outputs: the core's parts as graphs, the rest on the host."""
+        later = {name for part in self.parts for node in part.nodes for name in node.output}
+        known = {name: value for name, value in self.values.items() if name not in later}
+        for part in self.parts:
+            known.update(self._values(part, known))
+        return {entry.name: known[entry.name] for entry in self.model.graph.output}
+
+    def _values(self, part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
+        reads, writes = ends(part.nodes, self.wanted)
+        model = sub_model(self.model, part.nodes, reads, writes, known)
+        if part.imported is not None:
+            graph = part.imported.graph
+            try:
+                found = evaluate(graph, {n: _narrowed(known[n]) for n in graph.inputs})
+            except AscendLabError:  # numbers that a graph does not hold
+                return run_on_host(model, known)
+            kinds = part.imported.output_types
+            return {n: np.asarray(found[n]).astype(NUMPY[kind]) for n, kind in kinds.items()}
+        return run_on_host(model, known)
+
+    def timeline(self) -> NetworkTimeline:
+        """Return the time of everything in order; each part of the core begins with a cold L2."""
+        operators: list[OperatorTime] = []
+        copied: set[str] = set()
+        works = {work.name: work for work in self.problem.works}
+        for part in self.parts:
+            for node in part.nodes:
+                operators += self._copies(works[title(node)], copied)
+                if part.compiled is None:
+                    operators.append(self._node(node, works[title(node)]))
+            if part.compiled is not None:
+                operators += simulate_graph(part.compiled).operators
+        operators += self._copies(works[OUTPUTS], copied)
+        return NetworkTimeline(self.name, self.chip, tuple(operators), 0)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the times as a network's, and in its totals what ran where, and why."""
+        times = self.timeline()
+        data = times.summary()
+        rule = self.problem.cheapest_engine()
+        outside = [(op, op.timeline.busy_cycles) for op in times.operators]
+        for engine, key in ((HOST, "host"), (COPY, "copy")):
+            found = [op for op, busy in outside if engine in busy]
+            data["totals"]["kernels"] -= len(found)
+            data["totals"] |= {f"{key}_operators": [op.name for op in found],
+                               f"{key}_time_s": sum(op.time_s for op in found)}  # fmt: skip
+        data["placement"] = {
+            "engines": self.off_core,
+            "reasons": {name: self.reasons[name] for name in self.off_core if name in self.reasons},
+            "copies": [name for name, _ in self.placement.copies],
+            "nodes_s": self.placement.time_s,
+            "cheapest_engine_s": rule.time_s,
+            "trust": self.host.trust,
+        }
+        return data
+
+    def lines(self) -> list[str]:
+        """Return in words what is off the core, why, and what the published rule would take."""
+        off, trust = self.off_core, self.host.trust
+        title_of = {title(node): node.op_type for part in self.parts for node in part.nodes}
+        found = [
+            f"{name} ({title_of[name]}) on the {engine} ({trust} rate): "
+            f"{self.reasons.get(name, 'its neighbours are there, or a launch costs more')}"
+            for name, engine in off.items()
+        ]
+        rule_us = self.problem.cheapest_engine().time_s * 1e6
+        last = (
+            f"placement: {len(off)} of {len(title_of)} nodes off the core, "
+            f"{len(self.placement.copies)} copies, {self.placement.time_s * 1e6:.1f} us node by "
+            f"node; the cheapest-engine rule {rule_us:.1f} us"
+        )
+        return [*found, last]
+
+    def _copies(self, work: Work, copied: set[str]) -> list[OperatorTime]:
+        """Return the copies that an operator is the first to need."""
+        to_host = self.placement.engines[work.name] == HOST
+        new = [t for t in work.reads if (t, to_host) in self.placement.copies and t not in copied]
+        copied.update(new)
+        return [self._copy(tensor, to_host) for tensor in new]
+
+    def _copy(self, tensor: str, to_host: bool) -> OperatorTime:
+        title = f"{COPY} to the {'host' if to_host else 'device'}"
+        over_s, size = self.host.copy_overhead_s, size_bytes(self.values[tensor])
+        seconds = (over_s, self.problem.copy_s[tensor] - over_s)
+        return self._outside(tensor, title, COPY, size, seconds)
+
+    def _node(self, node: NodeProto, work: Work) -> OperatorTime:
+        engine = self.placement.engines[work.name]
+        over_s = self.host.overhead_s if engine == HOST else self.chip.ai_cpu_overhead_s
+        seconds, size = (over_s, work.seconds[engine] - over_s), moved_bytes(node, self.values)
+        return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
+
+    def _outside(
+        self, name: str, title: str, engine: str, size: int, seconds: tuple[float, float]
+    ) -> OperatorTime:
+        missed = 0 if engine == HOST else size
+        moved = (size, 0, 0, missed, 0.0)
+        return OperatorTime(name, title, CpuTimeline(name, self.chip, (), *moved, engine, seconds))
+
+
+def place_model(
+    source: str | Path | bytes | ModelProto,
+    chip: Chip,
+    *,
+    given: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    dtype: str = "fp16",
+    seed: int = 0,
+    host: Host | None = None,
+) -> Hosted:
+    """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
+
+    Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
+    one that neither ONNX Runtime nor the reference evaluator computes.
+    """
+    limits = Limits()
+    if dtype not in FORMATS:
+        raise InputError(f"a dtype among {', '.join(FORMATS)}", dtype, "choose one")
+    parts = whole_parts(source, limits)
+    feed = dict(given or {}) or random_feed(parts, shapes or {}, batch, limits, seed)
+    if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
+        raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
+    values = {**parts.constants(), **run_on_host(parts.model, feed, everything=True), **feed}
+    return _Placer(parts, chip, values, dtype, host or Host()).place()
+
+
+class _Placer:
+    """The steps of a placement: what each node costs where, the cut, the parts."""
+
+    def __init__(
+        self, parts: Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host
+    ) -> None:
+        self.model, self.chip, self.values = parts.model, chip, values
+        self.dtype, self.host = dtype, host
+        self.outputs = [entry.name for entry in self.model.graph.output]
+        self.known = set(parts.constants())
+        self.reasons: dict[str, str] = {}
+        self.inputs = [entry.name for entry in parts.inputs]
+        used, live = set(self.outputs), []
+        for node in reversed(parts.nodes):
+            if used.intersection(node.output):
+                used.update(all_reads(node))
+                live.append(node)
+        self.nodes = []
+        for node in reversed(live):
+            if node.op_type == "Constant" or (
+                node.input and self.known.issuperset(all_reads(node))
+            ):  # fmt: skip
+                self.known.update(node.output)
+            else:
+                self.nodes.append(node)
+
+    def place(self) -> Hosted:
+        """Return the placement; a part that the compiler refuses whole leaves the core."""
+        works = [
+            Work(INPUTS, {CORE: 0.0}, (), tuple(self.inputs)),
+            *(self._work(node) for node in self.nodes),
+            Work(OUTPUTS, {CORE: 0.0}, tuple(dict.fromkeys(self.outputs)), ()),
+        ]
+        copy_s = {
+            name: self.host.copy_s(self.chip, size_bytes(self.values[name]))
+            for work in works
+            for name in work.writes
+            if is_numbers(self.values[name])
+        }
+        while True:
+            problem = Problem(works, copy_s)
+            placement = problem.exact()
+            try:
+                parts = tuple(self._part(*group) for group in self._groups(placement))
+            except _RefusedError as error:
+                works = [self._without_core(w, error) if w.name in error.names else w
+                         for w in works]  # fmt: skip
+                continue
+            name = self.model.graph.name or "model"
+            return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
+                          self.values, self.host)  # fmt: skip
+
+    def _without_core(self, work: Work, error: _RefusedError) -> Work:
+        self.reasons[work.name] = str(error)
+        seconds = {engine: s for engine, s in work.seconds.items() if engine != CORE}
+        return Work(work.name, seconds, work.reads, work.writes)
+
+    def _work(self, node: NodeProto) -> Work:
+        """Return what a node costs on every engine that takes it."""
+        moved = moved_bytes(node, self.values)
+        seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
+        ends_of = [self.values.get(name) for name in (*all_reads(node), *node.output) if name]
+        numbers = all(is_numbers(value) for value in ends_of)
+        if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches(node):
+            rate = self.chip.ai_cpu_rate_bytes_per_s
+            seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
+        try:
+            if not numbers or any(wide(value) for value in ends_of):
+                needed = f"{title(node)}: tensors of numbers in at most 32 bits"
+                raise UnsupportedError(needed, node.op_type)
+            compiled = self._compiled((node,)).compiled
+            assert compiled is not None
+            seconds[CORE] = simulate_graph(compiled).time_s
+        except AscendLabError as error:
+            self.reasons[title(node)] = str(error)
+        reads = tuple(name for name in all_reads(node) if name not in self.known)
+        return Work(title(node), seconds, reads, tuple(name for name in node.output if name))
+
+    def _groups(self, placement: Placement) -> list[tuple[bool, list[NodeProto]]]:
+        """Return the nodes in parts, core and others in turn, each after all it reads."""
+        place: dict[str, int] = {}
+        groups: dict[int, list[NodeProto]] = {}
+        for node in self.nodes:
+            on_core = placement.engines[title(node)] == CORE
+            at = max((place.get(name, 0) for name in all_reads(node)), default=0)
+            at += at % 2 == on_core  # even places are the core's
+            place.update((name, at) for name in node.output)
+            groups.setdefault(at, []).append(node)
+        return [(at % 2 == 0, groups[at]) for at in sorted(groups)]
+
+    def _part(self, on_core: bool, nodes: list[NodeProto]) -> Part:
+        if not on_core:
+            return Part(tuple(nodes), None, None)
+        try:
+            return self._compiled(tuple(nodes))
+        except AscendLabError as error:
+            raise _RefusedError({title(node) for node in nodes}, str(error)) from error
+
+    def _compiled(self, nodes: tuple[NodeProto, ...]) -> Part:
+        """Return nodes as a graph and its kernels; what steers shapes is pinned."""
+        reads, writes = ends(nodes, [*self.outputs, *self._later(nodes)])
+        inner = [name for name in reads if name not in self.known]
+        model = sub_model(self.model, nodes, reads, writes, self.values, self.known)
+        shapes = {name: self.values[name].shape for name in inner}
+        pinned: dict[str, Any] = {}
+        while True:
+            try:
+                imported = import_model(model, shapes=shapes, pinned=pinned)
+                break
+            except NeedsConstant as error:
+                if pinned.keys() >= set(error.names):
+                    raise
+                pinned |= {name: self.values[name] for name in error.names}
+        if pinned and not imported.graph.nodes:
+            needed = f"{title(nodes[0])}: a result that sizes alone decide"
+            raise UnsupportedError(needed, "one that values decide")
+        return Part(nodes, imported, compile_graph(imported.graph, self.chip, dtype=self.dtype))
+
+    def _later(self, nodes: tuple[NodeProto, ...]) -> list[str]:
+        own = {id(node) for node in nodes}
+        return [name for node in self.nodes if id(node) not in own for name in all_reads(node)]
+
+
+class _RefusedError(Exception):
+    """A part that the compiler does not take: its nodes, and why."""
+
+    def __init__(self, names: set[str], reason: str) -> None:
+        super().__init__(reason)
+        self.names = names
+
+
+def _narrowed(value: Values) -> Values:
+    """Return a value in a format of graphs: int64 as int32, bool as it is."""
+    return value.astype(np.int32) if value.dtype == np.int64 else value

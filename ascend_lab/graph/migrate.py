@@ -1,0 +1,329 @@
+"""Migration of an ONNX model to a chip: what becomes of every node, and the model rewritten.
+
+    verdict      what becomes of the node
+    direct       one operator of the library
+    rewritten    one operator that a pass changes, or fuses into others
+    composed     several operators
+    folded       nothing: its result is known before the graph runs, or it changes nothing
+    host         it runs on the AI CPU or the host: no graph holds it
+    unsupported  no engine computes it
+
+Counts add up to the model's nodes. Where all nodes enter a graph, the migrated model is that graph
+after the passes, written again; otherwise it is the source, its constants computed and what nothing
+reads dropped. Either keeps the names and types of inputs and outputs; open sizes are fixed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ascend_lab.chip import Chip
+from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
+from ascend_lab.graph.ai_cpu import CpuKernel
+from ascend_lab.graph.compile import compile_graph
+from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.hosted import place_model
+from ascend_lab.graph.ir import Graph
+from ascend_lab.graph.onnx import CONVERTERS, Imported, import_model
+from ascend_lab.graph.onnx.converter import title
+from ascend_lab.graph.onnx.host import is_numbers, random_feed, run_on_host, sub_model
+from ascend_lab.graph.onnx.model_file import Parts, whole_parts
+from ascend_lab.graph.onnx.tensors import Limits
+from ascend_lab.graph.passes import DEFAULT, run_passes
+from ascend_lab.graph.tasks import Compiled
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+VERDICTS = ("direct", "rewritten", "composed", "folded", "host", "unsupported")
+ADVICE = {
+    "NonMaxSuppression": "leave it for after the network, or take fewer boxes into it",
+    "NonZero": "where a mask will do, multiply by it: sizes stay known",
+    "Unique": "prepare it before the network",
+    "Loop": "unroll it when exporting",
+    "If": "export the branch that is taken",
+    "Scan": "unroll it when exporting",
+    "Dropout": "export in evaluation mode",
+    "GridSample": "precompute the grid and gather, or resize where it is regular",
+}
+"""What to do about an operator off the core; for others their types say it."""
+WIDE_TYPES = "export in float32 and int32: 64-bit numbers have no kernels"
+TEXT = "leave texts and lists outside: turn them into numbers before the network"
+PADDED = 0.25
+"""Share of zeros from which a tensor's padding is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """What became of a model: the report as plain data, and the migrated model if there is one."""
+
+    report: Mapping[str, Any]
+    model: ModelProto | None
+
+
+def migrate(
+    source: str | Path | bytes,
+    chip: Chip,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    batch: int | None = None,
+    dtype: str = "fp16",
+) -> Migration:
+    """Return the report on a model and the migrated model; values are compared on random inputs.
+
+    A .pt2 file of torch.export is exported to ONNX first. Raises `InputError` and `GraphError` for
+    what is no sound model, `UnsupportedError` for sizes left open.
+    """
+    is_program = not isinstance(source, bytes) and Path(source).suffix == ".pt2"
+    read = _from_torch(Path(str(source))) if is_program else source
+    parts = whole_parts(read, Limits())
+    feed = random_feed(parts, shapes or {}, batch, Limits(), 0)
+    sizes = {name: array.shape for name, array in feed.items()}
+    titles = {title(node): node for node in parts.nodes}
+    data: dict[str, Any] = {
+        "model": parts.model.graph.name or "model", "chip": chip.name, "nodes": len(parts.nodes),
+        "inputs": {name: list(shape) for name, shape in sizes.items()},
+        "passes": {}, "moved": [], "padded": [],
+    }  # fmt: skip
+    imported = None
+    try:
+        imported = import_model(parts.model, shapes=sizes)
+        compiled = compile_graph(imported.graph, chip, dtype=dtype)
+    except InputError:
+        raise
+    except AscendLabError as error:
+        model, became = _placed(parts, chip, feed, dtype, data, error)
+    else:
+        model, became = _whole(imported, compiled, data, titles)
+    errors = _errors(parts, feed, model, data, imported)
+    data["rows"] = _rows(became, errors, titles, parts)
+    data["totals"] = {
+        v: sum(row["count"] for row in data["rows"] if row["verdict"] == v) for v in VERDICTS
+    }
+    return Migration(data, model)
+
+
+Became = dict[tuple[str, str, tuple[str, ...]], list[str]]
+"""Titles of nodes by operator, verdict and what stands in their place."""
+
+
+def _rows(
+    became: Became, errors: Mapping[str, float], titles: Mapping[str, NodeProto], parts: Parts
+) -> list[dict[str, Any]]:
+    """Return a row for every operator and what it became, the gravest first."""
+    order = {verdict: i for i, verdict in enumerate(VERDICTS)}
+    rows = [
+        {
+            "source_op": op, "count": len(names), "verdict": verdict, "replaced_by": list(by),
+            "max_error": max((errors[name] for name in names if name in errors), default=None),
+            "advice": _advice(titles[names[0]], verdict, parts),
+        }
+        for (op, verdict, by), names in became.items()
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: (-order[str(row["verdict"])], str(row["source_op"])))
+
+
+def _whole(
+    imported: Imported, compiled: Compiled, data: dict[str, Any], titles: Mapping[str, NodeProto]
+) -> tuple[ModelProto, Became]:
+    """Return the model of a graph after the passes, and what its nodes became."""
+    from ascend_lab.graph.onnx.export import export_onnx
+
+    graph, report = run_passes(imported.graph, DEFAULT)
+    data["passes"] = {name: count for name, count in report.matches.items() if count}
+    for task in compiled.tasks:
+        kernel = task.lowered.kernel if task.lowered else None
+        if isinstance(kernel, CpuKernel):
+            data["moved"].append({
+                "node": task.name, "op": task.op, "engine": kernel.engine, "reason": kernel.reason,
+            })  # fmt: skip
+    data["padded"] = _padded(compiled.graph)
+    return _typed(export_onnx(graph), graph, imported), _verdicts(imported.graph, graph, titles)
+
+
+def _verdicts(graph: Graph, after: Graph, titles: Mapping[str, NodeProto]) -> Became:
+    """Return what nodes became in a graph and after its passes: both call theirs by title."""
+    before_and_after: list[dict[str, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for ops, one in zip(before_and_after, (graph, after), strict=True):
+        for node in one.nodes:
+            ops[node.name if node.name in titles else node.name.rpartition("/")[0]].append(node.op)
+    became: Became = defaultdict(list)
+    for name, entry in titles.items():
+        first, last = (ops.get(name, []) for ops in before_and_after)
+        if len(first) == 1:
+            verdict, by = ("direct", last) if first == last else ("rewritten", last or ["fused"])
+        else:
+            verdict, by = ("composed" if first else "folded"), first
+        became[entry.op_type, verdict, tuple(dict.fromkeys(by))].append(name)
+    return became
+
+
+def _placed(
+    parts: Parts, chip: Chip, feed: Mapping[str, Any], dtype: str, data: dict[str, Any],
+    error: AscendLabError,
+) -> tuple[ModelProto | None, Became]:  # fmt: skip
+    """Return the source made ready to be placed, and what its nodes became; None if refused."""
+    became: Became = defaultdict(list)
+    try:
+        hosted = place_model(parts.model, chip, given=feed, dtype=dtype)
+    except UnsupportedError as other:
+        data["refused"] = str(error if isinstance(error, UnsupportedError) else other)
+        for node in parts.nodes:
+            ours = node.op_type in CONVERTERS and node.domain in ("", "ai.onnx")
+            verdict = "direct" if ours else "host" if _in_standard(node) else "unsupported"
+            became[node.op_type, verdict, ()].append(title(node))
+        return None, became
+    kept = [node for part in hosted.parts for node in part.nodes]
+    for part in hosted.parts:
+        own = {title(node): node for node in part.nodes}
+        if part.imported is not None and part.compiled is not None:
+            graph = part.imported.graph
+            for key, names in _verdicts(graph, run_passes(graph, DEFAULT)[0], own).items():
+                became[key] += names
+            data["padded"] += _padded(part.compiled.graph)
+    for name, engine in hosted.off_core.items():
+        node = next(node for node in kept if title(node) == name)
+        became[node.op_type, "host", (engine,)].append(name)
+        reason = hosted.reasons.get(name, "cheaper there: its neighbours, or a launch")
+        data["moved"].append({"node": name, "op": node.op_type, "engine": engine, "reason": reason})
+    there = {title(node) for node in kept}
+    for node in parts.nodes:
+        if title(node) not in there:
+            became[node.op_type, "folded", ()].append(title(node))
+    data["placement"] = hosted.summary()["placement"]
+    names = [entry.name for entry in parts.model.graph.output]
+    inputs = [entry.name for entry in parts.inputs]
+    written = {name for node in kept for name in node.output}
+    known = {name for name in hosted.values if name not in written and name not in inputs}
+    model = sub_model(parts.model, kept, [*inputs, *known], names, hosted.values, known)
+    return model, became
+
+
+def _typed(model: ModelProto, graph: Graph, imported: Imported) -> ModelProto:
+    """Return a written graph with the names and element types that the source's ends had."""
+    import onnx
+    from onnx import helper
+
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    for entry, kinds in (
+        *((e, imported.input_types) for e in model.graph.input),
+        *((e, imported.output_types) for e in model.graph.output),
+    ):
+        name, tensor = entry.name, entry.type.tensor_type
+        is_input = kinds is imported.input_types
+        own = name if is_input else imported.graph.outputs[list(graph.outputs).index(name)]
+        wanted = helper.np_dtype_to_tensor_dtype(np.dtype(_NUMPY.get(kinds[own], kinds[own])))
+        if tensor.elem_type == wanted and own == name:
+            continue
+        inner = f"{name}.inner"
+        cast = helper.make_node(
+            "Cast", [name] if is_input else [inner], [inner] if is_input else [own],
+            to=tensor.elem_type if is_input else wanted,
+        )  # fmt: skip
+        (before if is_input else after).append(cast)
+        for node in model.graph.node:
+            for ends in (node.input, node.output):
+                ends[:] = [inner if end == name else end for end in ends]
+        for stored in model.graph.initializer:
+            stored.name = inner if stored.name == name else stored.name
+        tensor.elem_type = wanted
+        entry.name = own
+    nodes = onnx.GraphProto(node=[*before, *model.graph.node, *after])
+    del model.graph.node[:]
+    model.graph.node.extend(nodes.node)
+    return model
+
+
+_NUMPY = {"double": "float64", "bfloat16": "float32"}
+
+
+def _errors(
+    parts: Parts, feed: Mapping[str, Any], model: ModelProto | None, data: dict[str, Any],
+    imported: Imported | None,
+) -> dict[str, float]:  # fmt: skip
+    """Return the largest error of each node's first output, and note those of the outputs."""
+    if model is None:
+        return {}
+    theirs = run_on_host(parts.model, feed, everything=True)
+    ours = run_on_host(model, feed)
+    data["max_error"] = {name: _error(ours[name], theirs[name]) for name in ours}
+    if imported is None:
+        return {}
+    values = evaluate_all(imported.graph, {n: feed[n] for n in imported.graph.inputs})
+    return {
+        title(node): _error(values[node.output[0]], theirs[node.output[0]])
+        for node in parts.nodes
+        if node.output[0] in values and node.output[0] in theirs
+    }
+
+
+def _error(ours: Any, theirs: Any) -> float:
+    """Return the largest difference, a share of the largest number; 0 for equal texts."""
+    if not is_numbers(theirs):
+        return 0.0 if np.array_equal(np.asarray(ours), np.asarray(theirs)) else float("inf")
+    one, two = (np.asarray(a).astype(np.float64) for a in (ours, theirs))
+    if one.shape != two.shape:
+        return float("inf")
+    scale = float(np.abs(two).max(initial=0.0)) or 1.0
+    return float(np.abs(one - two).max(initial=0.0)) / scale
+
+
+def _padded(graph: Graph) -> list[dict[str, Any]]:
+    """Return the tensors of a laid-out graph of which a good share is zeros that pad."""
+    found = []
+    for node in graph.nodes:
+        kind = graph.types[node.output]
+        stored = int(np.prod(kind.stored_shape))
+        zeros = 1 - kind.elements / stored if stored else 0.0
+        if zeros >= PADDED and node.op != "trans_data":
+            found.append({
+                "tensor": node.output, "shape": list(kind.shape), "layout": kind.layout,
+                "zeros": zeros, "advice": "use channels and widths in multiples of 16",
+            })  # fmt: skip
+    return found
+
+
+def _advice(node: NodeProto, verdict: str, parts: Parts) -> str:
+    if verdict == "unsupported":
+        return "replace it by operators of the standard, or export its function with the model"
+    if verdict != "host":
+        return ""
+    from onnx import TensorProto
+
+    entries = (*parts.model.graph.value_info, *parts.inputs, *parts.model.graph.output)
+    ends = {*node.input, *node.output}
+    kinds = Counter(e.type.tensor_type.elem_type for e in entries if e.name in ends)
+    if TensorProto.STRING in kinds or "Sequence" in node.op_type or "String" in node.op_type:
+        return TEXT
+    if {TensorProto.DOUBLE, TensorProto.UINT64, TensorProto.INT64} & kinds.keys():
+        return ADVICE.get(node.op_type, WIDE_TYPES)
+    return ADVICE.get(node.op_type, "keep it at the ends of the network: each change costs copies")
+
+
+def _in_standard(node: NodeProto) -> bool:
+    from onnx import defs
+
+    return bool(defs.has(node.op_type, node.domain))
+
+
+def _from_torch(path: Path) -> bytes:
+    """Return a program of torch.export as an ONNX model; raise `InputError` without torch."""
+    try:
+        import torch
+    except ImportError:
+        needed = "torch (pip install torch onnxscript) for a .pt2 file"
+        raise InputError(needed, "none", "or export to ONNX where torch is") from None
+    try:
+        program = torch.export.load(path)
+        exported: Any = torch.onnx.export(program, dynamo=True)
+        return bytes(exported.model_proto.SerializeToString())
+    except Exception as error:  # whatever torch raises
+        got = f"{path}: {str(error)[:160]}"
+        raise InputError("a program of torch.export", got, "save it again") from None

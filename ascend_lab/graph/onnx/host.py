@@ -1,0 +1,212 @@
+"""The host's processor: values of any ONNX model, by ONNX Runtime or ONNX's reference evaluator.
+
+Beside it, what is asked of nodes and values that no graph holds: names, sizes, models of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.errors import UnsupportedError
+from ascend_lab.graph.onnx.model_file import Parts, pinned_shapes
+from ascend_lab.graph.onnx.tensors import Limits
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+Values = NDArray[Any]
+MULTIPLIES = {"Conv": 1, "ConvInteger": 1, "ConvTranspose": 1, "DeformConv": 1, "QLinearConv": 3,
+              "MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "Gemm": 1}  # fmt: skip
+"""Operators that read both factors of every multiplication, and which input is the second."""
+SMALL = 2**16
+"""Most elements of inputs and weights for which the reference, exact and slow, comes first."""
+
+
+def run_on_host(
+    model: ModelProto, given: Mapping[str, Any], *, everything: bool = False
+) -> dict[str, Any]:
+    """Return a model's outputs by name, or with `everything` all tensors of its nodes.
+
+    Raises `UnsupportedError`, naming why, if neither ONNX Runtime nor the reference computes it.
+    """
+    feed = {e.name: given[e.name] for e in model.graph.input if e.name in given}
+    names = [entry.name for entry in model.graph.output]
+    if everything:
+        written = (name for node in model.graph.node for name in node.output if name)
+        names = list(dict.fromkeys((*names, *written)))
+    sizes = (math.prod(t.dims) for t in model.graph.initializer)
+    large = sum(sizes) + sum(np.size(v) for v in feed.values() if isinstance(v, np.ndarray)) > SMALL
+    reasons = []
+    for runner in (_onnxruntime, _reference) if large else (_reference, _onnxruntime):
+        try:
+            return dict(zip(names, runner(model, names, feed), strict=True))
+        except Exception as error:  # whatever either raises: it is the model's or theirs
+            reasons.append(str(error).strip().split("\n")[0][:160] or type(error).__name__)
+    needed = f"{model.graph.name or 'model'}: operators that the host computes"
+    raise UnsupportedError(needed, reasons[-1], "check the model and its inputs")
+
+
+def _onnxruntime(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors as ONNX Runtime computes them, on one thread, its graph as it stands."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise UnsupportedError("onnxruntime", "none")
+    import onnx
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        _asking(model, names, onnx).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    found: list[Any] = session.run(names, dict(feed))
+    return found
+
+
+def _reference(model: ModelProto, names: list[str], feed: Mapping[str, Any]) -> list[Any]:
+    """Return the tensors as the reference evaluator computes them."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    with np.errstate(all="ignore"):
+        found = ReferenceEvaluator(_asking(model, names, onnx)).run(names, dict(feed))
+    return [np.asarray(v) if isinstance(v, np.generic | int | float) else v for v in found]
+
+
+def _asking(model: ModelProto, names: list[str], onnx: Any) -> ModelProto:
+    """Return the model with exactly these outputs."""
+    if [entry.name for entry in model.graph.output] == names:
+        return model
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    del asked.graph.output[:]
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    found: ModelProto = asked
+    return found
+
+
+# -- nodes and values -----------------------------------------------------------------------------
+def all_reads(node: NodeProto) -> list[str]:
+    """Return the names a node reads, those that its branches take from outside included."""
+    found = [name for name in node.input if name]
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {entry.name for entry in (*graph.input, *graph.initializer)}
+            for inner in graph.node:
+                found += [name for name in all_reads(inner) if name not in own]
+                own.update(inner.output)
+            found += [entry.name for entry in graph.output if entry.name not in own]
+    return list(dict.fromkeys(found))
+
+
+def branches(node: NodeProto) -> bool:
+    """Tell whether a node holds graphs of its own: If, Loop, Scan, SequenceMap."""
+    return any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+
+
+def ends(nodes: Sequence[NodeProto], wanted: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that nodes read from outside, and those they write that are wanted."""
+    written = {name for node in nodes for name in node.output if name}
+    reads = [name for node in nodes for name in all_reads(node) if name not in written]
+    return list(dict.fromkeys(reads)), [n for n in dict.fromkeys(wanted) if n in written]
+
+
+def sub_model(
+    model: ModelProto, nodes: Sequence[NodeProto], reads: Sequence[str], writes: Sequence[str],
+    values: Mapping[str, Any], constants: set[str] | None = None,
+) -> ModelProto:  # fmt: skip
+    """Return nodes as a model of their own, `constants` stored, the rest inputs."""
+    import onnx
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    fixed = stored.keys() | (constants or set())
+    found = onnx.ModelProto(ir_version=model.ir_version)
+    found.opset_import.extend(model.opset_import)
+    found.functions.extend(model.functions)
+    graph = found.graph
+    graph.name = model.graph.name or "part"
+    graph.node.extend(nodes)
+    for name in reads:
+        if name in stored:
+            graph.initializer.append(stored[name])
+        elif name in fixed and is_numbers(values[name]):
+            graph.initializer.append(numpy_helper.from_array(np.asarray(values[name]), name))
+        else:
+            graph.input.append(entry_of(name, values[name]))
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in writes)
+    return found
+
+
+def entry_of(name: str, value: Any) -> Any:
+    """Return the declaration of an input with the type and shape of a value."""
+    from onnx import TensorProto, ValueInfoProto, helper
+
+    if not isinstance(value, np.ndarray):
+        return ValueInfoProto(name=name)
+    text = value.dtype.kind in "OUST"
+    kind = TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, kind, value.shape)
+
+
+def is_numbers(value: Any) -> bool:
+    """Tell whether a value is a tensor of numbers, not of texts, and no list."""
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
+
+
+def wide(value: Any) -> bool:
+    """Tell whether a tensor has whole numbers that 32 bits do not hold."""
+    if value.dtype.kind not in "iu" or value.dtype.itemsize < 4 or not value.size:
+        return False
+    return int(value.min()) < -(2**31) or int(value.max()) >= 2**31
+
+
+def size_bytes(value: Any) -> int:
+    """Return the bytes of a tensor, of the texts or tensors of a list; 0 for none."""
+    if isinstance(value, list | tuple):
+        return sum(size_bytes(part) for part in value)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return sum(len(str(text)) for text in value.ravel())
+    return int(np.asarray(value).nbytes) if value is not None else 0
+
+
+def moved_bytes(node: NodeProto, values: Mapping[str, Any]) -> int:
+    """Return the bytes a node reads and writes, both factors of every multiplication."""
+    reads = [values.get(name) for name in all_reads(node)]
+    writes = [values.get(name) for name in node.output if name]
+    read = sum(size_bytes(value) for value in reads)
+    place = MULTIPLIES.get(node.op_type)
+    if place is not None:
+        x, w, y = (np.asarray(v) for v in (reads[0], reads[place], writes[0]))
+        deep = w.shape[1:] if "Conv" in node.op_type else x.shape[-1:]
+        each = x.dtype.itemsize + w.dtype.itemsize
+        read = max(read, y.size * math.prod(deep) * each)
+    return read + sum(size_bytes(value) for value in writes)
+
+
+def random_feed(
+    parts: Parts, shapes: Mapping[str, Sequence[int]], batch: int | None, limits: Limits, seed: int
+) -> dict[str, Values]:
+    """Return seeded inputs of a model's own element types: normal numbers, or 0 and 1."""
+    from onnx import helper
+
+    rng, found = np.random.default_rng(seed), {}
+    for entry in parts.inputs:
+        if not entry.type.HasField("tensor_type"):
+            raise UnsupportedError(f"{entry.name}: a tensor", "another type", "give the inputs")
+    for name, shape in pinned_shapes(parts.inputs, shapes, batch, limits).items():
+        number = {e.name: e.type.tensor_type.elem_type for e in parts.inputs}[name]
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(number))
+        if kind.kind in "biu":
+            found[name] = rng.integers(0, 2, shape).astype(kind)
+        elif kind.kind == "O":
+            found[name] = np.full(shape, "a", object)
+        else:
+            found[name] = rng.standard_normal(shape, np.float32).astype(kind)
+    return found

@@ -1,0 +1,173 @@
+"""Checks of chapter 17: a scale and an offset, an integer layer, where to cut, a slope, bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.compress.learned import lsq_slopes
+from ascend_lab.lab.checks import core as ex
+
+Options = Sequence[Sequence[tuple[int, int]]]
+"""For each layer what it can be: (bytes, harm)."""
+
+
+# -- 17.1 -----------------------------------------------------------------------------------------
+def scale_and_offset(low: float, high: float, bits: int) -> tuple[float, int]:
+    """Return scale and offset that hold low to high, zero exactly."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:
+        return 1.0, -(2 ** (bits - 1))
+    scale = (high - low) / (2**bits - 1)
+    return scale, -(2 ** (bits - 1)) - round(low / scale)
+
+
+@ex.against(
+    scale_and_offset,
+    edges=ex.rows(
+        "low high bits",
+        (0.0, 2.55, 8), (-1.0, 3.0, 8), (0.5, 6.0, 8), (-7.0, -2.0, 4), (0.0, 0.0, 8),
+    ),
+    rel_tol=1e-9,
+)  # fmt: skip
+def check_ex_17_1(rng: ex.Rng) -> ex.Case:
+    """Check `fn(low, high, bits)`: (scale, offset) of a range, 0 taken in; (1, least) for zeros."""
+    low, high = sorted(float(x) for x in rng.normal(0, 5, 2))
+    return {"low": low, "high": high, "bits": int(rng.integers(2, 13))}
+
+
+# -- 17.2 -----------------------------------------------------------------------------------------
+def integer_layer(
+    q: NDArray[Any], offset: int, w: NDArray[Any], bias: NDArray[Any], scale: NDArray[Any]
+) -> NDArray[Any]:
+    """Return ((q - offset) w + bias) scale, summed over whole numbers."""
+    sums = q.astype(np.int64) @ w.astype(np.int64) - offset * w.astype(np.int64).sum(axis=0)
+    found: NDArray[Any] = (sums + bias) * scale
+    return found
+
+
+@ex.against(integer_layer, rel_tol=1e-9, cases=25)
+def check_ex_17_2(rng: ex.Rng) -> ex.Case:
+    """Check `fn(q, offset, w, bias, scale)`: the floats a product of bytes stands for."""
+    rows, inner, columns = (int(n) for n in rng.integers(1, 40, 3))
+    return {
+        "q": rng.integers(-128, 128, (rows, inner)).astype(np.int8),
+        "offset": int(rng.integers(-128, 128)),
+        "w": rng.integers(-127, 128, (inner, columns)).astype(np.int8),
+        "bias": rng.integers(-5000, 5000, columns).astype(np.int32),
+        "scale": rng.uniform(1e-4, 1e-2, columns),
+    }
+
+
+# -- 17.3 -----------------------------------------------------------------------------------------
+def squared_error(values: Sequence[float], end: float, bits: int) -> float:
+    """Return the mean squared error of symmetric rounding with `end` the largest number kept."""
+    x = np.asarray(values, float)
+    step = end / (2 ** (bits - 1) - 1)
+    return float(np.mean((np.rint(np.clip(x, -end, end) / step) * step - x) ** 2))
+
+
+def _judge_17_3(got: Any, case: ex.Case) -> str | None:
+    values, bits = case["values"], case["bits"]
+    most = float(np.max(np.abs(values)))
+    try:
+        end = float(got)
+    except (TypeError, ValueError):
+        return "expected one number, the largest to keep"
+    if not 0 < end <= most * (1 + 1e-9):
+        return f"expected a number above 0, at most {most:.6g}"
+    best = min(squared_error(values, share / 100 * most, bits) for share in range(1, 101))
+    error = squared_error(values, end, bits)
+    return None if error <= best * (1 + 1e-9) else f"whose error is {error:.4g}, not {best:.4g}"
+
+
+@ex.judged(_judge_17_3, cases=12)
+def check_ex_17_3(rng: ex.Rng) -> ex.Case:
+    """Check `fn(values, bits)`: where to cut, at least as good as all hundredths of the largest."""
+    values = rng.normal(size=int(rng.integers(50, 400))) * rng.choice([1, 1, 1, 6])
+    values[: int(rng.integers(1, 4))] *= float(rng.uniform(1, 12))
+    return {"values": [float(v) for v in values], "bits": int(rng.integers(3, 9))}
+
+
+# -- 17.4 -----------------------------------------------------------------------------------------
+def step_slope(x: Sequence[float], s: float, g: Sequence[float], bits: int) -> float:
+    """Return the slope of the loss with respect to the step, before any division."""
+    values, slopes = np.asarray(x, float), np.asarray(g, float)
+    found = lsq_slopes(values, np.array(s), slopes, bits)[1]
+    return float(found * np.sqrt(len(values) * (2 ** (bits - 1) - 1)))
+
+
+@ex.against(
+    step_slope,
+    edges=ex.rows("x s g bits", ([-3.0, -1.2, 0.35, 5.0], 0.5, [1.0, 1.0, 1.0, 1.0], 3)),
+    rel_tol=1e-9,
+)
+def check_ex_17_4(rng: ex.Rng) -> ex.Case:
+    """Check `fn(x, s, g, bits)`: d loss / d step of symmetric rounding, straight through."""
+    count = int(rng.integers(1, 30))
+    return {
+        "x": [float(v) for v in rng.normal(0, 2, count)],
+        "s": float(rng.uniform(0.05, 0.8)),
+        "g": [float(v) for v in rng.normal(size=count)],
+        "bits": int(rng.integers(2, 6)),
+    }
+
+
+# -- 17.5 -----------------------------------------------------------------------------------------
+def fewest_bytes(options: Options, budget: int) -> int | None:
+    """Return the fewest bytes with harm within the budget, by trying everything."""
+    found = (
+        sum(size for size, _ in pick)
+        for pick in product(*options)
+        if sum(harm for _, harm in pick) <= budget
+    )
+    return min(found, default=None)
+
+
+def _judge_17_5(got: Any, case: ex.Case) -> str | None:
+    options, budget, best = case["options"], case["budget"], case["best"]
+    if got is None:
+        return None if best is None else f"expected a choice of {best} bytes"
+    try:
+        picked = [options[i][int(place)] for i, place in enumerate(got)]
+    except (TypeError, ValueError, IndexError):
+        return "expected the place of one option for each layer"
+    if len(picked) != len(options) or any(int(place) < 0 for place in got):
+        return f"expected {len(options)} places, counted from 0"
+    size, harm = (sum(column) for column in zip(*picked, strict=True))
+    if best is None or harm > budget:
+        return f"whose harm of {harm} is above {budget}"
+    return None if size <= best else f"of {size} bytes, but {best} are enough"
+
+
+def _case_17_5(options: Options, budget: int, best: int | None) -> ex.Case:
+    return {"options": options, "budget": budget, "best": best}
+
+
+@ex.judged(
+    _judge_17_5,
+    edges=[
+        _case_17_5([[(8, 0), (4, 3)], [(8, 0), (2, 3)]], 3, 10),
+        _case_17_5([[(8, 2), (4, 3)]], 1, None),
+        _case_17_5([[(2 + i, 12 - i) for i in range(12)]] * 20, 120, 160),
+    ],
+    cases=30,
+    wrap=lambda fn: lambda options, budget, best: fn(options, budget),
+)
+def check_ex_17_5(rng: ex.Rng) -> ex.Case:
+    """Check `fn(options, budget)`: the places of options with fewest bytes, or None.
+
+    `options` has for each layer a list of (bytes, harm); the sum of harms may reach the budget.
+    Small cases are compared with every choice, one has twenty layers of twelve options.
+    """
+    layers = int(rng.integers(1, 6))
+    options = [
+        [(int(rng.integers(1, 60)), int(rng.integers(0, 25))) for _ in range(rng.integers(1, 5))]
+        for _ in range(layers)
+    ]
+    budget = int(rng.integers(0, 16 * layers))
+    return _case_17_5(options, budget, fewest_bytes(options, budget))

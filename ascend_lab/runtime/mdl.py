@@ -1,0 +1,301 @@
+"""`acl.mdl`: models, their descriptions, datasets of buffers, and running them in a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import AscendLabError
+from ascend_lab.graph.onnx.tensors import NUMPY, in_type
+from ascend_lab.runtime.codes import (
+    INPUTS,
+    INVALID,
+    MISMATCH,
+    NO_MODEL,
+    OUTPUTS,
+    STATIC,
+    AclError,
+)
+from ascend_lab.runtime.container import unpack_parts
+from ascend_lab.runtime.offline import Gear, OfflineModel, load_offline
+from ascend_lab.runtime.process import POISON, Bytes, Handle, Process, Stream, process
+
+
+@dataclass(eq=False)
+class Model(Handle):
+    """A model in the memory of a device, the gear it is set to, and the stream it runs in."""
+
+    offline: OfflineModel | None = None
+    address: int = 0
+    gear: Gear | None = None
+    stream: Stream | None = None
+
+
+@dataclass(eq=False)
+class Desc(Handle):
+    """What a model reads and writes, in its largest gear; filled by `get_desc`."""
+
+    gear: Gear | None = None
+
+
+@dataclass(eq=False)
+class DataBuffer(Handle):
+    """An address in device memory and a size."""
+
+    address: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(eq=False)
+class Dataset(Handle):
+    """Data buffers in the order of a model's inputs or outputs."""
+
+    buffers: list[DataBuffer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An input or output: name, NumPy type, shape."""
+
+    name: str
+    dtype: np.dtype[Any]
+    dims: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all elements."""
+        return int(np.prod(self.dims, dtype=np.int64)) * self.dtype.itemsize
+
+
+# -- loading --------------------------------------------------------------------------------------
+def query_size(path: str | Path) -> tuple[int, int]:
+    """Return the bytes of device memory a model works in, and of its weights."""
+    return _sizes(load_offline(path))
+
+
+def _sizes(model: OfflineModel) -> tuple[int, int]:
+    """Return the most of all gears: they share weights and memory."""
+    plans = [gear.memory for gear in model.gears]
+    return max(p["work_bytes"] for p in plans), max(p["weight_bytes"] for p in plans)
+
+
+def load_from_file(path: str | Path) -> Model:
+    """Load an offline model into the context's device.
+
+    Raises `InputError` for a file that is damaged or for another chip, `AclError` without memory.
+    """
+    found = process(waits=True)
+    return _load(found, load_offline(path, found.device().chip))
+
+
+def load_from_mem(data: bytes | memoryview) -> Model:
+    """Load an offline model from memory, as `load_from_file` does from a file."""
+    found = process(waits=True)
+    chip = found.device().chip
+    model = OfflineModel("memory", unpack_parts(memoryview(data), "memory"), chip)
+    model.check_chip(chip)
+    return _load(found, model)
+
+
+def _load(found: Process, offline: OfflineModel) -> Model:
+    address = found.allocate(max(sum(_sizes(offline)), 1))
+    return found.add(Model(found.context(), 0, offline, address, offline.gears[-1]))
+
+
+def unload(model: Model) -> None:
+    """Unload a model that is not running."""
+    found = process(waits=True)
+    _check_free(found, found.own(Model, model, NO_MODEL), None)
+    found.release(model.address)
+    found.drop(model)
+
+
+# -- descriptions ---------------------------------------------------------------------------------
+def create_desc() -> Desc:
+    """Return a new, empty description."""
+    return process().add(Desc(None))
+
+
+def get_desc(desc: Desc, model: Model) -> None:
+    """Fill a description with what a model reads and writes."""
+    found = process()
+    offline = found.own(Model, model, NO_MODEL).offline
+    found.get(Desc, desc).gear = offline.gears[-1] if offline else None
+
+
+def destroy_desc(desc: Desc) -> None:
+    """Destroy a description."""
+    found = process()
+    found.drop(found.get(Desc, desc))
+
+
+def _tensors(gear: Gear, side: str) -> list[Tensor]:
+    """Return a gear's inputs or outputs."""
+    found, graph = gear.imported, gear.imported.graph
+    kinds, names = (
+        (found.input_types, graph.inputs)
+        if side == "input"
+        else (found.output_types, graph.outputs)
+    )
+    pairs = zip(kinds.items(), names, strict=True)
+    return [Tensor(name, NUMPY[kind], graph.types[own].shape) for (name, kind), own in pairs]
+
+
+def _described(desc: Desc, side: str) -> list[Tensor]:
+    gear = process().get(Desc, desc).gear
+    if gear is None:
+        raise AclError(INVALID, "a description that get_desc has filled", "an empty one")
+    return _tensors(gear, side)
+
+
+def get_num_inputs(desc: Desc) -> int:
+    """Return how many inputs a model has."""
+    return len(_described(desc, "input"))
+
+
+def get_num_outputs(desc: Desc) -> int:
+    """Return how many outputs a model has."""
+    return len(_described(desc, "output"))
+
+
+def _getter(side: str, what: str) -> Callable[[Desc, int], Any]:
+    def get(desc: Desc, index: int) -> Any:
+        found = _described(desc, side)
+        if not 0 <= index < len(found):
+            raise AclError(INVALID, f"an {side} from 0 to {len(found) - 1}", repr(index))
+        return getattr(found[index], what)
+
+    get.__doc__ = f"Return the {what} of an {side}."
+    return get
+
+
+get_input_size_by_index, get_output_size_by_index = (
+    _getter(side, "size_bytes") for side in ("input", "output")
+)
+get_input_name_by_index, get_output_name_by_index = (
+    _getter(side, "name") for side in ("input", "output")
+)
+get_input_dims, get_output_dims = (_getter(side, "dims") for side in ("input", "output"))
+get_input_data_type, get_output_data_type = (_getter(side, "dtype") for side in ("input", "output"))
+
+
+# -- data -----------------------------------------------------------------------------------------
+def create_data_buffer(address: int, size_bytes: int) -> DataBuffer:
+    """Return a data buffer over device memory."""
+    found = process()
+    found.memory(address, size_bytes)
+    return found.add(DataBuffer(None, 0, address, size_bytes))
+
+
+def destroy_data_buffer(buffer: DataBuffer) -> None:
+    """Destroy a data buffer, not the memory."""
+    found = process()
+    found.drop(found.get(DataBuffer, buffer))
+
+
+def create_dataset() -> Dataset:
+    """Return a new, empty dataset."""
+    return process().add(Dataset(None))
+
+
+def destroy_dataset(dataset: Dataset) -> None:
+    """Destroy a dataset, not its buffers."""
+    found = process()
+    found.drop(found.get(Dataset, dataset))
+
+
+def add_dataset_buffer(dataset: Dataset, buffer: DataBuffer) -> None:
+    """Append a data buffer to a dataset."""
+    found = process()
+    found.get(Dataset, dataset).buffers.append(found.get(DataBuffer, buffer))
+
+
+# -- running --------------------------------------------------------------------------------------
+def set_dynamic_batch_size(model: Model, batch: int) -> None:
+    """Choose the gear of a model that has several; `AclError` names them all for another batch."""
+    offline = process().own(Model, model, NO_MODEL).offline
+    gears = {gear.batch: gear for gear in offline.gears} if offline else {}
+    if None in gears:
+        remedy = "compile it for several batches"
+        raise AclError(STATIC, "a model with gears", "one with fixed sizes", remedy)
+    if batch not in gears:
+        known = ", ".join(map(str, gears))
+        raise AclError(INVALID, f"a batch among the gears {known}", repr(batch), "pad to a gear")
+    model.gear = gears[batch]
+
+
+def execute(model: Model, inputs: Dataset, outputs: Dataset) -> None:
+    """Run a model and wait for it."""
+    found = process(waits=True)
+    own = Stream(found.context())
+    _issue(found, model, inputs, outputs, own)
+    found.clock.drain(own)
+
+
+def execute_async(
+    model: Model, inputs: Dataset, outputs: Dataset, stream: Stream | None = None
+) -> None:
+    """Run a model when a stream gets there; its outputs are poison until it is done."""
+    found = process()
+    _issue(found, model, inputs, outputs, found.stream(stream))
+
+
+def _issue(
+    found: Process, model: Model, inputs: Dataset, outputs: Dataset, stream: Stream
+) -> None:  # fmt: skip
+    """Issue the kernels of a model, one task each; values come with the last."""
+    gear = found.own(Model, model, NO_MODEL).gear
+    assert gear is not None
+    _check_free(found, model, stream)
+    reads = _memory(found, inputs, _tensors(gear, "input"), INPUTS)
+    writes = _memory(found, outputs, _tensors(gear, "output"), OUTPUTS)
+    model.stream = stream
+    held: list[Bytes] = []
+
+    def begin() -> None:
+        held.extend(memory.copy() for memory in reads)
+        for memory in writes:
+            memory[:] = POISON
+
+    end = partial(_compute, gear, held, writes, found.kernels)
+    found.work(stream, gear.times["tasks"], begin, end)
+
+
+def _check_free(found: Process, model: Model, stream: Stream | None) -> None:
+    """Raise `AclError` 200004 for a model that still runs in another stream."""
+    other = model.stream
+    if other not in (None, stream) and not found.clock.is_idle(other):
+        got, remedy = f"one that runs in {other}", "synchronise that stream, or load it twice"
+        raise AclError(MISMATCH, "a model in one stream at a time", got, remedy)
+
+
+def _memory(
+    found: Process, dataset: Dataset, tensors: Sequence[Tensor], code: int
+) -> list[Bytes]:  # fmt: skip
+    """Return the memory of a dataset's buffers, as large as the tensors."""
+    buffers = [found.get(DataBuffer, buffer) for buffer in found.get(Dataset, dataset).buffers]
+    if len(buffers) != len(tensors):
+        raise AclError(code, f"{len(tensors)} buffers", str(len(buffers)), "one a tensor")
+    for buffer, tensor in zip(buffers, tensors, strict=True):
+        if buffer.size_bytes < tensor.size_bytes:
+            needed = f"{tensor.name} of {tensor.dims}: {tensor.size_bytes} bytes"
+            raise AclError(code, needed, str(buffer.size_bytes), "see get_input_size_by_index")
+    pairs = zip(buffers, tensors, strict=True)
+    return [found.memory(buffer.address, tensor.size_bytes) for buffer, tensor in pairs]
+
+
+def _compute(gear: Gear, held: list[Bytes], writes: Sequence[Bytes], kernels: bool) -> None:
+    """Compute a gear's outputs from bytes into bytes."""
+    pairs = zip(_tensors(gear, "input"), held, strict=True)
+    inputs = {t.name: raw.view(t.dtype).reshape(t.dims) for t, raw in pairs}
+    try:
+        values = gear.run(inputs, kernels=kernels)
+    except AscendLabError as error:
+        raise AclError(INPUTS, error.needed, error.got, error.remedy) from error
+    for (name, kind), memory in zip(gear.imported.output_types.items(), writes, strict=True):
+        memory[:] = np.ascontiguousarray(in_type(values[name], kind)).reshape(-1).view(np.uint8)

@@ -1,0 +1,404 @@
+"""`acl.rt`: devices, contexts, streams, events, memory and callbacks, under AscendCL's names.
+
+What fails raises `AclError` with the published code in place of returning it, and what a function
+of `acl` returns beside its code is returned alone. Time is simulated: `now_s` tells it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.chip.model import Link
+from ascend_lab.runtime.codes import INVALID, MISMATCH, NO_MEMORY, SUBSCRIBED, AclError
+from ascend_lab.runtime.process import (
+    HUGE_FIRST,
+    HUGE_ONLY,
+    NORMAL_ONLY,
+    POISON,
+    Bytes,
+    Context,
+    Device,
+    Event,
+    Process,
+    Stream,
+    process,
+)
+from ascend_lab.runtime.streams import Call, Signal, Span
+
+HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = range(4)
+COPY_ENGINES = ("", "H2D", "D2H", "D2D")
+HOST_LINK = Link(32e9, 2e-7, 1)
+"""Between host and device where a chip file has no "pcie": PCIe 4.0 x16, as the Ascend910A's."""
+NO_BLOCK, BLOCK = 0, 1
+EVENT_SYNC, EVENT_CAPTURE_STREAM_PROGRESS, EVENT_TIME_LINE = 1, 2, 8
+MOST_STREAMS, MOST_THREADS = 1984, 1024
+
+
+# -- devices and contexts -------------------------------------------------------------------------
+def _device(found: Process, number: int) -> Device:
+    if isinstance(number, int) and 0 <= number < len(found.devices):
+        return found.devices[number]
+    raise AclError(INVALID, f"a device from 0 to {len(found.devices) - 1}", repr(number))
+
+
+def get_device_count() -> int:
+    """Return how many devices there are."""
+    return len(process().devices)
+
+
+def set_device(number: int) -> None:
+    """Use a device in this thread, in its default context; counted, see `reset_device`."""
+    found = process(waits=True)
+    device = _device(found, number)
+    device.uses += 1
+    if device.default is None:
+        device.default = _context(found, device, owned=False)
+    found.current[threading.get_ident()] = device.default
+
+
+def reset_device(number: int) -> None:
+    """Undo one `set_device`; the last one frees all that the device holds."""
+    found = process(waits=True)
+    device = _device(found, number)
+    if not device.uses:
+        raise AclError(INVALID, f"device {number} set before it is reset", "not set", "reset once")
+    device.uses -= 1
+    if device.uses == 0:
+        contexts = [c for c in found.live.values() if isinstance(c, Context)]
+        for context in (c for c in contexts if c.device is device):
+            found.drop(context)
+        for address in [a for a, b in found.blocks.items() if b.device is device]:
+            found.release(address)
+        device.default = None
+
+
+def create_context(number: int) -> Context:
+    """Return a new context of a device, which this thread uses from now on."""
+    found = process(waits=True)
+    made = _context(found, _device(found, number), owned=True)
+    found.current[threading.get_ident()] = made
+    return made
+
+
+def _context(found: Process, device: Device, owned: bool) -> Context:
+    made = found.add(Context(None, device=device, owned=owned))
+    made.default = found.add(Stream(made))
+    return made
+
+
+def destroy_context(context: Context) -> None:
+    """Destroy a context that `create_context` returned, and what belongs to it."""
+    found = process(waits=True)
+    if not found.get(Context, context).owned:
+        remedy = "a default context goes with its device"
+        raise AclError(INVALID, "a context that create_context returned", str(context), remedy)
+    found.drop(context)
+
+
+def set_current_context(context: Context) -> None:
+    """Let this thread use a context, and its device."""
+    found = process()
+    found.current[threading.get_ident()] = found.get(Context, context)
+
+
+def get_current_context() -> Context:
+    """Return the context this thread uses."""
+    return process().context()
+
+
+# -- streams and events ---------------------------------------------------------------------------
+def create_stream() -> Stream:
+    """Return a new stream of the context."""
+    found = process(waits=True)
+    if sum(isinstance(h, Stream) for h in found.live.values()) >= MOST_STREAMS:
+        raise AclError(NO_MEMORY, f"at most {MOST_STREAMS} streams", "one more", "destroy some")
+    return found.add(Stream(found.context()))
+
+
+def destroy_stream(stream: Stream) -> None:
+    """Destroy a stream once it has done what it was given."""
+    found = process(waits=True)
+    if found.own(Stream, stream) is found.context().default:
+        raise AclError(INVALID, "a stream that create_stream returned", "the default stream")
+    found.clock.drain(stream)
+    found.drop(stream)
+
+
+def synchronize_stream(stream: Stream | None = None) -> None:
+    """Wait until a stream is done; `DeadlockError` if it never will be."""
+    found = process(waits=True)
+    found.clock.drain(found.stream(stream))
+
+
+def synchronize_device() -> None:
+    """Wait until all streams of the device are done."""
+    found = process(waits=True)
+    streams = [h for h in found.live.values() if isinstance(h, Stream)]
+    found.clock.drain(*(s for s in streams if s.context and s.context.device is found.device()))
+
+
+def create_event(flag: int = EVENT_TIME_LINE) -> Event:
+    """Return a new event of the context."""
+    found = process()
+    if not 0 < flag < 16 or flag & ~(EVENT_SYNC | EVENT_CAPTURE_STREAM_PROGRESS | EVENT_TIME_LINE):
+        raise AclError(INVALID, "flags 1 (sync), 2 (progress), 8 (time line)", repr(flag))
+    made = found.add(Event(found.context()))
+    made.signal.name = f"event {made.number}"
+    return made
+
+
+def destroy_event(event: Event) -> None:
+    """Destroy an event."""
+    found = process()
+    found.drop(found.own(Event, event))
+
+
+def record_event(event: Event, stream: Stream | None = None) -> None:
+    """Record an event when a stream gets there."""
+    found = process()
+    found.clock.record(*_together(found, stream, event))
+
+
+def stream_wait_event(stream: Stream | None, event: Event) -> None:
+    """Hold a stream for an event; several streams may, and it stays recorded."""
+    found = process()
+    found.clock.wait(*_together(found, stream, event))
+
+
+def reset_event(event: Event, stream: Stream | None = None) -> None:
+    """Forget the records of an event."""
+    signal = _together(process(), stream, event)[1]
+    signal.first = signal.last = None
+
+
+def _together(
+    found: Process, stream: Stream | None, event: Event
+) -> tuple[Stream, Signal]:  # fmt: skip
+    """Return a stream and an event; `AclError` 200004 unless both are of one context."""
+    handle, what = found.stream(stream), found.get(Event, event)
+    if handle.context is not what.context:
+        got = f"{handle.context} and {what.context}"
+        raise AclError(MISMATCH, "a stream and an event of one context", got)
+    return handle, what.signal
+
+
+def query_event(event: Event) -> bool:
+    """Tell whether the last record of an event has been reached."""
+    last = process().get(Event, event).signal.last
+    return last is not None and last.time_s is not None
+
+
+def synchronize_event(event: Event) -> None:
+    """Wait until the last record of an event is reached; at once if there is none."""
+    found = process(waits=True)
+    if found.get(Event, event).signal.last:
+        found.clock.run(lambda: query_event(event))
+
+
+def event_elapsed_time(start: Event, end: Event) -> float:
+    """Return the milliseconds between two events that have been reached."""
+    found, times = process(), []
+    for event in (start, end):
+        last = found.get(Event, event).signal.last
+        if last is None or last.time_s is None:
+            remedy = "record it and synchronise"
+            raise AclError(INVALID, "events that have been reached", str(event), remedy)
+        times.append(last.time_s)
+    return (times[1] - times[0]) * 1e3
+
+
+def now_s() -> float:
+    """Return the simulated time in seconds since `acl.init`."""
+    return process().clock.now_s
+
+
+def spans() -> tuple[Span, ...]:
+    """Return what engines have done since `acl.init`."""
+    return tuple(process().clock.spans)
+
+
+def launch_kernel(
+    name: str, engine: str, time_s: float, stream: Stream | None = None,
+    function: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
+    """Let an engine of the device work for some seconds; `function` is called at the end."""
+    found = process()
+    if not (np.isfinite(time_s) and time_s >= 0):
+        raise AclError(INVALID, f"{name}: seconds of at least 0", repr(time_s))
+    found.work(found.stream(stream), [(name, engine, time_s)], end=function)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+def _size(size_bytes: int) -> int:
+    if isinstance(size_bytes, int) and size_bytes >= 1:
+        return size_bytes
+    raise AclError(INVALID, "a size of at least 1 byte", repr(size_bytes))
+
+
+def malloc(size_bytes: int, policy: int = HUGE_FIRST) -> int:
+    """Return the address of device memory: 64-byte aligned, 32 bytes more than whole 32s.
+
+    `AclError` 200000 if the device has not that much left.
+    """
+    if policy not in (HUGE_FIRST, HUGE_ONLY, NORMAL_ONLY):
+        raise AclError(INVALID, "a policy: 0 huge first, 1 huge only, 2 normal", repr(policy))
+    return process(waits=True).allocate(_size(size_bytes), policy)
+
+
+def free(address: int) -> None:
+    """Free device memory."""
+    process().release(address)
+
+
+def malloc_host(size_bytes: int) -> Bytes:
+    """Return pinned host memory: copies from and to it run beside the host."""
+    made = np.full(_size(size_bytes), POISON, np.uint8)
+    process(waits=True).pinned[made.ctypes.data] = made
+    return made
+
+
+def free_host(memory: Bytes) -> None:
+    """Free pinned host memory."""
+    if process().pinned.pop(memory.ctypes.data, None) is None:
+        raise AclError(INVALID, "memory that malloc_host returned", "other memory", "free it once")
+
+
+def memcpy(dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int) -> None:
+    """Copy bytes and wait: addresses on the device, NumPy arrays on the host."""
+    found = process(waits=True)
+    own = Stream(found.context())  # a copy does not wait for streams
+    _copy(found, own, dst, dest_max, src, size_bytes, kind)
+    found.clock.drain(own)
+
+
+def memcpy_async(
+    dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int, stream: Stream | None = None
+) -> None:
+    """Copy bytes when a stream gets there; host memory that is not pinned makes the host wait."""
+    found = process()
+    own, pinned = found.stream(stream), found.pinned.values()
+    _copy(found, own, dst, dest_max, src, size_bytes, kind)
+    host = [_host(x) for x in (dst, src) if not isinstance(x, int)]
+    if not all(any(np.shares_memory(x, block) for block in pinned) for x in host):
+        synchronize_stream(own)
+
+
+def memset(address: int, dest_max: int, value: int, size_bytes: int) -> None:
+    """Fill device memory, at once."""
+    if not 0 <= value <= 255 or not 0 <= size_bytes <= dest_max:
+        raise AclError(INVALID, f"a byte, and at most {dest_max} of them", f"{value}, {size_bytes}")
+    process().memory(address, size_bytes)[:] = value
+
+
+def _copy(
+    found: Process, stream: Stream, dst: Any, dest_max: int, src: Any, size_bytes: int, kind: int
+) -> None:
+    """Issue a copy; one within the host is done at once."""
+    if not 0 <= size_bytes <= dest_max or kind not in range(4):
+        needed = f"at most {dest_max} bytes to copy, and a kind from 0 to 3"
+        raise AclError(INVALID, needed, f"{size_bytes}, {kind!r}")
+    if (isinstance(src, int), isinstance(dst, int)) != (kind in (2, 3), kind in (1, 3)):
+        got = "host memory for device memory or the reverse"
+        raise AclError(INVALID, f"source and destination of a copy of kind {kind}", got)
+    source, target = (
+        found.memory(x, size_bytes) if isinstance(x, int) else _host(x, size_bytes)
+        for x in (src, dst)
+    )
+    if kind == HOST_TO_HOST:
+        target[:] = source
+        return
+    if kind == DEVICE_TO_HOST and not any(np.shares_memory(target, x) for x in found.reading):
+        target[:] = POISON
+    if kind == HOST_TO_DEVICE:
+        found.reading.append(source)
+    held: list[Bytes] = []
+
+    def begin() -> None:
+        held.append(source.copy())
+        target[:] = POISON
+        found.reading[:] = [x for x in found.reading if x is not source]
+
+    def end() -> None:
+        target[:] = held[0]
+
+    name, time_s = COPY_ENGINES[kind], copy_s(found.device(), size_bytes, kind)
+    found.work(stream, [(f"{name} {size_bytes}", name, time_s)], begin, end)
+
+
+def copy_s(device: Device, size_bytes: int, kind: int) -> float:
+    """Return the seconds of a copy: a device reads and writes, a link starts and carries."""
+    if kind == DEVICE_TO_DEVICE:
+        return 2 * size_bytes / device.chip.device_memory.rate_bytes_per_s
+    link = device.chip.links.get("pcie", HOST_LINK)
+    return link.latency_s + size_bytes / link.rate_bytes_per_s
+
+
+def _host(array: Any, size_bytes: int | None = None) -> Bytes:
+    """Return host memory as bytes; `AclError` unless it is one piece and large enough."""
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        raise AclError(INVALID, "host memory as a contiguous array", type(array).__name__)
+    raw = array.reshape(-1).view(np.uint8)
+    if len(raw) < (size_bytes or 0):
+        raise AclError(INVALID, f"{size_bytes} bytes of host memory", str(len(raw)))
+    return raw[:size_bytes]
+
+
+# -- callbacks ------------------------------------------------------------------------------------
+def subscribe_report(thread: int, stream: Stream | None = None) -> None:
+    """Let a thread take a stream's callbacks: this one by `process_report`, others in a loop."""
+    found = process()
+    own = found.stream(stream)
+    if own.thread is not None:
+        raise AclError(SUBSCRIBED, f"one thread for {own}", "a second", "unsubscribe_report")
+    threads = {s.thread for s in found.live.values() if isinstance(s, Stream)} - {None}
+    if len(threads | {thread}) > MOST_THREADS:
+        raise AclError(NO_MEMORY, f"at most {MOST_THREADS} threads", "one more")
+    own.thread = thread
+    found.clock.retry()
+
+
+def unsubscribe_report(thread: int, stream: Stream | None = None) -> None:
+    """End what `subscribe_report` began."""
+    own = process().stream(stream)
+    if own.thread != thread:
+        raise AclError(INVALID, f"thread {thread} subscribed to {own}", "another or none")
+    own.thread = None
+
+
+def launch_callback(
+    function: Callable[[Any], object], user_data: Any, block: int, stream: Stream | None = None
+) -> None:
+    """Call a function of the host when a stream gets there; BLOCK holds the stream meanwhile."""
+    found = process()
+    own = found.stream(stream)
+    if block not in (NO_BLOCK, BLOCK):
+        raise AclError(INVALID, "0 (no block) or 1 (block)", repr(block))
+
+    def call() -> None:
+        found.in_callback = True
+        try:
+            function(user_data)
+        finally:
+            found.in_callback = False
+
+    def served() -> bool | None:
+        return None if own.thread is None else own.thread != threading.get_ident()
+
+    found.clock.issue(own, Call(call, served, block == BLOCK))
+
+
+def process_report(timeout_ms: float = -1) -> bool:
+    """Take one callback of this thread's streams; wait for it, at most some milliseconds (-1: on).
+
+    Returns whether there was one.
+    """
+    clock = process(waits=True).clock
+    until_s = clock.now_s + timeout_ms / 1e3 if timeout_ms >= 0 else float("inf")
+    if not clock.run(lambda: bool(clock.calls), until_s):
+        return False
+    clock.take_call()
+    return True

@@ -1,0 +1,321 @@
+"""Streams on engines, by discrete events: who runs when, and who waits for whom.
+
+A stream does its commands in order. A task asks for its engine as soon as it heads its stream; an
+engine serves tasks first come, first served, as many at once as it has servers. A record marks an
+event when the stream gets there; a wait holds the stream until the last record issued before it is
+marked, or, if there was none, the first one issued after it. Where no record has been issued when
+the stream gets to the wait it goes on at once, as on the hardware.
+
+Issuing takes no time: the clock moves when somebody waits, so all that was issued by then is known.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from ascend_lab.errors import InputError
+from ascend_lab.runtime.codes import DeadlockError
+
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work of an engine for some seconds; `begin` and `end` are called at these moments."""
+
+    name: str
+    engine: str
+    time_s: float
+    begin: Action | None = None
+    end: Action | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Signal:
+    """An event that streams record and wait for, and the first and last record issued of it."""
+
+    name: str
+    first: Mark | None = None
+    last: Mark | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Mark:
+    """One record of an event: in which stream, when it was reached, which streams wait for it."""
+
+    signal: Signal
+    stream: Hashable
+    time_s: float | None = None
+    waiting: list[Hashable] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Hold the stream for an event: for the last record `before`, or the first one after."""
+
+    signal: Signal
+    before: Mark | None
+
+    def mark(self) -> Mark | None:
+        """Return the record that is waited for, None if there is none."""
+        return self.before or self.signal.first
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the host; `served` tells whether a thread takes it, `blocks` the stream."""
+
+    function: Action
+    served: Callable[[], bool | None]
+    blocks: bool
+
+
+Command = Task | Mark | Wait | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A task in time: stream, name, engine, [start, end) in seconds."""
+
+    stream: Hashable
+    name: str
+    engine: str
+    start_s: float
+    end_s: float
+
+
+class Streams:
+    """The streams of a device, their engines and the clock; `spans` is what has been done."""
+
+    def __init__(self, servers: Mapping[str, int] | None = None) -> None:
+        """Start at time 0; engines have one server unless `servers` says more."""
+        self.now_s = 0.0
+        self.spans: list[Span] = []
+        self.calls: deque[tuple[Hashable, Call]] = deque()
+        self._servers = dict(servers or {})
+        self._queues: dict[Hashable, deque[Command]] = {}
+        self._ready: deque[Hashable] = deque()
+        self._stuck: list[Hashable] = []
+        self._asking: dict[str, deque[tuple[Hashable, Task]]] = {}
+        self._busy: dict[str, int] = {}
+        self._ends: list[tuple[float, int, Action]] = []
+        self._number = count()
+
+    # -- issuing ----------------------------------------------------------------------------------
+    def issue(self, stream: Hashable, command: Command) -> None:
+        """Append a command to a stream."""
+        queue = self._queues.setdefault(stream, deque())
+        queue.append(command)
+        if len(queue) == 1:
+            self._ready.append(stream)
+
+    def record(self, stream: Hashable, signal: Signal) -> Mark:
+        """Issue a record of an event."""
+        signal.last = mark = Mark(signal, stream)
+        signal.first = signal.first or mark
+        self.issue(stream, mark)
+        return mark
+
+    def wait(self, stream: Hashable, signal: Signal) -> None:
+        """Issue a wait for an event."""
+        self.issue(stream, Wait(signal, signal.last))
+
+    def is_idle(self, stream: Hashable) -> bool:
+        """Tell whether a stream has done all it was given."""
+        return stream not in self._queues
+
+    # -- the clock --------------------------------------------------------------------------------
+    def run(self, done: Callable[[], bool], until_s: float = float("inf")) -> bool:
+        """Move the clock until `done`, at most to a time; tell whether it is done.
+
+        Raises `DeadlockError` if nothing can happen any more, unless a time was given.
+        """
+        while not done():
+            if self._ready:
+                self._step(self._ready.popleft())
+            elif self._ends and self._ends[0][0] <= until_s:
+                self.now_s, _, finish = heapq.heappop(self._ends)
+                finish()
+            elif until_s < float("inf"):
+                self.now_s = max(self.now_s, until_s)
+                return False
+            else:
+                raise self._deadlock()
+        return True
+
+    def drain(self, *streams: Hashable) -> None:
+        """Move the clock until some streams, by default all, have done what they were given."""
+        wanted = streams or tuple(self._queues)
+        self.run(lambda: all(map(self.is_idle, wanted)))
+
+    def _step(self, stream: Hashable) -> None:
+        """Let a stream go on until it has to wait."""
+        while (queue := self._queues.get(stream)) and self._passes(stream, queue[0]):
+            self._pop(stream)
+
+    def _passes(self, stream: Hashable, head: Command) -> bool:
+        """Do what needs no time; else ask for it, and tell that the stream has to wait."""
+        if isinstance(head, Task):
+            self._asking.setdefault(head.engine, deque()).append((stream, head))
+            self._serve(head.engine)
+            return False
+        if isinstance(head, Mark):
+            head.time_s = self.now_s
+            for other in head.waiting:
+                self._next(other)
+            return True
+        if isinstance(head, Wait):
+            mark = head.mark()
+            if mark is None or mark.time_s is not None:
+                return True
+            mark.waiting.append(stream)
+            return False
+        served = head.served()
+        if served is None:
+            self._stuck.append(stream)
+        elif served:
+            self._later(0.0, stream, head.function)
+        else:
+            self.calls.append((stream, head))
+        return served is False and not head.blocks
+
+    def take_call(self) -> None:
+        """Run the oldest call that waits for the host's own loop."""
+        stream, call = self.calls.popleft()
+        try:
+            call.function()
+        finally:
+            if call.blocks:
+                self._next(stream)
+
+    def retry(self) -> None:
+        """Look again at calls that no thread took."""
+        self._ready.extend(self._stuck)
+        self._stuck.clear()
+
+    def _pop(self, stream: Hashable) -> None:
+        queue = self._queues[stream]
+        queue.popleft()
+        if not queue:
+            del self._queues[stream]
+
+    def _next(self, stream: Hashable) -> None:
+        self._pop(stream)
+        if stream in self._queues:
+            self._ready.append(stream)
+
+    def _serve(self, engine: str) -> None:
+        """Start what an engine has servers for."""
+        asking = self._asking[engine]
+        while asking and self._busy.get(engine, 0) < self._servers.get(engine, 1):
+            stream, task = asking.popleft()
+            self._busy[engine] = self._busy.get(engine, 0) + 1
+            if task.begin:
+                task.begin()
+            self.spans.append(Span(stream, task.name, engine, self.now_s, self.now_s + task.time_s))
+            self._later(task.time_s, stream, task.end, engine)
+
+    def _later(
+        self, time_s: float, stream: Hashable, end: Action | None, engine: str | None = None
+    ) -> None:
+        """Let a stream go on after some seconds, and free its engine, whatever `end` raises."""
+
+        def finish() -> None:
+            try:
+                if end:
+                    end()
+            finally:
+                self._next(stream)
+                if engine is not None:
+                    self._busy[engine] -= 1
+                    self._serve(engine)
+
+        heapq.heappush(self._ends, (self.now_s + time_s, next(self._number), finish))
+
+    # -- why nothing goes on ----------------------------------------------------------------------
+    def _deadlock(self) -> DeadlockError:
+        """Return what holds the streams: a circle of waits, or a call that no thread takes."""
+        for start in self._queues:
+            path: dict[Hashable, str] = {}
+            stream: Hashable = start
+            while stream not in path:
+                head = self._queues[stream][0]
+                if isinstance(head, Call):
+                    needed = f"a thread that takes the callback in {stream}"
+                    got = "none that is free: the stream, and all that wait for it, stand still"
+                    return DeadlockError(needed, got, "subscribe_report a thread that processes it")
+                mark = head.mark() if isinstance(head, Wait) else None
+                assert mark is not None
+                path[stream] = f"{stream} waits for {mark.signal.name}"
+                stream = mark.stream
+            names = list(path)
+            loop = [path[name] for name in names[names.index(stream) :]]
+            text = ", recorded later by ".join([*loop, f"{stream}"])
+            return DeadlockError("waits without a circle", text, "record before you wait")
+        raise AssertionError("streams are idle")
+
+
+# -- whole programs at once -----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Record:
+    """In a program: record the event of a name."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """In a program: wait for the event of a name."""
+
+    event: str
+
+
+def run_streams(
+    programs: Sequence[Sequence[Task | Record | WaitFor]], servers: Mapping[str, int] | None = None
+) -> tuple[Span, ...]:
+    """Return when the tasks of some streams run, each stream given as a program.
+
+    All is issued at time 0, stream by stream. Raises `DeadlockError` for waits in a circle,
+    `InputError` for a task of negative time.
+    """
+    signals: dict[str, Signal] = {}
+    streams = Streams(servers)
+    for number, program in enumerate(programs):
+        for step in program:
+            if isinstance(step, Task):
+                if not step.time_s >= 0:
+                    raise InputError(f"{step.name}: seconds of at least 0", str(step.time_s))
+                streams.issue(number, step)
+                continue
+            signal = signals.setdefault(step.event, Signal(step.event))
+            (streams.record if isinstance(step, Record) else streams.wait)(number, signal)
+    streams.drain()
+    return tuple(streams.spans)
+
+
+def pipeline_programs(
+    items: int, streams: int, in_s: float, kernel_s: float, out_s: float
+) -> tuple[tuple[Task, ...], ...]:
+    """Return the programs of copy in, compute, copy out for some items, dealt out to streams."""
+    steps = (("in", "H2D", in_s), ("kernel", "AI Core", kernel_s), ("out", "D2H", out_s))
+    return tuple(
+        tuple(Task(f"{n} {i}", e, t) for i in range(s, items, streams) for n, e, t in steps)
+        for s in range(streams)
+    )
+
+
+def pipeline_s(items: int, streams: int, in_s: float, kernel_s: float, out_s: float) -> float:
+    """Return the seconds of such a pipeline in closed form, for 1 stream and for 3 or more.
+
+        1 stream: n (in + kernel + out)    else: in + kernel + out + (n - 1) max(in, kernel, out)
+
+    Raises `InputError` for 2 streams, where it depends on more than the longest step.
+    """
+    each = in_s + kernel_s + out_s
+    if streams == 2:
+        raise InputError("1 stream, or 3 and more, for the closed form", "2", "simulate it")
+    return items * each if streams == 1 else each + (items - 1) * max(in_s, kernel_s, out_s)

@@ -1,0 +1,289 @@
+"""A language model being served, step by step: who reads a prompt, who gets its next token.
+
+A step that reads p prompt tokens and decodes b requests with k cached tokens in all takes
+`start_s + p prompt_token_s + b decode_s + k cached_token_s`. Every request that decodes gets a
+token a step; a prompt read to its end gives the first. Requests are taken in order of arrival.
+
+    static      a batch is read, then decoded until its longest member ends; nobody joins
+    prefill     prompts first whenever there is room (continuous batching; Orca, OSDI 2022)
+    select      prompts when those that decode have waited less than empty places have cost
+                (supportSelectBatch of MindIE-LLM's scheduler)
+    split       each step has a budget of tokens: decodes first, then parts of prompts (SplitFuse)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.serving.kv_cache import BlockCache, blocks_of
+from ascend_lab.serving.simulate import latencies
+
+POLICIES = ("static", "prefill", "select", "split")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What a step costs, in seconds."""
+
+    start_s: float = 0.0
+    prompt_token_s: float = 0.0
+    decode_s: float = 0.0
+    cached_token_s: float = 0.0
+
+    def of(self, prompt_tokens: int, decodes: int, cached: int) -> float:
+        """Return the seconds of a step."""
+        return (
+            self.start_s + prompt_tokens * self.prompt_token_s
+            + decodes * self.decode_s + cached * self.cached_token_s
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How requests are scheduled; the defaults are those of MindIE-LLM's config.json."""
+
+    policy: str = "prefill"
+    blocks: int = 1024
+    block_tokens: int = 128
+    max_batch: int = 200
+    max_prefill_batch: int = 50
+    max_prefill_tokens: int = 8192
+    prefill_ms_per_request: float = 150.0
+    decode_ms_per_request: float = 50.0
+
+
+@dataclass(slots=True)
+class Request:
+    """A prompt and the tokens it will get; so many are given, so many stand in the cache."""
+
+    arrival_s: float
+    prompt: int
+    output: int
+    number: int = 0
+    given: int = 0
+    cached: int = 0
+    first_s: float = -1.0
+    end_s: float = -1.0
+
+    @property
+    def unread(self) -> int:
+        """Tokens to be read before the next is given: one while it decodes, else a prompt.
+
+        After a preemption the prompt includes what was given already.
+        """
+        return self.prompt + self.given - self.cached
+
+    @property
+    def decodes(self) -> bool:
+        """Tell whether the last token given is all that is unread."""
+        return self.given > 0 and self.unread == 1
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What became of the requests, and what the steps did."""
+
+    requests: list[Request]
+    end_s: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    places: int = 0
+    idle_places: int = 0
+    wasted: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the numbers as plain data: seconds to the first token and between tokens."""
+        done = self.requests
+        gaps = [(one.end_s - one.first_s) / (one.output - 1) for one in done if one.output > 1]
+        return {
+            "tokens_per_s": sum(one.output for one in done) / self.end_s,
+            "first_token_s": latencies(np.array([one.first_s - one.arrival_s for one in done])),
+            "between_tokens_s": latencies(np.array(gaps)),
+            "latency_s": latencies(np.array([one.end_s - one.arrival_s for one in done])),
+            "steps": self.steps,
+            "preemptions": self.preemptions,
+            "prompt_tokens_read": self.prompt_tokens,
+            "idle_places": self.idle_places / self.places if self.places else 0.0,
+            "wasted_cache": float(np.mean(self.wasted)),
+        }
+
+
+class _Scheduler:
+    """The state between two steps; requests have numbers in order of arrival."""
+
+    def __init__(self, requests: Sequence[Request], engine: Engine, time: StepTime) -> None:
+        self.engine, self.time, self.log = engine, time, Conversation(list(requests))
+        self.coming = deque(sorted(requests, key=lambda one: one.arrival_s))
+        for number, one in enumerate(self.coming):
+            one.number = number
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.cache = BlockCache(engine.blocks, engine.block_tokens)
+        self.now = self.waste = 0.0
+        self.places = 0
+
+    def run(self) -> Conversation:
+        while self.coming or self.waiting or self.running:
+            if not (self.waiting or self.running):
+                self.now = max(self.now, self.coming[0].arrival_s)
+            while self.coming and self.coming[0].arrival_s <= self.now:
+                self.waiting.append(self.coming.popleft())
+            self._step()
+        self.log.end_s = self.now
+        return self.log
+
+    def _step(self) -> None:
+        """Choose who reads and who decodes, make room, and let the time pass."""
+        decoding = [one for one in self.running if one.decodes]
+        reads: list[tuple[Request, int]] = []
+        if self.engine.policy == "split":
+            decoding = self._decode(decoding)
+            reads = self._split(self.engine.max_prefill_tokens - len(decoding))
+        else:
+            if self.waiting and self._prompts_next(len(decoding)):
+                reads = self._prompts()
+            decoding = [] if reads else self._decode(decoding)
+        log, tokens = self.log, sum(tokens for _, tokens in reads)
+        computed = len(decoding)
+        if self.engine.policy == "static" and decoding:
+            computed = self.places  # those that ended are computed along
+            log.places += self.places
+            log.idle_places += self.places - len(decoding)
+        self.waste += self.engine.decode_ms_per_request * (self.engine.max_batch - len(decoding))
+        self.now += self.time.of(tokens, computed, sum(one.cached for one in decoding))
+        log.steps += 1
+        log.prompt_tokens += tokens
+        held = (self.engine.blocks - len(self.cache.free)) * self.engine.block_tokens
+        log.wasted.append(self.cache.wasted_tokens / held)
+        for one in (*decoding, *(one for one, _ in reads if not one.unread)):
+            self._token(one)
+
+    def _token(self, one: Request) -> None:
+        one.given += 1
+        if one.given == 1:
+            one.first_s = self.now
+        if one.given == one.output:
+            one.end_s = self.now
+            self.running.remove(one)
+            self.cache.drop(one.number)
+
+    def _append(self, one: Request, tokens: int) -> None:
+        self.cache.append(one.number, tokens)
+        one.cached += tokens
+
+    # -- who decodes -------------------------------------------------------------------------------
+    def _decode(self, decoding: list[Request]) -> list[Request]:
+        """Return who gets a token: the last that came make room, and are read again later."""
+        kept = []
+        for one in sorted(decoding, key=lambda one: one.number):
+            if one in self.running and self._room(one, 1):
+                self._append(one, 1)
+                kept.append(one)
+            elif one in self.running:
+                self._preempt(one)
+        return kept
+
+    def _room(self, one: Request, tokens: int) -> bool:
+        """Preempt who came after a request until its tokens fit; tell whether they do."""
+        while self.cache.needs(one.number, tokens) > len(self.cache.free):
+            last = max(self.running, key=lambda other: other.number)
+            if last is one:
+                return False
+            self._preempt(last)
+        return True
+
+    def _preempt(self, one: Request) -> None:
+        self.cache.drop(one.number)
+        one.cached = 0
+        self.running.remove(one)
+        self.waiting.appendleft(one)
+        self.log.preemptions += 1
+
+    # -- who reads ---------------------------------------------------------------------------------
+    def _prompts_next(self, decoding: int) -> bool:
+        """Tell whether waiting prompts come before the next tokens."""
+        if self.engine.policy == "static":
+            return not self.running
+        if self.engine.policy == "prefill" or not decoding:
+            return True
+        if self.engine.prefill_ms_per_request * decoding > self.waste:
+            return False
+        self.waste = 0.0
+        return True
+
+    def _fits(self, one: Request, tokens: int) -> bool:
+        """Tell whether a waiting request may begin: its blocks, and one for each that runs."""
+        if len(self.running) >= self.engine.max_batch:
+            return False
+        reserved = len(self.running)
+        if self.engine.policy == "static":  # all of their answers will fit: nobody is preempted
+            size = self.engine.block_tokens
+            ends = [blocks_of(r.prompt + r.output, size) for r in (*self.running, one)]
+            return sum(ends) <= self.engine.blocks
+        return self.cache.needs(one.number, tokens) + reserved <= len(self.cache.free)
+
+    def _prompts(self) -> list[tuple[Request, int]]:
+        """Let waiting requests begin, whole prompts within a step's limits, a long one alone."""
+        reads: list[tuple[Request, int]] = []
+        left = self.engine.max_prefill_tokens
+        while self.waiting and len(reads) < self.engine.max_prefill_batch:
+            one = self.waiting[0]
+            tokens = one.unread
+            if (tokens > left and reads) or not self._fits(one, tokens):
+                break
+            self._begin(one, tokens)
+            reads.append((one, tokens))
+            left -= tokens
+        self.places = len(reads) or self.places
+        return reads
+
+    def _split(self, left: int) -> list[tuple[Request, int]]:
+        """Fill a step with parts of prompts: those begun first, then waiting ones."""
+        reads: list[tuple[Request, int]] = []
+        begun = [one for one in self.running if one.unread and not one.decodes]
+        for one in sorted(begun, key=lambda one: one.number):
+            tokens = min(one.unread, left)
+            if tokens > 0 and one in self.running and self._room(one, tokens):
+                self._append(one, tokens)
+                reads.append((one, tokens))
+                left -= tokens
+        while self.waiting and left > 0:
+            one = self.waiting[0]
+            tokens = min(one.unread, left)
+            if not self._fits(one, tokens):
+                break
+            self._begin(one, tokens)
+            reads.append((one, tokens))
+            left -= tokens
+        return reads
+
+    def _begin(self, one: Request, tokens: int) -> None:
+        self.waiting.popleft()
+        self.running.append(one)
+        self._append(one, tokens)
+
+
+def converse(requests: Sequence[Request], engine: Engine, time: StepTime) -> Conversation:
+    """Return what becomes of requests; those given stay as they are.
+
+    Raises `InputError` for an unknown policy, and for a request whose cache can never fit.
+    """
+    if engine.policy not in POLICIES:
+        raise InputError(f"a policy among {', '.join(POLICIES)}", repr(engine.policy))
+    for one in requests:
+        if min(one.prompt, one.output) < 1:
+            raise InputError(
+                "prompts and answers of at least a token", f"{one.prompt}, {one.output}"
+            )
+        if (size := blocks_of(one.prompt + one.output, engine.block_tokens)) > engine.blocks:
+            raise InputError(f"requests of at most {engine.blocks} blocks", str(size), "add memory")
+    if not requests or min(engine.max_batch, engine.max_prefill_tokens) < 1:
+        raise InputError("requests, and room for one in a step", "none", "raise the limits")
+    return _Scheduler([replace(one) for one in requests], engine, time).run()

@@ -1,0 +1,233 @@
+"""Continuous batching and the paged cache: invariants, published sizes, processor sharing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.chip import load_chip
+from ascend_lab.errors import CapacityError, InputError
+from ascend_lab.graph import evaluate
+from ascend_lab.graph.evaluate import evaluate_all
+from ascend_lab.graph.zoo import build
+from ascend_lab.serving import closed_forms, interval, language_times
+from ascend_lab.serving.kv_cache import BlockCache, blocks_in, blocks_of, max_batch, token_bytes
+from ascend_lab.serving.language import POLICIES, Conversation, Engine, Request, StepTime, converse
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("layers", "heads", "depth", "published"),
+    [(40, 40, 128, 819_200), (32, 32, 128, 524_288), (32, 8, 128, 131_072)],
+    ids=["OPT-13B", "Llama-2-7B", "Llama-3-8B"],
+)
+def test_a_token_takes_the_published_bytes(
+    layers: int, heads: int, depth: int, published: int
+) -> None:
+    """OPT-13B: 800 KB a token, 1.6 GB for 2048 (arXiv 2309.06180); the others by its rule."""
+    assert token_bytes(layers, heads, depth) == published
+
+
+def test_blocks_and_batches_follow_mindies_rules() -> None:
+    bytes_of_token = token_bytes(32, 8, 128)
+    assert blocks_in(10 * 2**30, 128, bytes_of_token) == 640
+    assert blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
+    assert max_batch(640, 2048, 512, 128) == 640 // (16 + 4)
+    assert max_batch(640, 2049, 1, 128) == 640 // (17 + 1)
+
+
+def test_the_last_block_wastes_half_of_itself_on_average() -> None:
+    """E = (B - 1)/2 where lengths are uniform modulo B."""
+    for block in (1, 16, 128):
+        cache = BlockCache(4 * 128, block)
+        for n in range(block):
+            cache.append(n, n + 1)
+        assert cache.wasted_tokens / block == (block - 1) / 2
+
+
+# -- the cache ------------------------------------------------------------------------------------
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from("afd"), st.integers(0, 5), st.integers(0, 5),
+                          st.integers(1, 9)), max_size=60), st.integers(1, 4))  # fmt: skip
+def test_every_sequence_reads_what_it_wrote(
+    program: list[tuple[str, int, int, int]], block_tokens: int
+) -> None:
+    """Appends, forks and drops against plain lists; the memory is written only through tables."""
+    cache, plain = BlockCache(12, block_tokens), dict[int, list[int]]()
+    memory, token = np.zeros((12, block_tokens), int), 0
+    for act, one, other, number in program:
+        if act == "a":
+            before = (list(cache.free), {k: list(t) for k, t in cache.tables.items()})
+            try:
+                copied = cache.append(one, number)
+            except CapacityError:
+                assert before == (cache.free, cache.tables)
+                continue
+            if copied:
+                memory[copied[1]] = memory[copied[0]]
+            for _ in range(number):
+                token += 1
+                place = len(plain.setdefault(one, []))
+                plain[one].append(token)
+                block = cache.tables[one][place // block_tokens]
+                assert cache.readers[block] == 1  # nobody else reads what is written
+                memory[block, place % block_tokens] = token
+        elif act == "f" and one in plain and other not in plain:
+            cache.fork(one, other)
+            plain[other] = list(plain[one])
+        elif act == "d" and one in plain:
+            cache.drop(one)
+            del plain[one]
+        entries = [block for table in cache.tables.values() for block in table]
+        assert sum(cache.readers) == len(entries)
+        assert len(cache.free) + len(set(entries)) == 12
+        assert not set(entries) & set(cache.free)
+    for one, tokens in plain.items():
+        read = [memory[b, k] for b in cache.tables[one] for k in range(block_tokens)]
+        assert read[: len(tokens)] == tokens
+        assert len(cache.tables[one]) == blocks_of(len(tokens), block_tokens)
+
+
+def test_a_cache_refuses_what_cannot_be() -> None:
+    for blocks, tokens in ((0, 1), (1, 0)):
+        with pytest.raises(InputError):
+            BlockCache(blocks, tokens)
+    cache = BlockCache(2, 4)
+    cache.append(0)
+    with pytest.raises(InputError, match="new sequence"):
+        cache.fork(0, 0)
+
+
+# -- the scheduler --------------------------------------------------------------------------------
+def some(n: int, seed: int = 0, rate: float = 1.0, longest: int = 40) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate, n))
+    return [Request(t, p, o) for t, p, o in zip(times.tolist(),
+            rng.integers(1, longest, n).tolist(), rng.integers(1, longest, n).tolist(),
+            strict=True)]  # fmt: skip
+
+
+TIME = StepTime(0.02, 0.0005, 0.001, 0.00001)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 999), policy=st.sampled_from(POLICIES), blocks=st.integers(20, 60),
+       batch=st.integers(1, 9), budget=st.integers(1, 90))  # fmt: skip
+def test_everybody_gets_all_tokens_in_the_end(
+    seed: int, policy: str, blocks: int, batch: int, budget: int
+) -> None:
+    requests = some(25, seed, 5.0)
+    engine = Engine(policy, blocks, 4, batch, 3, budget)
+    found = converse(requests, engine, TIME)
+    again = sum(one.prompt for one in requests)
+    for one in found.requests:
+        assert one.given == one.output
+        assert one.arrival_s < one.first_s <= one.end_s
+    assert found.prompt_tokens == again or (found.preemptions and found.prompt_tokens > again)
+    assert policy != "static" or not found.preemptions
+    assert all(0 <= share < 1 for share in found.wasted)
+
+
+def test_a_preempted_request_is_read_again_with_what_it_was_given() -> None:
+    """Two of 4 + 8 tokens in 5 blocks of 4: the second yields, and reads 4 + 4 tokens again."""
+    found = converse([Request(0, 4, 8), Request(0, 4, 8)], Engine("prefill", 5, 4, 2), TIME)
+    assert found.preemptions == 1
+    assert found.prompt_tokens == 4 + 4 + 4 + 5
+    first, second = found.requests
+    assert first.end_s < second.end_s
+
+
+def test_one_request_takes_the_sum_of_its_steps() -> None:
+    for policy in POLICIES:
+        found = converse([Request(3.0, 10, 4)], Engine(policy, 8, 16), TIME)
+        steps = [TIME.of(10, 0, 0), *(TIME.of(0, 1, 10 + n) for n in (1, 2, 3))]
+        assert found.end_s == pytest.approx(3 + sum(steps))
+    split = converse([Request(0, 10, 4)], Engine("split", 8, 16, max_prefill_tokens=4), TIME)
+    assert split.steps == 3 + 3
+    assert split.requests[0].first_s == pytest.approx(3 * 0.02 + 10 * 0.0005)
+
+
+def test_static_batches_wait_for_their_longest_member() -> None:
+    """Idle places of a batch: 1 - mean/max of the decoded tokens."""
+    outputs = (3, 9, 5, 33)
+    requests = [Request(0, 2, output) for output in outputs]
+    found = converse(requests, Engine("static", 99, 4, 4), TIME)
+    decoded = np.array(outputs) - 1
+    assert found.summary()["idle_places"] == pytest.approx(1 - decoded.mean() / decoded.max())
+
+
+def test_all_share_a_step_as_a_processor_is_shared() -> None:
+    """M/G/1-PS: E[R | x] = x / (1 - r), whatever the law of x; a token is a small slice."""
+    rng, n, slice_s, r = np.random.default_rng(4), 6000, 0.01, 0.6
+    sizes = rng.choice([20, 100, 400], n, p=[0.6, 0.3, 0.1])
+    rate = r / (sizes.mean() * slice_s)
+    times = np.cumsum(rng.exponential(1 / rate, n))
+    requests = [Request(t, 1, x + 1) for t, x in zip(times.tolist(), sizes.tolist(), strict=True)]
+    engine = Engine("prefill", 10**6, 16, 10**6, 10**6, 10**6)
+    found = converse(requests, engine, StepTime(decode_s=slice_s))
+    took_s = np.array([one.end_s - one.arrival_s for one in found.requests])
+    for size in (20, 100, 400):
+        measured = interval(took_s[sizes == size])
+        exact = closed_forms.shared(rate, sizes.mean() * slice_s, size * slice_s)
+        assert abs(measured.mean - exact) <= measured.half + 5 * slice_s  # up to a step too late
+
+
+def test_policies_differ_as_they_are_meant_to() -> None:
+    def of(policy: str, **how: Any) -> dict[str, Any]:
+        engine = Engine(policy, 4000, 16, 32, **{"max_prefill_tokens": 512, **how})
+        return converse(some(400, 7, 8.0, 300), engine, TIME).summary()
+
+    static, prefill, split = of("static"), of("prefill"), of("split", max_prefill_tokens=64)
+    assert prefill["latency_s"]["mean"] < static["latency_s"]["mean"]
+    assert split["between_tokens_s"]["p99"] < prefill["between_tokens_s"]["p99"]
+    select = of("select")
+    assert select["first_token_s"]["mean"] > prefill["first_token_s"]["mean"]
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    for request, engine in (
+        (Request(0, 10, 10), Engine(blocks=4, block_tokens=4)),
+        (Request(0, 0, 10), Engine()),
+        (Request(0, 1, 1), Engine("random")),
+        (Request(0, 1, 1), Engine(max_batch=0)),
+    ):
+        with pytest.raises(InputError):
+            converse([request], engine, TIME)
+    assert isinstance(converse([Request(0, 1, 1)], Engine(), TIME), Conversation)
+
+
+# -- our own step times ---------------------------------------------------------------------------
+def test_a_decoding_step_computes_what_the_whole_prompt_does() -> None:
+    """The last row of GPT-2 on six tokens, from the caches of all six."""
+    whole = build("gpt2_small", 2, 6, layers=2, vocabulary=40)
+    ids = np.random.default_rng(0).integers(0, 40, (2, 6)).astype(np.int32)
+    seen = evaluate_all(whole, {"input_ids": ids})
+    step = language_times.decode_graph(2, 6, 2, 40)
+    inputs = {"x": seen["embedded"][:, -1]}
+    for i in range(2):
+        inputs |= {f"h{i}.keys": seen[f"h{i}.attn.k.transpose"],
+                   f"h{i}.values": seen[f"h{i}.attn.v.transpose"]}  # fmt: skip
+    scores, *new = evaluate(step, inputs).values()
+    np.testing.assert_allclose(scores, seen["logits"][:, -1], rtol=1e-4, atol=1e-5)
+    keys = inputs["h0.keys"][:, :, :, -1].reshape(2, -1)
+    np.testing.assert_allclose(new[0], keys, rtol=1e-4, atol=1e-5)
+
+
+def test_costs_of_steps_fit_our_own_times_within_what_they_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(language_times, "PROMPTS", (64, 256))
+    monkeypatch.setattr(language_times, "DECODES", ((1, 128), (8, 128), (8, 512)))
+    chip = load_chip("Ascend910B2")
+    found = language_times.gpt2_steps(chip, 1)
+    own = found.time
+    errors = [own.of(n, 0, 0) / s - 1 for n, s in found.prompts.items()]
+    errors += [own.of(0, b, b * c) / s - 1 for (b, c), s in found.decodes.items()]
+    assert found.worst_error == pytest.approx(max(map(abs, errors)))
+    assert found.worst_error < 0.25
+    weights = 2 * (12 * 768**2 + 50257 * 768)
+    assert own.start_s > weights / chip.device_memory.rate_bytes_per_s
