@@ -115,110 +115,26 @@ def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
 
     A ledger is what `graph.ledger` returns: seconds by term. Raises `InputError` for none.
     """
-<<<<<<< HEAD
     if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
         raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
     fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
-    said, used = [], set()
+    said, used = [], set[str]()
+    looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
     for at, (name, found) in enumerate(ledgers.items()):
-        left, total_s = 0.0, sum(found.values())
+        total_s = sum(found.values())
         shown = {term: s / total_s for term, s in found.items() if s >= VISIBLE * total_s}
-        for term, share in shown.items():
-            ax.barh(at, share, left=left, height=0.6, edgecolor=st.INK, **TERM_STYLE[term])
-            left += share
-        used.update(shown)
+        used |= shown.keys()
+        st.stack(ax, at, [(share, {"height": 0.6, **looks[t]}) for t, share in shown.items()])
         times = f"{total_s / found['bound']:.2g}x" if found["bound"] else ""
         ax.text(1.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
         split = ", ".join(f"{term} {share:.0%}" for term, share in shown.items())
         said.append(f"{name} {total_s * 1e3:.3g} ms: {split}")
-    ax.set_yticks(range(len(ledgers)), list(ledgers))
-    ax.invert_yaxis()
+    st.name_rows(ax, ledgers)
     ax.set(xlim=(0, 1.13), xlabel="share of the time; right: time, and how many times the bound")
-||||||| da3dd68
-    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
-    said, used = [], []
-    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
-        left, parts = 0.0, time_by_limit(line)
-        for unit, style in UNIT_STYLE.items():
-            share = parts.get(unit, 0.0) / line.time_s
-            if share >= VISIBLE:
-                ax.barh(at, share, left=left, height=0.6, edgecolor=st.INK, **style)
-                left += share
-                used.append(unit)
-        bound = bound_s / line.time_s
-        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
-        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
-        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
-        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
-        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
-    ax.set_yticks(range(len(lines)), list(lines))
-    ax.invert_yaxis()
-    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
-=======
-    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
-    said, used = [], set[str]()
-    looks = {unit: {"edgecolor": st.INK, "height": 0.6, **s} for unit, s in UNIT_STYLE.items()}
-    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
-        parts = time_by_limit(line)
-        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
-        used |= shown.keys()
-        st.stack(ax, at, [(shown[u], looks[u]) for u in looks if u in shown])
-        bound = bound_s / line.time_s
-        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
-        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
-        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
-        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
-    st.name_rows(ax, lines)
-    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
->>>>>>> main
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-<<<<<<< HEAD
-    handles = [Patch(edgecolor=st.INK, label=t, **TERM_STYLE[t]) for t in TERM_STYLE if t in used]
-    fig.legend(handles=handles, loc="outside upper center", ncols=4)
-    return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
-||||||| da3dd68
-    handles = [Patch(edgecolor=st.INK, label=u, **UNIT_STYLE[u]) for u in UNIT_STYLE if u in used]
-    fig.legend(handles=handles, loc="outside upper center", ncols=4)
-    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
-
-
-def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
-    """Return the seconds of a network by what limits its kernels, the largest first.
-
-    Launches, and barriers between phases, stand apart as "launches".
-    """
-    found: dict[str, float] = {}
-    for operator in line.operators:
-        work_s = 0.0
-        for phase in operator.timeline.phases:
-            phase_s = phase.cycles / line.chip.clock_hz
-            limit = UNITS[phase.limit]
-            found[limit] = found.get(limit, 0.0) + phase_s
-            work_s += phase_s
-        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-=======
-    shades = {u: {"edgecolor": st.INK, **UNIT_STYLE[u]} for u in UNIT_STYLE if u in used}
+    shades = {term: look for term, look in looks.items() if term in used}
     st.key(fig, shades, loc="outside upper center", ncols=4)
-    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
-
-
-def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
-    """Return the seconds of a network by what limits its kernels, the largest first.
-
-    Launches, and barriers between phases, stand apart as "launches".
-    """
-    found: dict[str, float] = {}
-    for operator in line.operators:
-        work_s = 0.0
-        for phase in operator.timeline.phases:
-            phase_s = phase.cycles / line.chip.clock_hz
-            limit = UNITS[phase.limit]
-            found[limit] = found.get(limit, 0.0) + phase_s
-            work_s += phase_s
-        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
->>>>>>> main
+    return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
 
 
 @lru_cache(maxsize=4)
