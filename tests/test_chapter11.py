@@ -1,7 +1,5 @@
 """Folds across cores, the figures and checks of chapter 11, and what its prose claims."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

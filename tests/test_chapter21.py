@@ -1,7 +1,5 @@
 """The checks and figures of chapter 21, and what its prose claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

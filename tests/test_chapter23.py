@@ -1,7 +1,5 @@
 """The checks and figures of chapter 23, and what its prose claims."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

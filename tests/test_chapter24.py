@@ -1,7 +1,5 @@
 """The checks and figures of chapter 24, and what its prose claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The checks and figures of chapter 25, the compiler with switches, and what the prose claims."""
 
-from __future__ import annotations
-
 import math
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """The simulated server against queueing theory, a recursion of its own, and simpy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

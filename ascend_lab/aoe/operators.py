@@ -4,8 +4,6 @@ An operator is timed alone, on an L2 that holds those of its inputs of which the
 there: the same state for every candidate, and for the default.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,8 +7,6 @@ one switch, half of it a hop. Switches are never the bottleneck. Adding a receiv
 bytes and writes one: gamma = 3 / memory rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

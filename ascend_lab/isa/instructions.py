@@ -4,8 +4,6 @@ Sources: Ascend C developer documentation (instruction parameters), hicann/runti
 (data paths per chip).
 """
 
-from __future__ import annotations
-
 from ascend_lab.chip import BLOCK_BYTES, DTYPE_BYTES, Chip
 from ascend_lab.errors import AlignmentError, CapacityError, PathError, ProgramError
 from ascend_lab.isa.memory import Affine, Buffer, Ranges, Region, as_affine

@@ -1,7 +1,5 @@
 """What the operands of an instruction must keep: moves, block instructions, cube, vector unit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

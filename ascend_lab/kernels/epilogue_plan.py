@@ -1,7 +1,5 @@
 """What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

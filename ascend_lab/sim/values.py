@@ -1,7 +1,5 @@
 """NumPy's types for the hardware's number formats; bfloat16 comes from `ml_dtypes`, when needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module

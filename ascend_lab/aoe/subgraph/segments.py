@@ -8,8 +8,6 @@ whole and in order, leaves there, and nothing else. Costs of segments so add up 
 real network's differ by what else happens to be in L2, so that plans are timed on it in the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace

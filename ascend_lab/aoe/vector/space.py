@@ -1,7 +1,5 @@
 """The decision space of a vector operator: how its stages are grouped, then nest by nest."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ all digits in a row and groups them anew, a transpose permutes axes. So a whole 
 one list of (count, stride in the source, stride in the target), and one strided copy does it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

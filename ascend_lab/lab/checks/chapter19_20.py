@@ -4,8 +4,6 @@
 20: repair, a crossover of legal tilings, a search that beats random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@
 22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

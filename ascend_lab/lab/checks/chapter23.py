@@ -1,7 +1,5 @@
 """Checks of chapter 23: micro-batches, memory, traffic, two products on ranks, all plans."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

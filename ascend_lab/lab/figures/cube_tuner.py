@@ -1,7 +1,5 @@
 """Figures of the cube tuner: a toy landscape, a crossover, populations over the landscape."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of the FlashAttention chapter: online softmax by hand, bytes against length, blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

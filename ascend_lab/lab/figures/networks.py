@@ -1,7 +1,5 @@
 """Graphs of operators: a graph beside its text, and who tells the device what to run next."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

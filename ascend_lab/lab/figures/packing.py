@@ -1,7 +1,5 @@
 """Memory plans as rectangles, time across and address up, and what a plan saves behind L2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any

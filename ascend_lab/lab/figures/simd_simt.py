@@ -1,7 +1,5 @@
 """Figures of chapter 1 that compare machines: streams with bars, the bracket, TOPS per watt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tuned networks: the waterfall from a naive compiler, credit, and where the rest of time goes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise

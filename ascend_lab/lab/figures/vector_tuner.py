@@ -1,7 +1,5 @@
 """Figures of the vector tuner: a toy tree, and the tree that a search has grown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -14,8 +14,6 @@ of zeros; a sum in fp32 that is stored as fp16 is converted in one phase more. I
 `atomic` rounds is left to chance; `chain` has one order, and waits for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

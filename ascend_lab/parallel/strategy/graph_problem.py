@@ -13,8 +13,6 @@ the tensor, forward and backward. Nothing overlaps. Usage is bytes per device: w
 gradients and Adam's moments, and the output, which is kept for the backward pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
