@@ -43,7 +43,7 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 417
+FILES = 430
 IMPORT_LINES = 6120
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
