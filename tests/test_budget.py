@@ -45,7 +45,7 @@ LINES = {
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 430
 IMPORT_LINES = 6350
-ROAD = 115
+ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 
