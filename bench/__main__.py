@@ -15,6 +15,7 @@ from ascend_lab.output import write_whole
 from bench import peers, tuners
 from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
+from bench.deploy import deploy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
 from bench.media import media_figures
@@ -50,6 +51,7 @@ BENCHES = (
     media_figures,
     compression_figures,
     serving_figures,
+    deploy_figures,
     bench_import,
 )
 

@@ -21,13 +21,13 @@ LINES = {
     "__init__": 10,
     "aoe": 11305,
     "chip": 635,
-    "cli": 3850,
+    "cli": 4000,
     "cluster": 2955,
-    "compress": 2220,
+    "compress": 3420,
     "data": 25,
     "dsl": 5785,
     "errors": 90,
-    "graph": 16000,
+    "graph": 16800,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
@@ -43,8 +43,8 @@ LINES = {
     "train": 1750,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 415
-IMPORT_LINES = 6000
+FILES = 416
+IMPORT_LINES = 6100
 ROAD = 115
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ascend_lab import ops
 from ascend_lab.chip import load_chip
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.compile import compile_stages
@@ -183,3 +184,22 @@ def test_bytes_halve_the_traffic_of_a_convolution():
     )
     assert byte.timeline.cycles < half.timeline.cycles
     assert byte.timeline.macs * 2 == half.timeline.macs  # 2 images instead of 4
+
+
+@pytest.mark.parametrize("chip", ["Toy", "Ascend310", "Ascend910A"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ((2, 40, 23, 30), {"kernel": 3, "stride": 2, "pad": 1}),
+        ((1, 5, 9, 9), {"kernel": 2, "stride": 2}),
+        ((1, 64, 7, 40), {"kernel": (1, 3), "stride": (1, 1), "pad": ((0, 0), (1, 1))}),
+        ((3, 33, 12, 5), {"kernel": (4, 1), "stride": (3, 2), "pad": ((2, 1), (0, 0))}),
+        ((1, 32, 100, 100), {"kernel": 5, "stride": 4, "pad": 2}),
+    ],
+)
+def test_the_largest_of_bytes_is_exact(case, chip):
+    shape, attrs = case
+    x = np.random.default_rng(2).integers(-128, 128, shape).astype(np.int8)
+    x[:, :, ::2] = -128  # as low as what pads
+    wanted = ops.get("max_pool2d").reference(x, **attrs)
+    assert np.array_equal(ops.run("max_pool2d", x, chip=load_chip(chip), **attrs), wanted)

@@ -395,6 +395,8 @@ def test_limits_of_a_chip() -> None:
     assert check(wide) is wide and check(wide, load_chip("Ascend910B2")) is wide
     with pytest.raises(InputError, match="at most 1080 on Ascend310; got 1101"):
         check(wide, load_chip("Ascend310"))
+    odd = Aipp("YUV420SP_U8", 64, 48, crop=(3, 1, 8, 8))
+    assert check(odd, replace(load_chip("Ascend910B2"), name="Ascend950PR")) is odd
 
 
 def test_sizes_left_to_the_network() -> None:
@@ -417,7 +419,8 @@ def test_frames_are_whole_and_uint8(frames: Any) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.cfg").write_text(HEAD + "src_image_size_w: 4 src_image_size_h: 2 }")
+    text = HEAD + "src_image_size_w: 4 src_image_size_h: 2 }"
+    (tmp_path / "a.cfg").write_text("\ufeff# 配置\n" + text, "utf-8")
     np.save("x.npy", np.arange(24, dtype=np.uint8))
     return tmp_path
 

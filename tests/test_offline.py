@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, run_compiled, zoo
+from ascend_lab.graph import GraphBuilder, compile_graph, run_compiled, zoo
 from ascend_lab.graph.onnx import Imported, import_model, save_onnx
 from ascend_lab.isa import Kernel
 from ascend_lab.runtime import OfflineModel, compile_offline, load_offline, unpack_parts
@@ -208,6 +208,8 @@ def test_frames_of_a_camera_go_in_where_aipp_is_inserted(capsys, folder):
     good(capsys, "run", MODEL, "--inputs", "image.npz", "--outputs", "b.npz")
     with np.load("a.npz") as one, np.load("b.npz") as two:
         np.testing.assert_allclose(one["y"], two["y"], rtol=1e-5)
+    model = load_offline("m.alm")
+    assert model.gears[0].times["tasks"][0][1] == "AIPP" == model.kernels[0].engine
     flags = ("--insert_op_conf", "a.cfg", "--enable_small_channel", "1")
     good(capsys, "compile", MODEL, "--chip", "Ascend310", "--output", "s.alm", *flags)
     for file in ("m.alm", "s.alm"):
@@ -305,8 +307,6 @@ def checked(capsys, folder, faults):
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert_base"])
 def test_kernels_of_networks_survive_as_text(name):
-    from ascend_lab.graph import compile_graph
-
     compiled = compile_graph(zoo.build(name), "Ascend910A")
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]
     for kernel in kernels[:40]:
@@ -324,6 +324,8 @@ def test_operators_of_the_ai_cpu_are_kept_apart():
     gear = OfflineModel("m", unpack_parts(data, "m")).gears[0]
     engines = [row[1] for row in gear.times["tasks"]]
     assert engines.count("AI CPU") == 3 and engines.count("AI Core") == 1
+    made = compile_graph(gears[None].graph, chip).tasks
+    assert set(gear.model.kernels) == {task.lowered.kernel for task in made if task.lowered}
     assert len(gear.model.kernels) == 4
     rng = np.random.default_rng(0)
     inputs = {name: rng.integers(0, 70, (2, 70)).astype(np.int32) for name in "xy"}

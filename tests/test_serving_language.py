@@ -15,7 +15,14 @@ from ascend_lab.graph import evaluate
 from ascend_lab.graph.evaluate import evaluate_all
 from ascend_lab.graph.zoo import build
 from ascend_lab.serving import closed_forms, interval, language_times
-from ascend_lab.serving.kv_cache import BlockCache, blocks_in, blocks_of, max_batch, token_bytes
+from ascend_lab.serving.kv_cache import (
+    BlockCache,
+    blocks_in,
+    blocks_of,
+    max_batch,
+    output_limit,
+    token_bytes,
+)
 from ascend_lab.serving.language import POLICIES, Conversation, Engine, Request, StepTime, converse
 
 
@@ -38,6 +45,7 @@ def test_blocks_and_batches_follow_mindies_rules() -> None:
     assert blocks_in(10 * 2**30, 128, bytes_of_token, cards=4) == 2560
     assert max_batch(640, 2048, 512, 128) == 640 // (16 + 4)
     assert max_batch(640, 2049, 1, 128) == 640 // (17 + 1)
+    assert [output_limit(2560, prompt, 512) for prompt in (2048, 2500, 3000)] == [512, 60, 0]
 
 
 def test_the_last_block_wastes_half_of_itself_on_average() -> None:

@@ -271,6 +271,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> int:
     """Print the time of a model that is placed on core, AI CPU and host."""
+    from ascend_lab.graph.bound import UNBOUND
+    from ascend_lab.graph.ledger import account
     from ascend_lab.graph.network import write_network_trace
 
     refuse_idle(arguments, WHOLE, "--fusion-switch", "--fusion-result", "--no-fusion",
@@ -279,8 +281,9 @@ def _simulate_placed(arguments: argparse.Namespace, error: UnsupportedError) -> 
     times = hosted.timeline()
     if arguments.trace:
         write_network_trace(times, arguments.trace)
-    nodes = sum(len(part.nodes) for part in hosted.parts)
-    emit(arguments.json, hosted.summary(), [*table(times, nodes), *hosted.lines()])
+    nodes, found = sum(len(part.nodes) for part in hosted.parts), account(times, UNBOUND)
+    lines = [*table(times, nodes, found["ledger"]), *hosted.lines()]
+    emit(arguments.json, {**hosted.summary(), **found}, lines)
     return 0
 
 
@@ -333,8 +336,8 @@ def table(times: NetworkTimeline, nodes: int, ledger: Mapping[str, float]) -> li
     from ascend_lab.graph.tiled import TiledTimeline
 
     chip = times.chip
-    kernels, total_s = len(times.operators) - len(times.on_ai_cpu), times.time_s
-    head = f"{times.name} on {chip.name}: {nodes} nodes, {kernels} kernels (model)"
+    total_s = times.time_s
+    head = f"{times.name} on {chip.name}: {nodes} nodes, {times.kernels} kernels (model)"
     columns = f"{'us':>9} {'share':>6} {'bound by':>8} {'cube':>5} {'GM MB':>8} {'mem MB':>8}"
     lines = [head, f"{'kernel':{LONGEST}} {columns} {'L2':>5}"]
     if isinstance(times, TiledTimeline):

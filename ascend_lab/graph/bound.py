@@ -83,6 +83,10 @@ class Bound:
         return self.work_s + self.launch
 
 
+UNBOUND = Bound(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""Of what may be done without a kernel."""
+
+
 def bound_of(graph: Graph, chip: Chip) -> Bound:
     """Return what a graph takes on a chip at least, however it is compiled; see the module.
 
@@ -90,7 +94,7 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     """
     work = _Work(graph, chip)
     if not work.computes:
-        return Bound(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return UNBOUND
     cube, results = work.products()
     vector = work.compared()
     out = max((p for (a, _), p in chip.paths.items() if a == "L0C"), default=None,

@@ -72,7 +72,7 @@ def account(times: NetworkTimeline, bound: Bound) -> dict[str, Any]:
         "bound_s": bound.time_s,
         "ledger": ledger(times, bound),
         "memory_bytes": times.memory_bytes,
-        "kernels": len(times.operators) - len(times.on_ai_cpu),
+        "kernels": times.kernels,
         "launches": len(times.operators),
     }
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ascend_lab.chip import Chip
-from ascend_lab.graph.ai_cpu import NAME, CpuKernel, CpuTimeline, time_cpu
+from ascend_lab.graph.ai_cpu import LOADER, NAME, CpuKernel, CpuTimeline, time_cpu
 from ascend_lab.graph.memory import Plan
 from ascend_lab.graph.placement import places_of, plan_network
 from ascend_lab.graph.tasks import Compiled, Task
@@ -110,6 +110,12 @@ class NetworkTimeline:
         return tuple(op for op, t in found if isinstance(t, CpuTimeline) and t.engine == NAME)
 
     @property
+    def kernels(self) -> int:
+        """Operators that kernels compute, or the core's own loader."""
+        outside = (t for t in (op.timeline for op in self.operators) if isinstance(t, CpuTimeline))
+        return len(self.operators) - sum(t.engine != LOADER for t in outside)
+
+    @property
     def ai_cpu_s(self) -> float:
         """Seconds on the AI CPU, launches included."""
         return sum(op.time_s for op in self.on_ai_cpu)
@@ -130,7 +136,7 @@ class NetworkTimeline:
             "time_s": self.time_s,
             "operators": [op.summary() for op in self.operators],
             "totals": {
-                "kernels": len(self.operators) - len(self.on_ai_cpu),
+                "kernels": self.kernels,
                 "ai_cpu_operators": [op.name for op in self.on_ai_cpu],
                 "ai_cpu_time_s": self.ai_cpu_s,
                 "ai_cpu_share": self.ai_cpu_s / self.time_s if self.operators else 0.0,

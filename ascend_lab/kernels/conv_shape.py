@@ -176,8 +176,8 @@ def bundles_of(shape: ConvShape) -> Bundles:
     """Return the smallest bundles whose channels start on block borders.
 
     With c/g and k/g channels a group, e = lcm(lcm(c/g, C0) / (c/g), lcm(k/g, 16) / (k/g)) groups
-    do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the weights are block-diagonal: the
-    share 1 - 1/e of the products is with zeros.
+    do (32 for 16 where bytes are stored), or all of them where there are fewer. Inside a bundle the
+    weights are block-diagonal: the share 1 - 1/e of the products is with zeros.
     """
     c0, g = c0_of(shape.dtype), shape.groups
     c, k = shape.c // g, shape.k // g

@@ -281,7 +281,8 @@ def area_of(
         at, left = pixel + done, window.pixels - done
         size = left if whole else min(ow - at % ow, left)
         to = (row + at // ow) * place.row_pitch + at % ow * place.step + place.start
-        pieces.append((done, plane * FRACTAL + to * width, size))
+        pieces.append((done, to, size))
         done += size
-    step, pitch, blocks = place.step * width, place.plane * width, blocks * FRACTAL // width
-    return Area(tuple(pieces), blocks, pitch, step, window.fractals, window.pixels, width)
+    blocks = blocks * FRACTAL // width
+    sizes = (place.plane, place.step, window.fractals, window.pixels, width)
+    return Area(plane * FRACTAL, tuple(pieces), blocks, *sizes)

@@ -78,8 +78,8 @@ class Deq:
 class Epilogue:
     """Operands, steps (the last one is stored) and the stored format.
 
-    With `deq` the steps see dequantised sums; a result in int8 is stored in blocks of 32 channels,
-    and so are all its tiles.
+    With `deq` the steps see dequantised sums. Where bytes are loaded or stored, tiles on the core
+    have blocks of 32 channels; floats are put there, and back, block by block of 16.
 
     Raises `InputError` for a step that names no operation, source or number it could use.
     """
@@ -112,16 +112,16 @@ class Epilogue:
         wanted = {deq.scale: ("channel", "fp32"), deq.bias: ("channel", "int32")}
         if any(kinds.get(name) != wanted[name] for name in deq.names):
             raise InputError("a scale in fp32, a bias in int32, per channel", str(kinds), "add it")
-        others = {(o.kind, o.dtype) for o in self.operands if o.name not in deq.names}
-        bytes_only = others <= {("tile", "int8")} if self.width == PAIR else True
-        if not bytes_only or (self.width == FRACTAL and ("tile", "int8") in others):
-            needed = f"tiles in blocks of {self.width} channels beside {self.out_dtype}"
-            raise InputError(needed, str(sorted(others)), "run the steps as a kernel of their own")
+        others = [o.name for o in self.of_kind("channel") if o.name not in deq.names]
+        if others and self.width == PAIR:
+            needed = "numbers per channel for the sums only, beside bytes"
+            raise InputError(needed, ", ".join(others), "run the steps as a kernel of their own")
 
     @property
     def width(self) -> int:
-        """Channels of a stored block."""
-        return PAIR if self.out_dtype == "int8" else FRACTAL
+        """Channels of a block on the core."""
+        kinds = {self.out_dtype, *(o.dtype for o in self.of_kind("tile"))}
+        return PAIR if "int8" in kinds else FRACTAL
 
     def unit(self, operand: Operand) -> int:
         """Return the elements of UB that hold a block of an operand per channel."""

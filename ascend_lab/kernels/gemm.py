@@ -191,9 +191,9 @@ class _Writer:
                 start += m_at * 256
                 store_tile(self.k, self.acc, self.out, self.c, (m, n), start, self.m1)
                 return
-            wide = self.finish.width
-            start, n = start + m_at * (FRACTAL * wide), n * FRACTAL // wide
-            area = Area(((0, start, rows),), n, self.m1 * FRACTAL * wide, wide, m, rows, wide)
+            wide, plane = self.finish.width, self.m1 * FRACTAL
+            piece, n = (0, m_at * FRACTAL, rows), n * FRACTAL // wide
+            area = Area(start, (piece,), n, plane, 1, m, rows, wide)
             drain(self.finish, self.acc, self.c, area, n_at, channels)
 
     def _stage(self, operand: _Operand, at: Span, depth: Span) -> None:

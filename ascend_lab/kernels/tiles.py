@@ -138,11 +138,13 @@ def store_tile(
 class Area:
     """Where a tile of `blocks` output blocks lies in GM, in `pieces` of neighbouring pixels.
 
-    A piece is (first pixel in the tile, address of its first block, pixels). `plane` elements lie
-    from block to block, `step` from pixel to pixel. A block of the tile is `fractals` high in L0C,
-    its first `pixels` rows are wanted. Stored blocks have `width` channels, 32 in int8.
+    A piece is (first pixel in the tile, its place in the plane, pixels); the first block begins at
+    element `base`. `plane` pixels lie from block to block, `step` from one to the next. A block of
+    the tile is `fractals` high in L0C, its first `pixels` rows are wanted. Blocks have `width`
+    channels: 16, or 32 where bytes are among the tiles.
     """
 
+    base: Affine
     pieces: tuple[tuple[int, Affine, int], ...]
     blocks: int
     plane: int
@@ -154,11 +156,23 @@ class Area:
     def pairs(
         self, tensor: Buffer, tile: Tile, run: int, at: Affine, count: int
     ) -> Iterator[tuple[Region, Region]]:
-        """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart."""
+        """Yield (region of GM, region of the tile) for blocks at .. at+count-1, `run` apart.
+
+        A tile with 32 channels a block takes two blocks of a tensor that has 16, as floats do.
+        """
+        first, apart = self.base + at * (self.plane * self.width), self.plane * FRACTAL
+        halves = self.width > FRACTAL and tensor.itemsize > 1
         for done, start, length in self.pieces:
-            sizes = (count, length, self.width)
-            there = tensor.region(start + at * self.plane, sizes, (self.plane, self.step, 1))
-            yield there, tile.region(done * self.width, sizes, (run, self.width, 1))
+            sizes: tuple[int, ...] = (count, length, self.width)
+            own: tuple[int, ...] = (run, self.width, 1)
+            strides: tuple[int, ...] = (self.plane * self.width, self.step * self.width, 1)
+            if halves:
+                sizes, own = (count, length, 2, FRACTAL), (run, self.width, FRACTAL, 1)
+                strides = (2 * apart, self.step * FRACTAL, apart, 1)
+            there = tensor.region(
+                first + start * (FRACTAL if halves else self.width), sizes, strides
+            )
+            yield there, tile.region(done * self.width, sizes, own)
 
 
 def store_area(

@@ -86,7 +86,7 @@ def read_config(path: str | Path) -> tuple[AippOp, ...]:
     """Return the operations of a file; raises `InputError` naming the key at fault."""
     data = read_file(path, "an AIPP configuration", TOML_BYTES)
     try:
-        return parse_config(data.decode("utf-8"))
+        return parse_config(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InputError("an AIPP configuration in UTF-8", f"{path}: {error}") from None
 

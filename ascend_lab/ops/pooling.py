@@ -8,7 +8,8 @@ import numpy as np
 from ascend_lab import dsl as te
 from ascend_lab.chip import Chip
 from ascend_lab.errors import ShapeError
-from ascend_lab.isa import Kernel
+from ascend_lab.isa import Kernel, as_kernel
+from ascend_lab.kernels.byte_pool import BytePool, byte_pool_launch
 from ascend_lab.layout import address_map
 from ascend_lab.ops.expressions import (
     Pair,
@@ -29,7 +30,7 @@ from ascend_lab.ops.slicing import AxisRule, Range, Ranges, Reduction, SliceRule
 
 C0 = 16
 """Channels of one block of the pooling layout NC1HWC0."""
-LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38, "int8": -128.0}
+LOWEST = {"fp16": -65504.0, "fp32": -3.0e38, "bf16": -3.0e38}
 """What padding holds when the largest element is sought: no value is smaller."""
 
 
@@ -139,11 +140,12 @@ def _image(call: Call) -> te.Tensor:
 
 def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads), x = geometry(**call.attrs), _image(call)
+    if x.dtype == "int8":
+        sizes, out = (x.shape[2], x.shape[3]), (call.outputs[0][2], call.outputs[0][3])
+        pool = BytePool(x.shape[0] * x.shape[1], sizes, size, step, pads, out)
+        return as_kernel(byte_pool_launch(pool, chip))
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image
-    if x.dtype == "int8":  # rows first: fewer bytes to convert
-        rows = _windows(te.cast_to(image, "fp16"), (size[0], 1), (step[0], 1), te.max)
-        values, size, step = rows, (1, size[1]), (1, step[1])
     y = narrow(_windows(values, size, step, te.max), x.dtype)
     return te.lower(te.auto_schedule(te.renamed(y, "y"), chip))
 

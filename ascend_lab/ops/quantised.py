@@ -102,13 +102,11 @@ def _requantise(
     return _saturated(te.vrelu(y) if relu else y, offset, "int8")
 
 
-def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: int) -> te.Tensor:
-    other = _dequantise(
-        q, scale=scale, offset=offset, dtype="fp32" if x.dtype != "fp16" else "fp16"
-    )
-    if x.dtype == "bf16":
-        return te.cast_to(te.vadd(*stretch(te.cast_to(x, "fp32"), other)), "bf16")
-    return te.vadd(*stretch(x, other))
+def _add(x: te.Tensor, q: te.Tensor, *, scale: float, offset: float) -> te.Tensor:
+    half = te.cast_to(q, "fp16")
+    other = _scaled(half if x.dtype == "fp16" else te.cast_to(half, "fp32"), scale)
+    other = te.vadds(other, -offset * scale) if offset else other
+    return narrow(te.vadd(*stretch(narrow(x, other.dtype), other)), x.dtype)
 
 
 def _rounded(x: Values, scale: float, offset: int) -> Values:
@@ -153,11 +151,12 @@ define(
 )  # fmt: skip
 define(
     "add_dequantised", ("x", "q"), lambda x, q, scale, offset: x + (q - offset) * scale, _add,
-    "x + (q - offset) scale: a quantised summand", attrs=_ATTRS, ranges=_RANGES,
+    "x + (q - offset) scale: a quantised summand, its offset any number",
+    attrs={"scale": 1.0, "offset": 0.0}, ranges={"scale": SCALES},
     types=TypeRule(FLOATS, (("q", "int8"),)), traits=("lanes",),
     tolerances=rounded(ulps=2.0, atol=2.0**-7),
     examples=(
         Example(((1,), (1,))), Example(((129,), (129,)), {"scale": 0.02}),
-        Example(((2, 17, 3), (2, 17, 3)), {"scale": 0.03, "offset": -7}),
+        Example(((2, 17, 3), (2, 17, 3)), {"scale": 0.03, "offset": -7.5}),
     ), allows_empty=True,
 )  # fmt: skip

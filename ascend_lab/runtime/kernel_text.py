@@ -13,12 +13,12 @@ from ascend_lab.isa.text import parse_program
 
 
 def kernel_data(kernel: Kernel) -> dict[str, Any]:
-    """Return a kernel, or an operator of the AI CPU, as data for JSON."""
+    """Return a kernel, or an operator of another engine, as data for JSON."""
     if isinstance(kernel, CpuKernel):
         sides = (kernel.reads, kernel.writes)
         reads, writes = ([[b.name, b.dtype, b.elements] for b in side] for side in sides)
         return {"name": kernel.name, "reads": reads, "writes": writes,
-                "factor_bytes": kernel.factor_bytes, "reason": kernel.reason}  # fmt: skip
+                "rest": [kernel.factor_bytes, kernel.reason, kernel.engine]}  # fmt: skip
     phases = [[p.name, [[str(part.program), part.bindings] for part in p.parts]]
               for p in kernel.phases]  # fmt: skip
     return {"name": kernel.name, "phases": phases}
@@ -28,7 +28,7 @@ def kernel_of(data: Mapping[str, Any]) -> Kernel:
     """Return the kernel that `kernel_data` wrote."""
     if "phases" not in data:
         reads, writes = (tuple(map(_tensor, data[side])) for side in ("reads", "writes"))
-        return CpuKernel(data["name"], (), reads, writes, data["factor_bytes"], data["reason"])
+        return CpuKernel(data["name"], (), reads, writes, *data["rest"])
     phases = tuple(Launch(name, tuple(_part(*part) for part in parts))
                    for name, parts in data["phases"])  # fmt: skip
     return Kernel(data["name"], phases)

@@ -39,10 +39,15 @@ class Batcher:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     closed: bool = False
 
-    async def ask(self, inputs: Arrays) -> Arrays:
-        """Return the outputs of a request; raise `FullError` if too many wait."""
-        if len(self.queue) >= self.policy.levels[0].queue_limit:
+    def check(self) -> None:
+        """Raise `FullError` if as many requests wait as may."""
+        limit = self.policy.levels[0].queue_limit
+        if limit and len(self.queue) >= limit:
             raise FullError
+
+    async def ask(self, inputs: Arrays) -> Arrays:
+        """Return the outputs of a request; raises as `check`."""
+        self.check()
         if all(task.done() for task in self.tasks):
             self.tasks = [asyncio.create_task(self._serve()) for _ in range(self.policy.instances)]
         rows = len(next(iter(inputs.values()))) if self.model.batched else 1

@@ -35,6 +35,11 @@ def max_batch(blocks: int, prompt: int, output: int, block_tokens: int) -> int:
     return blocks // (blocks_of(prompt, block_tokens) + blocks_of(output, block_tokens))
 
 
+def output_limit(max_tokens: int, prompt: int, requested: int) -> int:
+    """Return how many tokens a request gets at most (MindIE-LLM's maxSeqLen and maxIterTimes)."""
+    return max(0, min(max_tokens - prompt, requested))
+
+
 @dataclass(slots=True)
 class BlockCache:
     """Blocks, who reads each, and every sequence's table."""

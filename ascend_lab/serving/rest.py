@@ -14,6 +14,7 @@ Protocol: https://github.com/kserve/open-inference-protocol; metric names are Tr
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import time
@@ -108,6 +109,7 @@ class Service:
         times_s = [time.perf_counter()]
         batcher, version = self.found(request.path_params), self.version
         try:
+            batcher.check()
             body = json_of(await self._body(request), "a request")
             inputs, wanted = read_request(body, batcher.model)
             times_s.append(time.perf_counter())
@@ -160,7 +162,7 @@ class Service:
 
     def metrics(self) -> str:
         """Return the counters in the text form of Prometheus."""
-        label, lines = f'model="{self.name}"', []
+        label, lines = f"model={json.dumps(self.name)}", []
         rows = [(f"{key} counter", f"{key}{{{label}}}", self.counts[key]) for key in COUNTERS]
         rows += [("request_failure counter", f'request_failure{{{label},reason="{reason}"}}',
                   self.counts[reason]) for reason in ("REJECTED", "OTHER")]  # fmt: skip

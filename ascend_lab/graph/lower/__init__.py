@@ -13,7 +13,7 @@ from ascend_lab.graph.lower.moves import (
     lower_weight_gradient,
 )
 from ascend_lab.graph.lower.piece import Choice, Lowered, Piece, choice_of, packed, piece_of
-from ascend_lab.graph.lower.vector import lower_vector
+from ascend_lab.graph.lower.vector import lower_mixed, lower_vector, mixed_blocks
 from ascend_lab.ops.formats import check_chip
 
 __all__ = [
@@ -58,6 +58,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return lower_weight_gradient(piece, chip)
+    if mixed_blocks(piece) and op != "cast":
+        return lower_mixed(piece, chip)
     return _from_template(piece, chip) or lower_vector(piece, chip)
 
 

@@ -18,7 +18,7 @@ from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Form, Piece, packed
 from ascend_lab.graph.lower.vector import expressions
-from ascend_lab.kernels.epilogue import SUMS, Deq, Epilogue, Operand, Step
+from ascend_lab.kernels.epilogue import PAIR, SUMS, Deq, Epilogue, Operand, Step
 from ascend_lab.ops.formats import numpy_type
 
 Source = str | int
@@ -96,8 +96,12 @@ def whole_epilogue(piece: Piece, layout: str) -> tuple[Epilogue, TensorType]:
     plain = node.op == "requantise" or not settings["offset"]
     if node.op not in DEQUANTISING or not others or settings["scale"] != 1 or not plain:
         raise UnsupportedError("sums scaled per channel", str(node), "run it on its own")
-    kind = "int8" if piece.output.dtype == "int8" else "fp16"
-    main = TensorType(piece.type(node.output).shape, kind, layout)
+    formats = {piece.type(n).dtype for m in rest for n in m.inputs if n in piece.graph.inputs}
+    wide = "int8" in {piece.output.dtype, *formats}
+    main = TensorType(piece.type(node.output).shape, "int8" if wide else "fp16", layout)
+    floats = {piece.output.dtype, *formats} - {"int8"}
+    if wide and floats and main.shape[_axis(main)] % PAIR:
+        raise UnsupportedError(f"a multiple of {PAIR} channels", str(main), "run it on its own")
     if not all(is_channel(piece.type(n).shape, main) and n in piece.constants for n in others):
         raise UnsupportedError("constants per channel", str(node), "run it on its own")
     sums = te.placeholder(main.map.piece_shape, dtype, "sums")

@@ -7,15 +7,19 @@ norm or softmax of rows folds both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ascend_lab import dsl as te
-from ascend_lab.chip import Chip
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.dsl.fractals import matrices
 from ascend_lab.errors import UnsupportedError
-from ascend_lab.graph.ir import Node, TensorType, operator_of
+from ascend_lab.graph.ir import CUBE_LAYOUTS, Node, TensorType, operator_of
 from ascend_lab.graph.lower.piece import Form, Lowered, Piece, beside, pack_beside
+from ascend_lab.isa import Kernel
+from ascend_lab.isa.program import renamed
+from ascend_lab.layout.moves import maps_launch
 from ascend_lab.ops.build import own_tensor
 from ascend_lab.ops.expressions import in_fp32
 
@@ -32,6 +36,39 @@ def lower_vector(piece: Piece, chip: Chip, steps: str = "") -> Lowered:
     if matrices(schedule.state).keys() & {*piece.graph.inputs, *piece.graph.outputs}:
         raise UnsupportedError("operators of the vector unit", piece.graph.nodes[0].op, "expand it")
     return Lowered(te.lower(schedule), forms)
+
+
+def mixed_blocks(piece: Piece) -> tuple[str, ...]:
+    """Return the bytes in blocks of 32 that a piece has beside numbers in blocks of 16."""
+    graph = piece.graph
+    outside = [n for n in (*graph.inputs, *graph.outputs) if piece.type(n).layout in CUBE_LAYOUTS]
+    wide = [n for n in outside if DTYPE_BYTES[piece.type(n).dtype] == 1]
+    return tuple(wide) if len(wide) < len(outside) else ()
+
+
+def lower_mixed(piece: Piece, chip: Chip) -> Lowered:
+    """Return the kernel of a piece with `mixed_blocks`: bytes are brought to blocks of 16 before.
+
+    Bytes it writes lie in blocks of 16 at first. Raises as `lower_vector`.
+    """
+    whole, graph = mixed_blocks(piece), piece.graph
+    types = {
+        n: replace(t, layout=f"{t.layout}:16") if t.layout in CUBE_LAYOUTS else t
+        for n, t in graph.types.items()
+    }
+    inner = lower_vector(Piece(replace(graph, types=types), piece.constants, piece.names), chip)
+    halves = {name: f"halves_{name}" for name in whole}
+    before, after = [], []
+    for name, own in halves.items():
+        maps = (replace(graph.types[name].map, format="ND"), replace(types[name].map, format="ND"))
+        if name in graph.inputs:
+            launch = maps_launch(*maps, chip, "halves")
+            before.append(renamed(launch, {"x": name, "y": own}))
+        else:
+            launch = maps_launch(*maps[::-1], chip, "whole")
+            after.append(renamed(launch, {"x": own, "y": name}))
+    phases = [renamed(phase, halves) for phase in inner.kernel.phases]
+    return Lowered(Kernel(inner.kernel.name, (*before, *phases, *after)), inner.forms, inner.extra)
 
 
 def vector_outputs(piece: Piece) -> tuple[list[te.Tensor], dict[str, Form]]:

@@ -234,7 +234,8 @@ def _as_whole(site: Site, x: str, dtype: str) -> str:
 def _as_float(site: Site, x: str, dtype: str, *bias: str) -> str:
     """Return (x + bias - offset) scale in fp32; a zero point of ONNX is a byte, 0 for int32."""
     a, least = site.attrs, {"int8": -128, "uint8": 0}.get(dtype, 256)
-    if not bias and least <= a["offset"] < least + 256:
+    whole = float(a["offset"]).is_integer()
+    if not bias and whole and least <= a["offset"] < least + 256:
         point = site.writer.number(a["offset"], dtype)
         return site.one("DequantizeLinear", x, site.writer.number(a["scale"], "fp32"), point)
     if bias:

@@ -1,10 +1,11 @@
 """Another number format for a graph: fp16 or bf16 throughout; int8 for products and convolutions.
 
-int8: y = (sx sw) (qx qw + qb), qx = round(x / sx), symmetric, one scale each, sx = max|x| / 127.
+int8: y = (sx sw) (qx qw + qb), qx = round(x / sx) + ox; unless scales are given symmetric, one
+each, sx = max|x| / 127.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +23,8 @@ from ascend_lab.graph.ir import (
     infer,
     operator_of,
 )
-from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
+from ascend_lab.graph.passes.quantised import PRODUCTS, fold
+from ascend_lab.graph.passes.rewrite import Pass, derived
 from ascend_lab.ops.formats import FLOATS
 
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
@@ -171,68 +173,76 @@ def scale_of(values: Values) -> float:
     return most / STEPS if most > 0 and np.isfinite(most) else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a layer is quantised: what it reads, and its weights by one scale or one a channel."""
+
+    scale: float
+    offset: int
+    weight_scales: tuple[float, ...]
+    weight_bits: int = 8
+
+
 def quantise(graph: Graph, scales: Mapping[str, float] | None = None) -> tuple[Graph, int]:
     """Run convolutions and products with constant weights in int8.
 
     `scales` gives the step of each tensor they read; None measures it on seeded inputs.
     """
     known = measured_scales(graph) if scales is None else scales
-    reads = {node.name: node.inputs[0] for node in weighted(graph) if node.inputs[0] in known}
-    if not reads:
-        return graph, 0
-
-    def rule(draft: Draft, node: Node) -> bool:
-        return node.name in reads and _in_int8(draft, node, known[reads[node.name]])
-
-    return sweep(rule, *HEAVY)(graph)
-
-
-def _in_int8(draft: Draft, node: Node, step: float) -> bool:
-    out, options, gemm = draft.type(node.output), settings(node), node.op == "gemm"
-    weight = draft.constants[node.inputs[1]]
-    scale = scale_of(weight.array())
-    reads = [
-        _quantised(draft, node, step),
-        _derived(draft, node.inputs[1], "int8", partial(_rounded, scale, STEPS, -STEPS)),
-    ]
-    if node.op == "conv2d" and len(node.inputs) > 2:  # the bias in int32, as the sums are
-        whole = partial(_rounded, step * scale, 2**31 - 1, -(2**31))
-        reads.append(_derived(draft, node.inputs[2], "int32", whole))
-    drop = ("out_dtype", "alpha", "beta") if gemm else ("out_dtype",)
-    attrs = {key: value for key, value in options.items() if key not in drop}
-    sums = draft.insert("matmul" if gemm else node.op, reads, attrs, f"{node.name}_sums")
-    wide = draft.insert("cast", [sums], {"dtype": "fp32"}, f"{node.name}_wide")
-    factor = {"number": step * scale * float(options.get("alpha", 1.0))}
-    if not gemm and out.dtype == "fp32":
-        return draft.become(node, "muls", [wide], factor)
-    y = draft.insert("muls", [wide], factor, f"{node.name}_scaled")
-    if gemm:
-        beta = float(options["beta"])
-        summand = _derived(draft, node.inputs[2], "fp32", lambda v: v.astype(np.float64) * beta)
-        y = draft.insert("add", [y, summand], {}, f"{node.name}_sum")
-    return draft.become(node, "cast", [y], {"dtype": out.dtype})
+    layers = {
+        node.name: Steps(
+            known[node.inputs[0]], 0, (scale_of(graph.constants[node.inputs[1]].array()),)
+        )
+        for node in weighted(graph)
+        if node.inputs[0] in known
+    }
+    return fold(in_pairs(graph, layers))[0] if layers else graph, len(layers)
 
 
-def _quantised(draft: Draft, node: Node, step: float) -> str:
-    """Return round(x / step) in int8, made once for all readers."""
-    x = node.inputs[0]
-    cast = draft.maker(f"{x}_int8")
-    steps = None if cast is None or cast.op != "cast" else draft.maker(cast.inputs[0])
-    if cast is not None and steps is not None and steps.inputs == (x,):
-        return cast.output
-    scaled = draft.insert("muls", [x], {"number": 1 / step}, f"{x}_steps")
-    return draft.insert("cast", [scaled], {"dtype": "int8"}, f"{x}_int8")
+def in_pairs(graph: Graph, layers: Mapping[str, Steps]) -> Graph:
+    """Return the graph with what layers read, and their weights, quantised and dequantised.
+
+    Equal steps of one tensor are one pair. Weights have a scale, or one per output channel.
+    """
+    draft = Draft(graph)
+    pairs: dict[tuple[str, float, int], str] = {}
+    for node in graph.nodes:
+        if node.name not in layers:
+            continue
+        one, x = layers[node.name], node.inputs[0]
+        attrs, key = {"scale": one.scale, "offset": one.offset}, (x, one.scale, one.offset)
+        if key not in pairs:
+            byte = draft.insert("quantise", (x,), attrs, f"{x}_int8")
+            kind = {**attrs, "dtype": graph.types[x].dtype}
+            pairs[key] = draft.insert("dequantise", (byte,), kind, f"{x}_back")
+        reads = (pairs[key], _whole_weights(draft, node, one), *node.inputs[2:])
+        draft.become(node, node.op, reads, node.attrs)
+    return draft.finish()
 
 
-def _derived(draft: Draft, name: str, dtype: str, compute: Callable[[Values], Values]) -> str:
-    """Return a constant computed anew in another format."""
-    old = draft.constants[draft.resolve(name)]
-    made = derived(TensorType(old.type.shape, dtype), compute, old)
-    return draft.add(made, f"{name}_{dtype}")
+def _whole_weights(draft: Draft, node: Node, one: Steps) -> str:
+    """Insert a layer's weights as whole numbers, dequantised."""
+    name = node.inputs[1]
+    weight, found = draft.constants[name], np.asarray(one.weight_scales, np.float32)
+    rank = len(weight.type.shape)
+    axis = rank - 1 if node.op in PRODUCTS and not node.attr("trans_b", False) else 0
+    axis = rank - 2 if node.op in PRODUCTS and rank > 2 and node.attr("trans_b") else axis
+    scales = (
+        found.reshape([-1 if d == axis else 1 for d in range(rank)]) if found.size > 1 else found
+    )
+    most = 2 ** (one.weight_bits - 1) - 1
 
+    def whole(values: Values) -> Values:
+        found: Values = np.rint(values.astype(np.float32) / scales)
+        return np.clip(found, -most - 1, most)
 
-def _rounded(scale: float, most: int, least: int, values: Values) -> Values:
-    return np.clip(np.rint(values.astype(np.float64) / scale), least, most)
+    kind = weight.type.dtype
+    byte = draft.add(derived(replace(weight.type, dtype="int8"), whole, weight), f"{name}_int8")
+    if scales.size == 1:
+        attrs = {"scale": float(found[0]), "dtype": kind}
+        return draft.insert("dequantise", (byte,), attrs, f"{name}_back")
+    steps = draft.add(Constant(TensorType(scales.shape, "fp32"), scales), f"{name}_scales")
+    return draft.insert("dequantise", (byte, steps), {"dtype": kind}, f"{name}_back")
 
 
 FP16, BF16 = (

@@ -5,6 +5,8 @@
     max_pool(dequantise(q)), reshape, ...        dequantise(max_pool(q))
     dequantise(q) + y                            add_dequantised(y, q)         a residual in bytes
     quantise(dequantise(q)), equal scales        q
+    quantise(max_pool(x))                        max_pool(quantise(x))
+    t + y, where quantise(t) is there            dequantise(quantise(t)) + y
 
 y = sx sw (sum qx qw - ox sum qw + qb), qb = round(b / (sx sw)); pads of x hold ox.
 Source: github hicann/amct, graph_based; the vendor's V100/V200RequantFusionPass.
@@ -22,6 +24,7 @@ import numpy as np
 
 from ascend_lab.graph.draft import Draft
 from ascend_lab.graph.ir import Constant, Graph, Node, TensorType, Values
+from ascend_lab.graph.passes import clean
 from ascend_lab.graph.passes.rewrite import Pass, derived, settings, sweep
 from ascend_lab.ops.formats import is_float
 
@@ -192,7 +195,7 @@ def residual(draft: Draft, node: Node) -> bool:
     if not any(sides) or not equal or node.inputs[0] == node.inputs[1]:
         return False
     fresh = [_is_fresh(draft, name) for name in node.inputs]
-    first = 0 if sides[1] is None else 1 if sides[0] is None else int(fresh[1] >= fresh[0])
+    first = 1 if sides[1] is None else 0 if sides[0] is None else int(fresh[1] >= fresh[0])
     other = sides[1 - first]
     assert other is not None
     pair = (node.inputs[first], other.name)
@@ -222,13 +225,12 @@ def requantised(draft: Draft, node: Node) -> bool:
     source, relu = limits or (node.inputs[0], False)
     sums = draft.only(source, "dequantise")
     if sums is not None and len(sums.inputs) == 3 and not sums.attr("offset", 0):
-        scales = draft.constants[sums.inputs[1]]
-        factor = sums.attr("scale", 1.0) / own.scale
-        scaled = derived(scales.type, lambda v: v.astype(np.float64) * factor, scales)
-        name = draft.add(scaled, f"{node.name}_scales")
+        scales = _divided(draft, sums, own.scale)
         attrs = {"offset": own.offset, "relu": relu}
-        return draft.become(node, "requantise", (sums.inputs[0], name, sums.inputs[2]), attrs)
-    return own.scale != 1 and _scaled_in_front(draft, node, own)
+        return draft.become(node, "requantise", (sums.inputs[0], scales, sums.inputs[2]), attrs)
+    if own.scale != 1 and _in_steps(draft, node, own, (source, relu)):
+        return True
+    return bool(limits and not relu) and draft.become(node, "quantise", (source,), node.attrs)
 
 
 def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
@@ -243,25 +245,74 @@ def _limited(draft: Draft, name: str, own: Bytes) -> tuple[str, bool] | None:
     return (node.inputs[0], not below) if above and (below or low == 0) else None
 
 
-def _scaled_in_front(draft: Draft, node: Node, own: Bytes) -> bool:
-    """Divide the summands in front by the scale: c relu(a + b) = relu(c a + c b)."""
-    path = [node]
-    top = draft.only(node.inputs[0], "relu", "add_dequantised")
-    while top is not None:
-        path.append(top)
-        if top.op == "add_dequantised":
-            break
-        top = draft.only(top.inputs[0], "relu", "add_dequantised")
+def _divided(draft: Draft, sums: Node, step: float) -> str:
+    """Return the scales of dequantised sums in steps of what they become."""
+    scales, factor = draft.constants[sums.inputs[1]], sums.attr("scale", 1.0) / step
+    return draft.add(
+        derived(scales.type, lambda v: v.astype(np.float64) * factor, scales), f"{sums.name}_steps"
+    )
+
+
+def _in_steps(draft: Draft, node: Node, own: Bytes, behind: tuple[str, bool]) -> bool:
+    """Let a sum of two be in steps of its result, with one offset for all three.
+
+    relu((x - ox) sx + (q - oq) sq) / s = relu(x (sx / s) + (q - o) (sq / s)).
+    """
+    source, relu = behind
+    top = draft.only(source, "add_dequantised")
     head = draft.only(top.inputs[0], "dequantise") if top is not None else None
-    if top is None or head is None or len(head.inputs) > 1:
+    if top is None or head is None or len(head.inputs) == 2:
         return False
-    for one in (head, top):
-        attrs = {**one.attrs, "scale": one.attr("scale", 1.0) / own.scale}
-        draft.nodes[one.name] = replace(one, attrs=attrs)
-    attrs = {key: value for key, value in node.attrs.items() if key != "scale"}
-    draft.nodes[node.name] = replace(node, attrs=attrs)
-    draft.changes += 1
-    return True
+    scale = top.attr("scale", 1.0) / own.scale
+    shift = top.attr("offset", 0.0) * scale - (0 if relu else own.offset)
+    attrs, inputs = {"dtype": head.attr("dtype", "fp32")}, head.inputs
+    if len(inputs) == 1:
+        attrs["scale"] = head.attr("scale", 1.0) / own.scale
+        shift += head.attr("offset", 0) * attrs["scale"]
+    else:
+        inputs = (inputs[0], _divided(draft, head, own.scale), inputs[2])
+        scales, bias = (draft.constants[name] for name in inputs[1:])
+        moved_on = derived(bias.type, partial(_moved_on, shift), bias, scales)
+        inputs, shift = (*inputs[:2], draft.add(moved_on, f"{head.name}_bias")), 0.0
+    draft.become(head, "dequantise", inputs, attrs)
+    pair = {"scale": scale, "offset": shift / scale}
+    draft.become(top, "add_dequantised", draft.current(top.name).inputs, pair)
+    kept = {"offset": own.offset} if relu else {}
+    return draft.become(node, "quantise", node.inputs if relu else (source,), kept)
+
+
+def _moved_on(shift: float, bias: Values, scales: Values) -> Values:
+    """Return a bias of sums less what is taken from them later: half a sum off at most."""
+    steps: Values = bias.astype(np.int64) - np.rint(shift / scales.astype(np.float64))
+    return np.clip(steps, -(2**31), 2**31 - 1)
+
+
+def shared(graph: Graph) -> tuple[Graph, int]:
+    """Let sums read a tensor as the layer beside them does: in bytes, half a step off at most."""
+    draft, count = Draft(graph), 0
+    for node in draft:
+        if node.op != "add":
+            continue
+        inputs = list(node.inputs)
+        for place, name in enumerate(node.inputs):
+            readers = graph.readers.get(name, ())
+            byte = next((r for r in readers if r.op == "quantise"), None)
+            if byte is not None and byte.attr("dtype", "int8") == "int8":
+                attrs = {key: byte.attr(key) for key in ("scale", "offset") if byte.attr(key)}
+                attrs["dtype"] = draft.type(name).dtype
+                inputs[place] = draft.insert("dequantise", (byte.output,), attrs, f"{name}_shared")
+        if tuple(inputs) != node.inputs:
+            count += draft.become(node, "add", inputs)
+    return draft.finish(), count
+
+
+def before_pool(draft: Draft, node: Node) -> bool:
+    """Quantise before the largest are sought: fewer bytes, the same ones."""
+    pool = draft.only(node.inputs[0], "max_pool2d")
+    if pool is None or node.attr("dtype", "int8") != "int8":
+        return False
+    small = draft.insert("quantise", pool.inputs, node.attrs, f"{node.name}_image")
+    return draft.become(node, "max_pool2d", (small,), pool.attrs)
 
 
 def fold(graph: Graph) -> tuple[Graph, int]:
@@ -270,7 +321,10 @@ def fold(graph: Graph) -> tuple[Graph, int]:
         return graph, 0
     total = 0
     for apply in (
+        clean.COMMON.apply,
         in_int8,
+        sweep(before_pool, "quantise"),
+        shared,
         sweep(integer_layer, *CONVOLUTIONS, *PRODUCTS),
         sweep(moved, *MOVING),
         sweep(residual, "add"),

@@ -1,0 +1,68 @@
+"""The network that goes to the chip: a quantised graph in whole numbers from layer to layer.
+
+`deploy` puts every layer's scales into the graph and folds them: sums in int32, requantised in the
+epilogue of the layer that computes them. A QDQ file comes to the same when it is compiled. What
+differs from the fake-quantised graph is rounding, by a step of a tensor's scale at most, and that
+a residual is read in the bytes its neighbour reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ascend_lab.chip import Chip
+from ascend_lab.compress.records import LayerScales
+from ascend_lab.errors import InputError, UnsupportedError
+from ascend_lab.graph import Graph, compile_stages
+from ascend_lab.graph.network import NetworkTimeline
+from ascend_lab.graph.passes.formats import Steps, in_pairs
+from ascend_lab.graph.passes.quantised import fold
+from ascend_lab.graph.placement import constant_bytes
+
+
+def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
+    """Return the graph with some layers on whole numbers; others stay in floating point.
+
+    The graph is one made ready (`Quantised.graph`). Raises `InputError` for a layer it has not, and
+    `UnsupportedError` for activations in other than 8 bits or weights in more.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    for layer in layers:
+        if layer.name not in nodes or nodes[layer.name].inputs[1] not in graph.constants:
+            raise InputError(f"{graph.name}: a layer with constant weights", layer.name, "check it")
+        if layer.bits != 8 or layer.weight_bits > 8:
+            got = f"{layer.bits} and {layer.weight_bits}"
+            needed = f"{layer.name}: activations in 8 bits, weights in 8 at most"
+            raise UnsupportedError(needed, got, "the cube multiplies int8")
+    steps = {
+        one.name: Steps(one.scale, one.offset, one.weight_scales, one.weight_bits) for one in layers
+    }
+    return fold(in_pairs(graph, steps))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a network costs on a chip: time, its own bytes, bytes over the memory interface."""
+
+    time_s: float
+    weight_bytes: int
+    memory_bytes: int
+    kernels: int
+    launch_s: float
+    time_s_by_type: dict[str, float]
+
+
+def bill(graph: Graph, chip: Chip | str) -> Bill:
+    """Return the bill of a graph in fp16 where it is in floating point; raises as compiling."""
+    stages = compile_stages(graph, chip)
+    times: NetworkTimeline = stages.timeline()
+    launch = sum(op.timeline.launch_cycles for op in times.operators) / times.chip.clock_hz
+    weights = sum(constant_bytes(stages.compiled).values())
+    return Bill(times.time_s, weights, times.memory_bytes, len(times.operators), launch,
+                times.by_type())  # fmt: skip
+
+
+def ledger(graph: Graph, layers: Sequence[LayerScales], chip: Chip | str) -> tuple[Bill, Bill]:
+    """Return the bills of a network in fp16 and deployed in int8, for one batch on one chip."""
+    return bill(graph, chip), bill(deploy(graph, layers), chip)

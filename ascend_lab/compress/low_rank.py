@@ -1,0 +1,188 @@
+"""A convolution as two thin ones: k1 x k2 becomes k1 x 1 and 1 x k2 with few channels between.
+
+The weights, unfolded into a matrix (min C min k, max C max k), are cut to the rank that an analytic
+variational Bayes estimate (EVBMF) finds above the noise, held between two shares of the rows and
+rounded to 16. Sources: Nakajima et al., JMLR 14 (2013) 1-37; github hicann/amct,
+amct_tensor_decompose/src/tensor_decomposition.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Constant, Draft, Graph, Node, TensorType
+from ascend_lab.graph.ir import Values, operator_of
+from ascend_lab.ops.convolution import geometry
+
+UNIT = 16
+THRESHOLD = 2.5129
+"""tau = 2.5129 sqrt(alpha): where a component begins to be worth more than noise."""
+DIVISORS = (6, 4)
+"""Rows to one of rank at most: of few channels, and where both sides have 256 or more."""
+WIDE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Thin:
+    """A convolution to be split: which side of the channels and of the kernel is the smaller."""
+
+    features: int
+    channels: int
+    kernel: tuple[int, int]
+
+    @property
+    def kind(self) -> str:
+        """FC or SC: features fewer than channels or not; FK or SK: rows no more than columns."""
+        first = "FC" if self.features < self.channels else "SC"
+        return first + ("FK" if self.kernel[0] <= self.kernel[1] else "SK")
+
+    @property
+    def rows_first(self) -> bool:
+        """Tell whether the kernel's rows come first: k1 x 1, then 1 x k2."""
+        return self.kind in ("SCFK", "FCSK")
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Sizes of the unfolded weights: (min C min k, max C max k)."""
+        sides = sorted((self.features, self.channels))
+        taps = sorted(self.kernel)
+        return sides[0] * taps[0], sides[1] * taps[1]
+
+    def parameters(self, rank: int) -> int:
+        """Return the weights of both parts together."""
+        low, high = self.kernel if self.rows_first else self.kernel[::-1]
+        return rank * (self.channels * low + self.features * high)
+
+
+def thin_of(graph: Graph, node: Node) -> Thin | None:
+    """Return a convolution that is to be split; None where that is not done."""
+    if node.op != "conv2d" or node.inputs[1] not in graph.constants:
+        return None
+    settings = operator_of(node.op).settings(node.attrs)
+    step, _, spread = geometry(settings["stride"], settings["pad"], settings["dilation"])
+    k, c, *kernel = graph.types[node.inputs[1]].shape
+    least, narrow = min(kernel), min(k, c)
+    refused = max(spread) > 1 or settings["groups"] > 1 or least < 3 or max(step) > 2
+    small = least * narrow < UNIT or (least < 7 and narrow < 64)
+    return None if refused or small else Thin(k, c, (kernel[0], kernel[1]))
+
+
+# -- the rank -------------------------------------------------------------------------------------
+def evbmf_rank(matrix: Values) -> int:
+    """Return how many components of a matrix stand out of noise, its variance estimated.
+
+    Raises `InputError` for anything but a matrix of finite numbers.
+    """
+    given = np.asarray(matrix, np.float64)
+    if given.ndim != 2 or not given.size or not np.isfinite(given).all():
+        raise InputError("a matrix of finite numbers", str(given.shape), "reshape it")
+    rows, columns = sorted(given.shape)
+    squares = np.linalg.svd(given, compute_uv=False) ** 2
+    if not squares[0] > 0:
+        return 0
+    alpha = rows / columns
+    tau = THRESHOLD * math.sqrt(alpha)
+    limit = (1 + tau) * (1 + alpha / tau)
+    noise = _noise(squares, rows, columns, limit)
+    return int((squares > columns * noise * limit).sum())
+
+
+def _noise(squares: Values, rows: int, columns: int, limit: float) -> float:
+    """Return the variance of the noise that makes the singular values most likely."""
+    try:
+        from scipy.optimize import minimize_scalar
+    except ImportError as error:
+        needed = "scipy, to estimate noise"
+        raise InputError(needed, "not installed", "pip install 'ascend-lab[exact]'") from error
+    alpha = rows / columns
+    most = min(math.ceil(rows / (1 + alpha)) - 1, rows) - 1
+    tail = squares[min(max(most, 0) + 1, rows - 1) :]
+    low = max(tail[0] / (columns * limit), float(tail.mean()) / columns)
+    high = float(squares.sum()) / (rows * columns)
+    if not low < high:
+        return high
+
+    def energy(noise: float) -> float:
+        x = np.maximum(squares / (columns * noise), np.finfo(float).tiny)
+        above, below = x[x > limit], x[x <= limit]
+        part = above - (1 + alpha)
+        tau = 0.5 * (part + np.sqrt(np.maximum(part**2 - 4 * alpha, 0)))
+        sums = (below - np.log(below)).sum() + (above - tau).sum()
+        sums += np.log((tau + 1) / above).sum() + alpha * np.log(tau / alpha + 1).sum()
+        return float(sums)
+
+    return float(minimize_scalar(energy, bounds=(low, high), method="bounded").x)
+
+
+def rank_of(thin: Thin, found: int) -> int:
+    """Return the rank to cut to, from the one found: in bounds, a multiple of 16."""
+    rows, divisor = thin.matrix[0], DIVISORS[min(thin.features, thin.channels) >= WIDE]
+    wanted = min(max(found, rows // (divisor + 1)), rows // divisor)
+    near = max(math.floor(wanted / UNIT + 0.5) * UNIT, UNIT)
+    return near + UNIT if near < 0.9 * wanted else near
+
+
+# -- the split ------------------------------------------------------------------------------------
+def _unfolded(thin: Thin, weights: Values) -> Values:
+    """Return (channels and taps read first, features and taps behind) as a matrix."""
+    first, behind = (2, 3) if thin.rows_first else (3, 2)
+    order = weights.astype(np.float64).transpose(1, first, 0, behind)
+    return order.reshape(order.shape[0] * order.shape[1], -1)
+
+
+def split_weights(thin: Thin, weights: Values, rank: int) -> tuple[Values, Values]:
+    """Return the weights of both convolutions by a truncated SVD, its values shared evenly."""
+    u, s, vt = np.linalg.svd(_unfolded(thin, weights), full_matrices=False)
+    root = np.sqrt(s[:rank])
+    low, high = thin.kernel if thin.rows_first else thin.kernel[::-1]
+    left = (u[:, :rank] * root).reshape(thin.channels, low, rank).transpose(2, 0, 1)
+    right = (root[:, None] * vt[:rank]).reshape(rank, thin.features, high).transpose(1, 0, 2)
+    if thin.rows_first:
+        return left[..., None], right[:, :, None, :]
+    return left[:, :, None, :], right[..., None]
+
+
+def decomposed(graph: Graph, ranks: dict[str, int] | None = None) -> tuple[Graph, dict[str, int]]:
+    """Return the graph with its wide convolutions split, and the rank of each that was.
+
+    `ranks` replays what was found before. Convolutions that would not become smaller stay. Raises
+    `InputError` for a rank that no such convolution has.
+    """
+    draft, used = Draft(graph), dict[str, int]()
+    for node in graph.nodes:
+        thin = thin_of(graph, node)
+        if thin is None or (ranks is not None and node.name not in ranks):
+            continue
+        weights = graph.constants[node.inputs[1]].array()
+        rank = ranks[node.name] if ranks else rank_of(thin, evbmf_rank(_unfolded(thin, weights)))
+        if not 1 <= rank <= min(thin.matrix):
+            needed = f"{node.name}: a rank from 1 to {min(thin.matrix)}"
+            raise InputError(needed, str(rank), "decompose it again")
+        if thin.parameters(rank) < weights.size:
+            _split(draft, node, thin, split_weights(thin, weights, rank))
+            used[node.name] = rank
+    if ranks and set(ranks) - set(used):
+        raise InputError(f"{graph.name}: convolutions to split", str(set(ranks) - set(used)))
+    return draft.finish(), used
+
+
+def _split(draft: Draft, node: Node, thin: Thin, parts: tuple[Values, Values]) -> None:
+    settings = operator_of(node.op).settings(node.attrs)
+    step, pads, _ = geometry(settings["stride"], settings["pad"], 1)
+    kind = draft.types[node.inputs[1]].dtype
+    names = [
+        draft.add(Constant(TensorType(w.shape, kind), w.astype(np.float32)), f"{node.name}_{i}")
+        for i, w in enumerate(parts)
+    ]
+    ways: list[dict[str, Any]] = [
+        {"stride": (step[0], 1), "pad": (pads[0], (0, 0))},
+        {"stride": (1, step[1]), "pad": ((0, 0), pads[1])},
+    ]
+    first, second = ways if thin.rows_first else ways[::-1]
+    x = draft.insert("conv2d", (node.inputs[0], names[0]), first, f"{node.name}_low")
+    draft.become(node, "conv2d", (x, names[1], *node.inputs[2:]), second)

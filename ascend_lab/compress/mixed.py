@@ -1,0 +1,226 @@
+"""Which layer in which format: the least time on a chip within a budget of error, exactly.
+
+    minimise sum of time(layer, format)   where   sum of error(layer, format) <= budget
+
+A multiple-choice knapsack. States (time, error) are kept layer by layer unless another is no worse
+in both, or the rest, even with fractions of layers, cannot beat what is known: what is left is
+exact. The published way beside it puts the least similar layers back, their number by bisection.
+
+Errors are added: a layer's error is what it does to the output's squared error alone. That holds
+while the errors of layers are small and independent, so that their squares add up. The published
+bisection assumes that fewer quantised layers are never worse. Both can be wrong; the error of the
+network that was chosen is measured. Sources: github hicann/amct (accuracy_based_auto_calibration);
+Kellerer, Pferschy, Pisinger: Knapsack Problems (2004), chapter 11.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ascend_lab.errors import InputError
+from ascend_lab.graph.ir import Values
+
+MOST_STATES = 2_000_000
+"""States held at once; more is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A format for a layer: its seconds, and the squared error it adds to the output."""
+
+    format: str
+    time_s: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer and the formats it may have."""
+
+    name: str
+    options: tuple[Option, ...]
+
+    def __post_init__(self) -> None:
+        numbers = [n for one in self.options for n in (one.time_s, one.error)]
+        if not self.options or not all(math.isfinite(n) and n >= 0 for n in numbers):
+            raise InputError(f"{self.name}: options of finite times and errors", str(numbers)[:60])
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A format for each layer, and the sums of times and errors."""
+
+    formats: Mapping[str, str]
+    time_s: float
+    error: float
+
+
+def mix_of(layers: Sequence[Layer], places: Sequence[int]) -> Mix:
+    """Return the mix that takes an option, by its place, for each layer."""
+    chosen = [layer.options[place] for layer, place in zip(layers, places, strict=True)]
+    names = {layer.name: one.format for layer, one in zip(layers, chosen, strict=True)}
+    return Mix(names, math.fsum(o.time_s for o in chosen), math.fsum(o.error for o in chosen))
+
+
+# -- exactly --------------------------------------------------------------------------------------
+def fastest(layers: Sequence[Layer], budget: float) -> Mix:
+    """Return the mix of least time with at most `budget` of error, of equal ones least error.
+
+    Raises `InputError` where even the most exact formats are over the budget.
+    """
+    least = math.fsum(min(o.error for o in layer.options) for layer in layers)
+    if not budget >= least * (1 - 1e-12):
+        raise InputError("a budget that the exact formats keep", f"{budget:g} below {least:g}")
+    hulls = _rest_hulls(layers)
+    best = _greedy_time(layers, budget)
+    slack, near = 1e-9 * (best + budget), 1e-12 * budget  # sums of floats end where they may
+    times, errors, trail = np.zeros(1), np.zeros(1), []
+    for at, layer in enumerate(layers):
+        count = len(layer.options)
+        step = np.array([(o.time_s, o.error) for o in layer.options])
+        grown = [(v[:, None] + step[:, i]).ravel() for i, v in enumerate((times, errors))]
+        bound = grown[0] + _rest(hulls[at + 1], budget + near - grown[1])
+        alive = np.flatnonzero(bound <= best + slack)
+        kept = alive[_undominated(grown[0][alive], grown[1][alive])]
+        if len(kept) > MOST_STATES:
+            raise InputError(f"at most {MOST_STATES} states", str(len(kept)), "round the errors")
+        times, errors = grown[0][kept], grown[1][kept]
+        trail.append((kept // count, kept % count))
+    place = int(np.lexsort((errors, times))[0])
+    found = []
+    for before, option in reversed(trail):
+        found.append(int(option[place]))
+        place = int(before[place])
+    return mix_of(layers, found[::-1])
+
+
+def _undominated(times: Values, errors: Values) -> Values:
+    """Return the places of states that no other beats or equals in both, by time."""
+    order = np.lexsort((errors, times))
+    before = np.minimum.accumulate(np.append(np.inf, errors[order]))[:-1]
+    return order[errors[order] < before]
+
+
+def _hull(layer: Layer) -> list[tuple[float, float]]:
+    """Return the options on the lower convex hull of (error, time), by error."""
+    points: list[tuple[float, float]] = []
+    for error, time in sorted((o.error, o.time_s) for o in layer.options):
+        if points and time >= points[-1][1]:
+            continue
+        while len(points) > 1:
+            (e0, t0), (e1, t1) = points[-2:]
+            if (t1 - t0) * (error - e1) < (time - t1) * (e1 - e0):
+                break
+            points.pop()
+        points.append((error, time))
+    return points
+
+
+def _rest_hulls(layers: Sequence[Layer]) -> list[tuple[Values, Values]]:
+    """Return, for each number of layers passed, the least time of the rest over the error left."""
+    found, error, time = [(np.zeros(1), np.zeros(1))], 0.0, 0.0
+    slopes: list[tuple[float, float, float]] = []
+    for layer in reversed(layers):
+        hull = _hull(layer)
+        error, time = error + hull[0][0], time + hull[0][1]
+        for (e0, t0), (e1, t1) in pairwise(hull):
+            slopes.append(((t0 - t1) / max(e1 - e0, 1e-300), e1 - e0, t0 - t1))
+        slopes.sort(key=lambda s: -s[0])
+        widths = np.cumsum([0.0, *(s[1] for s in slopes)])
+        drops = np.cumsum([0.0, *(s[2] for s in slopes)])
+        found.append((error + widths, time - drops))
+    return found[::-1]
+
+
+def _rest(hull: tuple[Values, Values], left: Values) -> Values:
+    """Return the least time of the layers to come with fractions allowed; infinite if none fits."""
+    errors, times = hull
+    bound = np.interp(left, errors, times)
+    result: Values = np.where(left < errors[0], np.inf, bound)
+    return result
+
+
+def _greedy_time(layers: Sequence[Layer], budget: float) -> float:
+    """Return the time of a mix within the budget: the best exchanges first."""
+    places = [min(layer.options, key=lambda o: (o.error, o.time_s)) for layer in layers]
+    left = budget - math.fsum(o.error for o in places)
+    steps = [
+        ((places[i].time_s - o.time_s) / max(o.error - places[i].error, 1e-300), i, j)
+        for i, layer in enumerate(layers)
+        for j, o in enumerate(layer.options)
+        if o.time_s < places[i].time_s
+    ]
+    for _, i, j in sorted(steps, reverse=True):
+        other = layers[i].options[j]
+        more = other.error - places[i].error
+        if other.time_s < places[i].time_s and more <= left:
+            left -= more
+            places[i] = other
+    return math.fsum(o.time_s for o in places)
+
+
+def frontier(layers: Sequence[Layer], points: int = 24) -> tuple[Mix, ...]:
+    """Return exact mixes for budgets from the least error to all layers' fastest formats."""
+    low = math.fsum(min(o.error for o in layer.options) for layer in layers)
+    fast = [min(layer.options, key=lambda o: (o.time_s, o.error)) for layer in layers]
+    high = math.fsum(o.error for o in fast)
+    spread = [o.error for layer in layers for o in layer.options if o.error > 0]
+    first = low + min(spread, default=0.0)
+    budgets = [low, *np.geomspace(first, high, points)] if 0 < first < high else [low, high]
+    mixes: dict[tuple[float, float], Mix] = {}
+    for budget in budgets:
+        found = fastest(layers, max(float(budget), low))
+        mixes[found.time_s, found.error] = found
+    return tuple(sorted(mixes.values(), key=lambda m: (m.error, m.time_s)))
+
+
+# -- as published ---------------------------------------------------------------------------------
+def similarity(wanted: Values, got: Values) -> float:
+    """Return 0.5 + 0.5 cos(wanted, got): 1 for zeros wanted, 0 for zeros got."""
+    one, two = (np.asarray(a, np.float64).ravel() for a in (wanted, got))
+    if not one.any():
+        return 1.0
+    if not two.any():
+        return 0.0
+    return float(0.5 + 0.5 * (one @ two) / (np.linalg.norm(one) * np.linalg.norm(two)))
+
+
+def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) -> frozenset[str]:
+    """Return how many of a ranking, least similar first, go back to float: by bisection.
+
+    `accepts` says whether a set of layers in float is good enough. Raises `InputError` if all of
+    them are not.
+    """
+    if accepts(frozenset()):
+        return frozenset()
+    low, high = 0, len(ranking)
+    if not accepts(frozenset(ranking)):
+        raise InputError("a metric that the network in float meets", "it fails", "loosen it")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if accepts(frozenset(ranking[:middle])):
+            high = middle
+        else:
+            low = middle
+    return frozenset(ranking[:high])
+
+
+def bisected(
+    layers: Sequence[Layer], ranking: Sequence[str], budget: float, exact: str = "fp16"
+) -> Mix:
+    """Return the published choice under the sum of errors: some layers `exact`, others fastest."""
+
+    def mix(back: frozenset[str]) -> Mix:
+        places = []
+        for layer in layers:
+            fast = min(range(len(layer.options)), key=lambda i: layer.options[i].time_s)
+            own = [i for i, o in enumerate(layer.options) if o.format == exact]
+            places.append(own[0] if layer.name in back and own else fast)
+        return mix_of(layers, places)
+
+    return mix(put_back(ranking, lambda back: mix(back).error <= budget))

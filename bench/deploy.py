@@ -1,0 +1,68 @@
+"""Deployed int8 against fp16, mixed precision against the bisection: `lab.py bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ascend_lab.compress import Plan, Quantised, at_batch, quantise_graph
+from ascend_lab.compress.deploy import ledger
+from ascend_lab.compress.digits import convolutional, load_digits, trained, transformer
+from ascend_lab.compress.mixed_search import choose
+from ascend_lab.graph import Graph, zoo
+from bench.table import Figure
+
+BATCH = 16
+CHIPS = ("Ascend310", "Ascend310P3", "Ascend910A")
+NETWORKS = (
+    "resnet18", "resnet50", "mobilenet_v2", "squeezenet", "shufflenet_v2", "mobilevit_block",
+    "vit_block", "bert_block",
+)  # fmt: skip
+"""Networks of the zoo; the two trained on digits make them ten."""
+
+
+def calibrated(graph: Graph, seed: int = 0) -> Quantised:
+    """Return a network calibrated on noise: scales for times and errors, not for accuracy."""
+    rng = np.random.default_rng(seed)
+    feeds = [{n: rng.normal(size=graph.types[n].shape).astype(np.float32) for n in graph.inputs}]
+    return quantise_graph(graph, feeds)
+
+
+def _resnet50() -> Iterator[Figure]:
+    small = calibrated(zoo.build("resnet50", batch=1))
+    found = at_batch(small, zoo.build("resnet50", batch=BATCH), Plan())
+    for chip in CHIPS:
+        half, byte = ledger(found.graph, found.layers, chip)
+        ratio, weights = half.time_s / byte.time_s, byte.weight_bytes / half.weight_bytes
+        title = f"ResNet-50 int8 of fp16, batch {BATCH}, {chip}"
+        yield Figure(title, f"{ratio:.2f}x", ">= 1.5", ratio >= 1.5)
+        yield Figure("  bytes of weights", f"{weights:.2f}x", "<= 0.51", weights <= 0.51)
+
+
+def _mixed(chip: str = "Ascend310P3", share: float = 0.3) -> Iterator[Figure]:
+    never, gains = True, []
+    learn, _ = load_digits()
+    cases = [(name, zoo.build(name)) for name in NETWORKS]
+    cases += [(make.__name__, trained(make(), learn)) for make in (convolutional, transformer)]
+    for name, graph in cases:
+        rng = np.random.default_rng(1)
+        feeds = [
+            {n: rng.normal(size=graph.types[n].shape).astype(np.float32) for n in graph.inputs}
+        ]
+        feeds = list(learn.feeds[:2]) if graph.name.startswith("digits") else feeds
+        choice = choose(quantise_graph(graph, feeds), feeds, chip, share)
+        never &= choice.time_s <= choice.published_s * (1 + 1e-12)
+        never &= choice.exact.time_s <= choice.published.time_s * (1 + 1e-12)
+        gains.append(choice.published_s / choice.time_s)
+        shown = f"{choice.published_s * 1e6:.0f} -> {choice.time_s * 1e6:.0f} us"
+        yield Figure(f"  mixed precision, {name}", shown, "", None)
+    value = f"{min(gains):.3f}x to {max(gains):.3f}x"
+    yield Figure(f"mixed precision against bisection, {len(cases)} networks", value, "never slower",
+                 never)  # fmt: skip
+
+
+def deploy_figures() -> Iterator[Figure]:
+    """Yield the int8 networks' times against fp16, and exact mixed precision on ten networks."""
+    yield from _resnet50()
+    yield from _mixed()

@@ -1,0 +1,147 @@
+"""Formats per layer as an exact knapsack, and the published bisection beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ascend_lab.compress import fake_quantised, quantise_graph
+from ascend_lab.compress.mixed import (
+    Layer,
+    Option,
+    bisected,
+    fastest,
+    frontier,
+    mix_of,
+    put_back,
+    similarity,
+)
+from ascend_lab.compress.mixed_search import choose, ranking_of
+from ascend_lab.errors import InputError
+from ascend_lab.graph import GraphBuilder, evaluate
+
+
+@st.composite
+def problems(draw, most=6):
+    whole = st.integers(0, 40)
+    layers = [
+        Layer(f"l{i}", tuple(
+            Option(f"f{j}", draw(whole) / 8, draw(whole) / 16)
+            for j in range(draw(st.integers(1, 4)))
+        ))
+        for i in range(draw(st.integers(1, most)))
+    ]  # fmt: skip
+    return layers, draw(st.integers(0, 300)) / 16
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_the_knapsack_equals_brute_force(problem):
+    layers, budget = problem
+    every = [mix_of(layers, p) for p in itertools.product(*(range(len(x.options)) for x in layers))]
+    fits = [m for m in every if m.error <= budget]
+    if not fits:
+        with pytest.raises(InputError, match="a budget that the exact formats keep"):
+            fastest(layers, budget)
+        return
+    best = fastest(layers, budget)
+    assert best.error <= budget
+    assert best.time_s == min(m.time_s for m in fits)
+    assert best.error == min(m.error for m in fits if m.time_s == best.time_s)
+
+
+def two_ways(count, seed=0):
+    rng = np.random.default_rng(seed)
+    times, errors = rng.lognormal(size=count), rng.lognormal(0, 2, count)
+    shares = rng.uniform(0.4, 1.1, count)
+    return [
+        Layer(f"l{i}", (Option("fp16", t, 0.0), Option("int8", t * shares[i], errors[i])))
+        for i, t in enumerate(times)
+    ]
+
+
+def test_large_networks_are_solved_exactly_and_never_lose_to_the_bisection():
+    layers = two_ways(120)
+    errors = {layer.name: layer.options[1].error for layer in layers}
+    ranking = sorted(errors, key=lambda name: -errors[name])
+    wins = 0
+    for share in (0.02, 0.1, 0.3, 0.7):
+        published = bisected(layers, ranking, share * sum(errors.values()))
+        exact = fastest(layers, published.error)
+        assert exact.error <= published.error * (1 + 1e-12)
+        assert exact.time_s <= published.time_s
+        wins += exact.time_s < 0.999 * published.time_s
+    assert wins >= 3
+
+
+def test_the_frontier_falls_and_has_both_ends():
+    layers = two_ways(30, 4)
+    mixes = frontier(layers)
+    times, errors = [m.time_s for m in mixes], [m.error for m in mixes]
+    assert errors == sorted(errors) and times == sorted(times, reverse=True)
+    assert errors[0] == 0 and times[-1] == pytest.approx(
+        sum(min(o.time_s for o in layer.options) for layer in layers)
+    )
+    assert len(mixes) > 8
+
+
+def test_similarity_and_bisection_as_published():
+    assert similarity([0, 0], [3, 4]) == 1 and similarity([3, 4], [0, 0]) == 0
+    assert similarity([1, 0], [0, 1]) == 0.5 and similarity([1, 2], [-1, -2]) < 1e-15
+    names = [f"l{i}" for i in range(13)]
+    for needed in range(14):
+        asked = []
+
+        def accepts(back, needed=needed, asked=asked):
+            asked.append(len(back))
+            return len(back) >= needed
+
+        assert put_back(names, accepts) == frozenset(names[:needed])
+        assert len(asked) <= 2 + math.ceil(math.log2(13))
+    with pytest.raises(InputError, match="a metric that the network in float meets"):
+        put_back(names, lambda back: False)
+
+
+@pytest.mark.parametrize("number", [-1.0, math.nan, math.inf])
+def test_options_are_checked(number):
+    with pytest.raises(InputError, match="x: options of finite times and errors"):
+        Layer("x", (Option("fp16", number, 0.0),))
+    with pytest.raises(InputError, match="a budget"):
+        fastest(two_ways(2), math.nan)
+
+
+def small_net():
+    net = GraphBuilder("small")
+    x = net.input("x", (1, 16, 28, 28))
+    y = net.relu(net.conv2d(x, net.weight((64, 16, 3, 3)), net.weight((64,)), pad=1, name="a"))
+    y = net.relu(net.conv2d(y, net.weight((64, 64, 3, 3)), pad=1, name="b"))
+    z = net.relu(net.conv2d(y, net.weight((64, 64, 1, 1)), name="c"))
+    y = net.add(net.conv2d(z, net.weight((64, 64, 3, 3)), pad=1, name="d"), y)
+    y = net.reshape(net.global_avg_pool(y), shape=(1, 64))
+    net.output(net.gemm(y, net.weight((10, 64)), net.weight((10,)), trans_b=True, name="e"))
+    return net.build()
+
+
+def test_formats_of_a_network_are_chosen_by_its_own_times_and_errors():
+    graph = small_net()
+    feeds = [{"x": np.random.default_rng(i).normal(size=(1, 16, 28, 28))} for i in range(2)]
+    found = quantise_graph(graph, feeds)
+    choice = choose(found, feeds, "Ascend310P3", share=0.5)
+    assert [layer.name for layer in choice.layers] == list("abcde")
+    assert all(o.time_s > 0 for layer in choice.layers for o in layer.options)
+    errors = [layer.options[1].error for layer in choice.layers]
+    assert all(1e-7 < error < 1e-2 for error in errors)
+    assert choice.exact.error <= choice.published.error <= 0.5 * sum(errors)
+    assert choice.exact.time_s <= choice.published.time_s
+    assert choice.time_s <= choice.published_s
+    assert sorted(ranking_of(found, feeds)) == list("abcde")
+    # errors add up, as the sum of all layers says of the whole network within an order
+    whole = next(iter(evaluate(fake_quantised(found), feeds[0]).values()))
+    wanted = next(iter(evaluate(found.graph, feeds[0]).values()))
+    gap = ((whole - wanted) ** 2).sum() / (wanted**2).sum()
+    assert 0.02 * sum(errors) < gap < 5 * sum(errors)
