@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.drive import Trial
+from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Task, evaluate
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
@@ -21,7 +22,6 @@ from ascend_lab.graph.lower import (
     CONVOLUTIONS,
     MOVES,
     PRODUCTS,
-    Chip,
     Choice,
     Lowered,
     Piece,
