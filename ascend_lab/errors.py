@@ -1,7 +1,5 @@
 """The error family: every message says what was needed, what was there, and a remedy."""
 
-from __future__ import annotations
-
 
 class AscendLabError(Exception):
     """Base of every error this package raises on purpose."""

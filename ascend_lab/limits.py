@@ -3,8 +3,6 @@
 Numbers in texts are plain ASCII: no digits of other scripts, no underscores, no nan, no infinity.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

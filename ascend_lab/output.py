@@ -1,7 +1,5 @@
 """The one way this package writes a user's file: whole, or not at all."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

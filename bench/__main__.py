@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
+from bench.bound import bound_figures
 from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
 from bench.deploy import deploy_figures
@@ -43,6 +44,7 @@ BENCHES = (
     bench_reference,
     bench_batch,
     bench_graphs,
+    bound_figures,
     memory_figures,
     light_figures,
     runtime_figures,

@@ -1,7 +1,5 @@
 """Products and convolutions run on a chip against NumPy, with an epilogue or without."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Random tensor programs with their values, random steps, and what every kernel must be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -5,8 +5,6 @@ are clipped: fp16 is exact throughout, and compiled values can be asked to equal
 though every kernel rounds. What leaks from padding lanes would show.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

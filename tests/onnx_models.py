@@ -1,7 +1,5 @@
 """Small ONNX models for tests, and the values ONNX Runtime computes for them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

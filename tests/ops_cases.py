@@ -1,7 +1,5 @@
 """Hypothesis strategies for operators: random legal shapes and attributes of every family."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Inputs and results are nested lists turned into fp64 arrays; no broadcasting, no
 matrix products of NumPy are used, so that an error of the references cannot repeat itself here.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

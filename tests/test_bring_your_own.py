@@ -1,7 +1,5 @@
 """The page on files of one's own: they load, every command runs, and no key is left out."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

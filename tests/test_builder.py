@@ -1,7 +1,5 @@
 """The kernel builder: queues become flags, slots rotate, misuse is refused with a remedy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

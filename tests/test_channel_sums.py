@@ -1,7 +1,5 @@
 """Sums over the channels of images: values for odd shapes, and times near what the pipes allow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The figures and checks of the fusion chapter, and what its prose claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The figures and checks of the transpose and scatter chapter, and what its prose claims."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

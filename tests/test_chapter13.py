@@ -1,7 +1,5 @@
 """The figures and checks of the chapter on graphs, and what its prose claims."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascend_lab.errors import InputError

@@ -1,7 +1,5 @@
 """The figure and checks of the chapter on rewrites, and what its prose claims."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ascend_lab.graph import GraphBuilder, evaluate, random_inputs

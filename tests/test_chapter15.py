@@ -1,7 +1,5 @@
 """The figures and checks of the chapter on memory planning, and what its prose claims."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import accumulate, pairwise, product
 

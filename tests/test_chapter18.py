@@ -1,7 +1,5 @@
 """The checks and figures of chapter 18, and what its prose claims."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Chip files: presets agree with the published facts, bad files are refused by file and key."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from pathlib import Path

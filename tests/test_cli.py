@@ -1,7 +1,5 @@
 """The command line: verbs, the JSON contract, exit codes, and one line for every bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

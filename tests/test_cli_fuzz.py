@@ -5,8 +5,6 @@ top is no help here: with ASCEND_LAB_DEBUG it lets through what no other place e
 `FUZZ_EXAMPLES=5000 HYPOTHESIS_PROFILE=explore pytest tests/test_cli_fuzz.py` looks for more.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

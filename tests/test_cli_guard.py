@@ -1,7 +1,5 @@
 """What both commands promise at their top: streams, interruption, mistakes of ours, idle flags."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Models by name on the command lines: `zoo`, and `zoo:NAME` wherever a model is taken."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calibrators: golden values of the original tools, ONNX Runtime's own, edges, properties."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

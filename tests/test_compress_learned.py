@@ -1,7 +1,5 @@
 """Training with rounding in it: golden slopes, digits by two networks, layers taught alone."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quantised graphs: ready, fake-quantised as ONNX Runtime computes them, configured, recorded."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

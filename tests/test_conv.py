@@ -1,7 +1,5 @@
 """Convolutions against NumPy: stride, pads, dilation, groups, wide rows, transposed; and time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Other ways to convolve: im2col through memory, the vector unit, plain products, transposed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

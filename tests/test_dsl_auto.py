@@ -1,7 +1,5 @@
 """Default schedules: how near the roofline they come, and that awkward shapes get one at all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from dsl_oracles import (

@@ -1,7 +1,5 @@
 """Bad input: the right error class, the numbers and names in the message, and a remedy."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

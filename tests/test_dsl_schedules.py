@@ -1,7 +1,5 @@
 """Schedules: no legal sequence of steps changes values; matmul by primitives equals the kernel."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

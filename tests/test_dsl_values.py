@@ -1,7 +1,5 @@
 """Every operation of the DSL, by its default schedule, against NumPy: values, flags and time."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

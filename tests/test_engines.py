@@ -1,7 +1,5 @@
 """The fast engine, the plain reference and the compiled reference agree to the cycle."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

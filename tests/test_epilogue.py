@@ -1,7 +1,5 @@
 """Fused epilogues against NumPy, step by step: convolutions, products, depthwise; time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cube_checks import (

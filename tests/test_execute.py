@@ -1,7 +1,5 @@
 """What programs compute: number formats, every instruction, poison, and any order of the pipes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

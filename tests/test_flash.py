@@ -1,7 +1,5 @@
 """FlashAttention: values, no races, no scores in GM, bytes by the law, time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

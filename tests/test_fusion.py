@@ -1,7 +1,5 @@
 """Fusion: who dominates whom, which rules fire, what switches say, and that values stay."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

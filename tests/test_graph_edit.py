@@ -1,7 +1,5 @@
 """Rewriting graphs: replacements, insertions, sorting, pruning, cycles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graph_strategies import whole_graphs, whole_inputs

@@ -1,7 +1,5 @@
 """Graphs as data: types and bytes, constants, the verifier, text, builder, evaluation."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

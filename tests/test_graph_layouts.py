@@ -1,7 +1,5 @@
 """Which layout every tensor gets, where conversions stand, and which are taken out again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From nodes to kernels: compiled values equal NumPy's, and nothing leaks out of padding."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

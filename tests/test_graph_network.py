@@ -1,7 +1,5 @@
 """A compiled network on the clock: sums, L2 between kernels, traces, lifetimes, linear growth."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 

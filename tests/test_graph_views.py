@@ -1,7 +1,5 @@
 """Tables of graphs, and who starts the kernels: three ways, bytes over a cut."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """A tile of one's own gets the quickest grid of cores; a grid that is given is obeyed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Addresses, regions, instructions and programs: what they mean and what they refuse."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

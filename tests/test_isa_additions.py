@@ -1,7 +1,5 @@
 """bf16, compare and select, block instructions, rounding, atomic adds, rows picked at run time."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Hand-written kernels against NumPy: odd sizes, both formats, every chip family, tails."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cube_checks import assert_gemm, on

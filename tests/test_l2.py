@@ -1,7 +1,5 @@
 """What L2 holds between phases and kernels: against an LRU of single bytes, and in time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Layouts: published shapes and formulas, round trips, address maps, conversions as programs."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

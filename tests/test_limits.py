@@ -1,7 +1,5 @@
 """Bad input refused in one line before work: numbers, files, sizes, attributes, names in HTML."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import math

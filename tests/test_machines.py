@@ -1,7 +1,5 @@
 """The small machines: values against NumPy, cycles against bounds, counts against brute force."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

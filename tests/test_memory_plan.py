@@ -1,7 +1,5 @@
 """Memory plans: every method is valid, the search is exact, and the checks find wrong plans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

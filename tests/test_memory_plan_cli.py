@@ -1,7 +1,5 @@
 """`ascend-lab plan-memory` and its CSV form: the contract, exit codes, and every bad file."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 

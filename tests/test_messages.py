@@ -1,7 +1,5 @@
 """What a message suggests exists: flags, commands, verbs, files and names in all of the source."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

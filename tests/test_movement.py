@@ -1,7 +1,5 @@
 """Kernels that only move data: strided copies, transpose, gather, scatter, one-hot."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Export to ONNX: each operator's model is valid and computes in ONNX Runtime what we evaluate."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

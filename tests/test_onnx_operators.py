@@ -3,8 +3,6 @@
 Random shapes, attributes and zero points; forms that newer opsets replaced; refusals by name.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

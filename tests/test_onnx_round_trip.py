@@ -1,7 +1,5 @@
 """A network saved as ONNX and read again is the same network: as many kernels, the same time."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random graphs: what we evaluate, ONNX Runtime computes from the exported model."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

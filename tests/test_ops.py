@@ -1,7 +1,5 @@
 """Operators: references against plain-Python oracles; what one operator says and refuses."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bad calls: each raises a typed error before any work, with the numbers and a remedy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ A random case goes through everything that holds for an operator: inferred shape
 kernel's values on a chip, pieces that join to the whole, gradients against central differences.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """Kernels of training's own operators: gradients of convolution weights and of pooling."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The sanitizer's finding `overlap`: against an oracle that follows every byte by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

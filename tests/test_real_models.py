@@ -1,8 +1,6 @@
 """What models of real exporters taught: sizes without names, whole numbers, operators without a
 kernel, parts that exporters leave out, batches."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The sanitizer: silent on legal kernels, one tested example of every kind of finding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

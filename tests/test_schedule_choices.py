@@ -1,7 +1,5 @@
 """Every choice of a cube schedule: equal values, no races, legality with numbers, and its gain."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from itertools import product
 

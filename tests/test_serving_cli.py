@@ -1,7 +1,5 @@
 """`ascend-lab serve-sim`: the answers' keys, models as servers, and files that are wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

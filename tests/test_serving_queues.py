@@ -1,7 +1,5 @@
 """The simulated server against queueing theory, a recursion of its own, and simpy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -358,6 +356,21 @@ def test_a_dying_instance_loses_no_accepted_request() -> None:
     found = served(1.5, EXPONENTIAL, Policy(3, 2, failures=dead), 3000)
     assert not found.lost.any()
     assert (found.finish_s > found.arrival_s).all()
+
+
+def test_a_starved_request_of_the_warm_up_spoils_no_rate() -> None:
+    """Whoever is served last of all came first: delayed behind a queue that never ends."""
+    late = Level(1.0, 5.0, "delay")
+    found = served(1.3, EXPONENTIAL, Policy(levels=(late,)), 4000)
+    assert found.throughput_per_s == pytest.approx(1, rel=0.05)
+    assert found.utilisation() == pytest.approx(1, abs=1e-6)
+
+
+def test_one_request_and_all_at_once_have_rates_too() -> None:
+    assert answers([3.0], Policy()).throughput_per_s == pytest.approx(0.1)
+    arrivals = Arrivals("closed", clients=9)
+    found = served(0, DETERMINISTIC, arrivals=arrivals, n=8)
+    assert found.throughput_per_s == pytest.approx(1)
 
 
 def test_common_random_numbers_make_a_second_instance_help_everyone() -> None:

@@ -1,7 +1,5 @@
 """Reduce, transpose, scatter: who owns what, one split for all, and what both ways cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cube_checks import on

@@ -1,7 +1,5 @@
 """Programs as text: what is printed reads back equal, what cannot be read names its line."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

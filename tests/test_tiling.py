@@ -1,7 +1,5 @@
 """Huge inputs in tiles: the values of the whole network, within the memory, halos at borders."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a simulation tells: bounds on its cycles, spans, stalls, critical path, energy, summary."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Bytes per path, and what comes from memory: against brute force where that is possible."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

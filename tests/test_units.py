@@ -35,7 +35,7 @@ def numeric_fields() -> list[tuple[str, str]]:
                 found += [
                     (f"{info.name}.{name}", field.name)
                     for field in dataclasses.fields(cls)
-                    if str(field.type) in NUMBERS
+                    if getattr(field.type, "__name__", str(field.type)) in NUMBERS
                 ]
     return found
 

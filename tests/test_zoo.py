@@ -1,7 +1,5 @@
 """The models: parameters and multiply-accumulates as published, sane values, ONNX Runtime's."""
 
-from __future__ import annotations
-
 import inspect
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """The light networks: parameters and multiply-accumulates to the digit, values, names, a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

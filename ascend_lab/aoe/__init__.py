@@ -3,8 +3,6 @@
 What needs the compiler is imported when it is asked for: processes that measure begin without it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

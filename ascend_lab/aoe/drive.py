@@ -4,8 +4,6 @@ Budgets count unique candidates. A search sees costs in the order it proposed th
 measured them, so that a seed fixes the result for any number of workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Executor

@@ -4,8 +4,6 @@ Job 1 slices the graph for L2, from the bank or by search; job 2 tunes operators
 come first, because the shapes of operators are only final after slicing.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

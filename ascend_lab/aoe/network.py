@@ -4,8 +4,6 @@ Time is shared by the operators in proportion to what they can still gain: count
 Operators are tuned alone; the network decides: a schedule that makes it slower is not taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

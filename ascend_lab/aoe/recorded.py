@@ -3,8 +3,6 @@
 A search can be replayed on one in a moment, and the optimum is known.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What a user may say about a tuning run, and the bars that show how far it is."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -5,8 +5,6 @@ taken. From every prefix that `options` allows some complete point can be reache
 only follows options never proposes what is illegal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Protocol

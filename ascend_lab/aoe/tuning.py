@@ -1,7 +1,5 @@
 """Tune one operator: search its space, check the winner's values, say how far from optimal."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,7 @@
 """Chip files: TOML in, validated `Chip` out. Every number reads {value, source, trust}."""
 
-from __future__ import annotations
-
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from importlib import resources
@@ -197,10 +195,8 @@ def _record(reader: Reader, kind: type[Record], key: str, **given: Any) -> Recor
     """Read a dataclass whose fields are the entries of the table at `key`."""
     own = {field.name: field.type for field in fields(kind)}
     reader.table(key, set(own))
-    read = {"int": reader.integer, "float": reader.number}
-    numbers: dict[str, Any] = {
-        n: read[str(t)](f"{key}.{n}") for n, t in own.items() if n not in given
-    }
+    read: dict[Any, Callable[[str], Any]] = {int: reader.integer, float: reader.number}
+    numbers = {n: read[t](f"{key}.{n}") for n, t in own.items() if n not in given}
     return kind(**given, **numbers)
 
 

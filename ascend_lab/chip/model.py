@@ -1,7 +1,5 @@
 """What a chip is: frozen numbers, each with its source and how far to trust it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

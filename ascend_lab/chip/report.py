@@ -1,7 +1,5 @@
 """Chips as text and plain data, every number with source and trust."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ stand here for any number of ranks; reductions are made of them. Ring, halving a
 Thakur, Rabenseifner and Gropp (2005); mesh and NHR after the cost formulas of HCCL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gradients sent together: lists of buckets, the rule that closes them, what sending costs."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ that only n / g bytes a rank cross between servers; a gather goes between server
 same reason.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 The keys stand in book/bring_your_own.md, with an example.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

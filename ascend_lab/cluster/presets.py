@@ -7,16 +7,13 @@ one switch, half of it a hop. Switches are never the bottleneck. Adding a receiv
 bytes and writes one: gamma = 3 / memory rate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from ascend_lab.chip.loader import load_chip
-from ascend_lab.chip.model import Chip
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.chip.model import Link as ChipLink
 from ascend_lab.cluster.files import read_topology
 from ascend_lab.cluster.topology import Link, Topology, both_ways, full_mesh, ring, star

@@ -14,8 +14,6 @@ worked out once. Where messages that share links all start together, their times
 in the size. Only the others go through the events of `fluid` for each size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Published tables that chapters and benches read; each folder's README names the source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ascend_lab.errors import InputError

@@ -12,25 +12,17 @@ the next simpler way is taken: axes apart, then stages apart, then operands copi
 A matrix product follows the tiling rule of `kernels`, written as primitives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
+from ascend_lab.dsl import primitives_tiles
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages
 from ascend_lab.dsl.auto_tile import schedule_phase
 from ascend_lab.dsl.lower import lower_stage
 from ascend_lab.dsl.primitives_loops import bind, reorder, split, tensorize
-from ascend_lab.dsl.primitives_tiles import (
-    cache_read,
-    cache_write,
-    compute_at,
-    double_buffer,
-    materialise,
-)
 from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import AscendLabError, ProgramError, ScheduleError
@@ -83,7 +75,7 @@ def _stages_apart(s: Schedule, phase: Phase) -> Schedule:
 def _in_order(s: Schedule, phase: Phase) -> Schedule:
     """Copy every operand into the order in which the stage walks it, then schedule the stage."""
     for number in range(len(s.state.stage(phase.root).reads)):
-        s = materialise(s, phase.root, number)
+        s = primitives_tiles.materialise(s, phase.root, number)
     return schedule_phase(s, phase)
 
 
@@ -101,12 +93,12 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     rows, columns = min(t.base_m, sizes["m"]), min(t.base_n, sizes["n"])
     drained = name
     if s.chip.combined:
-        s, drained = cache_write(s, name, "UB"), f"{name}_ub"
-    s, sums = cache_write(s, drained, "L0C"), f"{drained}_l0c"
+        s, drained = primitives_tiles.cache_write(s, name, "UB"), f"{name}_ub"
+    s, sums = primitives_tiles.cache_write(s, drained, "L0C"), f"{drained}_l0c"
     s, *left = _operand(s, a, "L0A", sums)
     s, *right = _operand(s, b, "L0B", sums)
     s = _outer(s, name, sizes, t, batch)
-    s = compute_at(s, sums, name, "n_i_o")
+    s = primitives_tiles.compute_at(s, sums, name, "n_i_o")
     if s.chip.combined:
         s = _through_ub(s, name, drained, rows, columns)
     depth = min(t.base_k * t.step_k, sizes["k"])
@@ -114,12 +106,12 @@ def schedule_product(s: Schedule, name: str, tiling: GemmSchedule | None = None)
     s = reorder(s, sums, *batch, "k_o", "k_i_o", "m", "n", "k_i_i")
     for level, loop in enumerate(("k_o", "k_i_o")):
         for tile in (left[level], right[level]):
-            s = compute_at(s, tile, sums, loop)
+            s = primitives_tiles.compute_at(s, tile, sums, loop)
     s = tensorize(s, sums, "m")
     for tile in (*left, *right):
-        s = double_buffer(s, tile)
+        s = primitives_tiles.double_buffer(s, tile)
     twice = 2 * 4 * rows * columns <= s.chip.buffers["L0C"]
-    return double_buffer(s, sums) if twice else s
+    return primitives_tiles.double_buffer(s, sums) if twice else s
 
 
 def share_of(chip: Chip, batch: int) -> Chip:
@@ -137,9 +129,9 @@ def share_of(chip: Chip, batch: int) -> Chip:
 def _operand(s: Schedule, name: str, scope: str, reader: str) -> tuple[Schedule, str, str]:
     """Read an operand through L1 and L0; return the names of both tiles."""
     number = 0 if scope == "L0A" else 1
-    s = cache_read(s, name, "L1", reader)
+    s = primitives_tiles.cache_read(s, name, "L1", reader)
     staged = s.state.stage(reader).reads[number].source
-    s = cache_read(s, staged, scope, reader)
+    s = primitives_tiles.cache_read(s, staged, scope, reader)
     return s, staged, s.state.stage(reader).reads[number].source
 
 
@@ -175,4 +167,6 @@ def _through_ub(s: Schedule, name: str, drained: str, rows: int, columns: int) -
         s = split(s, name, "n_i_i", count * FRACTAL)
         s = reorder(s, name, "n_i_i_o", "m_i_i", "n_i_i_i")
         loop = "n_i_i_o"
-    return double_buffer(compute_at(s, drained, name, loop), drained)
+    return primitives_tiles.double_buffer(
+        primitives_tiles.compute_at(s, drained, name, loop), drained
+    )

@@ -1,7 +1,5 @@
 """What the default schedule fuses: stages into the nests of others, neighbouring axes into one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

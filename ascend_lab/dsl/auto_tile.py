@@ -1,7 +1,5 @@
 """How large the tiles of a phase are, and which core computes which."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

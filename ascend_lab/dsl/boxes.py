@@ -1,7 +1,5 @@
 """Which part of a tensor a step of a nest needs, and how much of UB the tiles of a nest take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Layouts, in fractals of 16 x C0: A (K1, M1, 16, C0), B (K1, N1, 16, C0), C (N1, 
 same in GM, L1 and L0 except that L0A holds (M1, K1, 16, C0).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ascend_lab.dsl.boxes import Box, Range

@@ -1,7 +1,5 @@
 """A formula on a tile by vector instructions: one operation after another, then its fold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ caller (`run` packs and unpacks them). A tensor that other stages touch as well 
 conversion phase stands between.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """From a schedule to a kernel: one phase per nest, one program per kind of core."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

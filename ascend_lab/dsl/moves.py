@@ -1,7 +1,5 @@
 """Operations that move data and compute nothing: reshape, transpose, slice, concat, pad, gather."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Fill in what a schedule leaves unsaid: tiles in UB for everything the vector unit touches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise

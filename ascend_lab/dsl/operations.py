@@ -1,7 +1,5 @@
 """The published TBE operations on whole tensors: vadd, vrelu, broadcast, reduce_sum, ..."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Each is a function from a state to a state that first checks that it is legal; `
 a step of schedules.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ascend_lab.dsl.schedule import Schedule, primitive

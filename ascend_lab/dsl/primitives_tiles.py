@@ -1,7 +1,5 @@
 """Primitives that place values: cache_read, cache_write, compute_at, inline, slots, alignment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ascend_lab.dsl.primitives_loops import check_nest, check_no_guests

@@ -5,8 +5,6 @@
 are. `build(schedule, config)` returns, and `built(name)` finds, the kernel of a finished operator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Phases with hand-written kernels: transpose, concat, pad, gather, scatter, layout conversion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Tiles of UB that are filled and emptied by the same pipes at the same place of t
 queue: one flag says that all of them are full, one that all are free.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

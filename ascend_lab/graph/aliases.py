@@ -8,8 +8,6 @@ round: its operands are written where they stand in the result, if each has memo
 give up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

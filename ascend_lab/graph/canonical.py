@@ -7,8 +7,6 @@ attention              one kernel that keeps the scores on the core, or products
 elementwise(reshape)   reshape(elementwise), so that what follows a product stays beside it
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -17,8 +17,6 @@ fractals only if that is faster. Both ask the clock in the middle of the road, a
 `decide`: candidates are lowered and timed alone, and remembered for the stage that lowers all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

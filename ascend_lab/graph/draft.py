@@ -8,8 +8,6 @@ net.output(net.relu(net.conv2d(x, net.weight((8, 3, 3, 3)), pad=1)))
 graph = net.build()
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import zlib

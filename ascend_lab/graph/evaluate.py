@@ -1,7 +1,5 @@
 """What a graph computes, in NumPy: the oracle for passes, compiled programs and importers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

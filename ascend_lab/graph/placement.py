@@ -7,8 +7,6 @@ reads for the last time may be overwritten by what the kernel writes: each tile 
 written, by the same core. Constants have memory of their own and are not planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 

@@ -7,8 +7,6 @@ memory as for slices that fit L2.
 Ranges are cut off at the borders of a tensor, and only what reaches beyond a border keeps padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -7,8 +7,6 @@
 `ALL` sets what is not named. Source: CANN documentation, --fusion_switch_file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

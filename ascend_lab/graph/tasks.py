@@ -1,7 +1,5 @@
 """A graph as kernels in order: lowered once per kind of piece, run on arrays by the executor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

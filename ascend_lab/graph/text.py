@@ -9,8 +9,6 @@ A line is a constant (numbers in brackets, `fill`, `seeded`, or `data` for what 
 write) or a node: the types it writes, operator, names it reads, attributes, its own name.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

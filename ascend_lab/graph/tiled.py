@@ -7,8 +7,6 @@ a copy back is timed as the copy that reads the same piece. Every step and tile 
 Transfers between host and device are not counted, as for networks that are not tiled.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any

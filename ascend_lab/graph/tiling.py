@@ -6,8 +6,6 @@ Resident are the tensors that the tiled part reads and writes, whole, and those 
 still need. The fewest tiles that fit are chosen: each one computes its halo again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

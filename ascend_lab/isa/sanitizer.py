@@ -8,8 +8,6 @@ row by an index is taken to touch every row it may pick: a load needs all of the
 store may have written any, and initialises none.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ One integer per piece and pipe, in NumPy arrays laid out like the memory itself,
 whole tile is a few array operations. Steps are numbered from 1 over all cores of a launch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Programs read from their text form: `parse_program(str(program)) == program`."""
 
-from __future__ import annotations
-
 import re
 
 from ascend_lab.errors import ProgramError

@@ -1,7 +1,5 @@
 """Walk a program as the core would: each pipe in order, pipes held apart by flags only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

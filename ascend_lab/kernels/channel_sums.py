@@ -11,8 +11,6 @@ second phase adds them and computes what is wanted of them:
 so that batch norm reads its images once for the statistics, and once for both gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

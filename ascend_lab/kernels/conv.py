@@ -13,8 +13,6 @@ where moreover a core has one tile of output channels, weights stay for all its 
 "nm" it is the other way round: weights stay for all pixels, rows where there is one pixel tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

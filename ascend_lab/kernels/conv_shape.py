@@ -1,7 +1,5 @@
 """What to convolve: sizes, window geometry, groups, and the matrix product it amounts to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

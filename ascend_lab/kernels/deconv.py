@@ -6,8 +6,6 @@ stride-1 convolution of x with a part of the kernel, whose pixels lie `stride` a
 No zero is inserted into x, none is multiplied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product

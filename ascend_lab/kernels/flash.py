@@ -8,8 +8,6 @@ that the vector unit never waits for the cube.
 Source: Dao et al. 2022, "FlashAttention".
 """
 
-from __future__ import annotations
-
 from ascend_lab.chip import Chip
 from ascend_lab.isa import Affine, KernelBuilder, Launch, Program, Queue, Tile, spread
 from ascend_lab.kernels import flash_softmax as soft

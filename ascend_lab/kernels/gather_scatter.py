@@ -5,8 +5,6 @@ or, for sums, one of two updates is lost. Three ways out: one owner per element,
 itself (atomic), or indices sorted before (chapter 12 shows that).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

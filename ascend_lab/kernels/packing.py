@@ -4,8 +4,6 @@ The cube's operands lie in GM as FRACTAL_NZ (A), FRACTAL_ZN (B) and, in 16 colum
 accumulator, FRACTAL_NZ (C); images as NC1HWC0 and convolution weights as FRACTAL_Z.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A plane is one channel block of one image, (H, W, C0). Channel blocks, images an
 over the vector cores; each core walks its planes in blocks of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Operators that only move data, as lists of strided moves: slice, concat, split, pad, reshape."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The file defines `kernel(chip)` returning a `Program` or `Launch`, `inputs(rng)`
 by tensor name, and `reference(inputs)` returning the expected output arrays by name.
 """
 
-from __future__ import annotations
-
 import traceback
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ nest and differ in numbers only, so the (max, +) engine times them as one batch 
 result equals `simulate(gemm_launch(...))` of each to the cycle (a test holds them together).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

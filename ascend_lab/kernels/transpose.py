@@ -8,8 +8,6 @@ where they like: the last tile starts earlier, so that it is whole, and what it 
 neighbour is not stored again (rows of y) or stored twice alike (columns of y).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

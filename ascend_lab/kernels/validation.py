@@ -1,7 +1,5 @@
 """The model held against published measurements, row by row, hits and misses alike."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib import resources

@@ -1,7 +1,5 @@
 """Small hand-written vector kernels: the examples of the first chapters and of the tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ascend_lab.chip import DTYPE_BYTES, Chip

@@ -10,8 +10,6 @@ the pixels of one result each writes fp32 partial sums, which a second phase add
 and last rows of an image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby, product
 

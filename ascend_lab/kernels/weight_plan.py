@@ -11,8 +11,6 @@ shift, whatever the stride. Entries beyond the image are zeros. Neighbouring lin
 one's zeros at the end can be the next one's at the start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache

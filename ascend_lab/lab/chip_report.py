@@ -1,7 +1,5 @@
 """Chips as HTML tables for a notebook: facts with source and trust, side by side, counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape

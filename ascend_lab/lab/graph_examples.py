@@ -6,8 +6,6 @@ Modes as ATC numbers them: 0 breadth first, 1 depth first, 2 reverse depth first
 depth first. Source: the CLI options of the ATC guide.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

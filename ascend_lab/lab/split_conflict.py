@@ -9,8 +9,6 @@ device memory. One split along the points suits all three; then every piece stay
 Source: practitioner's article on operator fusion on many-core chips.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

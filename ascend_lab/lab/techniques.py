@@ -6,8 +6,6 @@ one core; tiles for buffers of an eighth of their size; one slot per buffer, so 
 alternate. With all on it is the default compiler, which `tune` starts from.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ and sometimes mutated; the best parents stay. J. H. Holland, "Adaptation in Natu
 Systems", 1975.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Moving a slider needs a running kernel; the page alone shows the first frame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from html import escape
 from inspect import Parameter, signature

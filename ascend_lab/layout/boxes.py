@@ -4,8 +4,6 @@ Where both maps step evenly along every axis, source and target address are affi
 counters: that part of the array is a box. Blocks and ragged ends cut the array into a few boxes.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -12,8 +12,6 @@ stored row-major in this order. Axes joined by `*` are stored as one axis of the
 Sources: Ascend C documentation (data formats, Mmad operands), MindSpore TransData.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Activation functions built from several vector instructions; all compute in fp32."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -4,8 +4,6 @@ q is (..., s, d), k (..., t, d), v (..., t, e); masks are added to the scores: 0
 a large negative number such as -10000 drops it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The activations may be narrow; statistics, scale and bias are fp32, as the hardw
 keep them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """From an operator to a kernel: check, express, schedule, lower; then values and time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

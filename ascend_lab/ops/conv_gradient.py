@@ -14,8 +14,6 @@ with conv2d's attributes and, where the stride does not divide h + pads - reach,
 `output_padding` (`input_remainder` returns it).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

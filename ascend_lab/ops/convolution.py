@@ -1,7 +1,5 @@
 """Convolution of (n, c, h, w) images: any stride, padding, dilation and groups, optional bias."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that cut and join tensors: slice, pad, concat, split."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Transposed convolution: every input pixel adds its weighted kernel to the output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators element by element: of one operand, of two or three that broadcast, and casts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

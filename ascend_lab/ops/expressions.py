@@ -1,7 +1,5 @@
 """Words that operators are written with: fp32 inside, broadcasting, sliding windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any

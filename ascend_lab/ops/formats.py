@@ -1,7 +1,5 @@
 """Number formats of operators: what is allowed where, what comes out, how far it may be off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -6,8 +6,6 @@ operators out is left open: a training graph appends them as nodes, `gradient` c
 once on arrays. Rules marked wide compute in fp32 whatever the format of the tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 Indices are int32 and count from 0; one outside its tensor is an error, not a wrap-around.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

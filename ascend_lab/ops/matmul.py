@@ -1,7 +1,5 @@
 """Matrix products on the cube: matmul, batched matmul with broadcast batches, gemm."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that move data and compute nothing: transpose, reshape, expand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

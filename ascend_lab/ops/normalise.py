@@ -1,7 +1,5 @@
 """Softmax, log-softmax, layer norm and root-mean-square norm: reduce, then rescale."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

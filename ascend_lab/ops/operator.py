@@ -1,7 +1,5 @@
 """An operator in one place: formula, expression, types, shapes, slices, gradient, tests."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -10,8 +10,6 @@ A stride of None is the kernel, as in pooling. global_avg_pool needs no operator
 gradient is muls(expand(grad, x's shape), 1 / (h w)).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise, product
 from typing import Any

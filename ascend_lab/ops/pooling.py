@@ -1,7 +1,5 @@
 """Pooling of (n, c, h, w) images: maximum, average, and both over the whole image."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

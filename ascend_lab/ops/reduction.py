@@ -1,7 +1,5 @@
 """Reductions over any axes: sum, mean, max, min, prod."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What shapes and attributes of operators may be: one check for all, with numbers in the error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, TypeGuard

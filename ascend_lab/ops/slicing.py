@@ -5,8 +5,6 @@ SlidingWindow, SlidingWindowDeconv, CubeMatmul, Reduce, Transpose, Scatter, Segm
 data: `cut` turns it into the input ranges of one piece, whoever cuts - cores, L2, or devices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What training adds: losses, and the optimisers' updates of parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

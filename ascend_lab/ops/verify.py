@@ -4,8 +4,6 @@ Failures raise `AssertionError` with the worst element. A generated file calls t
 any operator, the reader's own included.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import pairwise

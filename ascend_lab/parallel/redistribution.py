@@ -12,8 +12,6 @@ first dimension that is wrong. It never looks at sizes. The exact search is Dijk
 layouts that these steps reach.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence

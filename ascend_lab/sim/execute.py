@@ -4,8 +4,6 @@ On-chip memory is one byte array per space, poisoned at the start (NaN in fp16 a
 wrong address or a missing copy gives a wrong answer instead of a lucky one.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ the n-th power and need about log2(n) products. Nested loops compose from the in
 arrays carry a last axis of candidates, so a batch costs little more than one.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ This is the definition of time in this package; the fast engine must equal it to
 same function runs on Python lists or, compiled by Numba when that is installed, on arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@ timed too slow. With one, phases find what earlier ones left, those of kernels t
 same memory too: a network is a loop over its kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import lru_cache

@@ -5,8 +5,6 @@ A kernel of several phases tells the sums of its phases' timelines:
     cycles = sum of the phases' cycles + (phases - 1) * barrier over all cores
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

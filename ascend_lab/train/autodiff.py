@@ -8,8 +8,6 @@ tensor is read several times, they are added. Backward walks the forward nodes f
 first, so that each parameter's gradient is there as soon as it can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

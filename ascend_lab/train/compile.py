@@ -9,8 +9,6 @@ becomes what the vendor's two kernels compute, a reduction and an update,
 so that the image is read twice and written once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -6,8 +6,6 @@ end with the gradients, row-major, in that format: so they are exchanged. The up
 gradients, fp32 masters and states, and writes them and the copies for the next step.
 """
 
-from __future__ import annotations
-
 import csv
 import inspect
 import io

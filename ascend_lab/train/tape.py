@@ -1,7 +1,5 @@
 """The step while it is written: a graph builder that knows phases, kept and recomputed tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ A bucket starts when its last gradient is written and the bucket before has arri
 starts when all have. Compute and communication do not slow each other here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

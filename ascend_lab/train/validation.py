@@ -4,8 +4,6 @@ SGD with momentum, fp16 with fp32 masters; eight devices share gradients in buck
 the preset 910A server. No constant of the model is fitted to a row.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Operators of the cube and epilogues for the tests of their spaces and bounds."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

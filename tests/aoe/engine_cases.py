@@ -1,7 +1,5 @@
 """Small networks for the tests of the engine: one operator each, or a few, with shapes drawn."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Small spaces and candidates that misbehave, for the tests of searches and the driver."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Hashable, Iterator

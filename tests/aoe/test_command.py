@@ -1,7 +1,5 @@
 """`aoe`: reports, tuned models that run, flags, interrupts, and one line for every bad input."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The contest's cost model: the worked examples of PROBLEM.md, and a plain loop over all steps."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

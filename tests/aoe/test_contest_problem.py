@@ -1,7 +1,5 @@
 """Reading contest problems: the shipped instances, and every way a file can be wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The contest solver: legal, bounded on both sides, repeatable, exact where it says so."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """No bound exceeds what the simulator says, and near the best tilings they are close to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cube_cases import LAYERS, ON_CHIPS, Case, cases, epilogue_for, rows_of

@@ -1,7 +1,5 @@
 """Branch and bound finds what exhaustion finds, and says so only when it is so."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

@@ -1,7 +1,5 @@
 """The spaces of cube operators: legal tilings and only these, each kernel once, the default in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The driver: whoever measures and whatever happens, the trace is the same or says why not."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import BrokenExecutor, Executor, Future
 

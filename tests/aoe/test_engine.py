@@ -1,7 +1,5 @@
 """The whole loop: jobs in order, results never slower, values kept, interrupts, seeds, formats."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

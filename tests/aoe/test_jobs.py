@@ -1,7 +1,5 @@
 """Jobs: what they measure is what lowering gives, and their bounds hold whatever L2 holds."""
 
-from __future__ import annotations
-
 import engine_cases as cases
 import numpy as np
 import pytest

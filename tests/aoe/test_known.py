@@ -1,7 +1,5 @@
 """Between tuning and the bank: what is kept, and what becomes of it when it is found again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Operator tuning of networks: the bank's flow, time shared, interrupts, kills, never slower."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

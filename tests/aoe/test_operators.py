@@ -1,7 +1,5 @@
 """The operators of a network: which kernels are one, what L2 holds, which tuner they are for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import engine_cases as cases

@@ -1,7 +1,5 @@
 """The policy learned from the bank: what it learns, from what, and that it is off by default."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import bank_cases

@@ -1,7 +1,5 @@
 """Recorded spaces: what a file must be, and what replaying a search on one gives."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """The comparison of searches: how curves are counted, and how it talks to other tuners."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Every search on spaces small enough to know all about."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

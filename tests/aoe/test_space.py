@@ -1,7 +1,5 @@
 """Spaces and moves: prefixes are rows, options never lead to a dead end, moves stay legal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from inspect import ismodule
 

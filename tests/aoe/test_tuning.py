@@ -1,7 +1,5 @@
 """Tuning one operator: bounds, seeds, workers, traps, interrupts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Tuned kernels compute what the reference computes; one that does not is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import engine_cases as cases

@@ -1,7 +1,5 @@
 """Timing points of a vector space: bounds that hold, optima that are proven, better schedules."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The decision space of vector operators: legal throughout, and every point computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from dsl_strategies import ANYTHING, CHIPS, FUSABLE, assert_values, chip_of, programs

@@ -1,7 +1,5 @@
 """`ascend-lab train-plan`: the contract, ONNX files, bad input in one line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

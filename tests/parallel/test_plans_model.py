@@ -1,7 +1,5 @@
 """Networks cut into units: nothing lost, nothing twice, and what tensor parallelism leaves."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Small networks and helpers for tests of training graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

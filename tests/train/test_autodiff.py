@@ -1,7 +1,5 @@
 """Training graphs of small networks: gradients, names, phases, order, parameters, errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

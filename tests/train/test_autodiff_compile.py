@@ -1,7 +1,5 @@
 """Training graphs on a chip: passes keep values, kernels compute them, images stay in blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recomputation: the same numbers, fewer of them kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every rule written as nodes, against the same rule carried out at once on arrays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

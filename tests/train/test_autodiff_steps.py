@@ -1,7 +1,5 @@
 """Whole steps: equal to loops in NumPy, in fp32 and in mixed precision; the scale of the loss."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

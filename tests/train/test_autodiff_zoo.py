@@ -1,7 +1,5 @@
 """Every well-known network becomes a training graph that is sound and trains all its parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batch norm in training steps of images: its gradients, and that all stays in NC1HWC0."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Profiles of steps: phases add up, gradients come in backward order, equal layers are equal."""
 
-from __future__ import annotations
-
 import csv
 import io
 

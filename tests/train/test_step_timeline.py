@@ -1,7 +1,5 @@
 """Two lanes: buckets wait for gradients and each other; many devices."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Published training rates: the rows as written down, and the table that compares them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ascend_lab.train.profile import GradientRow, OperatorRow, StepProfile

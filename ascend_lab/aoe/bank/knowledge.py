@@ -15,8 +15,6 @@ says that the default is the best known (`improved` is False, `proven` if that i
 a second run is a hit.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ through the kernels of some tilings, side by side; the simulator itself. None en
 moved its bytes, and the host's launch is counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ channels that give every core as many of them the smallest stands for all, as in
 slots stand for one where both fit. Stages and K tiles cut the depth as evenly as can be.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import gcd
 
@@ -38,15 +36,9 @@ from ascend_lab.aoe.cube.space import (
 from ascend_lab.aoe.space import Point
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.isa import c0_of
+from ascend_lab.kernels import default_schedules
 from ascend_lab.kernels.conv_shape import Bundles, ConvShape, bundles_of
 from ascend_lab.kernels.conv_windows import tiles_per_image
-from ascend_lab.kernels.default_schedules import (
-    c1_stage,
-    conv_candidates,
-    conv_estimate,
-    takes_strips,
-    window_sides,
-)
 from ascend_lab.kernels.epilogue_plan import Demand, chip_left, fitting
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule
 from ascend_lab.kernels.tiles import chunks
@@ -172,7 +164,7 @@ def l1_bytes(shape: ConvShape, t: Columns) -> tuple[Array, Array, Array]:
     window = np.zeros_like(t["m"])
     for m in np.unique(t["m"]):
         for strip in (0, 1):
-            rows, columns = window_sides(shape, int(m), strip=bool(strip))
+            rows, columns = default_schedules.window_sides(shape, int(m), strip=bool(strip))
             window[(t["m"] == m) & (t["window"] == strip)] = rows * columns
     a, b = t["stage"] * window * pixel, t["stage"] * shape.taps * t["n"] * area
     return a, b, a + b
@@ -201,23 +193,23 @@ def canonical_order(shape: ConvShape, t: Columns) -> Array:
 
 
 def _default_row(shape: ConvShape, chip: Chip, demand: Demand | None) -> Columns:
-    found = conv_candidates(shape, chip)
+    found = default_schedules.conv_candidates(shape, chip)
     if not len(found.stages):
         return {}
     found = found.take(fitting(demand, chip, found.tilings))
-    best = int(np.argmin(conv_estimate(shape, chip, found, demand)))
+    best = int(np.argmin(default_schedules.conv_estimate(shape, chip, found, demand)))
     return conv_row(shape, chip, found.tilings.schedule(best, shape.dtype))
 
 
 def conv_row(shape: ConvShape, chip: Chip, schedule: GemmSchedule) -> Columns:
     """Return the genes of a convolution's schedule as a table of one row."""
-    bundle, strip = bundles_of(shape), takes_strips(shape, schedule, chip)
+    bundle, strip = bundles_of(shape), default_schedules.takes_strips(shape, schedule, chip)
     oh, ow = shape.out_hw
     m = min(schedule.base_m // FRACTAL, -(-(ow if strip else oh * ow) // FRACTAL))
     tiles = shape.n * tiles_per_image(shape, m, strip=strip)
     _, inside = column_shares(bundle, schedule.grid_cols)
     n = min(schedule.base_n // FRACTAL, chunks(bundle.n1, schedule.base_n // FRACTAL, inside)[0])
-    stage = c1_stage(shape, schedule)
+    stage = default_schedules.c1_stage(shape, schedule)
     genes: dict[str, int | str] = {
         "rows": len(chunks(tiles, 1, schedule.grid_rows)),
         "cols": used_columns(bundle, schedule.grid_cols, n),

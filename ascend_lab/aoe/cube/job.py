@@ -1,7 +1,5 @@
 """Operators of the cube as jobs: how long a tiling takes, what to try first, the proven best."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -10,8 +10,6 @@ On chips with a vector unit beside the cube a finished tile leaves L0C piece by 
 where the epilogue is computed; on the others the fix pipe does all in one copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

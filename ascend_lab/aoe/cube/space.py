@@ -10,8 +10,6 @@ order alone changes nothing where nothing stays, all tiles are alike and everyth
 and stages cut K as evenly as can be, one size for each number of parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

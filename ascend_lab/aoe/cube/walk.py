@@ -5,8 +5,6 @@ between pieces of a tile, the latency of numbers per channel), a wait is missing
 many. So the times are at most those of the simulator, and in most kernels equal to them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

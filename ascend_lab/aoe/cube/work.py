@@ -4,8 +4,6 @@ The core is one that owns as much as any. Its tiles of pixels (or rows of A) are
 another in `Sides`; `first` is where a tiling's list begins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar

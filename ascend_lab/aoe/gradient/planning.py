@@ -25,8 +25,6 @@ PyTorch (`DistributedDataParallel`): one `bucket_cap_mb` in MiB, a bucket is clo
 that; a cap that the user gives holds for the first as well (`bucket_bytes_cap_default`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -26,8 +26,6 @@ of the trace is one. Times count from the first backward function, or, without o
 gradient: that moves all ends alike and no split.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -10,26 +10,14 @@ programming's answer as the start: a step moves one of them, drops one or adds o
 helps, a few random ones are taken from the best split and the walk begins anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ascend_lab.aoe.gradient import splits
 from ascend_lab.aoe.gradient.planning import BASELINES, baseline
-from ascend_lab.aoe.gradient.splits import (
-    Floats,
-    Gradient,
-    Split,
-    Table,
-    best_split,
-    price_of,
-    split_at,
-    startup_s,
-    table_of,
-)
 from ascend_lab.cluster.buckets import Cost, checked
 from ascend_lab.errors import InputError
 
@@ -72,22 +60,22 @@ class Scenario:
 
 
 def evaluate(
-    segments: Sequence[Sequence[int]], rows: Sequence[Gradient], scenario: Scenario
+    segments: Sequence[Sequence[int]], rows: Sequence[splits.Gradient], scenario: Scenario
 ) -> float:
     """Return when backward is over and everything sent, in seconds (the mean over the samples).
 
     With one stream, no slowdown and no noise this is the end that `plan` minimises.
     """
-    table = table_of(rows)
+    table = splits.table_of(rows)
     return scorer(table, scenario)(checked(segments, table.count))
 
 
-def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:
+def scorer(table: splits.Table, scenario: Scenario) -> Callable[[splits.Split], float]:
     """Return the function split -> end; the same samples serve every split."""
-    price, draws = price_of(scenario.cost), _draws(table, scenario)
-    startup = startup_s(scenario.cost)
+    price, draws = splits.price_of(scenario.cost), _draws(table, scenario)
+    startup = splits.startup_s(scenario.cost)
 
-    def score(split: Split) -> float:
+    def score(split: splits.Split) -> float:
         lasts = np.array([last for _, last in split])
         times = price(table.sizes_bytes(split))
         starts = np.minimum(times, startup)
@@ -98,7 +86,7 @@ def scorer(table: Table, scenario: Scenario) -> Callable[[Split], float]:
     return score
 
 
-def _draws(table: Table, scenario: Scenario) -> list[Floats]:
+def _draws(table: splits.Table, scenario: Scenario) -> list[splits.Floats]:
     """Return ready times, one array a sample."""
     if scenario.noise == 0:
         return [table.ready_s]
@@ -149,7 +137,7 @@ def _end_s(
 class Improved:
     """The best split found for a scenario, its end, and the end of the dynamic programming's."""
 
-    segments: Split
+    segments: splits.Split
     end_s: float
     start_s: float
     tried: int
@@ -161,7 +149,7 @@ class Improved:
 
 
 def improve(
-    rows: Sequence[Gradient],
+    rows: Sequence[splits.Gradient],
     scenario: Scenario,
     *,
     max_segments: int | None = None,
@@ -176,13 +164,13 @@ def improve(
     """
     if budget < 1:
         raise InputError("a budget of at least 1", str(budget))
-    table, price = table_of(rows, max_bytes), price_of(scenario.cost)
-    start, _ = best_split(table, price, max_segments)
+    table, price = splits.table_of(rows, max_bytes), splits.price_of(scenario.cost)
+    start, _ = splits.best_split(table, price, max_segments)
     walk = _Walk(table, scenario, max_segments, budget, seed)
     start_s = walk.cost(start)
     for few in range(1, min(MOST_STARTS, max_segments or table.count, table.count) + 1):
         try:
-            walk.cost(best_split(table, price, few)[0])
+            walk.cost(splits.best_split(table, price, few)[0])
         except InputError:  # so few cannot keep the formats apart
             continue
     for name in BASELINES:
@@ -195,16 +183,16 @@ class _Walk:
     """The state of a search: what is known, and the best of it."""
 
     def __init__(
-        self, table: Table, scenario: Scenario, most: int | None, budget: int, seed: int
+        self, table: splits.Table, scenario: Scenario, most: int | None, budget: int, seed: int
     ) -> None:
         self.table, self.most, self.budget = table, most, budget
         self.score = scorer(table, scenario)
         self.rng = np.random.default_rng(seed)
-        self.known: dict[Split, float] = {}
-        self.best: Split = ()
+        self.known: dict[splits.Split, float] = {}
+        self.best: splits.Split = ()
         self.end_s = np.inf
 
-    def cost(self, split: Split) -> float:
+    def cost(self, split: splits.Split) -> float:
         """Return the end of a split; infinity if it breaks a limit or the budget is spent."""
         if split not in self.known:
             if len(self.known) >= self.budget or not self.table.allows(split, self.most):
@@ -226,7 +214,7 @@ class _Walk:
             self._down(split)
             idle = idle + 1 if len(self.known) == known else 0
 
-    def _down(self, split: Split) -> None:
+    def _down(self, split: splits.Split) -> None:
         """Take the first step that helps, until there is none."""
         end, moved = self.cost(split), True
         while moved and len(self.known) < self.budget:
@@ -238,7 +226,7 @@ class _Walk:
                     split, end, moved = near[i], reached, True
                     break
 
-    def _near(self, split: Split) -> list[Split]:
+    def _near(self, split: splits.Split) -> list[splits.Split]:
         """Return the splits one step away that keep the limits."""
         last = self.table.count - 1
         cuts = [end for _, end in split[:-1]]
@@ -253,5 +241,5 @@ class _Walk:
         for first, end in split:
             drawn = {(first + end) // 2, *self.rng.integers(first, end + 1, 2).tolist()}
             found |= {tuple(sorted({*cuts, int(c)})) for c in drawn if first <= c < end}
-        near = [split_at((*ends, last)) for ends in sorted(found)]
+        near = [splits.split_at((*ends, last)) for ends in sorted(found)]
         return [s for s in near if self.table.allows(s, self.most)]

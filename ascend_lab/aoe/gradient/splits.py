@@ -12,8 +12,6 @@ split of each part is part of a best split. Nothing is asked of the cost but tha
 bytes of a bucket alone. With at most K buckets there is one row of E for each number of buckets.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

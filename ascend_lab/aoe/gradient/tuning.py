@@ -5,8 +5,6 @@ holds for one cluster, the profile of a network on one device for every cluster,
 number of devices is planned at once, without simulating again.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

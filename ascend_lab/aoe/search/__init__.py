@@ -3,8 +3,6 @@
 Those that are objects keep what they did in the latest run, for figures: generations, trees.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ascend_lab.aoe.drive import Search

@@ -9,8 +9,6 @@ The root of the matrix grows step by step as trials come in. Products are taken 
 on purpose: matrices are small, and the threads of BLAS cost more than they save on a busy machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ Science, 1983. Branch and bound: A. H. Land, A. G. Doig, "An Automatic Method of
 Programming Problems", 1960.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence

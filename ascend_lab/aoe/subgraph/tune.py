@@ -5,8 +5,6 @@ from there times plans on the whole network: all of them where they are few, els
 network as it is takes part, so that the result is never slower.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,6 @@ output byte is stored, by at most all cores. Per pipe, summed over the phases:
 and some core must load before it computes and compute before it stores: the pipes' starts add up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The first decisions: which stages share a nest, and folds cut into partial ones."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

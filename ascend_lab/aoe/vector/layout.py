@@ -1,7 +1,5 @@
 """How one nest is laid out: the numbers, what they take of a core, and which are worth trying."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

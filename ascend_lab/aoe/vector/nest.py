@@ -1,7 +1,5 @@
 """The decisions about one nest, and which numbers are legal after those taken before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, islice

@@ -4,8 +4,6 @@ Every decision with several options is an example. A softmax over a few features
 fitted to all examples by gradient descent, nothing is random; each decision has its own weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

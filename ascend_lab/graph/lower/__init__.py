@@ -1,7 +1,5 @@
 """Lowering: from a piece of a graph to its kernel, by default or as a tuner chose."""
 
-from __future__ import annotations
-
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import operator_of
@@ -10,6 +8,7 @@ from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.moves import (
     MOVES,
     lower_moves,
+    lower_quantised_move,
     lower_template,
     lower_trans_data,
     lower_weight_gradient,
@@ -60,6 +59,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return lower_weight_gradient(piece, chip)
+    if [node.op for node in nodes] == ["quantise", "trans_data"]:
+        return lower_quantised_move(piece, chip)
     if mixed_blocks(piece) and op != "cast":
         return lower_mixed(piece, chip)
     return _from_template(piece, chip) or lower_vector(piece, chip)

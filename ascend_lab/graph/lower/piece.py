@@ -9,8 +9,6 @@ every axis into pieces, all its pieces of that axis have length 1: NumPy's rule 
 shapes as it does for the logical ones, and elementwise work needs no other.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

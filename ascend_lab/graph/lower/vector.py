@@ -6,8 +6,6 @@ FRACTAL_NZ (.., N1, M1, M0, N0) a row is spread over the axes N1 and N0, without
 norm or softmax of rows folds both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ must not share a byte; two that never live together may. Nothing here knows abou
 CSV in the MiniMalloc form: a header id,lower,upper,size, then a row per buffer.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Hashable, Iterable, Mapping, Sequence

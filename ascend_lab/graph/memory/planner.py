@@ -5,8 +5,6 @@ last: a cache line just freed is overwritten in the cache; an address that nobod
 be brought in, or another line evicted for it. It looks at memory in units of a common divisor.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

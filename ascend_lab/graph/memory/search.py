@@ -15,8 +15,6 @@ doi:10.1145/3623278.3624752):
 Where OR-tools is installed, its CP-SAT is asked what this search does not find in time.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

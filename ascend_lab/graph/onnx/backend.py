@@ -7,8 +7,6 @@ Models are imported and evaluated in NumPy. Inputs that decide shapes (axes, a t
 not part of a graph: the model is imported again for each value they take, and kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

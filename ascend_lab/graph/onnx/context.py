@@ -3,8 +3,6 @@
 The builder of an imported graph keeps the model's names for the model's tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Operators element by element: activations, arithmetic, comparisons, logic, running sums."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Places of largest elements, and reads and writes at places: known or computed."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators that put tensors together, take them apart and pick from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matrix products, sums of products named by letters, and attention."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

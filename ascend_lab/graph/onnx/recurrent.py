@@ -5,8 +5,6 @@ their order in the weights is the standard's: LSTM i o f c, GRU z r h. Linear at
 keys times values, which forgets, learns and is read by queries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

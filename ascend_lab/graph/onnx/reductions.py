@@ -3,8 +3,6 @@
 Axes of reductions are an attribute in older opsets and an input in newer ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Operators that move no element: reshape, casts, constants; what is known stays known."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Resizing and Fourier transforms: each axis as a pick of rows or a product with a fixed matrix."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

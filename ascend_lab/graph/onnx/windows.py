@@ -3,8 +3,6 @@
 Pads, automatic pads, dilation, and the ceiling mode, whose last window may reach beyond the image.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What need not be computed when the network runs: dead, constant, or computed already."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import numpy as np

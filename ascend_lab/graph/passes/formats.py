@@ -4,8 +4,6 @@ int8: y = (sx sw) (qx qw + qb), qx = round(x / sx) + ox; unless scales are given
 each, sx = max|x| / 127.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ y = a (w * x + b) + c = (a w) * x + (a b + c): the new weights are a w, the new 
 computed in fp64 and rounded once, and only when somebody asks for their values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """What a model spells out in small operators becomes one: norms, activations, biases, attention."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from itertools import product

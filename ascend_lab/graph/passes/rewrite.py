@@ -8,8 +8,6 @@ Patterns are nested tuples, matched from the last node backwards:
     ("pow", "x", 3.0)                           a constant that holds one number
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

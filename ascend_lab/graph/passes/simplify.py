@@ -1,7 +1,5 @@
 """Nodes that change nothing, or less than they say: identities, scalars, algebra, moves, casts."""
 
-from __future__ import annotations
-
 import math
 
 from ascend_lab.graph.draft import Draft

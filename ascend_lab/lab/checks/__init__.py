@@ -3,8 +3,6 @@
 The checks of a chapter are loaded when first used.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

@@ -4,8 +4,6 @@
 2: a route for convolution data, a missing flag, the largest double buffer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

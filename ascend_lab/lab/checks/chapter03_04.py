@@ -6,8 +6,6 @@ Tiles, bytes and passes are judged by what a real program counts, not by a formu
 4: repair a deadlocked kernel, power in the (max, +) algebra.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks of chapter 5: layer norm, where with good errors, a stable softplus, bytes of a graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

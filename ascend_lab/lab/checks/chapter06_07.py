@@ -4,8 +4,6 @@
 7: a block's shape, bytes of a loop nest, the best tile, a schedule by search.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache

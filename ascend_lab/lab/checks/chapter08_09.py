@@ -4,8 +4,6 @@
 9: ND to FRACTAL_NZ and back, the address of a weight.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

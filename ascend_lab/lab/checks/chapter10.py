@@ -1,7 +1,5 @@
 """Checks of the exercises of chapter 10: fusing operators."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, partial
 from typing import Any

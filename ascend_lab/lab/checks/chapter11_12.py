@@ -4,8 +4,6 @@
 12: bursts of a blocked transpose, a block kernel, scatters with duplicates.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@
 14: rewrites that keep every bit, transposes, dead code, folded channels.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

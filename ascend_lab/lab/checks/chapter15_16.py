@@ -4,8 +4,6 @@
 16: merged states, loop orders, causal blocks, attention in one pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

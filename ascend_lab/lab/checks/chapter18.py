@@ -1,7 +1,5 @@
 """Checks of chapter 18: a pixel's colour, a pixel of NV12, cards, four taps a lane, placement."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

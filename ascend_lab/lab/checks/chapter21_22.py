@@ -4,8 +4,6 @@
 22: a crossover, rounds of a reduce-scatter, chunks of a chain, two levels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.subgraph import Region, SlicePlan, prepared
-from ascend_lab.aoe.subgraph.tune import plan_time
+from ascend_lab.aoe.subgraph import Region, SlicePlan, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import Round, Schedule, execute
 from ascend_lab.errors import AscendLabError, ClusterError

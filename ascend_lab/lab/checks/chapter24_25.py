@@ -4,8 +4,6 @@
 25: credit of two techniques, operators that no longer matter, a batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ return, end Python: see `wall`), so that the page of a student who has not start
 takes `seed=`: the grader's hidden tests are the same properties with other seeds.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -9,8 +9,6 @@ constants). So an exercise may use anything that a cell above *assigns*; changes
 by a method call in another cell are not followed. Lines of IPython magic (`%`, `!`) are left out.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json

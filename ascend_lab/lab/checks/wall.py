@@ -14,8 +14,6 @@ one call of compiled code, eats all memory or crashes Python.
 The wall is against mistakes. An answer that wants to be marked right without being right can.
 """
 
-from __future__ import annotations
-
 import builtins
 import codecs
 import ctypes

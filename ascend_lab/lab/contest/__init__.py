@@ -1,7 +1,5 @@
 """The scheduling problem of the MLSys 2026 contest: parse, price, bound and solve it."""
 
-from __future__ import annotations
-
 from ascend_lab.lab.contest.cost import Step, schedule_latencies, step_latency, working_set
 from ascend_lab.lab.contest.problem import (
     Operation,

@@ -19,8 +19,6 @@ operation before a product to tiles as wide as the sum (issue 71); the text foll
 Source: PROBLEM.md of github.com/yarongmu-google/MLSys at commit 38a2a695, examples 1 to 5.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

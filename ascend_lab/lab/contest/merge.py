@@ -1,7 +1,5 @@
 """Searches over partitions: exact intervals, merging, annealing; and what stays in fast memory."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Which sets of operations may be subgraphs, and in which order they run; sets are bit masks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise

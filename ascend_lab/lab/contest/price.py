@@ -1,7 +1,5 @@
 """The price of a group: granularities are estimated, the best few priced, prices remembered."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Hashable, Iterable, Sequence

@@ -4,8 +4,6 @@ Operations on matrices, a fast and a slow memory; the format is that of PROBLEM.
 github.com/yarongmu-google/MLSys, commit 38a2a695.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

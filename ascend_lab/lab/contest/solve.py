@@ -1,7 +1,5 @@
 """Solve a contest problem: exact when small, else dynamic programming, merging and annealing."""
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 To add a figure write it, decorated with `styled`, in a module of this package.
 """
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

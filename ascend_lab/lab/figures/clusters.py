@@ -1,7 +1,5 @@
 """Clusters drawn: servers as boxes, devices as discs, switches, every kind of link in its look."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Figures of the convolution chapter: windows as rows, the stored matrix, reuse, groups."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

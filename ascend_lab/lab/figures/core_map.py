@@ -1,7 +1,5 @@
 """The map of a Da Vinci core, drawn from the chip file: units, buffers and only the legal paths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

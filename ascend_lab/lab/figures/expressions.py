@@ -1,7 +1,5 @@
 """Figures of the chapter on expressions: one formula in three loop nests; any formula's nest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

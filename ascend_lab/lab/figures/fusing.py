@@ -1,7 +1,5 @@
 """Which tensors cross which level of memory on their way to the vector unit and back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

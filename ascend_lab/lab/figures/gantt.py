@@ -1,7 +1,5 @@
 """Gantt charts of a `Timeline`: work, stalls and latency per pipe, the critical path on top."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of chapter 9: a matrix coloured by address, one element in four layouts, padding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

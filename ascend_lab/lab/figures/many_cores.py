@@ -1,7 +1,5 @@
 """Figures of the chapter on many cores: shares of a tensor, sawteeth, ways to fold across cores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of chapter 7: blocks, useful share, traffic by tile, what fits, the rule's estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

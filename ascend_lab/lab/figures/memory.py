@@ -1,7 +1,5 @@
 """Figures of chapter 3: tile sides, one roofline per level, sharing, L2 residency, energy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memory plans as rectangles, time across and address up, and what a plan saves behind L2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -11,11 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ascend_lab.chip import load_chip
-from ascend_lab.errors import InputError
-from ascend_lab.graph.compile import compile_graph
+from ascend_lab.data import InputError
+from ascend_lab.graph import Compiled, buffers_of, compile_graph, plan_network
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
-from ascend_lab.graph.placement import buffers_of, plan_network
-from ascend_lab.graph.tasks import Compiled
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.figures import style as st
 

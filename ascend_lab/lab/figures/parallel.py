@@ -1,7 +1,5 @@
 """Figures of parallel plans: the cube of devices beside its pipeline, memory, scales, places."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Figures of schedules: their loop nests, alone and before and after a primitive."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

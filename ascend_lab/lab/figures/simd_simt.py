@@ -1,7 +1,5 @@
 """Figures of chapter 1 that compare machines: streams with bars, the bracket, TOPS per watt."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,11 +16,11 @@ from ascend_lab.lab.machines import (
     run,
     sample_inputs,
     saxpy,
+    tops_per_watt,
     two_sided,
     units_touched,
 )
 from ascend_lab.lab.machines.matrix_units import frames
-from ascend_lab.lab.machines.roofline import tops_per_watt
 from ascend_lab.lab.machines.warps import finish as last_cycle
 from ascend_lab.lab.machines.warps import schedule
 

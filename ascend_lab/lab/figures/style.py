@@ -12,8 +12,6 @@ The palette is the one of Okabe and Ito (https://jfly.uni-koeln.de/color/), whic
 common form of colour blindness can tell apart; hatches carry the same information without colour.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """Figures of the subgraph tuner: bands through L2, times by number of slices, rows of a halo."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ the precision of their operands (fp64 included), whole numbers exactly; they sha
 kernels they judge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
@@ -19,20 +17,12 @@ from numpy.typing import NDArray
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import CapacityError, InputError
 from ascend_lab.isa import Affine, Buffer, Kernel, KernelBuilder, Launch, Program, Tile, c0_of
+from ascend_lab.kernels import planes
 from ascend_lab.kernels.conv_shape import ConvShape, Pads, Pair
 from ascend_lab.kernels.epilogue import Epilogue
 from ascend_lab.kernels.gemm import gemm_launch
 from ascend_lab.kernels.gemm_schedule import FRACTAL, GemmSchedule, GemmShape, up
 from ascend_lab.kernels.packing import pack_conv, unpack_gemm
-from ascend_lab.kernels.planes import (
-    Own,
-    RowBlock,
-    image_sizes,
-    plane_launch,
-    row_blocks,
-    rows_per_block,
-    walk,
-)
 
 
 def explicit_gemm(shape: ConvShape) -> GemmShape:
@@ -59,20 +49,22 @@ def im2col_launch(shape: ConvShape, chip: Chip) -> Launch:
         wanted, got = "a convolution without groups", f"{shape.groups} groups"
         raise InputError(wanted, got, "use conv_launch")
     name = f"im2col_{shape.n}x{shape.c}x{shape.h}x{shape.w}"
-    return plane_launch(name, image_sizes(shape, chip), lambda own: _program(shape, chip, own))
+    return planes.plane_launch(
+        name, planes.image_sizes(shape, chip), lambda own: _program(shape, chip, own)
+    )
 
 
-def _program(shape: ConvShape, chip: Chip, own: Own) -> Program:
+def _program(shape: ConvShape, chip: Chip, own: planes.Own) -> Program:
     k, c0, (oh, ow) = KernelBuilder("im2col", chip), c0_of(shape.dtype), shape.out_hw
-    size, row = rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
+    size, row = planes.rows_per_block(own, _most_rows(shape, chip)), shape.w * c0
     x = k.tensor("x", shape.dtype, shape.n * shape.blocks[0] * shape.h * row)
     high, deep, _ = explicit_gemm(shape).fractals
     a = k.tensor("a", shape.dtype, high * deep * FRACTAL * c0)
     seen = min((size - 1) * shape.strides[0] + shape.reach[0], shape.h)
     rows = k.queue("rows", "UB", shape.dtype, seen * row, src="MTE2", dst="MTE3")
     zeros = _zeros(k, shape, size) if max(shape.pads) else None
-    for channel, image in walk(k, own):
-        for block, turn in row_blocks(k, shape, own, size):
+    for channel, image in planes.walk(k, own):
+        for block, turn in planes.row_blocks(k, shape, own, size):
             held = None
             if block.count:
                 first = turn * (block.rows * shape.strides[0]) + block.first
@@ -135,7 +127,7 @@ def _tap(
     to: tuple[Buffer, Affine],
     held: Tile | None,
     zeros: Buffer | None,
-    block: RowBlock,
+    block: planes.RowBlock,
     tap: tuple[int, int],
 ) -> None:
     """Write one column block of the matrix for the pixels of a block: values inside, else zeros."""

@@ -1,7 +1,5 @@
 """Operators in a row in one kernel: what the second wants to own decides what may stay on chip."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

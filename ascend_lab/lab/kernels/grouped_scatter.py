@@ -5,8 +5,6 @@ its own updates, in their order. "sorted" brings updates of one row together: an
 the last, an add sums them in UB and touches memory once a row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

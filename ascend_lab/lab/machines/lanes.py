@@ -4,8 +4,6 @@ Device memory is read in sectors of 32 bytes, four to a line of 128 bytes; on-ch
 is cut into banks that serve one word each per cycle (NVIDIA Nsight Compute documentation).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The programs of chapter 1, inputs for them, and what NumPy says they compute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -10,14 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ascend_lab.errors import MachineError
-from ascend_lab.lab.machines.matrix_units import (
-    Cube,
-    Systolic,
-    cube_kernel,
-    cube_matmul,
-    systolic_kernel,
-    systolic_matmul,
-)
+from ascend_lab.lab.machines import matrix_units, simd
 from ascend_lab.lab.machines.program import (
     Arith,
     Array,
@@ -30,14 +21,6 @@ from ascend_lab.lab.machines.program import (
     Store,
     Total,
     walk,
-)
-from ascend_lab.lab.machines.simd import (
-    Scalar,
-    Simd,
-    scalar_kernel,
-    scalar_matmul,
-    simd_kernel,
-    simd_matmul,
 )
 from ascend_lab.lab.machines.simt import simt_kernel, simt_matmul
 from ascend_lab.lab.machines.warps import Simt
@@ -138,16 +121,16 @@ def reference(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]
 
 
 # -- `run(machine, program, inputs)`: pick the rule that belongs to the machine and the program ----
-Machine: TypeAlias = Scalar | Simd | Simt | Systolic | Cube
+Machine: TypeAlias = simd.Scalar | simd.Simd | Simt | matrix_units.Systolic | matrix_units.Cube
 Rule: TypeAlias = Callable[[Any, Any, Mapping[str, Array]], Run]
 
 RULES: Mapping[type, tuple[Rule, Rule]] = MappingProxyType(
     {
-        Scalar: (scalar_kernel, scalar_matmul),
-        Simd: (simd_kernel, simd_matmul),
+        simd.Scalar: (simd.scalar_kernel, simd.scalar_matmul),
+        simd.Simd: (simd.simd_kernel, simd.simd_matmul),
         Simt: (simt_kernel, simt_matmul),
-        Systolic: (systolic_kernel, systolic_matmul),
-        Cube: (cube_kernel, cube_matmul),
+        matrix_units.Systolic: (matrix_units.systolic_kernel, matrix_units.systolic_matmul),
+        matrix_units.Cube: (matrix_units.cube_kernel, matrix_units.cube_matmul),
     }
 )
 """Kind of machine -> how it runs a `Kernel`, how it runs a `Matmul`."""

@@ -1,7 +1,5 @@
 """The cube unit: one instruction, one block of a matrix product per cycle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """How a matmul is cut so that its tiles fit on chip, and the bytes that then move."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A program that does `ops` operations and moves `bytes` through a level cannot be
 and every level gives such a bound with its own bytes. The lowest one binds.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from collections.abc import Mapping, Sequence

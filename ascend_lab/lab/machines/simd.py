@@ -1,7 +1,5 @@
 """SISD: one instruction, one element. An in-order core with a cache and a loop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

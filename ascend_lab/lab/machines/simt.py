@@ -1,7 +1,5 @@
 """SIMT: one instruction per warp of threads. Divergence, coalescing, and warps that hide stalls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """How many warps live on a streaming multiprocessor at once, and what that hides."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ backward for the stage behind (the last stage's for its own forward); between de
 or its gradient travels `transfer_s`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

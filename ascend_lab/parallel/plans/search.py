@@ -1,22 +1,13 @@
 """All plans for some devices, those that fit, the quickest first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
 from ascend_lab.cluster import Topology
 from ascend_lab.errors import ClusterError
+from ascend_lab.parallel.plans import timing
 from ascend_lab.parallel.plans.plan import AXES, Model, Plan
-from ascend_lab.parallel.plans.timing import (
-    Costs,
-    Cut,
-    PlanTime,
-    TopologyCosts,
-    cut_model,
-    plan_time,
-)
 
 MOST_MICRO_BATCHES = 64
 VIRTUAL = (2, 4)
@@ -29,14 +20,14 @@ class Ranking:
     `least_bytes` is the least any plan needs on its fullest device.
     """
 
-    plans: tuple[PlanTime, ...]
+    plans: tuple[timing.PlanTime, ...]
     tried: int
     too_large: int
     least_bytes: float
     limit_bytes: float = float("inf")
 
     @property
-    def best(self) -> PlanTime:
+    def best(self) -> timing.PlanTime:
         """The quickest plan; raise `ClusterError` if none fits."""
         if not self.plans:
             what = f"device memory of {self.least_bytes / 1e9:.2f} GB, the least any plan needs"
@@ -53,7 +44,7 @@ def best_plans(
     *,
     memory_bytes: float = float("inf"),
     optimizer: str = "adam",
-    costs: Costs | None = None,
+    costs: timing.Costs | None = None,
     keep: int = 20,
 ) -> Ranking:
     """Return the `keep` quickest plans of `devices` devices for a batch; equal times by memory.
@@ -65,23 +56,23 @@ def best_plans(
     if not 1 <= devices <= topology.size:
         what = f"{topology.name}: from 1 to {topology.size} devices"
         raise ClusterError(what, str(devices), "choose a larger topology or fewer devices")
-    costs = costs or TopologyCosts(topology)
-    cuts: list[Cut] = []
+    costs = costs or timing.TopologyCosts(topology)
+    cuts: list[timing.Cut] = []
     least, tried = float("inf"), 0
     for plan in shapes(devices, batch, model.tensor_degrees(), len(model.units(1, 1, False))):
-        cut, tried = cut_model(plan, model, batch), tried + 1
+        cut, tried = timing.cut_model(plan, model, batch), tried + 1
         need = max(m.total_bytes for m in cut.memory(optimizer))
         least = min(least, need)
         cuts += [cut] if need <= memory_bytes else []
     if not tried:
         what = f"a batch of at least one sample on each of {devices} devices that plans can share"
         raise ClusterError(what, str(batch), "raise the batch or use fewer devices")
-    found: list[PlanTime] = []
+    found: list[timing.PlanTime] = []
     for bound_s, i in sorted((cut.bound_s, i) for i, cut in enumerate(cuts)):
         if len(found) >= keep and bound_s > found[keep - 1].step_s:
             break
         places = placements(cuts[i].plan)
-        found += [plan_time(plan, model, costs, batch, optimizer) for plan in places]
+        found += [timing.plan_time(plan, model, costs, batch, optimizer) for plan in places]
         found = sorted(found, key=lambda t: (t.step_s, t.memory_bytes, t.plan.label))[:keep]
     return Ranking(tuple(found), tried, tried - len(cuts), least, memory_bytes)
 

@@ -9,8 +9,6 @@ backward on, one after another. ZeRO 3 gathers weights ahead of each unit, both 
 scatter gradients after every micro-batch, behind the compute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Strategies of operators on many devices: the problem, exact and heuristic answers."""
 
-from __future__ import annotations
-
 from ascend_lab.parallel.strategy.exact import Solution, solve
 from ascend_lab.parallel.strategy.graph_problem import (
     GraphProblem,

@@ -12,8 +12,6 @@ Only x must be whole: then y is too. Strategies whose lines in a table differ by
 group: the constant moves into the node's cost, and one y serves all of them.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

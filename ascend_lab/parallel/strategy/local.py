@@ -7,8 +7,6 @@ Kolmogorov, TPAMI 28(10), 2006). Memory enters as a price per row: raised while 
 lowered while it is not. In the end single nodes change as long as that helps and memory allows.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

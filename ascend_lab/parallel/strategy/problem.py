@@ -8,8 +8,6 @@ The form is that of the ASPLOS 2025 contest on intra-operator parallelism
 such that at every time t the usages of the nodes with lower <= t < upper stay within the limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate

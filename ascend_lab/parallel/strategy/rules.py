@@ -11,8 +11,6 @@ one tensor that the cut of a product or convolution leaves whole (a quarter of t
 nothing for other operators, and 16 times a tensor whose cuts differ. Memory is ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple

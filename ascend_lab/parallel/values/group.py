@@ -3,8 +3,6 @@
 All ranks live in one process and move in step: a quantity is a list with one array a rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache

@@ -9,8 +9,6 @@ sequence and every all-reduce becomes a reduce-scatter and an all-gather of the 
 Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ independent of the number of ranks. Lepikhin et al., "GShard", 2020; Fedus et al
 transformers", 2021.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -11,8 +11,6 @@ communication steps: whatever a step moves forward, its conjugate moves back.
     all-to-all              all-to-all
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Train a small model on one device or under a plan: losses, gradients, parameters, traffic."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ its backward pass, which makes half as many bytes more.
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
