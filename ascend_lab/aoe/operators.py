@@ -20,7 +20,6 @@ from ascend_lab.graph import Compiled, Task, evaluate
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
 from ascend_lab.graph.lower import (
     CONVOLUTIONS,
-    MOVES,
     PRODUCTS,
     Choice,
     Lowered,
@@ -31,6 +30,7 @@ from ascend_lab.graph.lower import (
 )
 from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
+from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.isa import Buffer, Kernel
 from ascend_lab.layout import unpack
