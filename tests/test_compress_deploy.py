@@ -1,5 +1,7 @@
 """Deployed int8 networks: whole numbers from layer to layer, equal to ONNX Runtime's to a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
