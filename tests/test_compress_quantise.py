@@ -425,3 +425,22 @@ def test_the_command_refuses_in_one_line_and_leaves_files_alone(files, capsys):
         code, out, err = run(capsys, "quantize", *words)
         assert (code, out, err.count("\n")) == (2, "", 1), (words, err)
         assert target.read_bytes() == b"mine"
+
+
+def test_the_file_goes_on_to_the_chip(files, capsys):
+    """Imported again it computes the same, and compiled its layers run on whole numbers."""
+    words = ("quantize", files / "net.onnx", "--calibration", files / "x.npz")
+    code, _, err = run(capsys, *words, "--output", files / "q.onnx")
+    assert (code, err) == (0, "")
+    feed = {"x": ROWS["x"][:4]}
+    np.savez(files / "feed.npz", **feed)
+    words = ("run", files / "q.onnx", "--inputs", files / "feed.npz", "--outputs")
+    wanted = onnx_runtime((files / "q.onnx").read_bytes(), feed)
+    for more, close in (((), 1e-6), (("--compiled",), 0.05)):
+        code, _, err = run(capsys, *words, files / "y.npz", *more)
+        assert (code, err) == (0, "")
+        (found,) = np.load(files / "y.npz").values()
+        assert np.abs(found - wanted).max() <= close * np.abs(wanted).max()
+    code, out, err = run(capsys, "simulate", files / "q.onnx", "--chip", "Ascend310")
+    assert (code, err) == (0, "")
+    assert out.count("requantise)") + out.count("+requantise") >= 3
