@@ -29,7 +29,7 @@ LINES = {
     "errors": 90,
     "graph": 16800,
     "isa": 2850,
-    "kernels": 7495,
+    "kernels": 7880,
     "lab": 18470,
     "layout": 950,
     "limits": 170,

@@ -29,7 +29,8 @@ def deploy(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
     """
     nodes = {node.name: node for node in graph.nodes}
     for layer in layers:
-        if layer.name not in nodes or nodes[layer.name].inputs[1] not in graph.constants:
+        reads = nodes[layer.name].inputs[1:2] if layer.name in nodes else ()
+        if not reads or reads[0] not in graph.constants:
             raise InputError(f"{graph.name}: a layer with constant weights", layer.name, "check it")
         if layer.bits != 8 or layer.weight_bits > 8:
             got = f"{layer.bits} and {layer.weight_bits}"

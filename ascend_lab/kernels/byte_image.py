@@ -81,15 +81,8 @@ def _program(
             held.enqueue()
             _steps(k, image, steps, held.dequeue(), blocks)
             held.free()
-            with k.loop("block", blocks) as block:
-                area = (block * AREA, (FRACTAL, FRACTAL))
-                k.vector("vtranspose", turned.region(*area), steps.region(*area))
             to = out.alloc()
-            for done in range(0, blocks, 100):
-                some = min(100, blocks - done)
-                lanes = (2 * some, 8, FRACTAL)
-                half = to.region(done * FRACTAL * PAIR, lanes, (8 * PAIR, PAIR, 1))
-                k.vector("vconv", half, turned.region(done * AREA, lanes))
+            _turn(k, steps, turned, to, blocks)
             out.enqueue()
             place = ((first + index) * image.pixels + at) * PAIR
             k.copy(y.region(place, tile * PAIR), out.dequeue().region(0, tile * PAIR))
@@ -108,3 +101,15 @@ def _steps(k: KernelBuilder, image: ByteImage, steps: Buffer, held: Tile, blocks
             k.vector("vmuls", to, source, scalar=image.scale)
             if image.offset:
                 k.vector("vadds", to, to, scalar=float(image.offset))
+
+
+def _turn(k: KernelBuilder, steps: Buffer, turned: Buffer, to: Tile, blocks: int) -> None:
+    """Put the channels of each pixel side by side, and convert them."""
+    with k.loop("block", blocks) as block:
+        area = (block * AREA, (FRACTAL, FRACTAL))
+        k.vector("vtranspose", turned.region(*area), steps.region(*area))
+    most = k.chip.max_repeat // 2
+    for done in range(0, blocks, most):
+        lanes = (2 * min(most, blocks - done), 8, FRACTAL)
+        half = to.region(done * FRACTAL * PAIR, lanes, (8 * PAIR, PAIR, 1))
+        k.vector("vconv", half, turned.region(done * AREA, lanes))
