@@ -196,7 +196,8 @@ def write_model(folder: Path) -> None:
     np.save(folder / "values.npy", np.linspace(-1, 2, 64, dtype=np.float32))
     np.save(folder / "frame.npy", np.arange(24, dtype=np.uint8))
     (folder / "camera.cfg").write_text(
-        "aipp_op { aipp_mode: static input_format: RGB888_U8 src_image_size_w: 4 src_image_size_h: 2 }"
+        "aipp_op { aipp_mode: static input_format: RGB888_U8 "
+        "src_image_size_w: 4 src_image_size_h: 2 }"
     )
     (folder / "server.toml").write_text(SERVER)
 

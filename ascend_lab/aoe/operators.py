@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.aoe.drive import Trial
+from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import Compiled, Task, evaluate
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
 from ascend_lab.graph.lower import (
     CONVOLUTIONS,
-    MOVES,
     PRODUCTS,
-    Chip,
     Choice,
     Lowered,
     Piece,
@@ -31,6 +30,7 @@ from ascend_lab.graph.lower import (
 )
 from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
+from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.network import residency
 from ascend_lab.isa import Buffer, Kernel
 from ascend_lab.layout import unpack

@@ -10,9 +10,10 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
 vector    computes there what no cube and no path out of it can: one lane of one instruction for
-          each result of `CURVES` and of maxima of several numbers. Depthwise and grouped
-          convolutions, means, sums and norms may go to the cube: they count nothing. On chips with
-          one core for both, `results` pass through the same pipe and are added.
+          each result of `CURVES` and of maxima of several numbers. Means, sums, norms, depthwise
+          convolutions and those in small groups may go to the cube: they count nothing. On chips
+          with one core for both, results of the cube pass through the same pipe and are added,
+          those of these convolutions too: made there, they take no less than coming from L0C.
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
@@ -88,13 +89,14 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if not work.computes:
         return UNBOUND
-    cube, results = work.products()
+    cube, results, others = work.products()
     vector = work.compared()
     out = max((p for (a, _), p in chip.paths.items() if a == "L0C"), default=None,
               key=lambda p: p.rate_bytes_per_cycle)  # fmt: skip
-    leaving = results / (out.rate_bytes_per_cycle * chip.core_count) if out else 0.0
+    rate = out.rate_bytes_per_cycle * chip.core_count if out else float("inf")
+    leaving = results / rate
     if out and out.pipe == "V":
-        vector += leaving
+        vector += leaving + others / max(rate, chip.vector_bytes_per_repeat * chip.core_count)
     clock = chip.clock_hz
     overhead = min(chip.launch_overhead_s, chip.ai_cpu_overhead_s or chip.launch_overhead_s)
     return Bound(
@@ -154,24 +156,26 @@ class _Work:
         return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float]:
-        """Return the cycles of the cubes, and the bytes that leave them."""
+    def products(self) -> tuple[float, float, float]:
+        """Return the cycles of the cubes, the bytes that leave them, and those of other sums."""
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
-            if self._on_cube(node) and self._count(node.output):
+            if self._on_cube(node) or (slides(node) and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left = 0.0, 0
+        cycles, left, others = 0.0, 0, 0
         for end, nodes in ends.items():
-            for node in nodes:
+            cubes = [node for node in nodes if self._on_cube(node)]
+            for node in cubes:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
                 steps = self._sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
                     steps = self._sums(node, 1) / k
                 share = self._count(node.output) / self.graph.types[node.output].elements
                 cycles += steps * share / (m * n * self.chip.core_count)
-            left += min(self._count(name) for name in (end, *(node.output for node in nodes)))
-        narrow = any(kind.dtype == "int8" for kind in self.graph.types.values())
-        return cycles, left * (1 if narrow else 2)
+            fewest = min(self._count(name) for name in (end, *(node.output for node in nodes)))
+            left, others = (left + fewest, others) if cubes else (left, others + fewest)
+        width = 1 if any(kind.dtype == "int8" for kind in self.graph.types.values()) else 2
+        return cycles, left * width, others * width
 
     def _on_cube(self, node: Node) -> bool:
         """Tell whether a node is products that the chip's cube multiplies."""

@@ -17,7 +17,8 @@ from ascend_lab.aoe import Point, Space, TableSpace, drive
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.cube.space import CubeSpace
-from ascend_lab.aoe.search import Search, random_order
+from ascend_lab.aoe.drive import Search
+from ascend_lab.aoe.search import random_order
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu

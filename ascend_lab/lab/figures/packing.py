@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from ascend_lab.chip import load_chip
-from ascend_lab.data import InputError
+from ascend_lab.errors import InputError
 from ascend_lab.graph import Compiled, buffers_of, compile_graph, plan_network
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
 from ascend_lab.graph.zoo import build

@@ -11,7 +11,7 @@ from matplotlib.path import Path
 from ascend_lab.aoe import Point, Space, drive
 from ascend_lab.aoe.search import Mcts, Node, tree_of
 from ascend_lab.aoe.workers import Measure
-from ascend_lab.data import InputError
+from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
 from ascend_lab.sim import Timeline

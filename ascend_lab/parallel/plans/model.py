@@ -8,18 +8,15 @@ matrices of products, heads and vocabularies: a product's share is its kernel si
 Backward kernels take the shares of forward's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ascend_lab.chip import DTYPE_BYTES
+from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.errors import ClusterError
 from ascend_lab.graph import Graph, Node, zoo
 from ascend_lab.graph.aliases import aliases, view_nodes
-from ascend_lab.graph.lower import Chip
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
@@ -110,12 +107,12 @@ def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> 
 @lru_cache(maxsize=16)
 def _parts(
     build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
-) -> tuple[Part, ...]:
+) -> tuple["Part", ...]:
     graph = build(micro_batch)
     return parts_of(graph, profile_training(graph, chip, optimizer=optimizer, dtype=dtype), dtype)
 
 
-def repeated(parts: Sequence[Part], layers: int) -> tuple[Part, ...]:
+def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
     """Return the parts of a network of 3 layers with the middle layer's often enough."""
     names = [part.name.partition(":")[2] for part in parts]
     middle = f"{layer_prefix(names)}1."
@@ -131,7 +128,7 @@ def attention_heads(graph: Graph) -> list[int]:
 
 
 # -- cutting across: tensor parallelism -----------------------------------------------------------
-def _sliced(part: Part, tensor: int, sequence: bool, model: GraphModel) -> Unit:
+def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Unit:
     """Return a unit as one of `tensor` devices has it.
 
     A unit with cut weights takes one all-reduce of its boundary each way, two if it both attends
