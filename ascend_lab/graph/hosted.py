@@ -1,6 +1,7 @@
 """ONNX models that no graph holds whole: what has no kernel runs on the AI CPU or on the host.
 
     model -> values on the host -> sizes of every tensor -> seconds of every node on every engine
+          -> parts as the published rule has them -> what the core takes of each node there
           -> least placement -> parts: graphs for the core, nodes for the others, copies between
 
 A node that the importer or the compiler refuses is taken as it stands: ONNX Runtime, or where it is
@@ -12,8 +13,8 @@ on the device, as for networks without such nodes; what is constant lies on both
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,18 +261,48 @@ class _Placer:
             for name in work.writes
             if is_numbers(self.values[name])
         }
+        rule = self._settled(Problem(works, copy_s), Problem.cheapest_engine)
+        problem = Problem(self._together(rule), copy_s)
+        rule = replace(rule, problem=problem, placement=problem.placed(rule.placement.engines))
+        exact = self._settled(problem, Problem.exact)
+        return min(exact, rule, key=lambda found: found.timeline().time_s)
+
+    def _settled(self, problem: Problem, choose: Callable[[Problem], Placement]) -> Hosted:
+        """Return a placement whose parts the compiler takes: what it refuses leaves the core."""
         while True:
-            problem = Problem(works, copy_s)
-            placement = problem.exact()
+            placement = choose(problem)
             try:
                 parts = tuple(self._part(*group) for group in self._groups(placement))
             except _RefusedError as error:
                 works = [self._without_core(w, error) if w.name in error.names else w
-                         for w in works]  # fmt: skip
+                         for w in problem.works]  # fmt: skip
+                problem = Problem(works, problem.copy_s)
                 continue
             name = self.model.graph.name or "model"
             return Hosted(name, self.chip, self.model, parts, problem, placement, self.reasons,
                           self.values, self.host)  # fmt: skip
+
+    def _together(self, rule: Hosted) -> list[Work]:
+        """Return the operators, those of the core at what their part's kernels take of them.
+
+        Alone an operator pays for conversions and launches that it shares in a part. A kernel's
+        seconds go to the last of its nodes, those of a conversion to the node before.
+        """
+        shares: dict[str, float] = {}
+        for part in rule.parts:
+            names = [title(node) for node in part.nodes] if part.compiled else []
+            shares.update(dict.fromkeys(names, 0.0))
+            last = names[0] if names else ""
+            for op in simulate_graph(part.compiled).operators if part.compiled else ():
+                own = [name for name in names if op.name.startswith(name)]
+                last = max(own, key=len, default=last)
+                shares[last] += op.time_s
+        return [
+            replace(work, seconds={**work.seconds, CORE: shares[work.name]})
+            if work.name in shares
+            else work
+            for work in rule.problem.works
+        ]
 
     def _without_core(self, work: Work, error: _RefusedError) -> Work:
         self.reasons[work.name] = str(error)
