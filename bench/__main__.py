@@ -19,6 +19,7 @@ from bench.compress import compression_figures
 from bench.deploy import deploy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
+from bench.light import light_figures
 from bench.media import media_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
@@ -45,6 +46,7 @@ BENCHES = (
     bench_graphs,
     bound_figures,
     memory_figures,
+    light_figures,
     runtime_figures,
     tuners.tuner_figures,
     cluster_figures,

@@ -19,32 +19,32 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LINES = {
     "__init__": 10,
-    "aoe": 11305,
-    "chip": 635,
+    "aoe": 11100,
+    "chip": 625,
     "cli": 4000,
-    "cluster": 2955,
+    "cluster": 2935,
     "compress": 3420,
     "data": 25,
-    "dsl": 5785,
+    "dsl": 5475,
     "errors": 90,
     "graph": 16800,
     "isa": 2850,
     "kernels": 7495,
     "lab": 18470,
-    "layout": 955,
+    "layout": 950,
     "limits": 170,
     "media": 1245,
     "ops": 6490,
     "output": 120,
-    "parallel": 5090,
+    "parallel": 4915,
     "runtime": 2360,
     "serving": 2525,
     "sim": 2430,
-    "train": 1750,
+    "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
 FILES = 430
-IMPORT_LINES = 6120
+IMPORT_LINES = 6350
 ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40

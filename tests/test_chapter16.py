@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -35,11 +36,10 @@ def trips_over_nothing(a, b):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-@pytest.mark.parametrize("wrong", [forgets_factor, takes_the_larger, trips_over_nothing])
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_merges_fail(wrong, seed):
-    assert not check_ex_16_1(wrong, seed=seed)
-    assert check_ex_16_1(merge, seed=seed)
+def test_wrong_merges_fail():
+    two_sided(
+        check_ex_16_1, merge, forgets_factor, takes_the_larger, trips_over_nothing, seeds=(1, 7)
+    )
 
 
 def test_merging_is_associative():
@@ -50,30 +50,26 @@ def test_merging_is_associative():
     np.testing.assert_allclose(left[2], right[2])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_bytes_fail():
+    two_sided(
+        check_ex_16_2,
+        keys_outside,
         lambda n, t, d, keys: keys_outside(n, t, d, keys) + 4 * n * (d + 2),
         lambda n, t, d, keys: keys_outside(n, t, d, keys + 1),
         lambda n, t, d, keys: 4 * n * d + 4 * t * d,
-    ],
-)
-def test_wrong_bytes_fail(wrong):
-    assert not check_ex_16_2(wrong)
-    assert check_ex_16_2(keys_outside)
+        seeds=(7,),
+    )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_block_counts_fail():
+    two_sided(
+        check_ex_16_3,
+        causal_blocks,
         lambda n, rows, keys: sum(i // keys + 1 for i in range(0, n, rows)),
         lambda n, rows, keys: sum((i + rows - 1) // keys + 1 for i in range(0, n, rows)),
         lambda n, rows, keys: -(-n // rows) * -(-n // keys) // 2,
-    ],
-)
-def test_wrong_block_counts_fail(wrong):
-    assert not check_ex_16_3(wrong)
-    assert check_ex_16_3(causal_blocks)
+        seeds=(7,),
+    )
 
 
 def streamed(q, blocks, *, first=-math.inf, rescale=True, scale=True):

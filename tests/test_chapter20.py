@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
@@ -59,25 +60,23 @@ def takes_the_least(space, wanted):
     return point
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_repairs_fail():
+    two_sided(
+        check_ex_20_1,
+        completed,
         takes_the_least,
         lambda space, wanted: tuple(wanted),
         lambda space, wanted: next(space.points()),
         lambda space, wanted: completed(space, wanted)[:-1],
         lambda space, wanted: list(completed(space, wanted)),
-    ],
-)
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_repairs_fail(wrong, seed):
-    assert not check_ex_20_1(wrong, seed=seed)
-    assert check_ex_20_1(completed, seed=seed)
+        seeds=(1, 7),
+    )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_crossovers_fail():
+    two_sided(
+        check_ex_20_2,
+        cross,
         lambda space, one, two, picks: one,
         lambda space, one, two, picks: cross(space, two, one, picks),
         lambda space, one, two, picks: completed(
@@ -86,12 +85,8 @@ def test_wrong_repairs_fail(wrong, seed):
         lambda space, one, two, picks: tuple(
             a if pick else b for a, b, pick in zip(one, two, picks, strict=True)
         ),
-    ],
-)
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_crossovers_fail(wrong, seed):
-    assert not check_ex_20_2(wrong, seed=seed)
-    assert check_ex_20_2(cross, seed=seed)
+        seeds=(1, 7),
+    )
 
 
 def cross_choosing(choose):

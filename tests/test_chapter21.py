@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.aoe.subgraph import Region, SlicePlan, compiled, prepared, sliced, tune_subgraph
 from ascend_lab.aoe.subgraph.segments import Segments, even
@@ -43,9 +44,10 @@ def slices(rows, halo, row_bytes, weights, capacity):
     return -(-rows // (most - halo)) if most > halo else 0
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_slice_counts_two_sided():
+    two_sided(
+        check_ex_21_1,
+        slices,
         lambda rows, halo, row_bytes, weights, capacity: 1,
         lambda rows, halo, row_bytes, weights, capacity: slices(
             rows, 0, row_bytes, weights, capacity
@@ -54,12 +56,7 @@ def slices(rows, halo, row_bytes, weights, capacity):
         lambda rows, halo, row_bytes, weights, capacity: slices(
             rows + halo, halo, row_bytes, weights, capacity
         ),
-    ],
-)
-def test_slice_counts_two_sided(wrong):
-    for seed in range(4):
-        assert check_ex_21_1(slices, seed=seed).passed
-        assert not check_ex_21_1(wrong, seed=seed).passed
+    )
 
 
 def test_the_least_number_of_slices_by_hand():
@@ -75,19 +72,15 @@ def needs(layers, rows):
     return found
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_rows_of_a_chain_two_sided():
+    two_sided(
+        check_ex_21_2,
+        needs,
         lambda layers, rows: [rows * s + r - 1 for r, s in layers] + [rows],
         lambda layers, rows: needs(layers[::-1], rows),
         lambda layers, rows: needs(layers, rows)[::-1],
         lambda layers, rows: needs(layers, rows)[0],
-    ],
-)
-def test_rows_of_a_chain_two_sided(wrong):
-    for seed in range(4):
-        assert check_ex_21_2(needs, seed=seed).passed
-        assert not check_ex_21_2(wrong, seed=seed).passed
+    )
 
 
 def test_the_formula_of_the_halo_is_what_slice_rules_say(net):
@@ -113,21 +106,17 @@ def greedy(count, cost):
     return points
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_cheapest_chains_two_sided():
+    assert len(set(every_chain(6))) == 32
+    two_sided(
+        check_ex_21_3,
+        cuts,
         greedy,
         lambda count, cost: [0, count],
         lambda count, cost: list(range(count + 1)),
         lambda count, cost: cuts(count, cost)[1:],
         lambda count, cost: 7,
-    ],
-)
-def test_cheapest_chains_two_sided(wrong):
-    assert len(set(every_chain(6))) == 32
-    for seed in range(4):
-        assert check_ex_21_3(cuts, seed=seed).passed
-        assert not check_ex_21_3(wrong, seed=seed).passed
+    )
 
 
 def test_beating_the_tuner_two_sided():

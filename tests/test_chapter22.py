@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.cluster import collective_time, load_topology, make, ring, star, time_collective
 from ascend_lab.errors import InputError
@@ -10,22 +11,16 @@ from ascend_lab.lab.checks import check_ex_22_1, check_ex_22_2, check_ex_22_3, c
 from ascend_lab.lab.checks.chapter21_22 import best_chunks, chain_s, crossover_bytes, two_levels_s
 from ascend_lab.lab.figures import fig_holdings
 
-SEEDS = range(4)
-
 
 # -- exercises -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_crossover_two_sided():
+    two_sided(
+        check_ex_22_1,
+        crossover_bytes,
         lambda p, a, b: 2 * (p - 1) * a / b,
         lambda p, a, b: math.inf,
         lambda p, a, b: (2 * (p - 1) - math.log2(p)) * a / (math.log2(p) - 1) / b if p > 2 else 0,
-    ],
-)
-def test_crossover_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_22_1(crossover_bytes, seed=seed).passed
-        assert not check_ex_22_1(wrong, seed=seed).passed
+    )
 
 
 def test_the_crossover_is_where_the_simulated_times_meet():
@@ -51,29 +46,22 @@ def direct_rounds(ranks):
     ]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_rounds_two_sided():
+    two_sided(
+        check_ex_22_2,
+        [right_rounds, direct_rounds],
         lambda p: None,
         lambda p: [],
         lambda p: right_rounds(p) * 2,
         lambda p: [[(r, (r + 1) % p, r) for r in range(p)] for _ in range(p - 1)],
         lambda p: [[(r, 0, 0) for r in range(1, p)]] * (p - 1),
         lambda p: [[(r, (r + 1) % p, p) for r in range(p)]] * (p - 1),
-    ],
-)
-def test_rounds_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_22_2(right_rounds, seed=seed).passed
-        assert check_ex_22_2(direct_rounds, seed=seed).passed
-        assert not check_ex_22_2(wrong, seed=seed).passed
+    )
 
 
 def test_chunks_two_sided():
     wrongs = (lambda p, n, a, b: p, lambda p, n, a, b: 1, lambda p, n, a, b: 2.5)
-    for seed in SEEDS:
-        assert check_ex_22_3(best_chunks, seed=seed).passed
-        assert not any(check_ex_22_3(wrong, seed=seed).passed for wrong in wrongs)
+    two_sided(check_ex_22_3, best_chunks, *wrongs)
 
 
 def test_best_chunks_by_trying_all():
@@ -89,18 +77,14 @@ def test_a_chain_takes_what_the_exercise_says():
     )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_two_levels_two_sided():
+    two_sided(
+        check_ex_22_4,
+        two_levels_s,
         lambda m, g, n, i, o: two_levels_s(m, g, n, o, i),
         lambda m, g, n, i, o: two_levels_s(m, 1, n, i, o) + two_levels_s(1, g, n, i, o),
         lambda m, g, n, i, o: two_levels_s(m, g, n, i, o) / 2,
-    ],
-)
-def test_two_levels_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_22_4(two_levels_s, seed=seed).passed
-        assert not check_ex_22_4(wrong, seed=seed).passed
+    )
 
 
 # -- figures and claims ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.cluster import load_topology
 from ascend_lab.errors import ClusterError, InputError
@@ -32,21 +33,12 @@ from ascend_lab.parallel.values import (
     layers as pieces,
 )
 
-SEEDS = range(4)
-
-
-def fails(check, wrong) -> None:
-    assert not any(check(wrong, seed=seed).passed for seed in SEEDS)
-
-
-def passes(check, right) -> None:
-    assert all(check(right, seed=seed).passed for seed in SEEDS)
-
 
 # -- exercises -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_micro_batches_two_sided() -> None:
+    two_sided(
+        check_ex_23_1,
+        lambda p, b: max(1, math.ceil((p - 1) * (1 / b - 1))),
         lambda p, b: None,
         lambda p, b: 4 * p,
         lambda p, b: math.ceil((p - 1) / b),
@@ -54,11 +46,7 @@ def passes(check, right) -> None:
         lambda p, b: 1 + max(1, math.ceil((p - 1) * (1 / b - 1))),
         lambda p, b: max(1, math.floor((p - 1) * (1 / b - 1))),
         lambda p, b: max(1.0, float(math.ceil((p - 1) * (1 / b - 1)))),
-    ],
-)
-def test_micro_batches_two_sided(wrong) -> None:
-    passes(check_ex_23_1, lambda p, b: max(1, math.ceil((p - 1) * (1 / b - 1))))
-    fails(check_ex_23_1, wrong)
+    )
 
 
 def test_least_micro_batches_by_trying_all() -> None:
@@ -68,19 +56,16 @@ def test_least_micro_batches_by_trying_all() -> None:
         assert m == 1 or bubble_share(stages, m - 1) > bubble
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_memory_two_sided() -> None:
+    two_sided(
+        check_ex_23_2,
+        zero_bytes,
         lambda w, d, s: 16 * w / (d if s else 1),
         lambda w, d, s: 16 * w,
         lambda w, d, s: w * (4 / (d if s > 1 else 1) + 12 / (d if s else 1)),
         lambda w, d, s: w * (2 + 2 / (d if s > 1 else 1) + 12 / (d if s else 1)),
         lambda w, d, s: w * sum(c / (d if s > i else 1) for i, c in enumerate((8, 2, 2))),
-    ],
-)
-def test_memory_two_sided(wrong) -> None:
-    passes(check_ex_23_2, zero_bytes)
-    fails(check_ex_23_2, wrong)
+    )
 
 
 def sent(data, tensor, pipeline, layers, width, length, batch):
@@ -94,9 +79,10 @@ def sent(data, tensor, pipeline, layers, width, length, batch):
     )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_bytes_two_sided() -> None:
+    two_sided(
+        check_ex_23_3,
+        sent,
         lambda *a: sum(sent(*a)),
         lambda *a: sent(*a)[:2],
         lambda *a: sent(*a)[::-1],
@@ -104,11 +90,7 @@ def sent(data, tensor, pipeline, layers, width, length, batch):
         lambda *a: (sent(*a)[0], sent(*a)[1] / 2, sent(*a)[2]),
         lambda *a: (*sent(*a)[:2], sent(*a)[2] / a[1]),
         lambda *a: (*sent(*a)[:2], 2 * sent(*a)[2]),
-    ],
-)
-def test_bytes_two_sided(wrong) -> None:
-    passes(check_ex_23_3, sent)
-    fails(check_ex_23_3, wrong)
+    )
 
 
 def pair(x, ups, downs, slope, all_reduce):
@@ -134,20 +116,17 @@ def without_relu(x, ups, downs, slope, all_reduce):
     return out, slopes, [x.T @ (slope @ one.T) for one in downs], down
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_pair_two_sided() -> None:
+    two_sided(
+        check_ex_23_4,
+        pair,
         lambda *a: None,
         lambda *a: pair(*a)[:3],
         lambda *a: pair(*a[:4], keep),
         lambda *a: (*pair(*a)[:2], *pair(*a)[:1:-1]),
         chatty,
         without_relu,
-    ],
-)
-def test_pair_two_sided(wrong) -> None:
-    passes(check_ex_23_4, pair)
-    fails(check_ex_23_4, wrong)
+    )
 
 
 def test_pair_names_whose_function_it_was() -> None:
@@ -164,9 +143,10 @@ def test_pair_counts_only_forward_when_backward_forgets() -> None:
     assert "slope of x" in check_ex_23_4(half).message
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_degrees_two_sided() -> None:
+    two_sided(
+        check_ex_23_5,
+        [degrees, lambda *a: set(degrees(*a))],
         lambda n, a, layers, b: [(n, 1, 1)],
         lambda n, a, layers, b: degrees(n, n, layers, b),
         lambda n, a, layers, b: degrees(n, a, n, b),
@@ -175,12 +155,7 @@ def test_pair_counts_only_forward_when_backward_forgets() -> None:
         lambda n, a, layers, b: degrees(n, a, layers, b)[:-1],
         lambda n, a, layers, b: degrees(n, a, layers, b) * 2,
         lambda n, a, layers, b: None,
-    ],
-)
-def test_degrees_two_sided(wrong) -> None:
-    passes(check_ex_23_5, degrees)
-    passes(check_ex_23_5, lambda *a: set(degrees(*a)))
-    fails(check_ex_23_5, wrong)
+    )
 
 
 # -- the closed forms, and messages between arrays -------------------------------------------------

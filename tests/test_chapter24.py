@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.aoe.gradient import AlphaBeta, plan
 from ascend_lab.errors import InputError
@@ -9,8 +10,6 @@ from ascend_lab.lab.checks import check_ex_24_1, check_ex_24_2, check_ex_24_3, c
 from ascend_lab.lab.checks.chapter24_25 import best_of, ends_at, merged
 from ascend_lab.lab.figures import fig_caps
 from ascend_lab.lab.figures.tuned_networks import toy_rows
-
-SEEDS = range(4)
 
 
 # -- exercises -------------------------------------------------------------------------------------
@@ -22,19 +21,15 @@ def tail(ready, sizes, a, b, lasts):
     return done - ready[-1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_ends_two_sided():
+    two_sided(
+        check_ex_24_1,
+        tail,
         lambda r, s, a, b, lasts: a + b * sum(s),
         lambda r, s, a, b, lasts: len(lasts) * a + b * sum(s),
         lambda r, s, a, b, lasts: tail(r, s, 0, b, lasts),
         lambda r, s, a, b, lasts: tail([0] * len(r), s, a, b, lasts),
-    ],
-)
-def test_ends_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_24_1(tail, seed=seed).passed
-        assert not check_ex_24_1(wrong, seed=seed).passed
+    )
 
 
 def merge(ready, sizes, a, b, patience=1.0):
@@ -49,20 +44,15 @@ def merge(ready, sizes, a, b, patience=1.0):
     return [*lasts, len(ready) - 1]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_merging_two_sided():
+    two_sided(
+        check_ex_24_2,
+        [merge, merged],
         lambda r, s, a, b: list(range(len(r))),
         lambda r, s, a, b: [len(r) - 1],
         lambda r, s, a, b: merge(r, s, a, b, patience=0.0),
         lambda r, s, a, b: merge(r, s, a, b, patience=9.0),
-    ],
-)
-def test_merging_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_24_2(merge, seed=seed).passed
-        assert check_ex_24_2(merged, seed=seed).passed
-        assert not check_ex_24_2(wrong, seed=seed).passed
+    )
 
 
 def best(ready, sizes, a, b, most):
@@ -90,21 +80,16 @@ def tuner(ready, sizes, a, b, most):
     return [last for _, last in found.segments]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_few_buckets_two_sided():
+    two_sided(
+        check_ex_24_3,
+        [best, tuner],
         lambda r, s, a, b, most: [len(r) - 1],
         lambda r, s, a, b, most: list(range(len(r))),
         lambda r, s, a, b, most: tuner(r, s, a, b, None),
         lambda r, s, a, b, most: None,
         lambda r, s, a, b, most: [0],
-    ],
-)
-def test_few_buckets_two_sided(wrong):
-    for seed in SEEDS:
-        assert check_ex_24_3(best, seed=seed).passed
-        assert check_ex_24_3(tuner, seed=seed).passed
-        assert not check_ex_24_3(wrong, seed=seed).passed
+    )
 
 
 def test_traps_two_sided():

@@ -4,6 +4,7 @@ import math
 from itertools import permutations
 
 import pytest
+from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
@@ -36,18 +37,15 @@ def small():
 
 
 # -- exercises -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_credits_fail():
+    two_sided(
+        check_ex_25_1,
+        two_credits,
         lambda none, a, b, both: (none / a, a / both),
         lambda none, a, b, both: ((none / a + b / both) / 2, (none / b + a / both) / 2),
         lambda none, a, b, both: two_credits(none, b, a, both),
-    ],
-)
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_credits_fail(wrong, seed):
-    assert not check_ex_25_1(wrong, seed=seed)
-    assert check_ex_25_1(two_credits, seed=seed)
+        seeds=(1, 7),
+    )
 
 
 def relative_to_before(operators, least):
@@ -61,26 +59,27 @@ def forgets_counts(operators, least):
     )
 
 
-@pytest.mark.parametrize("wrong", [relative_to_before, forgets_counts, lambda ops, least: []])
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_lists_of_operators_fail(wrong, seed):
-    assert not check_ex_25_2(wrong, seed=seed)
-    assert check_ex_25_2(no_longer_matter, seed=seed)
+def test_wrong_lists_of_operators_fail():
+    two_sided(
+        check_ex_25_2,
+        no_longer_matter,
+        relative_to_before,
+        forgets_counts,
+        lambda ops, least: [],
+        seeds=(1, 7),
+    )
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_wrong_batches_fail():
+    two_sided(
+        check_ex_25_3,
+        best_batch,
         lambda times, limit: max((b for b in times if times[b] <= limit), default=None),
         lambda times, limit: max(times, key=lambda b: b / times[b]),
         lambda times, limit: best_batch({b: t for b, t in times.items() if t < limit}, limit),
         lambda times, limit: min((b for b in times if times[b] <= limit), default=None),
-    ],
-)
-@pytest.mark.parametrize("seed", [1, 7])
-def test_wrong_batches_fail(wrong, seed):
-    assert not check_ex_25_3(wrong, seed=seed)
-    assert check_ex_25_3(best_batch, seed=seed)
+        seeds=(1, 7),
+    )
 
 
 # -- credit ----------------------------------------------------------------------------------------

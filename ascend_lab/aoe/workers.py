@@ -6,8 +6,6 @@ holds for a whole run: loops ask between their steps how much of the time is lef
 take longer is cut by an alarm, where the system has one.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing
@@ -37,7 +35,7 @@ class Deadline:
     end: float = math.inf
 
     @classmethod
-    def of(cls, limit_s: float | None) -> Deadline:
+    def of(cls, limit_s: float | None) -> "Deadline":
         """Return the deadline so many seconds from now; None is never."""
         return cls() if limit_s is None else cls(time.monotonic() + limit_s)
 
@@ -51,15 +49,15 @@ class Deadline:
         """Whether the time is over."""
         return self.left_s <= 0
 
-    def within(self, limit_s: float | None) -> Deadline:
+    def within(self, limit_s: float | None) -> "Deadline":
         """Return the deadline of a part that may take so many seconds from now."""
         return self if limit_s is None else Deadline(min(self.end, Deadline.of(limit_s).end))
 
-    def keeping(self, reserve_s: float) -> Deadline:
+    def keeping(self, reserve_s: float) -> "Deadline":
         """Return the deadline of a part that leaves so many seconds to what follows."""
         return Deadline(self.end - reserve_s)
 
-    def cut(self) -> Alarm:
+    def cut(self) -> "Alarm":
         """Return a context whose body raises `TimeUpError` at the end."""
         return Alarm(None if math.isinf(self.end) else self.left_s, TimeUpError)
 

@@ -4,8 +4,6 @@ What was prepared for a topology is remembered, so that the next size costs micr
 milliseconds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -188,7 +186,7 @@ class Terms(NamedTuple):
     betas: float
     gammas: float = 0.0
 
-    def then(self, other: Terms) -> Terms:
+    def then(self, other: "Terms") -> "Terms":
         """Return one after the other."""
         return Terms(*(a + b for a, b in zip(self, other, strict=True)))
 

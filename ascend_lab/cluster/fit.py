@@ -6,8 +6,6 @@ sizes may be cut into bands of two sizes or more; how many is decided by errors 
 A prediction is never less than for a smaller size.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -211,7 +209,7 @@ class _Sums:
     counts: Floats
 
     @staticmethod
-    def of(rows: Sequence[Measured], sizes: Sequence[float]) -> _Sums:
+    def of(rows: Sequence[Measured], sizes: Sequence[float]) -> "_Sums":
         place = np.searchsorted(sizes, [row.size_bytes for row in rows])
         x = np.array([_law(row.size_bytes, row.ranks) for row in rows])
         x /= np.array([[row.time_s] for row in rows])

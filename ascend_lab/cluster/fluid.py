@@ -5,8 +5,6 @@ faster without slowing one that is not faster. They change only when a flow star
 goes from event to event, whatever the bytes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,13 +27,13 @@ class Uses:
     count: int
 
     @staticmethod
-    def of(paths: Sequence[Sequence[int]]) -> Uses:
+    def of(paths: Sequence[Sequence[int]]) -> "Uses":
         """Return the uses of flows that take these resources."""
         lengths = np.array([len(path) for path in paths], np.int64)
         flat = np.array([r for path in paths for r in path], np.int64)
         return Uses(np.repeat(np.arange(len(paths)), lengths), flat, len(paths))
 
-    def only(self, kept: NDArray[np.bool_]) -> Uses:
+    def only(self, kept: NDArray[np.bool_]) -> "Uses":
         """Return the uses of some of the flows, numbered anew in order."""
         number, keep = np.cumsum(kept) - 1, kept[self.flow]
         return Uses(number[self.flow[keep]], self.resource[keep], int(kept.sum()))

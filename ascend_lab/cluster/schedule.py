@@ -5,8 +5,6 @@ a round all messages are read before any is written, and the next round begins w
 message of this one has arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +47,7 @@ class Round:
         targets: Sequence[int] | Ints,
         blocks: Sequence[Sequence[int]] | Ints,
         reduces: bool | NDArray[np.bool_] = False,
-    ) -> Round:
+    ) -> "Round":
         """Return a round from lists; rows of blocks may differ in length."""
         if not isinstance(blocks, np.ndarray):
             widest = max((len(row) for row in blocks), default=0)

@@ -9,8 +9,6 @@ is for `ROUTE_BYTES`, every link counted with alpha + n beta; equal paths are de
 of their first and last links.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque
@@ -130,7 +128,7 @@ class Topology:
             found[source].append(i)
         return tuple(map(tuple, found))
 
-    def without(self, *dead: tuple[int, int]) -> Topology:
+    def without(self, *dead: tuple[int, int]) -> "Topology":
         """Return the topology after links between these nodes, (source, target), have died."""
         gone = set(dead)
         left = tuple(link for link in self.links if (link.source, link.target) not in gone)
@@ -143,7 +141,7 @@ class Topology:
         return self._router.route(source, target)
 
     @cached_property
-    def _router(self) -> _Router:
+    def _router(self) -> "_Router":
         return _Router(self)
 
     def bisection_bytes_per_s(self) -> float:

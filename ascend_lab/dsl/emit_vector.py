@@ -4,8 +4,6 @@
 box; the `Unit` has the scratch tiles and the loops of a kernel while it is written.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,20 +40,20 @@ class View:
     strides: tuple[int, ...]
     blocks: bool = False
 
-    def moved(self, axis: int, by: Affine | int) -> View:
+    def moved(self, axis: int, by: Affine | int) -> "View":
         """Return the view `by` steps further along an axis."""
         offset = self.offset + by * self.strides[axis] if self.strides[axis] else self.offset
         return View(self.memory, self.dtype, offset, self.strides, self.blocks)
 
-    def take(self, axes: Sequence[int]) -> View:
+    def take(self, axes: Sequence[int]) -> "View":
         """Return the view of some of the axes, the others at their start."""
         return self.stepping(tuple(self.strides[a] for a in axes))
 
-    def inner(self) -> View:
+    def inner(self) -> "View":
         """Return the view without its outermost axis."""
         return self.stepping(self.strides[1:])
 
-    def stepping(self, strides: tuple[int, ...]) -> View:
+    def stepping(self, strides: tuple[int, ...]) -> "View":
         """Return the view from the same start with other steps."""
         return View(self.memory, self.dtype, self.offset, strides, self.blocks)
 

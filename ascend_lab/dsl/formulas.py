@@ -1,7 +1,5 @@
 """Tensors from formulas: `te.compute`, and what a formula may use on elements."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +52,7 @@ class Fold:
     expr: Expr
     axes: tuple[Axis, ...]
 
-    def _refuse(self, other: object) -> Fold:
+    def _refuse(self, other: object) -> "Fold":
         """Refuse arithmetic: a fold is the whole of a formula."""
         needed = f"te.{self.kind}(...) as the whole formula"
         got = "arithmetic around it"

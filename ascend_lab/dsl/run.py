@@ -5,8 +5,6 @@ tile is an array and the index it begins at, so a nest that needs an element its
 fails here instead of reading a neighbour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +106,7 @@ def interpret(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Val
     return out
 
 
-def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, Held]:
+def _inputs(schedule: Schedule, arrays: Mapping[str, Values]) -> dict[str, "Held"]:
     memory, fractal = {}, matrices(schedule.state)
     for entry in schedule.state.inputs:
         given = np.asarray(arrays.get(entry.name, ()))
@@ -143,7 +141,7 @@ class _Walk:
     """One phase: the tensors and tiles alive, and the box every active stage is at."""
 
     state: State
-    memory: dict[str, Held]
+    memory: dict[str, "Held"]
     active: dict[str, Box] = field(default_factory=dict)
 
     def loops(self, stage: Stage) -> list[Leaf]:

@@ -1,7 +1,5 @@
 """Schedules: tensors plus a list of steps, each a frozen record that prints, stores and replays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +21,7 @@ PRIMITIVES: dict[str, tuple[Callable[..., State], Signature]] = {}
 
 def primitive(
     change: Callable[Concatenate[State, P], State],
-) -> Callable[Concatenate[Schedule, P], Schedule]:
+) -> Callable[Concatenate["Schedule", P], "Schedule"]:
     """Turn a change of state into a step of schedules that bears its name and arguments."""
     name, whole = change.__name__, signature(change)
     _, *own = whole.parameters.values()
@@ -93,7 +91,7 @@ class Schedule:
         """Hash outputs, chip name and steps."""
         return hash(self._key())
 
-    def then(self, primitive: str, *arguments: Any) -> Schedule:
+    def then(self, primitive: str, *arguments: Any) -> "Schedule":
         """Return the schedule with one more step; raise `ScheduleError` if it is illegal."""
         step = Step(primitive, arguments)
         return replace(self, steps=(*self.steps, step), state=step.apply(self.state))

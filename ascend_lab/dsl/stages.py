@@ -1,7 +1,5 @@
 """What a schedule is about: stages (one loop nest each) and how they hang together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -184,17 +182,17 @@ class State:
                 found.append(s)
         return tuple(found)
 
-    def put(self, stage: Stage | Fixed) -> State:
+    def put(self, stage: Stage | Fixed) -> "State":
         """Return the state with a stage replaced by one of the same name."""
         stages = tuple(stage if s.name == stage.name else s for s in self.stages)
         return replace(self, stages=stages)
 
-    def insert(self, stage: Stage | Fixed, before: str) -> State:
+    def insert(self, stage: Stage | Fixed, before: str) -> "State":
         """Return the state with a stage added before another one."""
         at = next(n for n, s in enumerate(self.stages) if s.name == before)
         return replace(self, stages=(*self.stages[:at], stage, *self.stages[at:]))
 
-    def drop(self, name: str) -> State:
+    def drop(self, name: str) -> "State":
         """Return the state without a stage."""
         return replace(self, stages=tuple(s for s in self.stages if s.name != name))
 

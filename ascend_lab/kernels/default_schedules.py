@@ -7,8 +7,6 @@ matrix), one load3d fills a tile of A, a stage is a whole number of channel bloc
 groups are products of their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd
@@ -236,7 +234,7 @@ class Candidates:
     stages: Array
     strips: Array
 
-    def take(self, index: Array) -> Candidates:
+    def take(self, index: Array) -> "Candidates":
         """Return the candidates at `index`."""
         return Candidates(self.tilings.take(index), self.stages[index], self.strips[index])
 

@@ -6,8 +6,6 @@ fp16 and round once each. An epilogue runs where the sums lie already; its opera
 with the taps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -178,7 +176,7 @@ class _After:
     @classmethod
     def make(
         cls, k: KernelBuilder, epilogue: Epilogue, taps: Queue, c1: int, elements: int
-    ) -> _After:
+    ) -> "_After":
         """Allocate operands and scratch tiles for blocks of `elements` sums."""
         plan = plan_of(epilogue, SUM)
         operands = []
@@ -225,7 +223,7 @@ class _Writer:
     @classmethod
     def make(
         cls, shape: ConvShape, chip: Chip, rows: int, dense: bool, epilogue: Epilogue | None
-    ) -> _Writer:
+    ) -> "_Writer":
         """Declare tensors, allocate queues for blocks of `rows` output rows."""
         k, lines = KernelBuilder("depthwise", chip), lines_of(shape, chip)
         (oh, ow), (c1, _) = shape.out_hw, shape.blocks

@@ -1,7 +1,5 @@
 """Drain a tile of sums through an epilogue: UB and the vector unit, or bias table and fix pipe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,7 +115,7 @@ class Group:
         slots: list[int],
         elements: int,
         blocks: int,
-    ) -> Group | None:
+    ) -> "Group | None":
         """Declare operands and allocate two slots for each in UB."""
         if not operands:
             return None

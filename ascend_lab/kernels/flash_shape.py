@@ -3,8 +3,6 @@
 All tensors lie in GM as FRACTAL_NZ, (columns / 16, rows, 16); a mask of one row is a vector.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,7 +211,7 @@ class Tensors:
     buffers: Mapping[str, Buffer]
 
     @classmethod
-    def declare(cls, k: KernelBuilder, shape: FlashShape, names: Sequence[str]) -> Tensors:
+    def declare(cls, k: KernelBuilder, shape: FlashShape, names: Sequence[str]) -> "Tensors":
         """Declare the named tensors in GM; a mask only where the shape has one."""
         rows, keys, _, _ = shape.fractals
         buffers = {}

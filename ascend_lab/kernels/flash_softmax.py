@@ -9,8 +9,6 @@ lanes (m, factor) or 16 partial sums (l) a row: (rows, 16), 4 rows a vector repe
 Sources: Milakov and Gimelshein 2018 (online softmax), Dao et al. 2022 (FlashAttention).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ascend_lab.isa import Affine, Buffer, KernelBuilder, Region, Tile
@@ -40,7 +38,7 @@ class State:
     scale: float
 
     @classmethod
-    def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> State:
+    def make(cls, k: KernelBuilder, shape: FlashShape, tiling: FlashTiling) -> "State":
         """Allocate the buffers for blocks of a tiling."""
         rows, width = tiling.rows, shape.fractals[3] * FRACTAL
         lanes = rows * FRACTAL
@@ -63,7 +61,7 @@ class State:
         )
 
     @classmethod
-    def small(cls, k: KernelBuilder, shape: FlashShape, rows: int, keys: int) -> State:
+    def small(cls, k: KernelBuilder, shape: FlashShape, rows: int, keys: int) -> "State":
         """Allocate what stays in UB where tiles come and go; sizes in fractals.
 
         Scores, output and sums are put in with `replace`, a tile each time.

@@ -12,8 +12,6 @@ The next chunk overwrites the workspaces s, p, o and l (16 partial sums a row), 
 not reach device memory. All are FRACTAL_NZ with 16 columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -175,7 +173,7 @@ class _Cube:
     c: Queue
 
     @classmethod
-    def make(cls, k: KernelBuilder, left: int, right: int, sums: int) -> _Cube:
+    def make(cls, k: KernelBuilder, left: int, right: int, sums: int) -> "_Cube":
         """Allocate slots of these sizes in fractals."""
         return cls(
             k,

@@ -1,7 +1,5 @@
 """What to multiply and how to tile it: problem, tiling, legality; many tilings as arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -200,7 +198,7 @@ class Tilings:
     rows: Array
     cols: Array
 
-    def take(self, index: Array) -> Tilings:
+    def take(self, index: Array) -> "Tilings":
         """Return the candidates at `index`."""
         return Tilings(*(getattr(self, f.name)[index] for f in fields(self)))
 

@@ -5,8 +5,6 @@ step, and tells the pipe by a flag. On chips whose copies need whole 32-byte blo
 raggedly gets a second, overlapping block; rows shorter than a block go element by element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class Feed:
     held: Tile | None = None
 
     @classmethod
-    def make(cls, k: KernelBuilder, tensor: Buffer, *pipes: str, most: int = BATCH) -> Feed:
+    def make(cls, k: KernelBuilder, tensor: Buffer, *pipes: str, most: int = BATCH) -> "Feed":
         """Allocate batches of up to `most` indices for `pipes`, MTE2 and/or MTE3."""
         name, size = tensor.name, min(most, -(-tensor.elements // 8) * 8)
         via, end = ("S", "MTE3") if "MTE3" in pipes else ("", "S")

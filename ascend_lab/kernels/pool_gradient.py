@@ -8,8 +8,6 @@ weight per tap and channel. Rows of dx are walked in blocks; windows that reach 
 of a block are computed in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -146,7 +144,7 @@ class _Writer:
     rows: int
 
     @classmethod
-    def make(cls, job: PoolGradient, chip: Chip, rows: int) -> _Writer:
+    def make(cls, job: PoolGradient, chip: Chip, rows: int) -> "_Writer":
         """Declare tensors, allocate queues for blocks of `rows` rows of dx."""
         shape, line = job.shape, line_of(job.shape)
         k, (c1, _), (oh, ow) = KernelBuilder("pool_gradient", chip), shape.blocks, shape.out_hw

@@ -7,8 +7,6 @@ with padding copies moves ragged ends like the rest. Fills are written from a ti
 are right for any size; the time is good for runs of whole blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +63,7 @@ class Move:
                 raise ShapeError(wanted, f"{low}..{high}", "check offset, sizes and strides")
 
     @property
-    def job(self) -> Job:
+    def job(self) -> "Job":
         """The same as counters with both strides, joined where they can be."""
         source = self.source or View("", (0,) * len(self.sizes))
         steps = zip(self.sizes, source.strides, self.target.strides, strict=True)

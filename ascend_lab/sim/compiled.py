@@ -7,8 +7,6 @@ idle (the head of mmad and of vector instructions) is charged every time: that k
 and is at most a few percent high.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +161,7 @@ class Nest:
     """A loop of the compiled tree: number of its trip count, its body, and what that touches."""
 
     loop: int
-    body: tuple[int | Nest, ...]
+    body: "tuple[int | Nest, ...]"
     pipes: tuple[int, ...]
     events: tuple[int, ...]
 

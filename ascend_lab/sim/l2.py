@@ -7,8 +7,6 @@ tensors take no more room than they need; neighbours become one range, dirty fro
 written to the last.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,7 +59,7 @@ class L2:
         self._pieces: OrderedDict[int, tuple[Held, ...]] = OrderedDict()
 
     @classmethod
-    def of(cls, chip: Chip) -> L2:
+    def of(cls, chip: Chip) -> "L2":
         """Return the empty L2 of a chip in at most PIECES pieces."""
         return cls(chip.l2.size_bytes, -(-chip.l2.size_bytes // PIECES))
 
@@ -94,7 +92,7 @@ class L2:
             self._pieces[key] = tuple((a, b, a, a) for a, b, _, _ in held)
         return dirty
 
-    def copy(self) -> L2:
+    def copy(self) -> "L2":
         """Return an L2 of its own with the same contents."""
         other = L2(self.size_bytes, self.piece_bytes)
         other.held_bytes, other._pieces = self.held_bytes, self._pieces.copy()
@@ -192,11 +190,11 @@ class DeviceMemory:
     workspace_bytes: int | None = None
 
     @classmethod
-    def of(cls, chip: Chip, workspace_bytes: int | None = None) -> DeviceMemory:
+    def of(cls, chip: Chip, workspace_bytes: int | None = None) -> "DeviceMemory":
         """Return the memory of a chip with an empty L2."""
         return cls(L2.of(chip), {}, workspace_bytes)
 
-    def at(self, tensors: Mapping[str, tuple[int, int]]) -> DeviceMemory:
+    def at(self, tensors: Mapping[str, tuple[int, int]]) -> "DeviceMemory":
         """Return the same memory, L2 included, with the tensors of another kernel."""
         return replace(self, tensors=tensors)
 

@@ -7,8 +7,6 @@ share what they share); otherwise every pass fetches again. Nothing is simulated
 cost does not depend on trip counts.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -45,7 +43,7 @@ class Traffic:
         """Bytes read from and written to device memory."""
         return self.memory_read_bytes + self.memory_write_bytes
 
-    def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> Traffic:
+    def warmed(self, warm: Mapping[str, float], write_back_bytes: int | None = None) -> "Traffic":
         """Return the traffic if `warm[name]` of a tensor's first touches hit L2.
 
         `write_back_bytes` is what L2 writes to memory during the launch, default as it stands.

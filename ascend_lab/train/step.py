@@ -1,7 +1,5 @@
 """The graph of a training step: what its names mean, its precision, the update, and running it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -203,7 +201,7 @@ class DynamicLossScale:
             got = f"{self.growth}, {self.backoff}"
             raise InputError("growth of at least 1, backoff between 0 and 1", got, "change them")
 
-    def next(self, found_inf: bool) -> DynamicLossScale:
+    def next(self, found_inf: bool) -> "DynamicLossScale":
         """Return the scale for the next step; after an overflow this step's update is skipped."""
         if found_inf:
             return replace(self, scale=max(1.0, self.scale * self.backoff), good_steps=0)

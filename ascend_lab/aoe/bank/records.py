@@ -3,8 +3,6 @@
 An entry is a row of the custom bank, a line of a JSON Lines file, or a line of the built-in bank.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import sqlite3
@@ -217,7 +215,7 @@ class BankEntry:
         """Smaller is better: newer model, fewer cycles, then proven, then the tighter bound."""
         return (-self.model_version, self.after_cycles, not self.proven, -(self.bound_cycles or 0))
 
-    def better_than(self, other: BankEntry | None) -> bool:
+    def better_than(self, other: "BankEntry | None") -> bool:
         """True if this entry should replace `other` (None: there is none)."""
         return other is None or self.rank < other.rank
 

@@ -1,7 +1,5 @@
 """A bank in one file: best entries by key, and the trials of searches that are still running."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter
@@ -99,7 +97,7 @@ class Store:
             self._replace(entry)
         return "update" if old else "add"
 
-    def merge(self, other: Store) -> dict[Written, int]:
+    def merge(self, other: "Store") -> dict[Written, int]:
         """Take over every entry of `other` that is new or better; all of them or none."""
         return self.take(other.entries())
 

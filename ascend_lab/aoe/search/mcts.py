@@ -10,8 +10,6 @@ mean: one good point makes a prefix good). A node below which everything was tri
 L. Kocsis, C. Szepesvari, "Bandit Based Monte-Carlo Planning", ECML 2006.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +35,7 @@ class Node:
     visits: int = 0
     pending: int = 0
     closed: bool = False
-    children: dict[Value, Node] = field(default_factory=dict)
+    children: dict[Value, "Node"] = field(default_factory=dict)
 
 
 def tree_of(root: Node, deepest: int | None = None) -> dict[Point, Node]:

@@ -6,8 +6,6 @@ own on part of the operands, with the attributes its rule gives it. Weights that
 shared, so that they are found in L2 again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -81,7 +79,7 @@ class SlicePlan:
         return [{**asdict(region), "parts": list(region.parts)} for region in self.regions]
 
     @classmethod
-    def of(cls, data: Iterable[Mapping[str, Any]]) -> SlicePlan:
+    def of(cls, data: Iterable[Mapping[str, Any]]) -> "SlicePlan":
         """Return the plan of plain data, as `plain` wrote it."""
         return cls(tuple(Region(**{**one, "parts": tuple(one["parts"])}) for one in data))
 

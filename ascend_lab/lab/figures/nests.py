@@ -1,7 +1,5 @@
 """Loop nests drawn as boxes in boxes, read off a completed schedule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class Box:
     """A loop of a nest, or the cores that share one: its heading and what is inside."""
 
     heading: str
-    inside: tuple[Box | Work, ...]
+    inside: "tuple[Box | Work, ...]"
     note: str = ""
 
 

@@ -4,8 +4,6 @@ A `Kernel` is the body of `for i in range(n)`; a `Matmul` is C = A B. Both are p
 machine reads the same object, turns it into its own instructions, and counts those.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -88,8 +86,8 @@ class Branch:
     """`if cond: then, else: other`, decided per element."""
 
     cond: str
-    then: tuple[Instr, ...]
-    other: tuple[Instr, ...] = ()
+    then: tuple["Instr", ...]
+    other: tuple["Instr", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

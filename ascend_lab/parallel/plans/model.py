@@ -8,8 +8,6 @@ matrices of products, heads and vocabularies: a product's share is its kernel si
 Backward kernels take the shares of forward's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +20,9 @@ from ascend_lab.graph.aliases import aliases, view_nodes
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
-from ascend_lab.train.autodiff import carried, training_graph
-from ascend_lab.train.profile import (
-    SAMPLE,
-    StepProfile,
-    equal_layers,
-    layer_prefix,
-    profile_training,
-    update_s,
-)
+from ascend_lab.train import StepProfile, profile_training, training_graph
+from ascend_lab.train.autodiff import carried
+from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
 from ascend_lab.train.step import in_compute_format, master_of, trainable
 
 Product = tuple[int, int, int]
@@ -115,12 +107,12 @@ def _units(model: GraphModel, micro_batch: int, tensor: int, sequence: bool) -> 
 @lru_cache(maxsize=16)
 def _parts(
     build: Build, chip: Chip, optimizer: str, dtype: str, micro_batch: int
-) -> tuple[Part, ...]:
+) -> tuple["Part", ...]:
     graph = build(micro_batch)
     return parts_of(graph, profile_training(graph, chip, optimizer=optimizer, dtype=dtype), dtype)
 
 
-def repeated(parts: Sequence[Part], layers: int) -> tuple[Part, ...]:
+def repeated(parts: Sequence["Part"], layers: int) -> tuple["Part", ...]:
     """Return the parts of a network of 3 layers with the middle layer's often enough."""
     names = [part.name.partition(":")[2] for part in parts]
     middle = f"{layer_prefix(names)}1."
@@ -136,7 +128,7 @@ def attention_heads(graph: Graph) -> list[int]:
 
 
 # -- cutting across: tensor parallelism -----------------------------------------------------------
-def _sliced(part: Part, tensor: int, sequence: bool, model: GraphModel) -> Unit:
+def _sliced(part: "Part", tensor: int, sequence: bool, model: GraphModel) -> Unit:
     """Return a unit as one of `tensor` devices has it.
 
     A unit with cut weights takes one all-reduce of its boundary each way, two if it both attends

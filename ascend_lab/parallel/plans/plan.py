@@ -1,7 +1,5 @@
 """A parallel plan: devices along each axis, what of a network each has, and what it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -122,7 +120,7 @@ class Unit:
     exchanges: int = 0
     exchange_bytes: float = 0.0
 
-    def towards(self, other: Unit, share: float) -> Unit:
+    def towards(self, other: "Unit", share: float) -> "Unit":
         """Return the unit on the straight line from this one to another of another micro-batch."""
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in PER_SAMPLE)
         return replace(self, **{name: a + (b - a) * share for name, a, b in pairs})

@@ -5,8 +5,6 @@ dropped, strategies that no optimum needs are removed, and nodes with at most tw
 memory does not matter are folded into these. `restore` gives the folded nodes their best strategy.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -73,7 +71,7 @@ class Reduced:
         parts = (*self.costs.values(), *self.edges.values())
         return self.constant + sum(float(part.min()) for part in parts)
 
-    def below(self, cost: float) -> Reduced:
+    def below(self, cost: float) -> "Reduced":
         """Return the problem without what cannot be part of a choice of at most `cost`.
 
         That is every cost which alone lifts the lower bound above it; it becomes inf.
