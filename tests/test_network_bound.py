@@ -1,6 +1,7 @@
 """The bound of a network is below every time that is reached, and its ledger adds up."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,9 +17,12 @@ from ascend_lab.aoe.subgraph.segments import Segments
 from ascend_lab.aoe.subgraph.tune import PlanSpace, plan_time
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
+from ascend_lab.errors import AscendLabError
 from ascend_lab.graph import GraphBuilder, bound_of, compile_stages, evaluate, ledger, zoo
 from ascend_lab.graph.ledger import TERMS
 from ascend_lab.graph.needs import Needs, windows_of
+from ascend_lab.kernels import GemmSchedule, GemmShape
+from ascend_lab.kernels.timed_schedules import time_tilings
 from tests.graph_strategies import smooth_graphs, whole_graphs
 
 CHIP = load_chip("Ascend310")
@@ -101,6 +105,24 @@ def test_the_bound_is_close_where_little_is_wasted(chip, shape, write, least):
     times, bound = stages.timeline(), bound_of(stages.rewritten, stages.compiled.chip)
     found = check(times, bound)
     assert bound.time_s >= least * (times.time_s - found["launches"])
+
+
+@pytest.mark.parametrize(
+    ("chip", "m", "k", "n", "closeness"),
+    [("Ascend310", 512, 1024, 512, 0.5), ("Ascend910A", 64, 128, 64, 0.05)],
+)
+def test_no_even_tiling_of_a_product_goes_below(chip, m, k, n, closeness):
+    chip = load_chip(chip)
+    shape, found = GemmShape(m, k, n), []
+    grids = [g for g in product((1, 2, 4, 8), repeat=2) if g[0] * g[1] <= chip.core_count]
+    tiles = product((16, 64, 128, 256), (16, 64), (16, 64, 128, 256), (1, 2, 4), grids)
+    for base_m, base_k, base_n, step, (rows, columns) in tiles:
+        schedule = GemmSchedule(base_m, base_k, base_n, step, rows, columns)
+        with suppress(AscendLabError):  # leaves a tail, or does not fit
+            found.append(int(time_tilings(shape, chip, [schedule])[0]))
+    graph = net_of(lambda net, x, w: net.matmul(x, w(k, n)), m, k)
+    least = bound_of(graph, chip).work_s * chip.clock_hz
+    assert len(found) > 20 and closeness * min(found) < least <= min(found)
 
 
 def test_products_by_hand():
