@@ -13,8 +13,9 @@ from ascend_lab.aoe.gradient.planning import MIB, by_cap
 from ascend_lab.aoe.gradient.splits import Split, table_of
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster.buckets import checked
-from ascend_lab.data import InputError
-from ascend_lab.graph import Graph, NetworkTimeline, simulate_graph
+from ascend_lab.errors import InputError
+from ascend_lab.graph import Graph, simulate_graph
+from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.kernels.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 from ascend_lab.lab.figures import style as st
