@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from ascend_lab.kernels.validation import validation_rows, validation_table
 from ascend_lab.output import write_whole
 from bench import peers, tuners
+from bench.bound import bound_figures
 from bench.cluster import cluster_figures, strategy_figures
 from bench.compress import compression_figures
 from bench.deploy import deploy_figures
 from bench.gradient import gradient_figures
 from bench.graph import memory_figures
+from bench.light import light_figures
 from bench.media import media_figures
 from bench.runtime import runtime_figures
 from bench.serving import serving_figures
@@ -42,7 +44,9 @@ BENCHES = (
     bench_reference,
     bench_batch,
     bench_graphs,
+    bound_figures,
     memory_figures,
+    light_figures,
     runtime_figures,
     tuners.tuner_figures,
     cluster_figures,

@@ -36,7 +36,7 @@ def _resnet50() -> Iterator[Figure]:
         half, byte = ledger(found.graph, found.layers, chip)
         ratio, weights = half.time_s / byte.time_s, byte.weight_bytes / half.weight_bytes
         title = f"ResNet-50 int8 of fp16, batch {BATCH}, {chip}"
-        yield Figure(title, f"{ratio:.2f}x", ">= 1.5", ratio >= 1.5)
+        yield Figure(title, f"{ratio:.3f}x", ">= 1.5", ratio >= 1.5)
         yield Figure("  bytes of weights", f"{weights:.2f}x", "<= 0.51", weights <= 0.51)
 
 

@@ -92,7 +92,11 @@ def _real_server() -> list[Figure]:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             found = re.search(r":(\d+)$", (process.stdout or sys.stdin).readline())
-            took = _asked(int(found[1]) if found else 0, x)
+            port = int(found[1]) if found else 0
+            tensor = {"name": "x", "shape": [1, WIDTH], "datatype": "FP32"}
+            body = json.dumps({"inputs": [{**tensor, "data": x.ravel().tolist()}]})
+            took = _asked(port, "POST", "/v2/models/linear/infer", body)
+            idle = _asked(port, "GET", "/v2/health/live")
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
@@ -101,6 +105,7 @@ def _real_server() -> list[Figure]:
         below("model call", float(np.median(calls))),
         below(f"  p99 added at {RATE_PER_S} requests/s", over, 10e-3),
         below("  median added", float(np.median(took)) - float(np.median(calls))),
+        below("  p99 of /v2/health/live", float(np.percentile(idle, 99))),
     ]
 
 
@@ -110,10 +115,9 @@ def _timed(action: object) -> float:
     return time.perf_counter() - start
 
 
-def _asked(port: int, x: np.ndarray) -> list[float]:
+def _asked(port: int, method: str, path: str, body: str = "") -> list[float]:
     """Return seconds from when each request was due to its answer, on eight connections."""
-    tensor = {"name": "x", "shape": list(x.shape), "datatype": "FP32", "data": x.ravel().tolist()}
-    body, took = json.dumps({"inputs": [tensor]}), [0.0] * REQUESTS
+    took = [0.0] * REQUESTS
     begin = time.perf_counter() + 0.5
 
     def client(first: int) -> None:
@@ -121,7 +125,7 @@ def _asked(port: int, x: np.ndarray) -> list[float]:
         for n in range(first, REQUESTS, 8):
             due = begin + n / RATE_PER_S
             time.sleep(max(0.0, due - time.perf_counter()))
-            connection.request("POST", "/v2/models/linear/infer", body)
+            connection.request(method, path, body)
             answer = connection.getresponse()
             answer.read()
             assert answer.status == 200

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parent.parent
 HANG_S = 20
 Choose = Callable[[Sequence[Any]], Any]
 OUTPUTS = ("json", "trace", "output", "outputs", "fusion_result", "records",
-           "check_report")  # fmt: skip
+           "check_report", "report")  # fmt: skip
 
 NUMBERS = ("0", "-1", "-5", "²", "1.5", "9" * 400, "1e308", "1e-320", "nan", "inf", "-inf",
            str(2**31), str(2**63), "1_0", "٣", "0x10", " 1", "")  # fmt: skip
@@ -65,7 +65,13 @@ GOOD: dict[str, tuple[str, ...]] = {
     "dilation": ("1", "2"),
     "groups": ("1", "2"),
     "run-kernel file": ("kernel.py",),
-    "model": ("model.onnx", "open.onnx", "model.alm"),
+    "model": ("model.onnx", "open.onnx", "model.alm", "found.onnx"),
+    "migrate model": ("model.onnx", "open.onnx", "found.onnx", "zoo:mobilevit_block"),
+    "migrate output": ("new.onnx",),
+    "report": ("new.json", "old.json", "new.html"),
+    "zoo name": ("squeezenet", "mobilenet_v2", "zoo:ghostnet"),
+    "width": ("0.5", "1"),
+    "resolution": ("32", "64"),
     "model_path": ("models",),
     "singleop": ("op.json",),
     "tune_ops_file": ("ops.json",),
@@ -123,6 +129,15 @@ QUICK = {
 """Mostly given, so that an example takes milliseconds."""
 
 
+def found_model() -> bytes:
+    """Return a model whose sizes its values decide: the places of what is not 0."""
+    entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 16])
+    nodes = [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("NonZero", ["h"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [entry], [onnx.ValueInfoProto(name="y")])
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
 def relu_model(size: int | str, width: int | str = 16) -> bytes:
     """Return relu(x @ w) with a name that a terminal would obey."""
     entry = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [size, width])
@@ -177,6 +192,7 @@ def files() -> dict[str, bytes]:
         "model.onnx": relu_model(1),
         "open.onnx": relu_model("n"),
         "half.onnx": relu_model(1)[:90],
+        "found.onnx": found_model(),
         "model.alm": bytes(compile_offline({None: import_model(relu_model(1))}, load_chip("Toy"))),
         "models/a.onnx": relu_model(1),
         "chip.toml": toy.replace(b'name = "Toy"', b'name = "My\\u001b[31m\\nchip"'),
@@ -346,6 +362,6 @@ def _check_files(words: Sequence[str], code: int, contents: dict[str, bytes], fo
         assert own, f"{name} was changed"
         assert code in (0, 1), f"{name} was changed by a command that failed"
         array = now.startswith((b"\x93NUMPY", MAGIC)) or zipfile.is_zipfile(io.BytesIO(now))
-        if not array and not {"export", "quantize"} & set(words):
+        if not array and not {"export", "quantize", "migrate"} & set(words):
             json.loads(now)
     assert (folder / "loop").readlink() == Path("loop") and not any(folder.glob(".ascend_lab-*"))

@@ -43,9 +43,9 @@ LINES = {
     "train": 1735,
 }
 """Lines a room may have: what it had after the redesign plus 5 %; CONTRIBUTING.md says how."""
-FILES = 416
-IMPORT_LINES = 6100
-ROAD = 115
+FILES = 430
+IMPORT_LINES = 6350
+ROAD = 116
 """Files in which `ascend-lab simulate` runs a function for a ResNet-18."""
 LONGEST_MODULE, LONGEST_FUNCTION = 420, 40
 

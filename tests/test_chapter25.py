@@ -8,11 +8,12 @@ from two_sided import two_sided
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph import GraphBuilder, compile_graph, simulate_graph
+from ascend_lab.graph import GraphBuilder, bound_of, compile_graph, ledger, simulate_graph
+from ascend_lab.graph.ledger import TERMS
 from ascend_lab.lab.checks import check_ex_25_1, check_ex_25_2, check_ex_25_3
 from ascend_lab.lab.checks.chapter24_25 import best_batch, no_longer_matter, two_credits
-from ascend_lab.lab.figures import fig_time_left
-from ascend_lab.lab.figures.tuned_networks import one_block, time_by_limit
+from ascend_lab.lab.figures import fig_ledger
+from ascend_lab.lab.figures.tuned_networks import TERM_STYLE, one_block
 from ascend_lab.lab.techniques import (
     TECHNIQUES,
     all_times,
@@ -151,10 +152,12 @@ def test_one_slot_is_slower_than_two(small):
 
 
 # -- figures ---------------------------------------------------------------------------------------
-def test_the_time_splits_without_rest():
-    line = simulate_graph(compile_graph(one_block(), CHIP))
-    parts = time_by_limit(line)
-    assert sum(parts.values()) == pytest.approx(line.time_s)
-    assert parts["launches"] >= len(line.operators) * CHIP.launch_overhead_s * 0.99
-    assert "block" in fig_time_left({"block": line}, [line.time_s / 2]).alt_text
-    assert "bound at 50%" in fig_time_left({"block": line}, [line.time_s / 2]).alt_text
+def test_every_term_of_a_ledger_is_drawn():
+    found = ledger(simulate_graph(compile_graph(one_block(), CHIP)), bound_of(one_block(), CHIP))
+    assert TERM_STYLE.keys() == TERMS.keys() == found.keys()
+    even = fig_ledger({"block": dict.fromkeys(TERMS, 1e-3)}).alt_text
+    assert "block 9 ms: " in even and all(f"{name} 11%" in even for name in TERMS)
+    assert "bound" in fig_ledger({"block": found}).alt_text
+    for nothing in ({}, {"block": dict.fromkeys(TERMS, 0.0)}):
+        with pytest.raises(InputError):
+            fig_ledger(nothing)

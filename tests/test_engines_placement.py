@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ascend_lab.chip import load_chip
 from ascend_lab.cli import ascend_lab as main
 from ascend_lab.errors import InputError, UnsupportedError
-from ascend_lab.graph.engines import CORE, CPU, ENGINES, HOST, RANKS, Host, Problem, Work
+from ascend_lab.graph.engines import CORE, CPU, ENGINES, HOST, MEDIA, RANKS, Host, Problem, Work
 from ascend_lab.graph.hosted import OUTPUTS, place_model
 from ascend_lab.graph.onnx.host import all_reads
 
@@ -215,6 +215,29 @@ def test_what_no_graph_holds_runs_on_the_host_or_its_processor(nodes, inputs, ou
     assert hosted.timeline().time_s > 0
     if theirs.dtype.kind == "O":
         assert set(hosted.off_core.values()) == {HOST}
+
+
+def test_a_media_unit_resizes_frames_of_bytes(tmp_path, capsys) -> None:
+    """A frame of 1080p: the published rate of the 310's VPC, 1440 pictures a second."""
+    nodes = [
+        helper.make_node("Resize", ["x", "", "half"], ["small"], mode="linear"),
+        helper.make_node("Cast", ["small"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["f"], ["y"]),
+    ]
+    half = ("half", np.array([1, 1, 0.5, 0.5], np.float32))
+    entry = ("x", (1, 3, 1080, 1920), TensorProto.UINT8)
+    model = model_of(nodes, [entry], [("y", TensorProto.FLOAT)], [half])
+    plain = place_model(model, CHIP)
+    unit = place_model(model, CHIP, media_pixels_per_s=1440.0 * 1080 * 1920)
+    assert plain.placement.engines["small"] in (CPU, HOST)
+    assert unit.placement.engines["small"] == MEDIA
+    (work,) = [work for work in unit.problem.works if work.name == "small"]
+    assert work.seconds[MEDIA] == pytest.approx(CHIP.launch_overhead_s + 1 / 1440)
+    assert unit.placement.time_s < plain.placement.time_s
+    np.testing.assert_array_equal(unit.run()["y"], plain.run()["y"])
+    onnx.save(model, tmp_path / "frame.onnx")
+    assert main(["simulate", str(tmp_path / "frame.onnx"), "--chip", "Ascend310"]) == 0
+    assert "small (Resize on the media unit)" in capsys.readouterr().out
 
 
 def test_a_model_that_nobody_computes_is_refused() -> None:

@@ -182,6 +182,14 @@ def test_other_versions_and_chips_are_refused_by_name(capsys, small, folder):
         assert flags[0] in refused(capsys, "simulate", "m.alm", *flags)
 
 
+def test_a_file_for_some_of_a_chips_cores_keeps_to_them(capsys):
+    good(capsys, "compile", MODEL, "--chip", "Ascend910A", "--output", "m.alm", "--aicore_num", 4)
+    online = good(capsys, "simulate", MODEL, "--chip", "Ascend910A", "--aicore-num", 4)
+    assert good(capsys, "simulate", "m.alm", "--chip", "Ascend910A") == online
+    good(capsys, "run", "m.alm", "--compiled")
+    assert load_offline("m.alm").chip.core_count == 4
+
+
 def test_a_chip_of_ones_own_goes_with_its_file(capsys, folder):
     text = (Path(__file__).parent.parent / "ascend_lab/chip/presets/Toy.toml").read_text()
     Path("my.toml").write_text(text.replace('name = "Toy"', 'name = "Mine"', 1))
@@ -261,6 +269,7 @@ BAD = (
      "--insert_op_conf"),
     (["compile", MODEL, "--chip", "Toy", "--output", "m.alm", "--compression", MODEL], ""),
     (["simulate", MODEL], "--chip"),
+    (["run", MODEL, "--seed=-5"], "--seed of at least 0"),
 )  # fmt: skip
 
 
@@ -305,7 +314,7 @@ def checked(capsys, folder, faults):
     return {row["name"]: [c["code"] for c in row["cause"]] for row in report["op"] if row["cause"]}
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "bert_base"])
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet", "bert_base"])
 def test_kernels_of_networks_survive_as_text(name):
     compiled = compile_graph(zoo.build(name), "Ascend910A")
     kernels: list[Kernel] = [t.lowered.kernel for t in compiled.tasks if t.lowered is not None]

@@ -149,7 +149,8 @@ def test_what_the_readme_shows_runs(
     assert {words.split()[0] for script, words in lines if script == "ascend-lab"} == {
         "chips", "gemm", "conv", "op", "run-kernel", "simulate", "run", "plan-memory", "replay",
         "subgraph", "collective", "fit-collective", "strategy", "train-plan",
-        "topologies", "gradient-plan",
+        "topologies", "gradient-plan", "compile", "quantize", "calibrate", "migrate", "zoo", "aipp",
+        "serve-sim",
     }  # fmt: skip
     monkeypatch.setenv("ASCEND_CACHE_PATH", str(tmp_path))
     for script, words in lines:
@@ -168,13 +169,37 @@ def test_what_the_readme_shows_runs(
     assert textwrap.indent(heart, "    ") in kernel
 
 
+SERVER = """
+[service]
+law = "deterministic"
+mean_s = 0.002
+per_item_s = 0.0005
+[arrivals]
+law = "poisson"
+rate_per_s = 800
+[server]
+instances = 1
+max_batch = 8
+[run]
+requests = 2000
+seed = 1
+"""
+
+
 def write_model(folder: Path) -> None:
-    """Write the model.onnx and inputs.npz that the README's command lines name."""
+    """Write the files that the README's command lines name."""
     net = GraphBuilder("small")
     x = net.input("x", (1, 3, 8, 8))
     net.output(net.relu(net.conv2d(x, net.weight((4, 3, 3, 3)), pad=1)))
     save_onnx(net.build(), folder / "model.onnx")
     np.savez(folder / "inputs.npz", x=np.ones((1, 3, 8, 8), np.float32))
+    np.save(folder / "values.npy", np.linspace(-1, 2, 64, dtype=np.float32))
+    np.save(folder / "frame.npy", np.arange(24, dtype=np.uint8))
+    (folder / "camera.cfg").write_text(
+        "aipp_op { aipp_mode: static input_format: RGB888_U8 "
+        "src_image_size_w: 4 src_image_size_h: 2 }"
+    )
+    (folder / "server.toml").write_text(SERVER)
 
 
 @pytest.mark.parametrize("version", ["3.11.2", "3.12.0", "3.13.0"])

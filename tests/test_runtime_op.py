@@ -98,9 +98,19 @@ def test_in_a_stream_the_result_is_poison_until_it_is_synchronised():
     rt.synchronize_stream(stream)
     assert y.tobytes() == op.matmul(a, a).tobytes()
     assert {s.engine for s in rt.spans()} == {"AI Core"}
+    z = op.relu(op.matmul(a, a, stream=stream), stream=stream)
+    assert np.isnan(z).all()
+    rt.synchronize_stream(stream)
+    assert z.tobytes() == np.maximum(y, 0).tobytes()
+    rt.subscribe_report(1, stream)
+    rt.launch_callback(lambda _: op.matmul(a, a), 0, rt.BLOCK, stream)
+    with pytest.raises(AclError, match="callback"):
+        rt.synchronize_stream(stream)
     before = rt.now_s()
     op.matmul(a, a)
-    assert rt.now_s() - before == pytest.approx(before / 2)
+    kernels = [span for span in rt.spans() if span.start_s >= before]
+    assert kernels
+    assert rt.now_s() - before == pytest.approx(sum(k.end_s - k.start_s for k in kernels))
 
 
 def test_what_cannot_be_called_is_told():

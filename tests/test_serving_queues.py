@@ -358,6 +358,55 @@ def test_a_dying_instance_loses_no_accepted_request() -> None:
     assert (found.finish_s > found.arrival_s).all()
 
 
+def test_a_starved_request_of_the_warm_up_spoils_no_rate() -> None:
+    """Whoever is served last of all came first: delayed behind a queue that never ends."""
+    late = Level(1.0, 5.0, "delay")
+    found = served(1.3, EXPONENTIAL, Policy(levels=(late,)), 4000)
+    assert found.throughput_per_s == pytest.approx(1, rel=0.05)
+    assert found.utilisation() == pytest.approx(1, abs=1e-6)
+
+
+def test_one_request_and_all_at_once_have_rates_too() -> None:
+    assert answers([3.0], Policy()).throughput_per_s == pytest.approx(0.1)
+    arrivals = Arrivals("closed", clients=9)
+    found = served(0, DETERMINISTIC, arrivals=arrivals, n=8)
+    assert found.throughput_per_s == pytest.approx(1)
+
+
+@settings(max_examples=60)
+@given(
+    closed=st.booleans(), instances=st.integers(1, 3), most=st.integers(2, 5),
+    delay_s=st.sampled_from((0.0, 0.7)), limit=st.sampled_from((0, 2)), loss=st.booleans(),
+    timeout_s=st.sampled_from((0.0, 1.5)), action=st.sampled_from(("reject", "delay")),
+    diamond=st.booleans(), dies=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_request_ends_once_whatever_the_policy(
+    closed: bool, instances: int, most: int, delay_s: float, limit: int, loss: bool,
+    timeout_s: float, action: str, diamond: bool, dies: bool, seed: int,
+) -> None:  # fmt: skip
+    levels = (Level(1.0, timeout_s, action, limit), Level(2.0))
+    failures = tuple(Failure(n % instances, 5.0 * n, 3.0) for n in range(9)) if dies else ()
+    policy = Policy(instances, most, delay_s, (2,), levels, failures, loss)
+    names = (
+        (("a", ()), ("b", ("a",)), ("c", ("a",)), ("d", ("b", "c"))) if diamond else (("a", ()),)
+    )
+    steps = tuple(Step(name, EXPONENTIAL, policy, after) for name, after in names)
+    arrivals = Arrivals("closed" if closed else "poisson", 2.0, 6, 0.5, items=(1, 2))
+    found = simulate_serving(Scenario(arrivals, steps, 150, seed, 10))
+    assert (found.finish_s >= found.arrival_s).all()
+    assert (found.finish_s[~found.lost] > found.arrival_s[~found.lost]).all()
+    if not (limit or loss or (timeout_s and action == "reject")):
+        assert not found.lost.any()
+    assert not found.lost[found.level == 1].any() or loss
+    if not (diamond or dies):
+        kept = found.stations["a"][1]
+        answered = np.array(kept.end_s) - np.array(kept.start_s) > 0.0
+        assert answered.all() and max(kept.items) <= most
+    if closed:
+        open_now = [((found.arrival_s <= t) & (found.finish_s > t)).sum() for t in found.arrival_s]
+        assert max(open_now) <= 6
+
+
 def test_common_random_numbers_make_a_second_instance_help_everyone() -> None:
     one, two = (served(0.9, EXPONENTIAL, Policy(c), 3000) for c in (1, 2))
     assert (one.arrival_s == two.arrival_s).all()

@@ -93,7 +93,7 @@ def flag(
 
 JSON = flag("--json", metavar="F", help="write JSON to F, or print it with -")
 TRACE = flag("--trace", metavar="F", help="write a Chrome trace of the slowest core")
-MODEL = flag("model", metavar="MODEL", help="an .onnx file, or zoo:NAME")
+MODEL = flag("model", metavar="MODEL", help="an .onnx file, a compiled one, or zoo:NAME")
 CHIP = flag("--chip", required=True, help="a preset name or your own .toml file")
 SHAPES = flag(
     "--input-shape",

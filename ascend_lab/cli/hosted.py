@@ -22,15 +22,19 @@ def placed(
 ) -> Hosted:
     """Return the model of the arguments placed on core, AI CPU and host; raise `error` if not."""
     from ascend_lab.graph.hosted import place_model
+    from ascend_lab.media import UNITS
 
     if not arguments.model.endswith(".onnx"):
         raise error
     refuse_idle(arguments, WHOLE, "--tuned", "--bank")
+    chip = chip_with(arguments)
+    vpc = UNITS.get(chip.name, {}).get("VPC")
     try:
         return place_model(
-            arguments.model, chip_with(arguments), given=given, shapes=shapes_of(arguments),
+            arguments.model, chip, given=given, shapes=shapes_of(arguments),
             batch=arguments.batch, dtype=getattr(arguments, "dtype", "fp16"),
             seed=getattr(arguments, "seed", 0),
+            media_pixels_per_s=vpc.pixels_per_s if vpc else 0.0,
         )  # fmt: skip
     except UnsupportedError as other:
         raise error from other

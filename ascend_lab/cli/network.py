@@ -24,6 +24,7 @@ from ascend_lab.cli.common import (
     TUNED,
     Verb,
     check_fits,
+    check_seed,
     chip_with,
     emit,
     flag,
@@ -58,6 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         refuse_idle(arguments, "with --compiled", "--chip", "--aicore-num", "--tuned", "--bank")
     if arguments.inputs:
         refuse_idle(arguments, "without --inputs", "--seed")
+    check_seed(arguments.seed)
     given = load_arrays(arguments.inputs) if arguments.inputs else None
     try:
         found = import_with(arguments.model, given, shapes_of(arguments), arguments.batch)
@@ -143,8 +145,6 @@ def _inputs(graph: Graph, given: Mapping[str, Any] | None, seed: int) -> Arrays:
     from ascend_lab.graph import random_inputs
 
     if given is None:
-        if seed < 0:
-            raise InputError("a seed of at least 0", str(seed), "use another")
         return random_inputs(graph, seed)
     missing = [name for name in graph.inputs if name not in given]
     if missing:

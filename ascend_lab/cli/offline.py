@@ -25,7 +25,7 @@ from ascend_lab.cli.network import told, unknown_names
 from ascend_lab.cli.terminal import complain
 from ascend_lab.cli.tune_flags import FRAMEWORKS, REFUSED, dtype_of
 from ascend_lab.cli.tune_inputs import shapes_of
-from ascend_lab.errors import InputError
+from ascend_lab.errors import AscendLabError, InputError
 from ascend_lab.limits import count, wholes_of
 from ascend_lab.output import check_writable, write_whole
 
@@ -116,14 +116,17 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> bool:
     """Write the precheck report; tell whether compiling goes on."""
-    from ascend_lab.runtime import import_error, precheck
+    from ascend_lab.runtime import precheck
 
     if not Path(arguments.model).is_file():
         raise InputError("a precheck of an ONNX file", arguments.model, "leave out --check_report")
-    batches = _batches(arguments.dynamic_batch_size)
-    shapes = _sized(arguments, batches[0])
-    found = precheck(arguments.model, import_error(arguments.model, shapes=shapes,
-                                                   batch=batches[0]))  # fmt: skip
+    batch = _batches(arguments.dynamic_batch_size)[0]
+    error: AscendLabError | None = None
+    try:
+        import_with(arguments.model, None, _sized(arguments, batch), batch)
+    except AscendLabError as found_error:
+        error = found_error
+    found = precheck(arguments.model, error)
     write_whole(arguments.check_report, json.dumps(found, indent=2) + "\n")
     failed = f"{found['fail']} of {found['total']} nodes cannot be compiled"
     if arguments.mode == "3" or found["fail"]:

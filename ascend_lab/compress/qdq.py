@@ -17,7 +17,6 @@ from ascend_lab.compress.scales import quantise
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph import Draft, Graph, Node
 from ascend_lab.graph.ir import Values
-from ascend_lab.graph.onnx import export_onnx
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -30,6 +29,8 @@ def qdq_model(found: Quantised) -> ModelProto:
 
     Raises `UnsupportedError` for activations in other than 8 or 16 bits, and as `export_onnx`.
     """
+    from ascend_lab.graph.onnx import export_onnx
+
     layers = by_node(found)
     graph, marks = _marked(found.graph, layers)
     model: ModelProto = export_onnx(graph)

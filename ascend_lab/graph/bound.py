@@ -10,9 +10,10 @@ cube      multiplies on the cubes. A step of m0 x k0 x n0 adds to at most m0 n0 
           images, columns of other weights, blocks of a diagonal. So there are at least
           sums * ceil(k / k0) / (m0 n0) steps. Only products with numbers count, none with padding.
 vector    computes there what no cube and no path out of it can: one lane of one instruction for
-          each result of `CURVES` and of maxima of several numbers. Depthwise and grouped
-          convolutions, means, sums and norms may go to the cube: they count nothing. On chips with
-          one core for both, `results` pass through the same pipe and are added.
+          each result of `CURVES` and of maxima of several numbers. Means, sums, norms, depthwise
+          convolutions and those in small groups may go to the cube: they count nothing. On chips
+          with one core for both, results of the cube pass through the same pipe and are added,
+          those of these convolutions too: made there, they take no less than coming from L0C.
 results   takes every sum out of L0C, in the graph's narrowest format, by the quickest path; sums
           that are only added up may be added up inside and leave once.
 memory    reads the weights and inputs that are needed whole: L2 starts empty, so once at least;
@@ -29,15 +30,12 @@ two weights) is a pass, not a schedule, and the bound is that of the graph after
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from math import prod
+from math import ceil, prod
 
 from ascend_lab.chip import DTYPE_BYTES, Chip
 from ascend_lab.graph.ir import Fill, Graph, Node
-from ascend_lab.ops.shapes import pad_pairs, pair
+from ascend_lab.graph.needs import ATTENTION, BY_ROW, PRODUCTS, Needs, moves, slides, windows_of
 
 CURVES = (
     "exp", "log", "sqrt", "rsqrt", "rec", "sigmoid", "tanh", "gelu", "silu", "softplus", "elu",
@@ -46,12 +44,8 @@ CURVES = (
 """Operators with a function per result that is no sum of products, no ReLU, no scale."""
 LARGEST = ("reduce_max", "reduce_min", "global_max_pool")
 """Operators that leave the largest or smallest of numbers."""
-PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
-ATTENTION = ("attention", "flash_attention")
 SUMMED = ("add", "sub", "reshape", "trans_data", "transpose")
 """What lies between sums that may be added up in L0C."""
-WHOLE = (*PRODUCTS, *ATTENTION, "batch_norm", "rms_norm", "masked_softmax", "lrn", "trans_data")
-"""Operators without a telling trait that need every element of what they read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +89,14 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
     work = _Work(graph, chip)
     if not work.computes:
         return UNBOUND
-    cube, results = work.products()
+    cube, results, others = work.products()
     vector = work.compared()
     out = max((p for (a, _), p in chip.paths.items() if a == "L0C"), default=None,
               key=lambda p: p.rate_bytes_per_cycle)  # fmt: skip
-    leaving = results / (out.rate_bytes_per_cycle * chip.core_count) if out else 0.0
+    rate = out.rate_bytes_per_cycle * chip.core_count if out else float("inf")
+    leaving = results / rate
     if out and out.pipe == "V":
-        vector += leaving
+        vector += leaving + others / max(rate, chip.vector_bytes_per_repeat * chip.core_count)
     clock = chip.clock_hz
     overhead = min(chip.launch_overhead_s, chip.ai_cpu_overhead_s or chip.launch_overhead_s)
     return Bound(
@@ -115,89 +110,77 @@ def bound_of(graph: Graph, chip: Chip) -> Bound:
 
 
 class _Work:
-    """What of a graph is needed whole, and what that costs at least, in cycles of all cores."""
+    """What of a graph is needed, and what that costs at least, in cycles of all cores."""
 
     def __init__(self, graph: Graph, chip: Chip) -> None:
         self.graph, self.chip = graph, chip
-        sliding = (n for n in graph.nodes if n.has("convolution", "pooling"))
-        self.windows = {node.name: _windows(graph, node) for node in sliding}
+        self.windows = windows_of(graph)
         self.varies = _varying(graph)
-        self.whole, self.read = self._needed()
+        self.needs = Needs(graph, self.windows)
         once = {(node.op, node.inputs, str(node.attrs)): node for node in graph.nodes}
         self.nodes = [
             node for node in once.values()
-            if self.varies.issuperset(node.outputs) and self.whole.issuperset(node.outputs)
+            if self.varies.issuperset(node.outputs) and self.needs.share(node.output)
         ]  # fmt: skip
         self.distinct: dict[str, int] = {}
         for node in graph.nodes:
-            self.distinct.update(dict.fromkeys(node.outputs, 0))
             for name in node.outputs:
                 self.distinct[name] = self._different(node, graph.types[name].elements)
 
     @property
     def computes(self) -> bool:
         """Whether some kernel has to run."""
-        return not all(map(_moves, self.nodes))
+        return not all(map(moves, self.nodes))
 
     def _different(self, node: Node, size: int) -> int:
         """Return how many results of a node may differ: what is repeated is computed once."""
         known = [self.distinct.get(n, self.graph.types[n].elements) for n in node.inputs]
-        if node.op in ("expand", "gather", "embedding", "one_hot", "pad", "select"):
-            return 0
+        sizes = [self.graph.types[n].elements for n in node.inputs]
+        if node.op in ("gather", "embedding", "one_hot"):  # which rows, a compiler cannot know
+            return size if not self.varies.isdisjoint(node.inputs[-1:]) else 0
         if node.op == "concat":
-            return min(size, sum(known)) if len(set(node.inputs)) == len(known) else 0
-        if node.has("pointwise", "broadcasts") or node.op in CURVES:
+            return sum(dict(zip(node.inputs, known, strict=True)).values())
+        if node.has("pointwise", "broadcasts") or node.op in ("select", "expand", "pad"):
             return min(size, max(known, default=0))
-        full = all(k >= self.graph.types[n].elements
-                   for n, k in zip(node.inputs, known, strict=True))  # fmt: skip
-        return size if full else 0
+        if node.has("moves"):
+            return max(0, size - (sizes[0] - known[0]))
+        shares = [k / n for k, n in zip(known, sizes, strict=True)]
+        if node.op in PRODUCTS or node.op in ATTENTION or node.op in BY_ROW:
+            return int(size * prod(shares))
+        return size if min(shares, default=1.0) == 1.0 else 0
 
-    # -- what is needed -----------------------------------------------------------------------
-    def _needed(self) -> tuple[set[str], set[str]]:
-        """Return the tensors that are needed whole, and those that some kernel has to read."""
-        whole, read = set(self.graph.outputs), set[str]()
-        for node in reversed(self.graph.nodes):
-            if not whole.issuperset(node.outputs):
-                continue
-            names = self._wanted(node)
-            whole.update(names)
-            if read.issuperset(node.outputs) or not _moves(node):
-                read.update(names)
-        return whole, read
-
-    def _wanted(self, node: Node) -> Iterable[str]:
-        """Return the inputs whose every element a node needs, to give all its results."""
-        if node.has("convolution", "pooling"):
-            windows = self.windows[node.name]
-            kept = (all(w.all_read for w in windows), all(w.all_taps for w in windows), True)
-            return [name for name, is_whole in zip(node.inputs, kept, strict=False) if is_whole]
-        if node.op in ("slice", "gather", "embedding", "pad"):
-            return node.inputs[1:]
-        traits = ("pointwise", "broadcasts", "reduction", "moves", "lanes", "image fold")
-        return node.inputs if node.has(*traits) or node.op in WHOLE or node.op in CURVES else ()
+    def _count(self, name: str) -> int:
+        """Return how many different results a tensor has that are needed, at least."""
+        size = self.graph.types[name].elements
+        needed = ceil(self.needs.share(name) * size - 1e-6)
+        return max(0, needed + self.distinct.get(name, size) - size)
 
     # -- cube ---------------------------------------------------------------------------------
-    def products(self) -> tuple[float, float]:
-        """Return the cycles of the cubes, and the bytes that leave them."""
+    def products(self) -> tuple[float, float, float]:
+        """Return the cycles of the cubes, the bytes that leave them, and those of other sums."""
         ends: dict[str, list[Node]] = {}
         for node in self.nodes:
-            full = self.distinct[node.output] == self.graph.types[node.output].elements
-            dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-            if full and dtype in self.chip.cube and self._sums(node, 1):
+            if self._on_cube(node) or (slides(node) and not node.has("pooling")):
                 ends.setdefault(self._end(node.output), []).append(node)
-        cycles, left = 0.0, 0
+        cycles, left, others = 0.0, 0, 0
         for end, nodes in ends.items():
-            for node in nodes:
+            cubes = [node for node in nodes if self._on_cube(node)]
+            for node in cubes:
                 m, k, n = self.chip.cube_shape(self.graph.types[node.inputs[0]].dtype)
                 steps = self._sums(node, k)
                 if len(nodes) > 1:  # several sums in one may share a step
                     steps = self._sums(node, 1) / k
-                cycles += steps / (m * n * self.chip.core_count)
-            left += min(
-                self.graph.types[name].elements for name in (end, *(n.output for n in nodes))
-            )
-        narrow = any(kind.dtype == "int8" for kind in self.graph.types.values())
-        return cycles, left * (1 if narrow else 2)
+                share = self._count(node.output) / self.graph.types[node.output].elements
+                cycles += steps * share / (m * n * self.chip.core_count)
+            fewest = min(self._count(name) for name in (end, *(node.output for node in nodes)))
+            left, others = (left + fewest, others) if cubes else (left, others + fewest)
+        width = 1 if any(kind.dtype == "int8" for kind in self.graph.types.values()) else 2
+        return cycles, left * width, others * width
+
+    def _on_cube(self, node: Node) -> bool:
+        """Tell whether a node is products that the chip's cube multiplies."""
+        dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
+        return dtype in self.chip.cube and self._sums(node, 1) > 0
 
     def _sums(self, node: Node, depth: int) -> float:
         """Return the sums of a node's products, each as often as steps of `depth` products fill it.
@@ -212,10 +195,11 @@ class _Work:
         if node.op in ATTENTION and len(node.inputs) == 3 and not node.attr("causal", False):
             (*many, s, d), (*_, t, _), (*_, e) = (self.graph.types[n].shape for n in node.inputs)
             return prod(many) * s * (t * _up(d, depth) + e * _up(t, depth))
-        if node.op != "conv2d":
+        if node.op not in ("conv2d", "conv_transpose2d"):
             return 0
-        features, channels = self.graph.types[node.inputs[1]].shape[:2]
-        if channels < 16 and node.attr("groups", 1) > 1:
+        groups, weight = node.attr("groups", 1), self.graph.types[node.inputs[1]].shape
+        channels = weight[1] if node.op == "conv2d" else weight[0] // groups
+        if channels < 16 and groups > 1:
             return 0
         rows, columns = self.windows[node.name]
         steps = sum(
@@ -223,7 +207,7 @@ class _Work:
             for high, many in rows.counts.items()
             for wide, each in columns.counts.items()
         )
-        return out.shape[0] * features * steps
+        return out.shape[0] * out.shape[1] * steps
 
     def _end(self, name: str) -> str:
         """Return the tensor in which sums leave the cube at the latest."""
@@ -250,27 +234,25 @@ class _Work:
         out, given = self.graph.types[node.output], self.graph.in_types(node)
         if DTYPE_BYTES[out.dtype] < 2:
             return 0
-        different = self.distinct[node.output]
+        count = self._count(node.output)
         if node.op in CURVES:
             alone = node.has("reduction") and out.shape[node.attr("axis", -1)] < 2
-            return 0 if alone else different
-        if different < out.elements:
-            return 0
+            return 0 if alone else count
         if node.op in LARGEST:
-            return out.elements if given[0].elements >= 2 * out.elements else 0
+            return count if given[0].elements >= 2 * out.elements else 0
         if node.op == "max_pool2d":
             rows, columns = self.windows[node.name]
             lone = rows.counts[1] * columns.counts[1]
-            return out.elements - lone * out.shape[0] * out.shape[1]
+            return max(0, count - lone * out.shape[0] * out.shape[1])
         return 0
 
     # -- memory -------------------------------------------------------------------------------
     def memory_bytes(self) -> int:
         """Return the bytes that cross the memory interface."""
         graph = self.graph
-        moved = sum(_bytes(graph, n) for n in graph.inputs if n in self.read)
+        moved = sum(_bytes(graph, n) for n in graph.inputs if n in self.needs.read)
         moved += sum(_bytes(graph, n) for n in self._weights())
-        computed = {n for node in self.nodes if not _moves(node) for n in node.outputs}
+        computed = {n for node in self.nodes if not moves(node) for n in node.outputs}
         written = sum(_bytes(graph, n) for n in computed.intersection(graph.outputs))
         return moved + max(0, written - self.chip.l2.size_bytes)
 
@@ -278,14 +260,12 @@ class _Work:
         """Return the constants that products need to the last number."""
         found: set[str] = set()
         for node in self.nodes:
-            windows = self.windows.get(node.name, ())
             source = self.graph.producers.get(node.inputs[0])
-            if not all(w.all_taps for w in windows) or (source and source.op == "pad"):
-                continue
-            if node.has("convolution") or node.op in PRODUCTS:
-                found.update(n for n in node.inputs[:2] if n in self.graph.constants)
+            padded = source is not None and source.op == "pad"
+            if (slides(node) and not node.has("pooling") and not padded) or node.op in PRODUCTS:
+                found.update(n for n in node.inputs[:2] if self.needs.is_whole(n))
         constants = self.graph.constants
-        return {name for name in found if not isinstance(constants[name].data, Fill)}
+        return {n for n in found if n in constants and not isinstance(constants[n].data, Fill)}
 
     # -- chain --------------------------------------------------------------------------------
     def chain(self) -> float:
@@ -301,15 +281,14 @@ class _Work:
         chip = self.chip
         if self._lanes(node):
             return min(c.head_cycles + c.slope_cycles for c in chip.vector_costs.values())
-        dtype = self.graph.types[node.inputs[0]].dtype if node.inputs else ""
-        if dtype not in chip.cube or not self._sums(node, 1):
+        if not self._on_cube(node):
             return 0.0
         into = min(p.startup_cycles for (_, b), p in chip.paths.items() if b in ("L0A", "L0B"))
         out = min(p.startup_cycles for (a, _), p in chip.paths.items() if a == "L0C")
         return into + chip.cube_head_cycles + 1 + out
 
 
-# -- what is needed --------------------------------------------------------------------------------
+# -- graphs ----------------------------------------------------------------------------------------
 def _bytes(graph: Graph, name: str) -> int:
     """Return the bytes of a tensor's elements, without padding."""
     kind = graph.types[name]
@@ -323,48 +302,6 @@ def _varying(graph: Graph) -> set[str]:
         if not found.isdisjoint(node.inputs):
             found.update(node.outputs)
     return found
-
-
-def _moves(node: Node) -> bool:
-    """Tell whether a node computes nothing: some day it may be a view."""
-    return node.op in ("trans_data", "pad", "embedding") or node.has("moves")
-
-
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """Windows along an axis: how many hold a number of elements, and what none leaves out."""
-
-    counts: Counter[int]
-    all_read: bool
-    all_taps: bool
-
-
-@lru_cache(1024)
-def _along(size: int, kernel: int, stride: int, pads: tuple[int, int], dilation: int) -> _Windows:
-    """Return the windows along an axis of `size` elements; padding holds none."""
-    reach, counts = (kernel - 1) * dilation, Counter[int]()
-    read, taps = set[int](), set[int]()
-    for start in range(-pads[0], size + pads[1] - reach, stride):
-        held = [t for t in range(kernel) if 0 <= start + t * dilation < size]
-        counts[len(held)] += 1
-        taps.update(held)
-        read.update(start + t * dilation for t in held)
-    return _Windows(counts, len(read) == size, len(taps) == kernel)
-
-
-def _windows(graph: Graph, node: Node) -> tuple[_Windows, _Windows]:
-    """Return the windows of a convolution or pooling along rows and along columns."""
-    size = graph.types[node.inputs[0]].shape[2:]
-    shape = graph.types[node.inputs[1]].shape[2:] if node.has("convolution") else ()
-    kernel = shape or pair("kernel", node.attr("kernel"))
-    stride = pair("stride", node.attr("stride") or (1 if shape else kernel))
-    pads = pad_pairs("window", node.attr("pad", 0))
-    dilation = pair("dilation", node.attr("dilation", 1))
-    rows, columns = (
-        _along(size[i], kernel[i], stride[i], (pads[i][0], pads[i][1]), dilation[i])
-        for i in range(2)
-    )
-    return rows, columns
 
 
 def _up(size: int, unit: int) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 
-CORE, CPU, HOST = "AI core", "AI CPU", "host CPU"
+CORE, CPU, MEDIA, HOST = "AI core", "AI CPU", "media unit", "host CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ ENGINES = (
     Engine("DNN_HCCL", 2, "collectives"),
     Engine("DNN_VM_AICPU_ASCEND", 3, "operators without a kernel of the AI core", CPU),
     Engine("DNN_VM_AICPU", 4, "TensorFlow's kernels"),
-    Engine("DNN_VM_DVPP", 5, "images: decode, resize, crop, colour", "media unit"),
+    Engine("DNN_VM_DVPP", 5, "images: decode, resize, crop, colour", MEDIA),
     Engine("DNN_VM_GE_LOCAL", 9, "constants and outputs: no task"),
     Engine("DNN_VM_HOST_CPU", 10, "small operators of dynamic graphs", HOST),
 )

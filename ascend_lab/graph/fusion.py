@@ -113,7 +113,14 @@ def _headed(name: str, head: str, *followers: str) -> Rule:
     return Rule(name, match)
 
 
+def quantised_move(graph: Graph, node: Node) -> Sequence[Node] | None:
+    """Propose a quantisation and the conversion of its bytes, which a kernel does in one go."""
+    after = only_reader(graph, node) if node.op == "quantise" else None
+    return [node, after] if after is not None and after.op == "trans_data" else None
+
+
 RULES: list[Rule] = [
+    Rule("TbeEltwiseQuantFusionPass", quantised_move),
     Rule("ConfusionTransposeTransDataFusionPass", moves),
     _headed("TbeConv2dAddRelu6MulMulFusionPass", "conv2d", "adds", "relu6", "mul", "muls"),
     _headed("TbeConvDoubleInFusionPass", "conv2d", "add", "relu"),

@@ -23,7 +23,7 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError, InputError, UnsupportedError
 from ascend_lab.graph.ai_cpu import CpuTimeline
 from ascend_lab.graph.compile import FORMATS, compile_graph
-from ascend_lab.graph.engines import CORE, CPU, HOST, Host, Placement, Problem, Work
+from ascend_lab.graph.engines import CORE, CPU, HOST, MEDIA, Host, Placement, Problem, Work
 from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.network import NetworkTimeline, OperatorTime, simulate_graph
 from ascend_lab.graph.onnx import Imported, NeedsConstant, import_model
@@ -34,6 +34,7 @@ from ascend_lab.graph.onnx.host import (
     branches,
     ends,
     is_numbers,
+    is_picture,
     moved_bytes,
     random_feed,
     run_on_host,
@@ -129,7 +130,7 @@ class Hosted:
         data = times.summary()
         rule = self.problem.cheapest_engine()
         outside = [(op, op.timeline.busy_cycles) for op in times.operators]
-        for engine, key in ((HOST, "host"), (COPY, "copy")):
+        for engine, key in ((MEDIA, "media"), (HOST, "host"), (COPY, "copy")):
             found = [op for op, busy in outside if engine in busy]
             data["totals"] |= {f"{key}_operators": [op.name for op in found],
                                f"{key}_time_s": sum(op.time_s for op in found)}  # fmt: skip
@@ -175,7 +176,9 @@ class Hosted:
 
     def _node(self, node: NodeProto, work: Work) -> OperatorTime:
         engine = self.placement.engines[work.name]
-        over_s = self.host.overhead_s if engine == HOST else self.chip.ai_cpu_overhead_s
+        over_s = {HOST: self.host.overhead_s, MEDIA: self.chip.launch_overhead_s}.get(
+            engine, self.chip.ai_cpu_overhead_s
+        )
         seconds, size = (over_s, work.seconds[engine] - over_s), moved_bytes(node, self.values)
         return self._outside(work.name, f"{node.op_type} on the {engine}", engine, size, seconds)
 
@@ -197,9 +200,12 @@ def place_model(
     dtype: str = "fp16",
     seed: int = 0,
     host: Host | None = None,
+    media_pixels_per_s: float = 0.0,
 ) -> Hosted:
     """Return any ONNX model placed on a chip and its host, for the inputs given or random ones.
 
+    `media_pixels_per_s` is the rate of a media unit, which resizes images of bytes; 0: there is
+    none.
     Raises `InputError` and `GraphError` for files that are no sound model, `UnsupportedError` for
     one that neither ONNX Runtime nor the reference evaluator computes.
     """
@@ -211,17 +217,18 @@ def place_model(
     if missing := [entry.name for entry in parts.inputs if entry.name not in feed]:
         raise InputError(f"inputs with {', '.join(missing)}", ", ".join(feed), "give each by name")
     values = {**parts.constants(), **run_on_host(parts.model, feed, everything=True), **feed}
-    return _Placer(parts, chip, values, dtype, host or Host()).place()
+    return _Placer(parts, chip, values, dtype, host or Host(), media_pixels_per_s).place()
 
 
 class _Placer:
     """The steps of a placement: what each node costs where, the cut, the parts."""
 
     def __init__(
-        self, parts: Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host
-    ) -> None:
+        self, parts: Parts, chip: Chip, values: Mapping[str, Any], dtype: str, host: Host,
+        media_rate: float,
+    ) -> None:  # fmt: skip
         self.model, self.chip, self.values = parts.model, chip, values
-        self.dtype, self.host = dtype, host
+        self.dtype, self.host, self.media_rate = dtype, host, media_rate
         self.outputs = [entry.name for entry in self.model.graph.output]
         self.known = set(parts.constants())
         self.reasons: dict[str, str] = {}
@@ -275,11 +282,16 @@ class _Placer:
         """Return what a node costs on every engine that takes it."""
         moved = moved_bytes(node, self.values)
         seconds = {HOST: self.host.overhead_s + moved / self.host.rate_bytes_per_s}
-        ends_of = [self.values.get(name) for name in (*all_reads(node), *node.output) if name]
+        names = [name for name in (*all_reads(node), *node.output) if name]
+        ends_of: list[Any] = [self.values.get(name) for name in names]
         numbers = all(is_numbers(value) for value in ends_of)
         if numbers and self.chip.ai_cpu_rate_bytes_per_s and not branches(node):
             rate = self.chip.ai_cpu_rate_bytes_per_s
             seconds[CPU] = self.chip.ai_cpu_overhead_s + moved / rate
+        if node.op_type == "Resize" and self.media_rate and is_picture(ends_of[0]):
+            pixels = max(end.shape[2] * end.shape[3] for end in (ends_of[0], ends_of[-1]))
+            busy_s = len(ends_of[0]) * pixels / self.media_rate
+            seconds[MEDIA] = self.chip.launch_overhead_s + busy_s
         try:
             if not numbers or any(wide(value) for value in ends_of):
                 needed = f"{title(node)}: tensors of numbers in at most 32 bits"

@@ -268,11 +268,11 @@ def vector(
     """One vector instruction on UB: regions are (repeat, lanes...), at most 256 bytes a repeat.
 
     `mask` is a bit per lane (default: all lanes write); `scalar` belongs to vadds, vmuls, vmaxs,
-    vmins and vdup. Reductions (vcadd, vcmax, vcmin) write one element a repeat, vcgadd and vcgmax
-    one a 32-byte block. `compare` (gt ge lt le eq ne) belongs to vcmp, which writes 1 or 0;
-    `rounding` (rint floor ceil trunc) to vconv into whole numbers. vsel takes (a, b) and a mask,
-    or (cond, a, b): a where cond is not 0. vbrcb spreads element i of (n,) over block i of
-    (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
+    vmins, vdup and vaxpy, which adds src scalar to dst. Reductions (vcadd, vcmax, vcmin) write one
+    element a repeat, vcgadd and vcgmax one a 32-byte block. `compare` (gt ge lt le eq ne) belongs
+    to vcmp, which writes 1 or 0; `rounding` (rint floor ceil trunc) to vconv into whole numbers.
+    vsel takes (a, b) and a mask, or (cond, a, b): a where cond is not 0. vbrcb spreads element i of
+    (n,) over block i of (n, C0); vtranspose turns one 16 x 16 block of 2-byte elements.
     """
     number = None if scalar is None else float(scalar)
     turn = None if rounding == "rint" else rounding

@@ -312,6 +312,8 @@ def check_vector(chip: Chip, instruction: Instruction, dst: Region) -> None:
         check_whole_blocks(chip, instruction, dst)
         return
     check_repeat(chip, main.sizes[0], op)
+    if op == "vaxpy" and instruction.srcs[0] != dst:
+        raise ProgramError("vaxpy: a sum in place", str(instruction.srcs[0]), "name dst first")
     for region in instruction.regions:
         if region.space not in ("UB", "L0C"):
             raise PathError(f"{op}: operands in UB", region.space, "copy the tile to UB first")

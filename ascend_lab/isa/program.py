@@ -17,8 +17,9 @@ UNARY = ("vabs", "vrelu", "vexp", "vln", "vsqrt", "vrsqrt", "vrec", "vnot", "vco
 WITH_SCALAR = ("vadds", "vmuls", "vmaxs", "vmins")
 REDUCING = ("vcadd", "vcmax", "vcmin", "vcgadd", "vcgmax")
 WHOLE_BLOCKS = ("vbrcb", "vtranspose")
-VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, "vdup", "vsel", "vcmp", *WHOLE_BLOCKS)
-TAKES_SCALAR = (*WITH_SCALAR, "vdup")
+OTHERS = ("vdup", "vsel", "vcmp", "vaxpy")
+VECTOR_OPS = (*BINARY, *UNARY, *WITH_SCALAR, *REDUCING, *OTHERS, *WHOLE_BLOCKS)
+TAKES_SCALAR = (*WITH_SCALAR, "vdup", "vaxpy")
 MOVES = ("data_copy", "load2d", "load3d", "fixpipe", "vdeq")
 FLAGS = ("set_flag", "wait_flag")
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
@@ -38,7 +39,7 @@ CUBE_OUTPUT = {"fp16": ("fp32", "fp16"), "int8": ("int32",), "bf16": ("fp32",)}
 
 SOURCES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys((*VECTOR_OPS, *MOVES), (1,)),
-    **dict.fromkeys((*BINARY, "vcmp"), (2,)),
+    **dict.fromkeys((*BINARY, "vcmp", "vaxpy"), (2,)),
     "vdup": (0,),
     "data_copy": (1, 2),
     "vdeq": (2, 3),

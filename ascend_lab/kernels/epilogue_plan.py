@@ -1,6 +1,7 @@
 """What an epilogue asks of a core: tiles of UB for its values, cycles, bytes, room."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,29 @@ def plan_of(epilogue: Epilogue, sums: str) -> Plan:
         place[value] = 0 if value == last else _take(formats[value], tiles, free)
         step = epilogue.steps[value - 1]
         steps.append(Placed(step.op, where, step.number, place[value]))
-    return Plan(tuple(steps), tuple(tiles), place[0])
+    return Plan(_added(steps) if epilogue.deq else tuple(steps), tuple(tiles), place[0])
+
+
+def _added(steps: list[Placed]) -> tuple[Placed, ...]:
+    """Return the steps with x + r number in one, in the tile of x, where r is not read again.
+
+    Source: Ascend C, Axpy (developer documentation).
+    """
+    for at, (scale, add) in enumerate(pairwise(steps)):
+        x, other = add.sources[:1], add.sources[1:]
+        plain = (scale.op, add.op, other) == ("vmuls", "vadd", (scale.to,))
+        if plain and x[0] != scale.to and isinstance(x[0], int) and scale.sources == other:
+            turn = {add.to: x[0], x[0]: add.to}
+            one = Placed("vaxpy", (*x, *other), scale.number, x[0])
+            rest = [
+                Placed(
+                    s.op, tuple(turn.get(t, t) for t in s.sources), s.number, turn.get(s.to, s.to)
+                )
+                for s in steps[at + 2 :]
+            ]
+            keeps = 0 not in turn.values()
+            return (*steps[:at], one, *rest) if keeps else tuple(steps)
+    return tuple(steps)
 
 
 def _narrowed(epilogue: Epilogue, read: list[tuple[Source, ...]], formats: list[str]) -> list[int]:
@@ -140,7 +163,7 @@ def demand_of(epilogue: Epilogue | None, chip: Chip, sums: str) -> Demand | None
         cycles,
         loaded,
         stored,
-        len(plan.steps) + bool(epilogue.deq),
+        len(plan.steps) + (len(epilogue.deq.names) if epilogue.deq else 0),
         epilogue.width // FRACTAL,
     )
 

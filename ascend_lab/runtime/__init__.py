@@ -8,7 +8,7 @@ from ascend_lab.runtime.codes import CODES, AclError, DeadlockError
 from ascend_lab.runtime.container import is_offline, unpack_parts
 from ascend_lab.runtime.inference import Inference
 from ascend_lab.runtime.offline import Gear, OfflineModel, compile_offline, load_offline
-from ascend_lab.runtime.precheck import import_error, precheck
+from ascend_lab.runtime.precheck import precheck
 from ascend_lab.runtime.streams import (
     Record,
     Span,
@@ -31,7 +31,6 @@ __all__ = [
     "Task",
     "WaitFor",
     "compile_offline",
-    "import_error",
     "is_offline",
     "load_offline",
     "pipeline_programs",

@@ -103,8 +103,8 @@ def compile_offline(
     first = next(iter(gears.values()))
     meta = {
         "name": first.graph.name, "written_by": __version__, "dtype": road.dtype,
-        "chip": chip.name, "chip_checksum": chip_checksum(chip), "options": dict(options or {}),
-        "gears": rows, "weights": weights.index,
+        "chip": chip.name, "cores": chip.core_count, "chip_checksum": chip_checksum(chip),
+        "options": dict(options or {}), "gears": rows, "weights": weights.index,
     }  # fmt: skip
     shared = [
         (Kind.META, 0, _json(meta)),
@@ -296,20 +296,19 @@ class OfflineModel:
 
     @cached_property
     def chip(self) -> Chip:
-        """The chip; raises `InputError` if its numbers are others now."""
-        if self.own is not None:
-            return self.own
+        """The chip, with as many cores as are used; `InputError` if its numbers are others now."""
         try:
-            return self.check_chip(load_chip(self.meta["chip"]))
+            return self.check_chip(self.own or load_chip(self.meta["chip"]))
         except ChipError:
             needed = f"{self.where}: the chip file of {self.meta['chip']}"
             raise InputError(needed, "no chip of that name", "give the .toml") from None
 
     def check_chip(self, chip: Chip) -> Chip:
-        """Return the chip if the model was compiled for it; raise `InputError` for another."""
+        """Return the chip, with the cores the model was compiled for; `InputError` for another."""
         name, remedy = self.meta["chip"], f"compile it for {chip.name}"
         if chip.name != name:
             raise InputError(f"{self.where}: chip {name}, which it is for", chip.name, remedy)
+        chip = replace(chip, core_count=min(chip.core_count, self.meta["cores"]))
         if chip_checksum(chip) != self.meta["chip_checksum"]:
             needed = f"{self.where}: the numbers of {name} it is for"
             raise InputError(needed, f"a {name} with others", REMEDY)

@@ -111,9 +111,10 @@ def call(
 ) -> Any:
     """Return the output of an operator, a tuple of several; `chip` counts outside a process only.
 
+    Operands are read when the stream gets there: results of one call may go into the next.
     Raises as the operator, or as `compile_graph` for what no kernel computes on the chip.
     """
-    given = [np.ascontiguousarray(a) for a in arrays]
+    given = [np.asarray(a) for a in arrays]
     if PROCESSES and not chip:
         chip = process().device().chip
     elif PROCESSES or stream is not None:
@@ -125,17 +126,24 @@ def call(
     types = [compiled.graph.types[n] for n in compiled.graph.outputs]
     results = tuple(_poison(t.shape, numpy_type(t.dtype)) for t in types)
 
-    def compute(held: Sequence[Values] = given) -> None:
+    held: list[Values] = []
+
+    def begin() -> None:
+        held.extend(map(np.copy, given))
+
+    def compute() -> None:
         found = run_tasks(compiled, dict(zip(compiled.graph.inputs, held, strict=True)))
         for result, own in zip(results, compiled.graph.outputs, strict=True):
             result[...] = found[own]
 
     if PROCESSES:
-        own = process().stream(stream)
-        process().work(own, rows, end=compute)
+        found = process(waits=stream is None)
+        own = found.stream(stream)
+        found.work(own, rows, begin, compute)
         if stream is None:
-            process().clock.drain(own)
+            found.clock.drain(own)
     else:
+        begin()
         compute()
     return results if len(results) > 1 else results[0]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph.onnx import CONVERTERS, Limits, import_onnx
+from ascend_lab.graph.onnx import CONVERTERS, Limits
 from ascend_lab.graph.onnx.converter import attributes, find, title
 from ascend_lab.graph.onnx.model_file import load, opset_of
 
@@ -62,12 +62,3 @@ def _causes(node: NodeProto, opset: int, error: AscendLabError | None) -> list[d
 def _names(message: str, name: str) -> bool:
     """Tell whether a message is about a node."""
     return message.removeprefix("node ").startswith((f"{name} ", f"{name}:"))
-
-
-def import_error(file: str | Path, **sizes: Any) -> AscendLabError | None:
-    """Return what importing a model raises, None if it can be imported."""
-    try:
-        import_onnx(file, **sizes)
-    except AscendLabError as error:
-        return error
-    return None

@@ -1,13 +1,6 @@
 """A scenario from a TOML file: every key known, every number in range, one line if not.
 
-[service]   law, mean_s, per_item_s, shape; or model, chip, dtype: our own times per batch
-[arrivals]  law, rate_per_s, clients, think_s, think_law, items
-[server]    instances, max_batch, max_delay_s, queue_limit, preferred, loss
-[run]       requests, seed, warmup
-[[priorities]]  share, timeout_s, action, queue_limit
-[[failures]]    instance, at_s, repair_s
-[[steps]]       name, after, service, server: an ensemble
-[[versions]]    name, error_rate, service, server; with [canary] stages, window, ...
+The tables and their keys stand in `_KEYS`, what they mean in the help of `ascend-lab serve-sim`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,11 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of the measured requests: arrays in order of arrival, lost ones in `lost`."""
+    """What became of the measured requests: arrays in order of arrival, lost ones in `lost`.
+
+    Rates and shares are of the window in which they arrived: `throughput_per_s` counts all answers
+    in it.
+    """
 
     arrival_s: Floats
     finish_s: Floats
@@ -111,6 +115,7 @@ class Served:
     level: NDArray[np.int64]
     lost: NDArray[np.bool_]
     window_s: tuple[float, float]
+    throughput_per_s: float
     stations: dict[str, tuple[Policy, Batches]]
     rollout: Rollout | None = None
 
@@ -119,25 +124,15 @@ class Served:
         """Seconds from arrival to answer of those served."""
         return (self.finish_s - self.arrival_s)[~self.lost]
 
-    @property
-    def throughput_per_s(self) -> float:
-        """Requests answered a second."""
-        start_s, end_s = self.window_s
-        return float((~self.lost).sum() / (end_s - start_s)) if end_s > start_s else 0.0
-
     def batches(self, name: str = "") -> NDArray[np.int64]:
-        """Return the items of the batches of a step (the first) that started in the window."""
+        """Return the items of the batches of a step (the first) since the window began."""
         kept = self.stations[name or next(iter(self.stations))][1]
-        start_s, end_s = self.window_s
-        started = np.array(kept.start_s)
-        return np.array(kept.items, np.int64)[(started >= start_s) & (started <= end_s)]
+        return np.array(kept.items, np.int64)[np.array(kept.start_s) >= self.window_s[0]]
 
     def utilisation(self, name: str = "") -> float:
         """Return the busy share of the instances of a step (the first) in the window."""
         policy, kept = self.stations[name or next(iter(self.stations))]
         start_s, end_s = self.window_s
-        if end_s <= start_s:
-            return 0.0
         ends = np.clip([kept.start_s, kept.end_s], start_s, end_s)
         return float((ends[1] - ends[0]).sum() / (policy.instances * (end_s - start_s)))
 
@@ -252,9 +247,8 @@ class _Run:
     def _station(self, step: Step, place: int) -> Station:
         noise = step.service.noise(self.rng[4 + place])
         done = self._over if self.plain else partial(self._done, place)
-        return Station(
-            self.agenda, step.policy, step.service.batch_s, noise, self.jobs, done, self._over
-        )
+        mean_s = step.service.batch_s
+        return Station(self.agenda, step.policy, mean_s, noise, self.jobs, done, self._over)
 
     def send(self, now: float, job: int) -> None:
         """Let a request in at the first steps, or at the version it is routed to."""
@@ -273,18 +267,15 @@ class _Run:
     def _done(self, place: int, now: float, job: int) -> None:
         if self.rollout:
             self.rollout.answered(now, job, place, now - self.arrival_s[job])
-        elif not self.plain:
-            if job not in self.left:
-                return  # lost in another branch
-            left = self.left[job]
+            self._over(now, job)
+        elif left := self.left.get(job):  # else lost in another branch
             left[place] = -1
             for other in self.next[place]:
                 left[other] -= 1
                 if not left[other] and not self.jobs.lost[job]:
                     self.stations[other].arrive(now, job)
-            if max(left) >= 0:
-                return
-        self._over(now, job)
+            if max(left) < 0:
+                self._over(now, job)
 
     def _over(self, now: float, job: int) -> None:
         """Note the end of a request, answered or lost; its client thinks and asks again."""
@@ -325,14 +316,16 @@ def simulate_serving(scenario: Scenario) -> Served:
     run.agenda.run(run.arrivals(), run.send)
     cut, lost = scenario.warmup, np.array(run.jobs.lost)
     arrival_s, finish_s = np.array(run.arrival_s), np.array(run.finish_s)
-    before, after = finish_s[:cut][~lost[:cut]], finish_s[cut:][~lost[cut:]]
-    start_s = float(before.max()) if len(before) else float(arrival_s[0])
+    start_s, end_s = float(arrival_s[cut]), float(arrival_s[-1])
+    if end_s <= start_s:  # all came at once
+        end_s = max(float(finish_s.max()), float(np.nextafter(start_s, np.inf)))
+    answers = ~lost & (finish_s > start_s) & (finish_s <= end_s)
     names = [v.name for v in scenario.versions] or [step.name for step in scenario.steps]
     policies = [station.policy for station in run.stations]
     kept = [(p, s.batches) for p, s in zip(policies, run.stations, strict=True)]
     return Served(
         arrival_s[cut:], finish_s[cut:], np.array(run.jobs.waited_s)[cut:],
         np.array(run.jobs.level)[cut:], lost[cut:],
-        (start_s, float(after.max()) if len(after) else start_s),
+        (start_s, end_s), float(answers.sum() / (end_s - start_s)),
         dict(zip(names, kept, strict=True)), run.rollout,
     )  # fmt: skip

@@ -139,6 +139,9 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
         return COMPARE[str(instruction.attr("op"))](*srcs).astype(kind)
     wide: Any = kind if kind.kind in "iu" else np.float32
     values = [s.astype(wide) for s in srcs]
+    if op == "vaxpy":
+        scaled = values[1] * np.asarray(instruction.attr("scalar"), kind).astype(wide)
+        return (values[0] + scaled).astype(kind)
     if op in WITH_SCALAR:
         values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))
     result: Values = ELEMENTWISE[op](*values).astype(kind)

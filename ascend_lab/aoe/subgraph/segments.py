@@ -16,9 +16,9 @@ from itertools import pairwise
 from ascend_lab.aoe.subgraph.slicing import Region, SlicePlan, ranges_of, sliced
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Graph, pruned, simulate_graph
-from ascend_lab.graph.compile import DEFAULT_ROAD, Road
-from ascend_lab.graph.counts import live_bytes, spans, weight_bytes
+from ascend_lab.graph import Compiled, Graph, Road, live_bytes, pruned, simulate_graph, weight_bytes
+from ascend_lab.graph.compile import DEFAULT_ROAD
+from ascend_lab.graph.counts import spans
 from ascend_lab.graph.lower import piece_of
 from ascend_lab.graph.slice import part_of
 from ascend_lab.isa import Launch

@@ -17,10 +17,7 @@ from ascend_lab.aoe.vector.grouping import Grouping, Structure
 from ascend_lab.aoe.vector.layout import lay
 from ascend_lab.aoe.vector.nest import DECISIONS, LEAST, NestSpace
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.dsl.auto import auto_schedule
-from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.schedule import Schedule
-from ascend_lab.dsl.tensor import Tensor
+from ascend_lab.dsl import Schedule, Tensor, auto_schedule, lower
 from ascend_lab.errors import InputError
 from ascend_lab.graph.lower import Choice
 from ascend_lab.graph.lower.vector import vector_outputs

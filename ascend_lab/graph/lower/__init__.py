@@ -8,6 +8,7 @@ from ascend_lab.graph.lower.matmul import lower_product
 from ascend_lab.graph.lower.moves import (
     MOVES,
     lower_moves,
+    lower_quantised_move,
     lower_template,
     lower_trans_data,
     lower_weight_gradient,
@@ -58,6 +59,8 @@ def lower(piece: Piece, chip: Chip, choice: Choice | None = None) -> Lowered:
         return lower_deconv(piece, chip)
     if op == "conv2d_grad_weight" and piece.type(nodes[0].inputs[0]).layout != "ND":
         return lower_weight_gradient(piece, chip)
+    if [node.op for node in nodes] == ["quantise", "trans_data"]:
+        return lower_quantised_move(piece, chip)
     if mixed_blocks(piece) and op != "cast":
         return lower_mixed(piece, chip)
     return _from_template(piece, chip) or lower_vector(piece, chip)

@@ -18,8 +18,10 @@ from ascend_lab.chip import Chip
 from ascend_lab.errors import UnsupportedError
 from ascend_lab.graph.ir import Node, TensorType, Values, operator_of
 from ascend_lab.graph.lower.piece import Lowered, Piece, maps_between
-from ascend_lab.isa import Kernel
+from ascend_lab.graph.lower.vector import lower_vector
+from ascend_lab.isa import Kernel, as_kernel
 from ascend_lab.isa.program import renamed
+from ascend_lab.kernels.byte_image import ByteImage, byte_image_launch
 from ascend_lab.layout import AddressMap
 from ascend_lab.layout.maps import Piece as Digits
 from ascend_lab.layout.moves import maps_launch
@@ -142,6 +144,30 @@ def lower_trans_data(piece: Piece, chip: Chip) -> Lowered:
     """Return the program that copies a tensor from one layout to another."""
     maps = maps_between(piece.type(piece.graph.inputs[0]), piece.output)
     return _copied(piece, chip, maps, "trans_data")
+
+
+def lower_quantised_move(piece: Piece, chip: Chip) -> Lowered:
+    """Return a kernel that quantises a tensor and puts its bytes in a layout of blocks.
+
+    For an image that is one program, else two phases: quantised as it lies, then moved. Raises
+    `UnsupportedError` for other formats, and as `byte_image_launch` and `lower_vector`.
+    """
+    (node, last), (x,) = piece.graph.nodes, piece.graph.inputs
+    kind, settings = piece.type(x), operator_of(node.op).settings(node.attrs)
+    if (kind.dtype, kind.layout, piece.output.dtype) != ("fp16", "ND", "int8"):
+        raise UnsupportedError("halves row by row, and bytes", str(kind), "convert it apart")
+    if piece.output.layout == "NC1HWC0":
+        n, c, h, w = kind.shape
+        image = ByteImage(n, c, h * w, 1 / settings["scale"], settings["offset"])
+        kernel = as_kernel(byte_image_launch(image, chip))
+        return Lowered(named(kernel, {"x": x, "y": last.output}))
+    types = {name: piece.type(name) for name in (x, node.output)}
+    own = replace(piece.graph, outputs=node.outputs, nodes=(node,), types=types)
+    inner = lower_vector(Piece(own, piece.constants, piece.names), chip)
+    maps, between = maps_between(piece.type(node.output), piece.output), {node.output: "bytes"}
+    move = renamed(maps_launch(*maps, chip, "move"), {"x": "bytes", "y": last.output})
+    phases = (*(renamed(phase, between) for phase in inner.kernel.phases), move)
+    return Lowered(Kernel("quantise", phases), inner.forms, inner.extra)
 
 
 def lower_moves(piece: Piece, chip: Chip) -> Lowered:

@@ -160,6 +160,16 @@ def is_numbers(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufV"
 
 
+def is_picture(value: Any) -> bool:
+    """Tell whether a value is a batch of images of bytes, grey or in colour."""
+    return (
+        is_numbers(value)
+        and value.dtype == np.uint8
+        and value.ndim == 4
+        and value.shape[1] in (1, 3)
+    )
+
+
 def wide(value: Any) -> bool:
     """Tell whether a tensor has whole numbers that 32 bits do not hold."""
     if value.dtype.kind not in "iu" or value.dtype.itemsize < 4 or not value.size:

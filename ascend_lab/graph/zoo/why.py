@@ -1,7 +1,5 @@
 """Why a light network is fast or slow here: its products and bytes, its launches, its cube's fill.
 
-    bound = max(2 MACs / peak of the cubes, bytes that must move / rate of device memory)
-
 A network of few products can still be slow: every kernel is a launch, a depthwise layer fills a
 sixteenth of the cube, and many small tensors move more bytes than they compute.
 """
@@ -12,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ascend_lab.chip import Chip, load_chip
-from ascend_lab.graph.compile import compile_graph
-from ascend_lab.graph.counts import published_macs, weight_bytes
-from ascend_lab.graph.network import simulate_graph
+from ascend_lab.graph.bound import bound_of
+from ascend_lab.graph.compile import compile_stages
+from ascend_lab.graph.counts import published_macs
 
 
 def why(
@@ -24,7 +22,7 @@ def why(
 
     `cube_fill` is products / what the cubes could do in the time, `padded` the products the cubes
     do for each the model has, `launch_share` and `vector_share` are of the time. Raises as `build`
-    and `compile_graph`.
+    and `compile_stages`.
     """
     from ascend_lab.graph.zoo import build
 
@@ -32,13 +30,10 @@ def why(
     rows = []
     for name in names:
         graph = build(name, batch=batch)
-        compiled = compile_graph(graph, on, dtype=dtype)
-        times, macs = simulate_graph(compiled), published_macs(graph)
-        must = weight_bytes(compiled.graph) + sum(
-            compiled.graph.types[n].size_bytes for n in (*graph.inputs, *compiled.graph.outputs)
-        )
-        peak, rate = on.peak_ops_per_s(dtype) / 2, on.device_memory.rate_bytes_per_s
-        bound_s = max(macs / peak, must / rate)
+        stages = compile_stages(graph, on, dtype=dtype)
+        times, macs = stages.timeline(), published_macs(graph)
+        bound_s = bound_of(stages.rewritten, on).time_s
+        peak = on.peak_ops_per_s(dtype) / 2
         busy = [op for op in times.operators if not op.timeline.macs]
         rows.append({
             "name": graph.name,

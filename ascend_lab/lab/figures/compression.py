@@ -54,7 +54,7 @@ def fig_clipping(
         said.append(f"{method} at {end:.2f} with {error:.2g}")
     low = min(errors)
     ax.set(
-        ylim=(0, 4 * errors[-1] if errors[-1] < 3 * low else 4 * low), xlim=(0, 1.2 * most),
+        ylim=(0, max(6 * low, 1.1 * errors[-1])), xlim=(0, 1.2 * most),
         xlabel="largest number kept", ylabel="mean squared error",
     )  # fmt: skip
     ax.legend(ncols=2)

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.aoe import Point, Space, completed, drive
 from ascend_lab.aoe.cube.space import CubeSpace
-from ascend_lab.aoe.drive import drive
-from ascend_lab.aoe.space import Point, Space, completed
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.tuners import Person, SimpleGenetic

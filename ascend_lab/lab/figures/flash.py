@@ -8,14 +8,8 @@ import numpy as np
 
 from ascend_lab.chip import Chip, load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.kernels.flash_shape import (
-    FlashShape,
-    FlashTiling,
-    default_scale,
-    fits,
-    tile_bytes,
-    traffic_bytes,
-)
+from ascend_lab.kernels import FlashShape, FlashTiling
+from ascend_lab.kernels.flash_shape import default_scale, fits, tile_bytes, traffic_bytes
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.kernels.fused_turns import flash_traffic, separate_traffic
 

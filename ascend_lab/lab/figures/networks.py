@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.compile import compile_stages
-from ascend_lab.graph.draft import GraphBuilder, Value
-from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.graph import Graph, GraphBuilder, Node, Value, compile_stages
 from ascend_lab.graph.passes import DEFAULT, Report, run_passes
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.figures import style as st

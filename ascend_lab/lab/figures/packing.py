@@ -10,10 +10,8 @@ from matplotlib.lines import Line2D
 
 from ascend_lab.chip import load_chip
 from ascend_lab.errors import InputError
-from ascend_lab.graph.compile import compile_graph
+from ascend_lab.graph import Compiled, buffers_of, compile_graph, plan_network
 from ascend_lab.graph.memory import METHODS, Buffer, Plan
-from ascend_lab.graph.placement import buffers_of, plan_network
-from ascend_lab.graph.tasks import Compiled
 from ascend_lab.graph.zoo import build
 from ascend_lab.lab.figures import style as st
 

@@ -15,7 +15,6 @@ from ascend_lab.chip import load_chip
 from ascend_lab.cluster.buckets import checked
 from ascend_lab.errors import InputError
 from ascend_lab.graph import Graph, simulate_graph
-from ascend_lab.graph.network import NetworkTimeline
 from ascend_lab.graph.zoo.blocks import Net
 from ascend_lab.kernels.validation import PIPES, SHARE_LIMIT, TIME_LIMIT, ValidationRow
 from ascend_lab.lab.figures import style as st
@@ -23,22 +22,20 @@ from ascend_lab.lab.techniques import TECHNIQUES, Times, compile_with, factor_ra
 
 Steps = Sequence[tuple[str, float]]
 """(what was done, milliseconds after it), the first one before anything was done."""
-UNITS = {"M": "cube", "MTE1": "L1 to L0", "MTE2": "GM to core", "memory": "memory",
-         "FIX": "results", "MTE3": "results", "V": "vector", "S": "scalar",
-         "launch": "launches"}  # fmt: skip
-"""What limits a kernel, in words."""
 VISIBLE = 0.005
 """Smaller shares are not drawn."""
-UNIT_STYLE: dict[str, dict[str, Any]] = {
+TERM_STYLE: dict[str, dict[str, Any]] = {
+    "bound": {"facecolor": st.GREY},
     "launches": {"facecolor": st.LIGHT, "hatch": ".."},
-    "memory": {"facecolor": st.SKY, "hatch": "//"},
-    "GM to core": {"facecolor": st.BLUE, "hatch": "xx"},
-    "L1 to L0": {"facecolor": st.ORANGE, "hatch": "--"},
     "cube": {"facecolor": st.VERMILLION},
+    "cube fill": {"facecolor": st.ORANGE, "hatch": "--"},
+    "memory": {"facecolor": st.SKY, "hatch": "//"},
     "vector": {"facecolor": st.GREEN, "hatch": "\\\\"},
-    "results": {"facecolor": st.GREY, "hatch": "++"},
-    "scalar": {"facecolor": st.INK},
+    "copies": {"facecolor": st.BLUE, "hatch": "xx"},
+    "AI CPU": {"facecolor": st.PURPLE, "hatch": "oo"},
+    "waits": {"facecolor": st.PAPER, "hatch": "++"},
 }
+"""How the terms of `graph.ledger` are drawn."""
 
 
 @st.styled
@@ -111,47 +108,31 @@ def fig_credit(times: Times, names: Sequence[str] = TECHNIQUES) -> st.LabFigure:
 
 
 @st.styled
-def fig_time_left(lines: Mapping[str, NetworkTimeline], bounds_s: Sequence[float]) -> st.LabFigure:
-    """Draw how the time of networks splits by what limits each kernel, and their bounds.
+def fig_ledger(ledgers: Mapping[str, Mapping[str, float]]) -> st.LabFigure:
+    """Draw the ledger of each network as one bar: its terms as shares of the time.
 
-    Launches stand apart; the rest of a kernel counts for the one thing that limits it.
+    A ledger is what `graph.ledger` returns: seconds by term. Raises `InputError` for none.
     """
-    fig, ax = st.new_figure(height_in=0.45 * len(lines) + 1.5)
+    if not ledgers or not all(sum(found.values()) > 0 for found in ledgers.values()):
+        raise InputError("ledgers of networks that take time", str(dict(ledgers)), "give some")
+    fig, ax = st.new_figure(height_in=0.45 * len(ledgers) + 1.5)
     said, used = [], set[str]()
-    looks = {unit: {"edgecolor": st.INK, "height": 0.6, **s} for unit, s in UNIT_STYLE.items()}
-    for at, ((name, line), bound_s) in enumerate(zip(lines.items(), bounds_s, strict=True)):
-        parts = time_by_limit(line)
-        shown = {u: s / line.time_s for u, s in parts.items() if s >= VISIBLE * line.time_s}
+    looks = {term: {"edgecolor": st.INK, **style} for term, style in TERM_STYLE.items()}
+    for at, (name, found) in enumerate(ledgers.items()):
+        total_s = sum(found.values())
+        shown = {term: s / total_s for term, s in found.items() if s >= VISIBLE * total_s}
         used |= shown.keys()
-        st.stack(ax, at, [(shown[u], looks[u]) for u in looks if u in shown])
-        bound = bound_s / line.time_s
-        ax.plot([bound, bound], [at - 0.42, at + 0.42], color=st.INK, lw=2.5, ls="-")
-        ax.text(1.01, at, f"{line.time_s * 1e3:.3g} ms", va="center", fontsize=8)
-        split = ", ".join(f"{unit} {share:.0%}" for unit, share in shown.items())
-        said.append(f"{name} {line.time_s * 1e3:.3g} ms, bound at {bound:.0%}: {split}")
-    st.name_rows(ax, lines)
-    ax.set(xlim=(0, 1.13), xlabel="share of the time; black line: the bound")
+        st.stack(ax, at, [(share, {"height": 0.6, **looks[t]}) for t, share in shown.items()])
+        times = f"{total_s / found['bound']:.2g}x" if found["bound"] else ""
+        ax.text(1.01, at, f"{total_s * 1e3:.3g} ms\n{times}", va="center", fontsize=8)
+        split = ", ".join(f"{term} {share:.0%}" for term, share in shown.items())
+        said.append(f"{name} {total_s * 1e3:.3g} ms: {split}")
+    st.name_rows(ax, ledgers)
+    ax.set(xlim=(0, 1.13), xlabel="share of the time; right: time, and how many times the bound")
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25%", "50%", "75%", "100%"])
-    shades = {u: {"edgecolor": st.INK, **UNIT_STYLE[u]} for u in UNIT_STYLE if u in used}
+    shades = {term: look for term, look in looks.items() if term in used}
     st.key(fig, shades, loc="outside upper center", ncols=4)
-    return st.finish(fig, alt=f"What limits the kernels. {'; '.join(said)}.")
-
-
-def time_by_limit(line: NetworkTimeline) -> dict[str, float]:
-    """Return the seconds of a network by what limits its kernels, the largest first.
-
-    Launches, and barriers between phases, stand apart as "launches".
-    """
-    found: dict[str, float] = {}
-    for operator in line.operators:
-        work_s = 0.0
-        for phase in operator.timeline.phases:
-            phase_s = phase.cycles / line.chip.clock_hz
-            limit = UNITS[phase.limit]
-            found[limit] = found.get(limit, 0.0) + phase_s
-            work_s += phase_s
-        found["launches"] = found.get("launches", 0.0) + operator.time_s - work_s
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    return st.finish(fig, alt=f"Where the time goes. {'; '.join(said)}.")
 
 
 @lru_cache(maxsize=4)

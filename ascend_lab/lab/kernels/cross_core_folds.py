@@ -18,13 +18,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ascend_lab.chip import BLOCK_BYTES, Chip
+from ascend_lab.dsl import Schedule, Tensor, create_schedule, lower, rfactor, split
 from ascend_lab.dsl.auto_fuse import Phase, fuse_stages, merge_axes, row_axes
 from ascend_lab.dsl.auto_tile import arrange, largest
-from ascend_lab.dsl.lower import lower
-from ascend_lab.dsl.primitives_loops import rfactor, split
-from ascend_lab.dsl.schedule import Schedule, create_schedule
 from ascend_lab.dsl.stages import Stage
-from ascend_lab.dsl.tensor import Tensor
 from ascend_lab.errors import ScheduleError
 from ascend_lab.isa import (
     Affine,

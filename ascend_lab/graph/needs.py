@@ -1,0 +1,251 @@
+"""Which elements of its tensors a graph needs, whatever computes them: from the outputs backward.
+
+A need is a mask per axis, None where every index is needed: at least all elements whose indices are
+all in the masks. Of a need that has no such form a part is kept, and an operator without a rule
+here asks for nothing: needs are never too large. A need of everything is () at its shortest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ascend_lab.graph.ir import Graph, Node
+from ascend_lab.ops.shapes import pad_pairs, pair
+
+Mask = NDArray[np.bool_] | None
+Masks = tuple[Mask, ...]
+PRODUCTS = ("matmul", "batch_matmul", "gemm", "attention_scores", "attention_context")
+ATTENTION = ("attention", "flash_attention")
+BY_ROW = ("softmax", "log_softmax", "masked_softmax", "layer_norm", "rms_norm")
+"""Operators that compute a result from its row along one axis."""
+WHOLE = (*PRODUCTS, *ATTENTION, *BY_ROW, "batch_norm", "lrn", "trans_data", "erf", "log", "rsqrt",
+         "rec")  # fmt: skip
+"""Operators that need every element of what they read, though no trait of theirs says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows along an axis: how many hold a number of elements, and what none leaves out."""
+
+    counts: Counter[int]
+    all_read: bool
+    all_taps: bool
+
+
+@lru_cache(1024)
+def along(
+    size: int,
+    kernel: int,
+    stride: int,
+    pads: tuple[int, int],
+    dilation: int,
+    out: int,
+    spread: bool,
+) -> Windows:
+    """Return the `out` windows along an axis of `size` elements; padding holds none.
+
+    `spread`: those of a transposed convolution, where the stride moves between elements read.
+    """
+    counts, read, taps = Counter[int](), set[int](), set[int]()
+    for at in range(out):
+        if spread:
+            steps = ((at + pads[0] - t * dilation, t) for t in range(kernel))
+            held = [(low // stride, t) for low, t in steps if low % stride == 0]
+        else:
+            held = [(at * stride - pads[0] + t * dilation, t) for t in range(kernel)]
+        held = [(i, t) for i, t in held if 0 <= i < size]
+        counts[len(held)] += 1
+        read.update(i for i, _ in held)
+        taps.update(t for _, t in held)
+    return Windows(counts, len(read) == size, len(taps) == kernel)
+
+
+def windows_of(graph: Graph) -> dict[str, tuple[Windows, Windows]]:
+    """Return the windows along rows and columns of every convolution and pooling, by node."""
+    return {node.name: _windows(graph, node) for node in graph.nodes if slides(node)}
+
+
+def slides(node: Node) -> bool:
+    """Tell whether a node is a convolution, a transposed one, or a pooling."""
+    return node.op == "conv_transpose2d" or node.has("convolution", "pooling")
+
+
+def _windows(graph: Graph, node: Node) -> tuple[Windows, Windows]:
+    size, out = graph.types[node.inputs[0]].shape[2:], graph.types[node.output].shape[2:]
+    shape = () if node.has("pooling") else graph.types[node.inputs[1]].shape[2:]
+    kernel = shape or pair("kernel", node.attr("kernel"))
+    stride = pair("stride", node.attr("stride") or (1 if shape else kernel))
+    pads, spread = pad_pairs("window", node.attr("pad", 0)), node.op == "conv_transpose2d"
+    dilation = pair("dilation", node.attr("dilation", 1))
+    rows, columns = (
+        along(size[i], kernel[i], stride[i], pads[i], dilation[i], out[i], spread) for i in range(2)
+    )
+    return rows, columns
+
+
+def moves(node: Node) -> bool:
+    """Tell whether a node computes nothing: some day it may be a view."""
+    return node.op in ("trans_data", "pad", "embedding") or node.has("moves")
+
+
+class Needs:
+    """What of each tensor is needed, as masks by name, and what some kernel has to read whole."""
+
+    def __init__(self, graph: Graph, windows: Mapping[str, tuple[Windows, Windows]]) -> None:
+        self.graph, self.windows = graph, windows
+        self.masks: dict[str, Masks] = dict.fromkeys(graph.outputs, ())
+        self.read: set[str] = set()
+        for node in reversed(graph.nodes):
+            works = self.read.issuperset(node.outputs) or not moves(node)
+            for name, masks in self._asked(node):
+                self._add(name, masks)
+                if works and self.is_whole(name):
+                    self.read.add(name)
+
+    def is_whole(self, name: str) -> bool:
+        """Tell whether every element of a tensor is needed."""
+        return name in self.masks and not any(m is not None for m in self.masks[name])
+
+    def share(self, name: str) -> float:
+        """Return the share of a tensor's elements that is needed, at least."""
+        if name not in self.masks:
+            return 0.0
+        return prod(float(m.mean()) for m in self.masks[name] if m is not None)
+
+    def _add(self, name: str, masks: Masks) -> None:
+        masks = tuple(None if m is None or m.all() else m for m in masks)
+        before = self.masks.get(name)
+        self.masks[name] = masks if any(m is not None for m in masks) else ()
+        if before is not None and self.share(name) < prod(
+            float(m.mean()) for m in before if m is not None
+        ):
+            self.masks[name] = before
+
+    def _asked(self, node: Node) -> Iterable[tuple[str, Masks]]:
+        """Yield the inputs of a node with what it needs of them."""
+        if node.op in BY_ROW and self.graph.types[node.output].shape[node.attr("axis", -1)] == 1:
+            return []  # the same number whatever the input
+        if node.op != "slice" and all(map(self.is_whole, node.outputs)):
+            return [(name, ()) for name in self._whole(node)]
+        if node.op == "split":
+            return self._split(node)
+        out = self.masks.get(node.output)
+        if out is None or len(node.outputs) > 1:
+            return []
+        rank = len(self.graph.types[node.output].shape)
+        return self._part(node, out or (None,) * rank)
+
+    def _whole(self, node: Node) -> Iterable[str]:
+        """Return the inputs whose every element a node needs, to give all its results."""
+        if slides(node):
+            windows = self.windows[node.name]
+            kept = (all(w.all_read for w in windows), all(w.all_taps for w in windows), True)
+            return [name for name, is_whole in zip(node.inputs, kept, strict=False) if is_whole]
+        if node.op in ("gather", "embedding", "pad"):
+            return node.inputs[1:]
+        traits = ("pointwise", "broadcasts", "reduction", "moves", "lanes", "image fold")
+        return node.inputs if node.has(*traits) or node.op in WHOLE else ()
+
+    def _part(self, node: Node, out: Masks) -> Iterator[tuple[str, Masks]]:
+        """Yield what a node needs for a part of its result."""
+        shapes = [self.graph.types[name].shape for name in node.inputs]
+        if node.op in PRODUCTS or node.op in ATTENTION:
+            for name, shape, masks in zip(node.inputs, shapes, _factors(node, out), strict=False):
+                yield name, _fit(masks, shape)
+        elif node.op in BY_ROW:
+            axis = node.attr("axis", -1) % len(out)
+            yield node.inputs[0], (*out[:axis], None, *out[axis + 1 :])
+        elif node.op == "trans_data" or node.has("pointwise", "broadcasts"):
+            yield from ((n, _fit(out, shape)) for n, shape in zip(node.inputs, shapes, strict=True))
+        elif node.op == "transpose":
+            order = node.attr("perm") or tuple(reversed(range(len(out))))
+            back = {axis % len(out): at for at, axis in enumerate(order)}
+            yield node.inputs[0], tuple(out[back[axis]] for axis in range(len(out)))
+        elif node.op == "reshape":
+            yield node.inputs[0], _reshaped(out, self.graph.types[node.output].shape, shapes[0])
+        elif node.op == "slice":
+            steps = node.attr("step") or (1,) * len(out)
+            bounds = zip(node.attr("begin"), node.attr("end"), steps, strict=True)
+            places = (slice(*bound) for bound in bounds)
+            yield node.inputs[0], tuple(map(_placed, shapes[0], places, out))
+
+    def _split(self, node: Node) -> Iterator[tuple[str, Masks]]:
+        """Yield what the pieces need that are whole but for the axis of the cut."""
+        shape = self.graph.types[node.inputs[0]].shape
+        axis = node.attr("axis", 0) % len(shape)
+        sizes = [self.graph.types[name].shape[axis] for name in node.outputs]
+        mask = np.zeros(shape[axis], bool)
+        for name, (low, high) in zip(node.outputs, pairwise(accumulate(sizes, initial=0)),
+                                     strict=True):  # fmt: skip
+            mask[low:high] = self.is_whole(name)
+        if mask.any():
+            yield node.inputs[0], tuple(mask if i == axis else None for i in range(len(shape)))
+
+
+def _factors(node: Node, out: Masks) -> tuple[Masks, ...]:
+    """Return what of its factors a product of matrices needs."""
+    *many, rows, columns = out
+    if node.op in ATTENTION:
+        return (*many, rows, None), (*many, None, None), (*many, None, columns)
+    one: Masks = (rows, None)
+    two: Masks = (None, columns)
+    if node.attr("trans_a", False):
+        one = (None, rows)
+    if node.attr("trans_b", False) or node.op == "attention_scores":
+        two = (columns, None)
+    return (*many, *one), (*many, *two)
+
+
+def _fit(masks: Masks, shape: Sequence[int]) -> Masks:
+    """Return the masks of the last axes, where those are not stretched ones of size 1."""
+    ends = zip(masks[len(masks) - len(shape) :], shape, strict=True)
+    return tuple(m if m is not None and len(m) == size else None for m, size in ends)
+
+
+def _placed(size: int, place: slice, inner: Mask) -> Mask:
+    mask = np.zeros(size, bool)
+    mask[place] = True if inner is None else inner
+    return mask
+
+
+def _reshaped(out: Masks, shape: Sequence[int], given: Sequence[int]) -> Masks:
+    """Return a part of what a reshape to `shape` needs: masks of runs of axes that stay together.
+
+    Of elements picked freely from an axis that was several, those with one pattern are kept.
+    """
+    found: list[Mask] = []
+    at = 0
+    for run in _runs(given, shape):
+        count = len(run[1])
+        flat = np.ones(1, bool)
+        for size, mask in zip(run[1], out[at : at + count], strict=True):
+            flat = np.multiply.outer(flat, np.ones(size, bool) if mask is None else mask).ravel()
+        at += count
+        for size in run[0]:
+            table = flat.reshape(size, -1)
+            some = table[table.any(1)][0] if table.any() else table[0]
+            found.append((table == some).all(1))
+            flat = some
+    return tuple(found)
+
+
+def _runs(one: Sequence[int], two: Sequence[int]) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+    """Yield the shortest runs of axes of two shapes that have as many elements."""
+    i = j = 0
+    while i < len(one) or j < len(two):
+        first, second = i, j
+        i, j = min(i + 1, len(one)), min(j + 1, len(two))
+        while (left := prod(one[first:i])) != (right := prod(two[second:j])):
+            if left < right:
+                i += 1
+            else:
+                j += 1
+        yield one[first:i], two[second:j]
