@@ -1,5 +1,7 @@
 """Deployed int8 networks: whole numbers from layer to layer, equal to ONNX Runtime's to a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,6 +10,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ascend_lab import ops
 from ascend_lab.chip import load_chip
+from ascend_lab.compress import (
+    LayerPlan,
+    LayerScales,
+    Plan,
+    deploy,
+    fake_quantised,
+    qdq_model,
+    quantise_graph,
+)
+from ascend_lab.compress.deploy import ledger
+from ascend_lab.errors import InputError, UnsupportedError
 from ascend_lab.graph import GraphBuilder, evaluate
 from ascend_lab.graph.compile import compile_stages
 from ascend_lab.graph.onnx import import_onnx
@@ -219,3 +232,59 @@ def test_an_image_is_quantised_into_blocks_in_one_kernel(shape, chip):
     assert compiled.tasks[0].op == "quantise+trans_data"
     (got,), (wanted,) = run_tasks(compiled, feed).values(), evaluate(graph, feed).values()
     assert np.abs(got.astype(int) - wanted).max() <= 1 and (got == wanted).mean() > 0.9
+
+
+# -- from records ---------------------------------------------------------------------------------
+def block():
+    """Two layers beside each other in floats, a sum, a product: what records say is quantised."""
+    net = GraphBuilder("block")
+    x = net.input("x", (2, 16, 12, 12))
+    y = net.relu(net.conv2d(x, net.weight((64, 16, 3, 3)), net.weight((64,)), pad=1, name="a"))
+    z = net.relu(net.conv2d(y, net.weight((64, 64, 3, 3)), pad=1, name="b"))
+    z = net.conv2d(z, net.weight((64, 64, 1, 1)), net.weight((64,)), name="c")
+    z = net.relu(net.add(z, y))
+    z = net.conv2d(z, net.weight((32, 64, 1, 1)), name="d")
+    z = net.reshape(net.global_avg_pool(z), shape=(2, 32))
+    net.output(net.gemm(z, net.weight((10, 32)), net.weight((10,)), trans_b=True, name="e"))
+    return net.build()
+
+
+@pytest.mark.parametrize("asymmetric", [True, False])
+def test_a_deployed_graph_computes_what_the_fake_quantised_one_does(asymmetric):
+    graph = block()
+    feeds = [{"x": drawn((2, 16, 12, 12), i)} for i in range(2)]
+    found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", asymmetric)))
+    whole = deploy(found.graph, found.layers)
+    ops_of = [node.op for node in whole.nodes]
+    assert ops_of.count("conv2d") == 4 and ops_of.count("add_dequantised") == 1
+    assert {
+        n.dtype for n in (whole.types[m.inputs[0]] for m in whole.nodes if m.op == "conv2d")
+    } == {"int8"}
+    fake, mine = (
+        next(iter(evaluate(g, feeds[0]).values())) for g in (fake_quantised(found), whole)
+    )
+    step = found.layers[-1].scale * max(found.layers[-1].weight_scales) * 127
+    assert np.abs(fake - mine).max() <= 3 * step  # a step of what the classifier reads
+    again = import_onnx(qdq_model(found))
+    one, two = (compile_stages(g, "Ascend310P3").timeline() for g in (whole, again))
+    assert one.time_s == pytest.approx(two.time_s, rel=0.02)
+    half, byte = ledger(graph, found.layers, "Ascend310P3")
+    assert byte.weight_bytes < 0.62 * half.weight_bytes and byte.kernels <= half.kernels + 2
+
+
+def test_records_that_do_not_fit_are_refused_by_name():
+    graph = block()
+    plain = LayerScales("a", 0.1, 0, (0.1,))
+    with pytest.raises(InputError, match="a layer with constant weights; got nothing"):
+        deploy(graph, [replace(plain, name="nothing")])
+    with pytest.raises(InputError, match="a layer with constant weights; got relu"):
+        deploy(graph, [replace(plain, name="relu")])
+    for change in ({"bits": 4}, {"weight_bits": 16}):
+        with pytest.raises(UnsupportedError, match="a: activations in 8 bits"):
+            deploy(graph, [replace(plain, **change)])
+
+
+def test_a_chip_with_separate_cores_runs_bytes_too():
+    """What its fix pipe does not do runs as kernels of their own, none of them on a processor."""
+    times = compile_stages(block(), "Ascend910B2", dtype="int8").timeline()
+    assert not times.on_ai_cpu

@@ -18,6 +18,7 @@ from ascend_lab.compress.mixed import (
     fastest,
     frontier,
     mix_of,
+    published_frontier,
     put_back,
     similarity,
 )
@@ -88,6 +89,16 @@ def test_the_frontier_falls_and_has_both_ends():
         sum(min(o.time_s for o in layer.options) for layer in layers)
     )
     assert len(mixes) > 8
+
+
+def test_the_exact_frontier_is_below_every_mix_the_bisection_can_choose():
+    layers = two_ways(25, 2)
+    errors = {layer.name: layer.options[1].error for layer in layers}
+    mixes = published_frontier(layers, sorted(errors, key=lambda name: -errors[name]))
+    assert len(mixes) == 26 and mixes[-1].error == 0
+    for mix in mixes:
+        best = fastest(layers, mix.error)
+        assert best.time_s <= mix.time_s and best.error <= mix.error * (1 + 1e-12)
 
 
 def test_similarity_and_bisection_as_published():

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from ascend_lab.aoe.drive import Trial
 from ascend_lab.chip import Chip
 from ascend_lab.errors import AscendLabError
-from ascend_lab.graph import Compiled, Task
+from ascend_lab.graph import Compiled, Task, evaluate
 from ascend_lab.graph.ai_cpu import CpuKernel, time_cpu
-from ascend_lab.graph.evaluate import evaluate
 from ascend_lab.graph.lower import (
     CONVOLUTIONS,
     PRODUCTS,
@@ -33,12 +32,10 @@ from ascend_lab.graph.lower.conv import by_vector, conv_shape_of
 from ascend_lab.graph.lower.matmul import is_plain, is_turned
 from ascend_lab.graph.lower.moves import MOVES
 from ascend_lab.graph.network import residency
-from ascend_lab.isa import Kernel
-from ascend_lab.isa.memory import Buffer
+from ascend_lab.isa import Buffer, Kernel
 from ascend_lab.layout import unpack
 from ascend_lab.ops.formats import numpy_type
-from ascend_lab.sim import DeviceMemory, execute, simulate_kernel
-from ascend_lab.sim.l2 import Access
+from ascend_lab.sim import Access, DeviceMemory, execute, simulate_kernel
 
 WARM_SHARE = 0.5
 """A tensor counts as held by L2 if at least this share of its bytes hits."""

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from ascend_lab.chip.loader import load_chip
-from ascend_lab.chip.model import Chip
+from ascend_lab.chip import Chip, load_chip
 from ascend_lab.chip.model import Link as ChipLink
 from ascend_lab.cluster.files import read_topology
 from ascend_lab.cluster.topology import Link, Topology, both_ways, full_mesh, ring, star

@@ -210,17 +210,23 @@ def put_back(ranking: Sequence[str], accepts: Callable[[frozenset[str]], bool]) 
     return frozenset(ranking[:high])
 
 
-def bisected(
-    layers: Sequence[Layer], ranking: Sequence[str], budget: float, exact: str = "fp16"
-) -> Mix:
-    """Return the published choice under the sum of errors: some layers `exact`, others fastest."""
+def published_mix(layers: Sequence[Layer], back: frozenset[str], exact: str = "fp16") -> Mix:
+    """Return the mix with some layers `exact`, where they can be, and the others fastest."""
+    places = []
+    for layer in layers:
+        fast = min(range(len(layer.options)), key=lambda i: layer.options[i].time_s)
+        own = [i for i, option in enumerate(layer.options) if option.format == exact]
+        places.append(own[0] if layer.name in back and own else fast)
+    return mix_of(layers, places)
 
-    def mix(back: frozenset[str]) -> Mix:
-        places = []
-        for layer in layers:
-            fast = min(range(len(layer.options)), key=lambda i: layer.options[i].time_s)
-            own = [i for i, o in enumerate(layer.options) if o.format == exact]
-            places.append(own[0] if layer.name in back and own else fast)
-        return mix_of(layers, places)
 
-    return mix(put_back(ranking, lambda back: mix(back).error <= budget))
+def published_frontier(layers: Sequence[Layer], ranking: Sequence[str]) -> tuple[Mix, ...]:
+    """Return the mixes the bisection chooses among: 0, 1, 2, .. layers of the ranking put back."""
+    counts = range(len(ranking) + 1)
+    return tuple(published_mix(layers, frozenset(ranking[:count])) for count in counts)
+
+
+def bisected(layers: Sequence[Layer], ranking: Sequence[str], budget: float) -> Mix:
+    """Return the published choice under the sum of errors."""
+    back = put_back(ranking, lambda some: published_mix(layers, some).error <= budget)
+    return published_mix(layers, back)

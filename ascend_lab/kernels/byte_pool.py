@@ -152,7 +152,10 @@ def _columns(k: KernelBuilder, pool: BytePool, row: Buffer, best: Buffer, starts
             row.region(Affine(starts[0] + done * step + s * PAIR), sizes, (blocks * step, step, 1))
             for s in range(pool.kernel[1])
         ]
-        k.vector(*(("vcopy", to, taps[0]) if len(taps) == 1 else ("vmax", to, *taps[:2])))
+        if len(taps) == 1:
+            k.vector("vcopy", to, taps[0])
+        else:
+            k.vector("vmax", to, *taps[:2])
         for tap in taps[2:]:
             k.vector("vmax", to, to, tap)
         done += repeats * blocks

@@ -74,11 +74,11 @@ def _added(steps: list[Placed]) -> tuple[Placed, ...]:
         x, other = add.sources[:1], add.sources[1:]
         plain = (scale.op, add.op, other) == ("vmuls", "vadd", (scale.to,))
         if plain and x[0] != scale.to and isinstance(x[0], int) and scale.sources == other:
-            turn = {add.to: x[0], x[0]: add.to}
+            turn: dict[Source, int] = {add.to: x[0], x[0]: add.to}
             one = Placed("vaxpy", (*x, *other), scale.number, x[0])
             rest = [
-                Placed(
-                    s.op, tuple(turn.get(t, t) for t in s.sources), s.number, turn.get(s.to, s.to)
+                replace(
+                    s, sources=tuple(turn.get(t, t) for t in s.sources), to=turn.get(s.to, s.to)
                 )
                 for s in steps[at + 2 :]
             ]

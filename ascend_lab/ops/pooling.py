@@ -142,7 +142,8 @@ def _max_kernel(call: Call, chip: Chip) -> Kernel:
     (size, step, pads), x = geometry(**call.attrs), _image(call)
     if x.dtype == "int8":
         sizes, out = (x.shape[2], x.shape[3]), (call.outputs[0][2], call.outputs[0][3])
-        pool = BytePool(x.shape[0] * x.shape[1], sizes, size, step, pads, out)
+        planes, sides = x.shape[0] * x.shape[1], (pads[0], pads[1])
+        pool = BytePool(planes, sizes, size, step, sides, out)
         return as_kernel(byte_pool_launch(pool, chip))
     image = te.pad(x, ((0, 0), (0, 0), *pads, (0, 0)), LOWEST[x.dtype])
     values = wide(image) if x.dtype == "bf16" else image

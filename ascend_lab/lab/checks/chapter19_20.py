@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_lab.aoe import Point, Space, TableSpace, drive
 from ascend_lab.aoe.cube.bound import Bounds
 from ascend_lab.aoe.cube.job import CubeMeasure
 from ascend_lab.aoe.cube.space import CubeSpace
-from ascend_lab.aoe.drive import Search, drive
-from ascend_lab.aoe.search.plain import random_order
-from ascend_lab.aoe.space import Point, Space, TableSpace
+from ascend_lab.aoe.drive import Search
+from ascend_lab.aoe.search import random_order
 from ascend_lab.aoe.vector import VectorMeasure
 from ascend_lab.chip import load_chip
 from ascend_lab.dsl import placeholder, vrelu
-from ascend_lab.kernels.gemm_schedule import GemmShape
+from ascend_lab.kernels import GemmShape
 from ascend_lab.lab.checks import core as ex
 from ascend_lab.lab.checks.wall import Tell, Verdict
 

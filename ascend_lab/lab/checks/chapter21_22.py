@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_lab.aoe.subgraph import Region, SlicePlan, prepared
-from ascend_lab.aoe.subgraph.tune import plan_time
+from ascend_lab.aoe.subgraph import Region, SlicePlan, plan_time, prepared
 from ascend_lab.chip import load_chip
 from ascend_lab.cluster import Round, Schedule, execute
 from ascend_lab.errors import AscendLabError, ClusterError

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_lab.lab.checks import core as ex
-from ascend_lab.parallel.plans.pipeline import bubble_share
-from ascend_lab.parallel.plans.plan import state_bytes
+from ascend_lab.parallel.plans import bubble_share, state_bytes
 
 Values = NDArray[np.float64]
 Pass = tuple[Values, Values, Values, Values]

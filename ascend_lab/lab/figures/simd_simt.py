@@ -16,11 +16,11 @@ from ascend_lab.lab.machines import (
     run,
     sample_inputs,
     saxpy,
+    tops_per_watt,
     two_sided,
     units_touched,
 )
 from ascend_lab.lab.machines.matrix_units import frames
-from ascend_lab.lab.machines.roofline import tops_per_watt
 from ascend_lab.lab.machines.warps import finish as last_cycle
 from ascend_lab.lab.machines.warps import schedule
 

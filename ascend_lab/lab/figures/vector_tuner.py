@@ -8,14 +8,13 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from ascend_lab.aoe.drive import drive
+from ascend_lab.aoe import Point, Space, drive
 from ascend_lab.aoe.search import Mcts, Node, tree_of
-from ascend_lab.aoe.space import Point, Space
 from ascend_lab.aoe.workers import Measure
 from ascend_lab.errors import InputError
 from ascend_lab.lab.figures import style as st
 from ascend_lab.lab.figures.gantt import describe, draw_gantt, gantt_legend, pipes_of
-from ascend_lab.sim.timeline import Timeline
+from ascend_lab.sim import Timeline
 
 SHADES = LinearSegmentedColormap.from_list("cost", ["#FFFFFF", st.BLUE])
 WORST = 2.0

@@ -20,15 +20,9 @@ from ascend_lab.graph.aliases import aliases, view_nodes
 from ascend_lab.kernels import GemmShape, gemm_launch
 from ascend_lab.parallel.plans.plan import HALF_BYTES, Unit
 from ascend_lab.sim import simulate
-from ascend_lab.train.autodiff import carried, training_graph
-from ascend_lab.train.profile import (
-    SAMPLE,
-    StepProfile,
-    equal_layers,
-    layer_prefix,
-    profile_training,
-    update_s,
-)
+from ascend_lab.train import StepProfile, profile_training, training_graph
+from ascend_lab.train.autodiff import carried
+from ascend_lab.train.profile import SAMPLE, equal_layers, layer_prefix, update_s
 from ascend_lab.train.step import in_compute_format, master_of, trainable
 
 Product = tuple[int, int, int]
