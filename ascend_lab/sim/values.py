@@ -141,7 +141,8 @@ def _elementwise(instruction: Instruction, srcs: list[Values]) -> Values:
     values = [s.astype(wide) for s in srcs]
     if op == "vaxpy":
         scaled = values[1] * np.asarray(instruction.attr("scalar"), kind).astype(wide)
-        return (values[0] + scaled).astype(kind)
+        total: NDArray[Any] = (values[0] + scaled).astype(kind)
+        return total
     if op in WITH_SCALAR:
         values.append(np.asarray(instruction.attr("scalar"), kind).astype(wide))
     result: Values = ELEMENTWISE[op](*values).astype(kind)
