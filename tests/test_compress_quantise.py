@@ -178,7 +178,7 @@ def test_learned_rounding_brings_a_layer_closer_than_rounding_to_the_nearest():
     feeds = batches_of(graph, {"x": rows})
     error = {}
     for steps in (1, 600):
-        how = Rounding(steps, rate=0.02)
+        how = Rounding(steps, lr=0.02)
         found = quantise_graph(graph, feeds, Plan(LayerPlan("minmax", weight_bits=3, rounding=how)))
         error[steps] = output_error(graph, fake_quantised(found), feeds)
         grid = found.graph.constants[found.graph.nodes[0].inputs[1]].array()

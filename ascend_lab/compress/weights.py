@@ -47,14 +47,14 @@ def balance_factors(x_most: Values, w_most: Values, strength: float = 0.5) -> Va
 class Rounding:
     """How AdaRound learns: steps, weight of the push, beta from and to, share without push.
 
-    `rate` is that of Adam, `rows` the size of a minibatch.
+    `lr` is the step of Adam, `rows` the size of a minibatch.
     """
 
     iterations: int = 10000
     push: float = 0.01
     beta: tuple[float, float] = (20.0, 2.0)
     warm: float = 0.2
-    rate: float = 1e-3
+    lr: float = 1e-3
     rows: int = 32
     seed: int = 0
 
@@ -94,7 +94,7 @@ def adaptive_rounding(
         means += 0.1 * (grad - means)
         squares += 0.001 * (grad**2 - squares)
         mean, square = means / (1 - 0.9 ** (step + 1)), squares / (1 - 0.999 ** (step + 1))
-        a -= how.rate * mean / (np.sqrt(square) + 1e-8)
+        a -= how.lr * mean / (np.sqrt(square) + 1e-8)
     chosen: Values = np.clip(floor + (gate(a)[0] >= 0.5), low, high) * scales
     return chosen.astype(np.float32)
 

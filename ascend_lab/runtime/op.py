@@ -40,7 +40,7 @@ class CacheInfo:
 
     hits: int
     misses: int
-    size: int
+    kept: int
     limit: int
     compile_s: float
 
