@@ -336,5 +336,5 @@ def fold(graph: Graph) -> tuple[Graph, int]:
 
 
 REQUANT = Pass(
-    "RequantFusionPass", "prepare", fold, "computes quantised layers in whole numbers", "rounded"
+    "RequantFusionPass", "prepare", fold, "computes quantised layers in whole numbers", "steps"
 )

@@ -21,7 +21,7 @@ from ascend_lab.ops.formats import round_to
 
 Rule = Callable[[Draft, Node], bool]
 Apply = Callable[[Graph], tuple[Graph, int]]
-Effect = Literal["exact", "rounded", "changed"]
+Effect = Literal["exact", "rounded", "steps", "changed"]
 Pattern = Any
 Found = dict[str, Any]
 CLOSE = 1e-3
@@ -32,7 +32,8 @@ class Pass:
     """A rewriting of graphs under a name; `apply` returns the graph and how often it matched.
 
     `values` says what happens to results: "exact" keeps every bit; "rounded" rounds at other
-    places; "changed" computes something else, and is applied only when asked for.
+    places; "steps" lands on a neighbouring step of a quantised tensor at most; "changed" computes
+    something else, and is applied only when asked for.
     """
 
     name: str
