@@ -18,7 +18,14 @@ SMALL: dict[str, dict[str, Any]] = {
 """What makes a model of equal layers quick to build."""
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
+CORE = ("alexnet", "resnet18", "mobilenet_v3_large", "shufflenet_v2", "densenet121", "unet",
+        "gpt2_small", "vit_b16", "ghostnet_v2", "mobile_former_26m", "efficientformer_v2_s0",
+        "resnext50")  # fmt: skip
+"""One of each way to be built; the others only on demand."""
+NAMES = [pytest.param(n, marks=() if n in CORE else pytest.mark.full) for n in zoo.ZOO]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["fp16", pytest.param("fp32", marks=pytest.mark.full)])
 def test_networks_train_all_their_parameters(name: str, dtype: str) -> None:
     forward = zoo.build(name, **SMALL.get(name, {}))
