@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import helper
@@ -13,6 +14,7 @@ from onnx_models import model_of
 from ascend_lab.cli import aoe
 from ascend_lab.cli import ascend_lab as lab
 from ascend_lab.cluster.files import KEYS, LINK_KEYS
+from ascend_lab.compress import read_config
 
 PAGE = (Path(__file__).resolve().parent.parent / "book" / "bring_your_own.md").read_text("utf-8")
 
@@ -37,6 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(model_of([relu], {"data": ("N", 3, 224, 224)}, ["y"]), tmp_path / "model.onnx")
     gradient = {"ph": "X", "name": "torch::autograd::AccumulateGrad", "ts": 10, "dur": 1}
     gradient["args"] = {"Input Dims": [[10, 512]], "Input type": ["float"]}
+    np.save(tmp_path / "frame.npy", np.arange(24, dtype=np.uint8))
     (tmp_path / "step.json").write_text(json.dumps({"traceEvents": [gradient]}), "utf-8")
     monkeypatch.setenv("TUNE_BANK_PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -44,10 +47,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_page_has_files_and_commands() -> None:
-    assert set(FILES) == {"my_chip.toml", "room.toml", "mine.csv"}
+    own = {"my_chip.toml", "room.toml", "mine.csv"}
+    assert set(FILES) == own | {"camera.cfg", "amct.cfg", "server.toml"}
     assert len(COMMANDS) >= 10
     for block in blocks("python"):
         compile(block, "page", "exec")
+
+
+def test_the_configuration_of_a_quantisation_is_one(folder: Path) -> None:
+    plan = read_config(folder / "amct.cfg")
+    assert "8192" in repr(plan) and "conv1" in repr(plan)
 
 
 @pytest.mark.parametrize("line", QUICK)
