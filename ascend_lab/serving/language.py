@@ -283,7 +283,8 @@ def converse(requests: Sequence[Request], engine: Engine, time: StepTime) -> Con
                 "prompts and answers of at least a token", f"{one.prompt}, {one.output}"
             )
         if (size := blocks_of(one.prompt + one.output, engine.block_tokens)) > engine.blocks:
-            raise InputError(f"requests of at most {engine.blocks} blocks", str(size), "add memory")
+            needed = f"requests of at most {engine.blocks} blocks of {engine.block_tokens} tokens"
+            raise InputError(needed, str(size), "add memory")
     if not requests or min(engine.max_batch, engine.max_prefill_tokens) < 1:
         raise InputError("requests, and room for one in a step", "none", "raise the limits")
     return _Scheduler([replace(one) for one in requests], engine, time).run()
