@@ -105,9 +105,9 @@ def test_further_tables_are_read_and_reported(simulate: Simulate) -> None:
     data = simulate(PLAIN.replace("rate_per_s = 3.0", "rate_per_s = 0.8")
                     .replace("max_batch = 4", "max_batch = 1") + """
 [[priorities]]
-share = 3
+share = 0.375
 [[priorities]]
-share = 5
+share = 0.625
 timeout_s = 50
 action = "delay"
 [[failures]]
@@ -203,6 +203,63 @@ def test_a_wrong_file_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1), err
     assert not (tmp_path / "out.json").exists()
+
+
+OVERLOAD = (
+    "overload: 4.5 items/s come to model, which bears 4 at most: waits grow with the run, "
+    "unless requests are lost"
+)
+PAIR = "[[priorities]]\nshare = 0.5\n[[priorities]]\nshare = {}\n[run]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("max_batch", "max_bach", "server.toml: [server]: keys among"),
+        ("max_batch", "max_bach", "got 'max_bach'; did you mean max_batch?"),
+        ("[arrivals]", "[arivals]", "did you mean arrivals?"),
+        ("[run]", PAIR.format(0.6), "[[priorities]] whose shares sum to 1; got a sum of 1.1"),
+        ("[run]", PAIR.replace("share = {}\n", ""), "got a sum of 1.5"),
+    ],
+)
+def test_a_slip_names_the_file_and_what_was_meant(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(PLAIN.replace(old, new), "utf-8")
+    assert main(["serve-sim", str(config)]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "notes"),
+    [
+        ("seed = 4", 2 * "[[priorities]]\nshare = 0.5\n", []),
+        ("seed = 4", "[[priorities]]\n[[priorities]]", []),
+        ('law = "poisson"', "clients = 3", ["[arrivals] clients changes nothing with law poisson"]),
+        ('law = "poisson"', 'law = "closed"\nclients = 3',
+         ["[arrivals] rate_per_s changes nothing with law closed"]),
+        ("rate_per_s = 3.0", "rate_per_s = 3.0\nitems = [1, 2]",
+         [OVERLOAD]),
+    ],
+)  # fmt: skip
+def test_what_surprises_is_noted(
+    old: str, new: str, notes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(PLAIN.replace("30000", "300").replace(old, new), "utf-8")
+    assert main(["serve-sim", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[8:] for line in lines if line.startswith("  note: ")] == notes
+
+
+def test_a_compiled_model_cannot_be_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.alm").write_bytes(b"x")
+    assert main(["serve", str(tmp_path / "s.alm")]) == 2
+    err = capsys.readouterr().err
+    assert "compiled models cannot be served" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["none.toml", ".", "picture.gif"])

@@ -342,3 +342,19 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(AscendLabError, match=r"ascend-lab\[serve\]"):
         application(Service("made", lambda: made(lambda inputs: inputs), Policy()))
+
+
+@pytest.mark.parametrize(
+    ("element", "data", "said"),
+    [
+        ("float32", [1, 2, 3], "a list of 2 numbers; got 3 whole numbers"),
+        ("float32", [1, "b"], "a list of 2 numbers; got 2 values, text among them"),
+        ("int64", [0.5, 1.5], "a list of 2 whole numbers; got 2 fractions"),
+        ("bool", [0, 1], "a list of 2 true and false; got 2 whole numbers"),
+        ("float32", [None, 1], "a list of 2 numbers; got [None, 1]"),
+    ],
+)
+def test_wrong_data_are_told_in_words(element: str, data: list[Any], said: str) -> None:
+    port = Port("x", element, (2,), batched=False)
+    with pytest.raises(InputError, match=re.escape(said)):
+        port.read({"datatype": port.datatype, "shape": [2], "data": data}, 0)

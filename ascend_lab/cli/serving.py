@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ascend_lab.cli.common import JSON, MODEL, SHAPES, Verb, emit, flag, shapes_of
+from ascend_lab.cli.common import JSON, SHAPES, Verb, emit, flag, shapes_of
 from ascend_lab.cli.terminal import say
 from ascend_lab.errors import InputError
 from ascend_lab.limits import count, decimal, whole
@@ -42,7 +42,7 @@ def _serve_sim(arguments: argparse.Namespace) -> int:
         }
     if arguments.figure:
         _draw(served, arguments.figure, ending)
-    emit(arguments.json, data, _text(data))
+    emit(arguments.json, data, [*_text(data), *(f"  note: {note}" for note in found.notes)])
     return 0
 
 
@@ -88,6 +88,7 @@ def _text(data: dict[str, Any]) -> list[str]:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from ascend_lab.graph.models import model_name
+    from ascend_lab.runtime.container import is_offline
     from ascend_lab.serving import Level, Policy
     from ascend_lab.serving.model import open_model
     from ascend_lab.serving.rest import Service, serve
@@ -96,6 +97,9 @@ def _serve(arguments: argparse.Namespace) -> int:
                             ("max_delay_s", 0, 60), ("queue_limit", 1, 100_000)):  # fmt: skip
         if not low <= (value := getattr(arguments, name)) <= high:
             raise InputError(f"--{name.replace('_', '-')} from {low} to {high}", str(value))
+    if is_offline(arguments.model):
+        needed = "an .onnx file or zoo:NAME: compiled models cannot be served"
+        raise InputError(needed, arguments.model, "give what it was compiled from")
     levels = (Level(queue_limit=arguments.queue_limit),)
     policy = Policy(
         arguments.instances, arguments.max_batch, arguments.max_delay_s, levels=levels
@@ -123,10 +127,10 @@ chip. [arrivals] law poisson with rate_per_s, or closed with clients that ask ag
 takes what waits, later arrivals wait), queue_limit (most that wait, those being served not
 counted; 0: no limit), preferred (batch sizes), loss (nobody waits). [run] requests (measured),
 seed, warmup (requests before those, a tenth as many). lost counts measured requests.
-[[priorities]] (first served first) share, timeout_s, action (reject, delay), queue_limit;
-[[failures]] instance, at_s, repair_s; [[steps]] name, after, service, server: an ensemble;
-two [[versions]] name, error_rate, service, server with [canary] stages, window, max_error_rate,
-max_p95_s, users."""
+[[priorities]] (first served first) share (of 1; none: alike), timeout_s, action (reject, delay),
+queue_limit; [[failures]] instance, at_s, repair_s; [[steps]] name, after, service, server: an
+ensemble; two [[versions]] name, error_rate, service, server with [canary] stages, window,
+max_error_rate, max_p95_s, users."""
 
 VERBS = (
     Verb(
@@ -141,7 +145,7 @@ VERBS = (
     Verb(
         "serve", "answer requests for a model on loopback (KServe v2, JSON tensors)", _serve,
         (
-            MODEL, SHAPES,
+            flag("model", metavar="MODEL", help="an .onnx file or zoo:NAME"), SHAPES,
             flag("--chip", help="compute as this chip's kernels do (default: the graph, exactly)"),
             flag("--port", type=whole, default=0, help="0, the default, takes a free one"),
             flag("--instances", type=count, default=1, metavar="N", help="threads (1)"),

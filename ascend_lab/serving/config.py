@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from ascend_lab.serving.times import Line, affine, network_seconds
 
 REQUESTS, MOST_BATCH, MOST_TIMED, CLIENTS, MOST_TABLES = 2_000_000, 4096, 256, 100_000, 64
 """Most of each that a file may ask for; `MOST_TIMED`: the largest batch whose time is modelled."""
+SHARES = 1e-9
+"""How far the sum of all shares may lie from 1."""
+IDLE = {"poisson": ("clients", "think_s", "think_law"), "closed": ("rate_per_s",)}
+"""Keys of arrivals that change nothing under a law."""
 Reader = Callable[[str, Any], Any]
 
 
@@ -107,17 +112,27 @@ _KEYS: dict[str, dict[str, Reader]] = {
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A scenario read from a file; the times of networks in it, by step, with their lines."""
+    """A scenario read from a file; the times of networks in it, by step, with their lines.
+
+    `notes` say what will surprise: keys that change nothing, more work than can be done.
+    """
 
     scenario: Scenario
     timed: Mapping[str, tuple[dict[int, float], Line]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _unknown(where: str, known: Mapping[str, Any], key: str) -> InputError:
+    near = get_close_matches(key, known, 1)
+    remedy = f"did you mean {near[0]}?" if near else ""
+    return InputError(f"{where} among {', '.join(known)}", shown(key), remedy)
 
 
 def _table(name: str, table: Any) -> dict[str, Any]:
     """Return the values of a table, each read as its key says."""
     for key in _plain(name, table):
         if key not in _KEYS[name]:
-            raise InputError(f"[{name}]: keys among {', '.join(_KEYS[name])}", shown(key))
+            raise _unknown(f"[{name}]: keys", _KEYS[name], key)
     return {key: _KEYS[name][key](f"[{name}] {key}", value) for key, value in table.items()}
 
 
@@ -136,10 +151,13 @@ def _needs(where: str, table: Mapping[str, Any], *keys: str) -> None:
 def read_scenario(path: str | Path) -> Read:
     """Return the scenario of a TOML file; networks in it are timed on their chips.
 
-    Raises `InputError` naming the table and key at fault, and what loading a model raises.
+    Raises `InputError` naming the file, table and key at fault, and what loading a model raises.
     """
     tables = toml_of(path, f"{path}: a TOML file of a scenario", InputError)
-    return _Reading(tables, Path(path).parent).read()
+    try:
+        return _Reading(tables, Path(path).parent).read()
+    except InputError as error:
+        raise InputError(f"{path}: {error.needed}", error.got, error.remedy) from None
 
 
 class _Reading:
@@ -147,13 +165,17 @@ class _Reading:
 
     def __init__(self, tables: dict[str, Any], folder: Path) -> None:
         if unknown := tables.keys() - _KEYS.keys():
-            raise InputError(f"tables among {', '.join(_KEYS)}", shown(min(unknown)))
+            raise _unknown("tables", _KEYS, min(unknown))
         self.tables, self.folder = tables, folder
         self.timed: dict[str, tuple[dict[int, float], Line]] = {}
         named = {key: tables[key] for key in ("model", "chip") if key in tables}
         self.tables["service"] = {**named, **self._own("service")}
         levels = [_table("priorities", table) for table in self._many("priorities")]
         self.levels = tuple(Level(**level) for level in levels) or (Level(),)
+        total = sum(level.share for level in self.levels)
+        if any("share" in level for level in levels) and abs(total - 1) > SHARES:
+            needed = "[[priorities]] whose shares sum to 1"
+            raise InputError(needed, f"a sum of {total:.12g}", "mend them, or give none")
 
     def _own(self, name: str) -> dict[str, Any]:
         return _plain(name, self.tables.get(name, {}))
@@ -179,7 +201,10 @@ class _Reading:
             needed = f"[arrivals] items of at most max_batch {most}"
             raise InputError(needed, str(max(arrivals.items)), "raise max_batch")
         warmup, seed = run.get("warmup", requests // 10), run.get("seed", 0)
-        return Read(Scenario(arrivals, steps, requests, seed, warmup, versions, canary), self.timed)
+        scenario = Scenario(arrivals, steps, requests, seed, warmup, versions, canary)
+        idle = [key for key in IDLE[arrivals.law] if key in self._own("arrivals")]
+        notes = [f"[arrivals] {key} changes nothing with law {arrivals.law}" for key in idle]
+        return Read(scenario, self.timed, (*notes, *_overload(scenario)))
 
     def _arrivals(self) -> Arrivals:
         found = _table("arrivals", self._own("arrivals"))
@@ -250,6 +275,23 @@ class _Reading:
         seconds, timed = network_seconds(place, chip, policy.max_batch, dtype)
         self.timed[name] = (timed, affine(timed))
         return Service(**found, seconds=seconds)
+
+
+def _overload(scenario: Scenario) -> list[str]:
+    """Return a note for each step that more items come to than full batches could bear."""
+    arrivals, notes = scenario.arrivals, []
+    if arrivals.law == "closed" or scenario.versions:
+        return []
+    rate = arrivals.rate_per_s * sum(arrivals.items) / len(arrivals.items)
+    for step in scenario.steps:
+        sizes = range(1, step.policy.max_batch + 1)
+        most = step.policy.instances * max(n / (step.service.batch_s(n) or TINY) for n in sizes)
+        if rate > most:
+            notes.append(
+                f"overload: {rate:.6g} items/s come to {step.name}, which bears {most:.6g} at "
+                "most: waits grow with the run, unless requests are lost"
+            )
+    return notes
 
 
 def _given(found: dict[str, Any]) -> Service:

@@ -32,6 +32,10 @@ DATATYPES = {
 }  # fmt: skip
 """KServe's name of each ONNX element type."""
 KINDS = {"BOOL": "b", "INT": "iu", "UINT": "iu"}
+WORDS = {"b": "true and false", "iu": "whole numbers", "iuf": "numbers"}
+FOUND = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "fractions",
+         "U": "values, text among them"}  # fmt: skip
+"""What a list holds, by numpy's kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,9 @@ class Port:
             found = np.array(None)
         kinds = KINDS.get(self.datatype.rstrip("0123456789"), "iuf")
         if found.size != number or (found.dtype.kind not in kinds and number):
-            what = "numbers" if kinds != "b" else "true and false"
-            got = f"{found.size} of {found.dtype.kind!r}" if isinstance(data, list) else shown(data)
-            raise InputError(f"input {name}: data, a list of {number} {what}", got)
+            word = FOUND.get(found.dtype.kind)
+            got = f"{found.size} {word}" if isinstance(data, list) and word else shown(data)
+            raise InputError(f"input {name}: data, a list of {number} {WORDS[kinds]}", got)
         with np.errstate(all="ignore"):
             cast = found.astype(NUMPY[self.element])
             wide = cast.astype(np.float64) if kinds == "iuf" else cast
